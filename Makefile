@@ -1,0 +1,71 @@
+# The commands of README.md. Each target prints the plain commands that it runs.
+#   make demo    builds engine into .venv and trains the digits net on two ranks
+#   make test    builds engine into .venv-dev and runs the tests
+#   make lint    checks style (ruff, clang-format);  make format  mends it
+#   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
+#   make clean   removes what builds left;  make distclean  the virtual environments, too
+# PYTHON chooses the interpreter: make demo PYTHON=python3.12
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+DEMO := .venv
+DEV := .venv-dev
+DEMO_EXTRAS := mpich,plot
+DEV_EXTRAS := mpich,hdf5,plot,test,lint
+# Lists of pyproject.toml, as pip's arguments.
+BUILD_TOOLS = $(shell sed -n -E '/^requires = /,/^\]/s/^ +("[^;"]*).*/\1"/p' pyproject.toml)
+LINTERS = $(shell sed -n -E 's/^lint = \[(.*)\]/\1/p' pyproject.toml | tr -d ',')
+CPP = $$(git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.h' 'tools/*.cpp')
+
+# Prints a pip command, then runs it, with pip's output reduced to what is being collected, built and installed.
+pip = @echo '$(1)/bin/pip install $(2)'; \
+	$(1)/bin/pip install $(2) | sed -u -n -E 's/^(Collecting|Building|Installing|Successfully)/  \1/p'
+
+.PHONY: help demo test build lint format headers clean distclean
+
+help:
+	@sed -n -E 's/^# ?(  make|PYTHON)/\1/p' Makefile
+
+demo: $(DEMO)/bin/pip headers
+	@echo "# downloads the dependencies and compiles csrc/, which takes a while the first time"
+	$(call pip,$(DEMO),".[$(DEMO_EXTRAS)]")
+	. $(DEMO)/bin/activate && mpiexec -n 2 engine train --solver solvers/digits.prototxt
+
+test: $(DEV)/bin/pip headers
+	@echo "# downloads the dependencies and compiles csrc/, which takes a while the first time"
+	$(call pip,$(DEV),-e ".[$(DEV_EXTRAS)]")
+	. $(DEV)/bin/activate && python -m pytest -m "not slow"
+
+build: $(DEV)/bin/pip headers
+	$(call pip,$(DEV),$(BUILD_TOOLS))
+	$(call pip,$(DEV),--no-build-isolation -e ".[$(DEV_EXTRAS)]")
+
+lint: $(DEV)/bin/ruff
+	$(DEV)/bin/ruff check .
+	$(DEV)/bin/ruff format --check .
+	$(DEV)/bin/clang-format --dry-run -Werror $(CPP)
+
+format: $(DEV)/bin/ruff
+	$(DEV)/bin/ruff check --fix .
+	$(DEV)/bin/ruff format .
+	$(DEV)/bin/clang-format -i $(CPP)
+
+# Python.h without root, where python3-dev is not installed.
+headers:
+	@tools/python_headers.sh $(PYTHON)
+
+%/bin/pip:
+	$(PYTHON) -m venv $* || { rm -rf $*; exit 1; }
+
+# The linters alone, in their pinned versions: no need to build engine for them.
+$(DEV)/bin/ruff: $(DEV)/bin/pip
+	$(call pip,$(DEV),$(LINTERS))
+
+clean:
+	rm -rf build dist engine.egg-info engine/*.so engine/_build_info.py engine/proto/caffe.desc .pytest_cache .ruff_cache
+
+distclean: clean
+	rm -rf $(DEMO) $(DEV)

@@ -1,0 +1,25 @@
+#include "arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace engine {
+
+static constexpr size_t huge_page = size_t(2) << 20;
+
+Arena::Arena(size_t bytes) : bytes_((std::max<size_t>(bytes, 1) + huge_page - 1) / huge_page * huge_page) {
+    void* block = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<char*>(block);
+    madvise(data_, bytes_, MADV_HUGEPAGE);
+    // Touched by the threads that will use it, so that each page lies on its reader's NUMA node.
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < bytes_; at += huge_page) std::memset(data_ + at, 0, huge_page);
+}
+
+Arena::~Arena() { munmap(data_, bytes_); }
+
+}  // namespace engine

@@ -1,0 +1,39 @@
+// From the pixels of one decoded image to the floats that a net reads. Called by decoding threads, without the GIL:
+// no threads of its own, no allocation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace engine {
+
+// Pixels that somebody else owns. Element (c, y, x) is data[c * channel_stride + y * row_stride + x * column_stride];
+// strides count elements, so that both a decoder's HWC and a raw Datum's CHW are read where they lie.
+template <typename T>
+struct ImageView {
+    const T* data;
+    int channels, height, width;
+    std::ptrdiff_t channel_stride, row_stride, column_stride;
+};
+
+// The part of the image that is kept, and whether left and right change places.
+struct CropWindow {
+    int top, left, height, width;
+    bool mirror;
+};
+
+// What is subtracted: nothing, one value for each channel, or a whole image (channels, height, width), dense and of
+// the source's size, of which the crop window is used.
+struct Mean {
+    enum class Kind { kNone, kChannel, kImage };
+    Kind kind;
+    const float* values;
+};
+
+// out (channels, window.height, window.width), dense: (pixel - mean) * scale. The window must lie inside the image.
+void transform_image(const ImageView<std::uint8_t>& image, const CropWindow& window, const Mean& mean, float scale,
+                     float* out);
+void transform_image(const ImageView<float>& image, const CropWindow& window, const Mean& mean, float scale,
+                     float* out);
+
+}  // namespace engine

@@ -1,0 +1,146 @@
+#include "op.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace engine {
+
+using dnnl::memory;
+
+template <typename T>
+static const T& lookup(const Attributes& attributes, const std::string& key) {
+    const auto found = attributes.values.find(key);
+    if (found == attributes.values.end()) throw std::invalid_argument("attribute '" + key + "' is missing");
+    const T* value = std::get_if<T>(&found->second);
+    if (!value) throw std::invalid_argument("attribute '" + key + "' has another type");
+    return *value;
+}
+
+int64_t Attributes::integer(const std::string& key) const { return lookup<int64_t>(*this, key); }
+double Attributes::real(const std::string& key) const {
+    const auto found = values.find(key);
+    if (found != values.end() && std::holds_alternative<int64_t>(found->second)) return double(integer(key));
+    return lookup<double>(*this, key);
+}
+std::string Attributes::text(const std::string& key) const { return lookup<std::string>(*this, key); }
+Dims Attributes::integers(const std::string& key) const { return lookup<std::vector<int64_t>>(*this, key); }
+std::vector<double> Attributes::reals(const std::string& key) const { return lookup<std::vector<double>>(*this, key); }
+
+std::map<std::string, OpMaker>& op_registry() {
+    static std::map<std::string, OpMaker> makers;
+    return makers;
+}
+
+bool Op::needs_backward() const {
+    const auto wanted = [](const TensorPtr& tensor) { return bool(tensor->diff); };
+    return std::any_of(spec_.inputs.begin(), spec_.inputs.end(), wanted) ||
+           std::any_of(spec_.params.begin(), spec_.params.end(), wanted);
+}
+
+void Op::place_scratch(char* base) const {
+    for (auto [memory, offset] : scratch_) memory.set_data_handle(base + offset);
+}
+
+void Op::run(const Calls& calls, const dnnl::stream& stream) {
+    for (const auto& call : calls) call.primitive.execute(stream, call.args);
+}
+
+TensorPtr Op::output(size_t i, const Layout& layout) {
+    auto tensor = std::make_shared<Tensor>(spec_.name, spec_.output_shapes.at(i), Home::activation);
+    if (output_gradient(i)) tensor->diff = std::make_shared<Tensor>(spec_.name, tensor->shape, Home::activation);
+    tensor->decide(layout);
+    return outputs_[i] = tensor;
+}
+
+TensorPtr Op::output_view(size_t i, const Layout& layout, const TensorPtr& of, bool share_diff) {
+    auto tensor = std::make_shared<Tensor>(spec_.name, spec_.output_shapes.at(i), of->home);
+    tensor->decide(layout, of->buffer);
+    if (output_gradient(i)) {
+        tensor->diff = std::make_shared<Tensor>(spec_.name, tensor->shape, Home::activation);
+        if (share_diff && of->diff)
+            tensor->diff->decide(layout, of->diff->buffer);
+        else
+            tensor->diff->decide(layout);
+    }
+    return outputs_[i] = tensor;
+}
+
+TensorPtr Op::workspace(const std::string& what, const Layout& layout) {
+    auto tensor = std::make_shared<Tensor>(spec_.name + "." + what, layout.get_dims(), Home::activation);
+    tensor->decide(layout);
+    return tensor;
+}
+
+void Op::touch(Pass pass, const TensorPtr& tensor) { touched_[int(pass)].push_back(tensor->buffer); }
+
+void Op::touch(Pass pass, std::initializer_list<TensorPtr> tensors) {
+    for (const auto& tensor : tensors) touch(pass, tensor);
+}
+
+void Op::may_overwrite(Pass pass, const TensorPtr& input, const TensorPtr& output) {
+    overwrites_.push_back({pass, input->buffer, output->buffer});
+}
+
+memory Op::scratch(const Layout& layout) {
+    memory piece(layout, cpu(), DNNL_MEMORY_NONE);
+    scratch_.emplace_back(piece, scratch_used_);
+    scratch_used_ += (layout.get_size() + 63) / 64 * 64;
+    scratch_peak_ = std::max(scratch_peak_, scratch_used_);
+    return piece;
+}
+
+memory Op::reading(const TensorPtr& tensor, const Layout& wanted, Calls& calls) {
+    return reading(tensor, tensor->layout, wanted, calls);
+}
+
+memory Op::reading(const TensorPtr& tensor, const Layout& described, const Layout& wanted, Calls& calls) {
+    memory source = described == tensor->layout ? tensor->memory : tensor->as(described);
+    if (described == wanted) return source;
+    memory target = scratch(wanted);
+    calls.push_back({dnnl::reorder(source, target), {{DNNL_ARG_FROM, source}, {DNNL_ARG_TO, target}}});
+    return target;
+}
+
+Op::Target Op::writing(const TensorPtr& tensor, const Layout& described, const Layout& wanted, bool add) {
+    memory final = described == tensor->layout ? tensor->memory : tensor->as(described);
+    if (described == wanted && !add) return {final, memory(), false};
+    return {scratch(wanted), final, add};
+}
+
+// Two layers may describe one parameter with different dims (a shared blob, an inner product over images): that works
+// while the parameter is row-major, where only the count matters.
+static Layout described_as(const TensorPtr& param, const Layout& wanted, const std::string& op) {
+    if (param->layout.get_dims() == wanted.get_dims()) return param->layout;
+    if (!is_plain(param->layout))
+        throw std::invalid_argument("parameter '" + param->name + "' is laid out as " + layout_name(param->layout) +
+                                    " and cannot be shared with '" + op + "', which sees another shape");
+    return plain_layout(wanted.get_dims());
+}
+
+memory Op::reading_param(size_t i, const Layout& wanted, Calls& calls) {
+    if (!param(i)->decided()) param(i)->decide(wanted);
+    return reading(param(i), described_as(param(i), wanted, spec_.name), wanted, calls);
+}
+
+void Op::plain_param(size_t i) {
+    if (!param(i)->decided()) param(i)->decide(plain_layout(param(i)->shape));
+    if (!is_plain(param(i)->layout)) described_as(param(i), plain_layout({0}), spec_.name);
+}
+
+Op::Target Op::writing_gradient(size_t i, const Layout& wanted) {
+    if (!param_gradient(i)) return {scratch(wanted), memory(), false};
+    const auto& diff = param(i)->diff;
+    return writing(diff, described_as(diff, wanted, spec_.name), wanted, diff->accumulate);
+}
+
+void Op::finish(const Target& target, Calls& calls) {
+    if (!target.final) return;
+    dnnl::primitive_attr attr;
+    dnnl::post_ops post;
+    if (target.add) post.append_sum(1.f);
+    attr.set_post_ops(post);
+    dnnl::reorder::primitive_desc pd(cpu(), target.memory.get_desc(), cpu(), target.final.get_desc(), attr);
+    calls.push_back({dnnl::reorder(pd), {{DNNL_ARG_FROM, target.memory}, {DNNL_ARG_TO, target.final}}});
+}
+
+}  // namespace engine

@@ -1,0 +1,153 @@
+// An op is one node of the lowered program: what a layer does to tensors, forward and, where a gradient is wanted, backward.
+// Its constructor fixes layouts, builds primitives and says which tensors each pass touches; forward() and backward() only run.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "tensor.h"
+
+namespace engine {
+
+// What Python hands over with an op. A missing key without a default throws, naming op and key.
+class Attributes {
+public:
+    using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
+    std::map<std::string, Value> values;
+
+    bool has(const std::string& key) const { return values.count(key) > 0; }
+    int64_t integer(const std::string& key) const;
+    int64_t integer(const std::string& key, int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
+    bool flag(const std::string& key, bool otherwise = false) const { return integer(key, otherwise) != 0; }
+    double real(const std::string& key) const;
+    double real(const std::string& key, double otherwise) const { return has(key) ? real(key) : otherwise; }
+    std::string text(const std::string& key) const;
+    Dims integers(const std::string& key) const;
+    std::vector<double> reals(const std::string& key) const;
+};
+
+// Randomness is counted, not drawn: an op that needs it hashes (seed, step, sample, element).
+struct Counter {
+    uint64_t seed = 1;
+    uint64_t step = 0;          // iteration * iter_size + micro-batch
+    uint64_t first_sample = 0;  // of this rank's share, within the global batch
+};
+
+struct OpSpec {
+    std::string name;                   // the layer's, for errors and timings
+    bool training = true;               // phase TRAIN
+    Attributes attributes;
+    std::vector<TensorPtr> inputs;      // bottoms
+    std::vector<TensorPtr> params;
+    std::vector<Dims> output_shapes;    // tops
+    std::vector<bool> output_gradients; // which tops carry a diff
+    const Counter* counter = nullptr;
+};
+
+enum class Pass { forward, backward };
+
+class Op {
+public:
+    explicit Op(OpSpec spec) : spec_(std::move(spec)), outputs_(spec_.output_shapes.size()) {}
+    virtual ~Op() = default;
+    Op(const Op&) = delete;
+
+    virtual void forward(const dnnl::stream& stream) { run(forward_calls_, stream); }
+    virtual void backward(const dnnl::stream& stream) { run(backward_calls_, stream); }
+
+    // True when some bottom or parameter wants a gradient: only then does backward run.
+    bool needs_backward() const;
+    const OpSpec& spec() const { return spec_; }
+    const std::vector<TensorPtr>& outputs() const { return outputs_; }
+
+    // For the memory plan: what each pass touches, and which result may be written over which input.
+    struct Overwrite {
+        Pass pass;
+        BufferPtr input, output;
+    };
+    const std::vector<BufferPtr>& touched(Pass pass) const { return touched_[int(pass)]; }
+    const std::vector<Overwrite>& overwrites() const { return overwrites_; }
+
+    // Memory that only one call of one op needs at a time; all ops of a program share the same bytes.
+    size_t scratch_bytes() const { return scratch_peak_; }
+    void place_scratch(char* base) const;
+
+    virtual std::string implementation() const { return implementation_; }
+
+protected:
+    struct Call {
+        dnnl::primitive primitive;
+        std::unordered_map<int, dnnl::memory> args;
+    };
+    using Calls = std::vector<Call>;
+    static void run(const Calls& calls, const dnnl::stream& stream);
+
+    const TensorPtr& input(size_t i) const { return spec_.inputs.at(i); }
+    const TensorPtr& param(size_t i) const { return spec_.params.at(i); }
+    bool input_gradient(size_t i) const { return bool(spec_.inputs.at(i)->diff); }
+    bool param_gradient(size_t i) const { return i < spec_.params.size() && spec_.params[i]->diff; }
+    bool output_gradient(size_t i) const { return spec_.output_gradients.at(i); }
+
+    // Makes top i with its own memory, or as a view of an existing buffer (the diffs then share one too).
+    TensorPtr output(size_t i, const Layout& layout);
+    TensorPtr output_view(size_t i, const Layout& layout, const TensorPtr& of, bool share_diff);
+    // Lives from this op's forward to its backward (masks, statistics, pooling indices).
+    TensorPtr workspace(const std::string& what, const Layout& layout);
+
+    // Declares what a pass reads or writes. A tensor that is not declared may be overwritten by the memory plan.
+    void touch(Pass pass, const TensorPtr& tensor);
+    void touch(Pass pass, std::initializer_list<TensorPtr> tensors);
+    // The plan may place `output` in the memory of `input` when nobody needs `input` any more.
+    void may_overwrite(Pass pass, const TensorPtr& input, const TensorPtr& output);
+
+    // Scratch of the call being built; fresh_scratch() starts over, for a call that runs when the former are finished.
+    void fresh_scratch() { scratch_used_ = 0; }
+    dnnl::memory scratch(const Layout& layout);
+
+    // oneDNN arguments in the layout that a primitive wants; reorders (through scratch) are added only where layouts differ.
+    dnnl::memory reading(const TensorPtr& tensor, const Layout& wanted, Calls& calls);
+    dnnl::memory reading(const TensorPtr& tensor, const Layout& described, const Layout& wanted, Calls& calls);
+    struct Target {
+        dnnl::memory memory;  // what the primitive writes
+        dnnl::memory final;   // where it must end up, if elsewhere
+        bool add = false;
+    };
+    Target writing(const TensorPtr& tensor, const Layout& described, const Layout& wanted, bool add = false);
+    Target writing(const TensorPtr& tensor, const Layout& wanted) { return writing(tensor, tensor->layout, wanted); }
+    // The gradient of parameter i: straight into the arena, or through scratch when it is accumulated or not wanted.
+    Target writing_gradient(size_t i, const Layout& wanted);
+    void finish(const Target& target, Calls& calls);
+    // Parameter i for a primitive that wants it in `wanted`. The first reader of a parameter decides its layout.
+    dnnl::memory reading_param(size_t i, const Layout& wanted, Calls& calls);
+    // For kernels of our own that keep a parameter as a row-major array.
+    void plain_param(size_t i);
+
+    OpSpec spec_;
+    std::vector<TensorPtr> outputs_;
+    Calls forward_calls_, backward_calls_;
+    std::string implementation_ = "engine";
+
+private:
+    std::vector<BufferPtr> touched_[2];
+    std::vector<Overwrite> overwrites_;
+    std::vector<std::pair<dnnl::memory, size_t>> scratch_;  // and its offset
+    size_t scratch_used_ = 0, scratch_peak_ = 0;
+};
+
+// Registry: `static const RegisterOp<Pooling> registered("Pooling");` in ops/pooling.cpp is all that a new op needs.
+using OpMaker = std::function<std::unique_ptr<Op>(OpSpec)>;
+std::map<std::string, OpMaker>& op_registry();
+
+template <typename T>
+struct RegisterOp {
+    explicit RegisterOp(const char* type) {
+        op_registry()[type] = [](OpSpec spec) { return std::make_unique<T>(std::move(spec)); };
+    }
+};
+
+}  // namespace engine

@@ -1,0 +1,69 @@
+// The share of labels that are among the k best scores; a label is, if fewer than k other classes score as much or
+// more. inputs: scores (row-major), labels (one per position outside the axis); outputs: accuracy (), and, where asked
+// for, the accuracy of every class (classes); attributes: axis, top_k, ignore_label (optional). Has no backward.
+#include <algorithm>
+
+#include "labels.h"
+#include "onednn_util.h"
+
+namespace engine {
+
+class Accuracy : public Op {
+public:
+    explicit Accuracy(OpSpec spec)
+        : Op(std::move(spec)),
+          axis_(spec_.attributes.integer("axis")),
+          top_k_(spec_.attributes.integer("top_k")),
+          classes_(input(0)->shape.at(axis_)),
+          outer_(count_of(Dims(input(0)->shape.begin(), input(0)->shape.begin() + axis_))),
+          inner_(input(0)->count() / (outer_ * classes_)),
+          labels_(spec_, outer_ * inner_, classes_),
+          right_(outer_ * inner_) {
+        output(0, plain_layout({}));
+        touch(Pass::forward, {input(0), input(1), outputs_[0]});
+        if (outputs_.size() == 1) return;
+        touch(Pass::forward, output(1, plain_layout({classes_})));
+        seen_.resize(classes_);
+    }
+
+    void forward(const dnnl::stream&) override {
+        const int64_t valid = labels_.read(input(1)->data());
+        const int64_t count = outer_ * inner_;
+#pragma omp parallel for
+        for (int64_t i = 0; i < count; i++) right_[i] = labels_[i] != Labels::ignored && is_right(i);
+        const int64_t right = std::count(right_.begin(), right_.end(), 1);
+        outputs_[0]->data()[0] = valid ? float(double(right) / double(valid)) : 0;
+        if (outputs_.size() > 1) per_class();
+    }
+
+private:
+    // A score that is not a number is never below another one, so a net that has diverged is not found to be right.
+    bool is_right(int64_t i) const {
+        const float* const scores = input(0)->data() + i / inner_ * classes_ * inner_ + i % inner_;
+        const float own = scores[labels_[i] * inner_];
+        int64_t others = -1;  // the label's own class will be counted
+        for (int64_t c = 0; c < classes_ && others < top_k_; c++) others += !(scores[c * inner_] < own);
+        return others < top_k_;
+    }
+
+    void per_class() {
+        float* const share = outputs_[1]->data();
+        std::fill_n(share, classes_, 0.f);
+        std::fill(seen_.begin(), seen_.end(), 0);
+        for (size_t i = 0; i < right_.size(); i++) {
+            if (labels_[i] == Labels::ignored) continue;
+            seen_[labels_[i]]++;
+            share[labels_[i]] += right_[i];
+        }
+        for (int64_t c = 0; c < classes_; c++) share[c] = seen_[c] ? share[c] / float(seen_[c]) : 0;
+    }
+
+    int64_t axis_, top_k_, classes_, outer_, inner_;
+    Labels labels_;
+    std::vector<uint8_t> right_;
+    std::vector<int64_t> seen_;  // labels of each class
+};
+
+static const RegisterOp<Accuracy> registered("Accuracy");
+
+}  // namespace engine

@@ -1,0 +1,18 @@
+// y = x + shift, where shift has the shape of one or several axes of x.
+// inputs: x and, in the two-bottom form, shift, row-major; params: shift in the one-bottom form;
+// attributes: axis, num_axes (which axes of x shift covers).
+#include "affine.h"
+
+namespace engine {
+
+class Bias : public Affine {
+public:
+    explicit Bias(OpSpec spec) : Affine(std::move(spec)) {
+        shift_ = spec_.inputs.size() > 1 ? coefficient_input(1) : coefficient_param(0);
+        build();
+    }
+};
+
+static const RegisterOp<Bias> registered("Bias");
+
+}  // namespace engine

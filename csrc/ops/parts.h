@@ -1,0 +1,22 @@
+// A blob as several parts that lie one after the other along an axis: what Concat and Slice have in common.
+#pragma once
+
+#include "onednn_util.h"
+
+namespace engine {
+
+// The order of axes and blocks of `layout` for other sizes; row-major where oneDNN has no name for that.
+Layout layout_like(const Layout& layout, const Dims& dims);
+
+class Parts : public Op {
+protected:
+    using Op::Op;
+
+    // The sizes of a part, and whether `whole` can be cut there: not within a block.
+    static bool divides(const Layout& whole, int64_t axis, const std::vector<Dims>& parts);
+    // The piece of `whole` at `offset` along `axis` that has the sizes of `part`, in whole's own memory.
+    static memory piece(const TensorPtr& whole, int64_t axis, int64_t offset, const Dims& part);
+    void copy(const memory& from, const memory& to, Calls& calls);
+};
+
+}  // namespace engine

@@ -1,0 +1,134 @@
+// The maximum or the average over windows, in one to three spatial dimensions.
+// inputs: x (N, C, ...); attributes: method (MAX, AVE), kernel, stride, pad (one each per spatial axis), include_pad (AVE: padding
+// counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
+#include <algorithm>
+#include <stdexcept>
+
+#include "channel_rows.h"
+#include "elementwise.h"
+#include "onednn_util.h"
+
+namespace engine {
+
+class Pooling : public Op {
+public:
+    explicit Pooling(OpSpec spec) : Op(std::move(spec)) {
+        const auto& attributes = spec_.attributes;
+        kernel_ = attributes.integers("kernel");
+        stride_ = attributes.integers("stride");
+        pad_ = attributes.integers("pad");
+        dilation_.assign(kernel_.size(), 0);
+        for (size_t axis = 0; axis < kernel_.size(); axis++) pad_end_.push_back(std::max<int64_t>(0, reach(axis)));
+        const bool include_pad = attributes.flag("include_pad", true);
+        how_ = attributes.text("method") == "MAX" ? algorithm::pooling_max
+               : include_pad && has_padding()     ? algorithm::pooling_avg_include_padding
+                                                  : algorithm::pooling_avg_exclude_padding;
+        const forward_pd pd(cpu(), forward_kind(spec_), how_, input(0)->layout,
+                            any_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()), stride_, kernel_, dilation_, pad_,
+                            pad_end_, user_scratchpad());
+        build_forward(pd);
+        if (how_ == algorithm::pooling_avg_include_padding) find_border();
+        if (input_gradient(0) && output_gradient(0)) build_backward(pd);
+    }
+
+    void forward(const dnnl::stream& stream) override {
+        Op::forward(stream);
+        scale_border(outputs_[0]->data());
+    }
+
+    void backward(const dnnl::stream& stream) override {
+        if (!border_.empty()) {
+            weighted_sum({outputs_[0]->diff->data()}, {1.f}, floats(scaled_), raw_count(outputs_[0]->layout));
+            scale_border(floats(scaled_));
+        }
+        Op::backward(stream);
+    }
+
+private:
+    using forward_pd = dnnl::pooling_forward::primitive_desc;
+
+    int64_t size(size_t axis) const { return input(0)->shape[axis + 2]; }
+    int64_t output_size(size_t axis) const { return spec_.output_shapes[0][axis + 2]; }
+    // How far the last window goes beyond the input.
+    int64_t reach(size_t axis) const { return (output_size(axis) - 1) * stride_[axis] + kernel_[axis] - size(axis) - pad_[axis]; }
+    bool has_padding() const {
+        return std::any_of(pad_.begin(), pad_.end(), [](int64_t pad) { return pad > 0; });
+    }
+
+    void build_forward(const forward_pd& pd) {
+        output(0, pd.dst_desc());
+        Call call{dnnl::pooling_forward(pd),
+                  {{DNNL_ARG_SRC, input(0)->memory},
+                   {DNNL_ARG_DST, outputs_[0]->memory},
+                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
+        touch(Pass::forward, {input(0), outputs_[0]});
+        if (pd.workspace_desc().get_size() > 0) {
+            which_ = workspace("which", pd.workspace_desc());
+            call.args[DNNL_ARG_WORKSPACE] = which_->memory;
+            touch(Pass::forward, which_);
+        }
+        forward_calls_.push_back(call);
+        implementation_ = pd.impl_info_str();
+    }
+
+    void build_backward(const forward_pd& hint) {
+        const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
+        const dnnl::pooling_backward::primitive_desc pd(cpu(), how_, wanted->layout, given->layout, stride_, kernel_, dilation_, pad_,
+                                                        pad_end_, hint, user_scratchpad());
+        fresh_scratch();
+        if (!border_.empty()) scaled_ = scratch(given->layout);
+        Call call{dnnl::pooling_backward(pd),
+                  {{DNNL_ARG_DIFF_DST, border_.empty() ? given->memory : scaled_},
+                   {DNNL_ARG_DIFF_SRC, wanted->memory},
+                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
+        touch(Pass::backward, {given, wanted});
+        if (which_) {
+            call.args[DNNL_ARG_WORKSPACE] = which_->memory;
+            touch(Pass::backward, which_);
+        }
+        backward_calls_.push_back(call);
+    }
+
+    // oneDNN divides by the whole window, Caffe only by what lies within input and padding. They differ in the last window of an
+    // axis at most, where it runs past the padding.
+    void find_border() {
+        std::vector<int64_t> position(kernel_.size(), 0);
+        const int64_t positions = count_of({spec_.output_shapes[0].begin() + 2, spec_.output_shapes[0].end()});
+        for (int64_t at = 0; at < positions; at++) {
+            float factor = 1;
+            int64_t rest = at;
+            for (size_t axis = kernel_.size(); axis-- > 0; rest /= output_size(axis)) {
+                const int64_t beyond = reach(axis) - pad_[axis];
+                if (rest % output_size(axis) == output_size(axis) - 1 && beyond > 0)
+                    factor *= float(kernel_[axis]) / float(kernel_[axis] - beyond);
+            }
+            if (factor != 1) border_.emplace_back(at, factor);
+        }
+        if (border_.empty()) return;
+        const auto rows = ChannelRows::of(outputs_[0]->layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(outputs_[0]->layout));
+        rows_ = *rows;
+    }
+
+    void scale_border(float* y) const {
+        if (border_.empty()) return;
+        const int64_t blocks = rows_.blocks();
+#pragma omp parallel for schedule(static)
+        for (int64_t panel = 0; panel < rows_.panels(); panel++) {
+            float* const start = y + rows_.offset(panel / blocks, panel % blocks);
+            for (const auto& [position, factor] : border_)
+                for (int64_t lane = 0; lane < rows_.lanes; lane++) start[position * rows_.inner_stride + lane] *= factor;
+        }
+    }
+
+    Dims kernel_, stride_, pad_, pad_end_, dilation_;
+    algorithm how_;
+    TensorPtr which_;  // MAX: where in each window
+    std::vector<std::pair<int64_t, float>> border_;
+    ChannelRows rows_{};
+    memory scaled_;  // scratch: the top's gradient with its border scaled
+};
+
+static const RegisterOp<Pooling> registered("Pooling");
+
+}  // namespace engine

@@ -1,0 +1,46 @@
+// Cuts a blob into parts along an axis.
+// inputs: x, row-major where a cut falls within a block of its layout; outputs: the parts; attributes: axis.
+#include <cstring>
+
+#include "elementwise.h"
+#include "parts.h"
+
+namespace engine {
+
+class Slice : public Parts {
+public:
+    explicit Slice(OpSpec spec) : Parts(std::move(spec)) {
+        if (outputs_.size() == 1) {
+            output_view(0, input(0)->layout, input(0), true);
+            touch(Pass::forward, input(0));
+            if (input_gradient(0)) touch(Pass::backward, input(0)->diff);
+            return;
+        }
+        const int64_t axis = spec_.attributes.integer("axis");
+        touch(Pass::forward, input(0));
+        if (input_gradient(0)) touch(Pass::backward, input(0)->diff);
+        int64_t offset = 0;
+        for (size_t i = 0; i < outputs_.size(); i++) {
+            const Dims& dims = spec_.output_shapes[i];
+            const TensorPtr part = output(i, layout_like(input(0)->layout, dims));
+            copy(piece(input(0), axis, offset, dims), part->memory, forward_calls_);
+            touch(Pass::forward, part);
+            if (input_gradient(0) && part->diff) {
+                copy(part->diff->memory, piece(input(0)->diff, axis, offset, dims), backward_calls_);
+                touch(Pass::backward, part->diff);
+            }
+            offset += dims[axis];
+        }
+    }
+
+    void backward(const dnnl::stream& stream) override {
+        // Parts that lead to no loss have no gradient of their own.
+        if (backward_calls_.size() < outputs_.size() && outputs_.size() > 1)
+            std::memset(input(0)->diff->data(), 0, input(0)->layout.get_size());
+        run(backward_calls_, stream);
+    }
+};
+
+static const RegisterOp<Slice> registered("Slice");
+
+}  // namespace engine

@@ -1,0 +1,106 @@
+// Softmax along one axis, followed by the mean negative log-likelihood of the labels.
+// inputs: x (row-major), labels (one per position of x outside the axis); outputs: loss (), and, where asked for, the
+// probabilities (as x); attributes: axis, loss_weight, ignore_label (optional), label_smoothing, normalizer (what the
+// sum of the losses is divided by; 0: the number of labels that are not ignored, at least 1).
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "labels.h"
+#include "onednn_util.h"
+
+namespace engine {
+
+class SoftmaxWithLoss : public Op {
+public:
+    explicit SoftmaxWithLoss(OpSpec spec)
+        : Op(std::move(spec)),
+          axis_(int(spec_.attributes.integer("axis"))),
+          loss_weight_(spec_.attributes.real("loss_weight")),
+          smoothing_(float(spec_.attributes.real("label_smoothing", 0))),
+          fixed_normalizer_(spec_.attributes.real("normalizer")),
+          classes_(input(0)->shape.at(axis_)),
+          outer_(count_of(Dims(input(0)->shape.begin(), input(0)->shape.begin() + axis_))),
+          inner_(input(0)->count() / (outer_ * classes_)),
+          labels_(spec_, outer_ * inner_, classes_),
+          losses_(outer_) {
+        const Layout& layout = input(0)->layout;
+        output(0, plain_layout({}));
+        probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
+        const dnnl::softmax_forward::primitive_desc pd(cpu(), forward_kind(spec_), algorithm::softmax_accurate, layout,
+                                                       layout, axis_, user_scratchpad());
+        forward_calls_.push_back({dnnl::softmax_forward(pd),
+                                  {{DNNL_ARG_SRC, input(0)->memory},
+                                   {DNNL_ARG_DST, probabilities_->memory},
+                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        implementation_ = pd.impl_info_str();
+        touch(Pass::forward, {input(0), input(1), probabilities_, outputs_[0]});
+        may_overwrite(Pass::forward, input(0), probabilities_);
+        if (!input_gradient(0)) return;
+        touch(Pass::backward, {probabilities_, input(0)->diff});
+        may_overwrite(Pass::backward, probabilities_, input(0)->diff);
+    }
+
+    void forward(const dnnl::stream& stream) override {
+        const int64_t valid = labels_.read(input(1)->data());
+        Op::forward(stream);
+        normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
+#pragma omp parallel for
+        for (int64_t i = 0; i < outer_; i++) losses_[i] = row_loss(i);
+        double sum = 0;  // in the order of rows, whatever the number of threads
+        for (double loss : losses_) sum += loss;
+        outputs_[0]->data()[0] = float(sum / normalizer_);
+    }
+
+    // The gradient of a row's loss is p - t, where t is the (smoothed) distribution that the label stands for.
+    void backward(const dnnl::stream&) override {
+        const float scale = float(loss_weight_ / normalizer_), uniform = smoothing_ / float(classes_);
+        const int64_t row = classes_ * inner_;
+#pragma omp parallel for
+        for (int64_t i = 0; i < outer_; i++) {
+            const float* const p = probabilities_->data() + i * row;
+            float* const diff = input(0)->diff->data() + i * row;
+#pragma omp simd
+            for (int64_t k = 0; k < row; k++) diff[k] = scale * (p[k] - uniform);
+            for (int64_t j = 0; j < inner_; j++) {
+                const int32_t label = labels_[i * inner_ + j];
+                if (label == Labels::ignored)
+                    for (int64_t c = 0; c < classes_; c++) diff[c * inner_ + j] = 0;
+                else
+                    diff[label * inner_ + j] -= scale * (1 - smoothing_);
+            }
+        }
+    }
+
+private:
+    // Probabilities that have underflowed count as the smallest normal number, so that a loss is never infinite.
+    static double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
+
+    double row_loss(int64_t i) const {
+        const float* const p = probabilities_->data() + i * classes_ * inner_;
+        double sum = 0;
+        for (int64_t j = 0; j < inner_; j++) {
+            const int32_t label = labels_[i * inner_ + j];
+            if (label == Labels::ignored) continue;
+            sum += (1 - smoothing_) * minus_log(p[label * inner_ + j]);
+            if (smoothing_ == 0) continue;
+            double all = 0;
+            for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_ + j]);
+            sum += smoothing_ / double(classes_) * all;
+        }
+        return sum;
+    }
+
+    int axis_;
+    double loss_weight_;
+    float smoothing_;
+    double fixed_normalizer_, normalizer_ = 1;
+    int64_t classes_, outer_, inner_;
+    Labels labels_;
+    std::vector<double> losses_;
+    TensorPtr probabilities_;
+};
+
+static const RegisterOp<SoftmaxWithLoss> registered("SoftmaxWithLoss");
+
+}  // namespace engine

@@ -1,0 +1,166 @@
+#include "program.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "threads.h"
+
+namespace engine {
+
+static int64_t now() {
+    timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return int64_t(at.tv_sec) * 1000000000 + at.tv_nsec;
+}
+
+TensorPtr Program::input(const std::string& name, const Dims& shape, bool wants_gradient) {
+    auto tensor = std::make_shared<Tensor>(name, shape, Home::external);
+    if (wants_gradient) tensor->diff = std::make_shared<Tensor>(name, shape, Home::activation);
+    tensor->decide(plain_layout(shape));
+    return tensor;
+}
+
+TensorPtr Program::parameter(const std::string& name, const Dims& shape, bool wants_gradient) {
+    auto tensor = std::make_shared<Tensor>(name, shape, Home::parameter);
+    if (wants_gradient) tensor->diff = std::make_shared<Tensor>(name, shape, Home::gradient);
+    parameters_.push_back(tensor);
+    return tensor;
+}
+
+std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
+    const auto found = op_registry().find(type);
+    if (found == op_registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
+    spec.training = training_;
+    spec.counter = &counter_;
+    const std::string name = spec.name;
+    try {
+        ops_.push_back(found->second(std::move(spec)));
+    } catch (const dnnl::error& error) {
+        throw std::runtime_error("layer '" + name + "' (" + type + "): oneDNN: " + error.what());
+    }
+    return ops_.back()->outputs();
+}
+
+int Program::buffer_id(const BufferPtr& buffer) {
+    if (buffer->home() != Home::activation) return -1;
+    const auto [found, fresh] = ids_.try_emplace(buffer->root(), int(buffers_.size()));
+    if (fresh) buffers_.push_back(buffer);
+    return found->second;
+}
+
+std::vector<Program::Lifetime> Program::lifetimes() {
+    std::vector<Lifetime> result;
+    const int n = int(ops_.size());
+    const auto visit = [&](int step, const BufferPtr& buffer) {
+        const int id = buffer_id(buffer);
+        if (id < 0) return;
+        if (id == int(result.size())) result.push_back({int64_t(buffer->bytes()), step, step});
+        result[id].first = std::min(result[id].first, step);
+        result[id].last = std::max(result[id].last, step);
+    };
+    buffers_.clear();
+    ids_.clear();
+    for (int i = 0; i < n; i++) {
+        for (const auto& buffer : ops_[i]->touched(Pass::forward)) visit(i, buffer);
+        if (!training_ || !ops_[i]->needs_backward()) continue;
+        for (const auto& buffer : ops_[i]->touched(Pass::backward)) visit(2 * n - 1 - i, buffer);
+    }
+    return result;
+}
+
+std::vector<Program::Overwrite> Program::overwrites() {
+    std::vector<Overwrite> result;
+    const int n = int(ops_.size());
+    for (int i = 0; i < n; i++) {
+        for (const auto& pair : ops_[i]->overwrites()) {
+            if (pair.pass == Pass::backward && !training_) continue;
+            const int from = buffer_id(pair.input), to = buffer_id(pair.output);
+            if (from >= 0 && to >= 0) result.push_back({pair.pass == Pass::forward ? i : 2 * n - 1 - i, from, to});
+        }
+    }
+    return result;
+}
+
+void Program::join(int output, int input) { buffers_.at(input)->join(buffers_.at(output)); }
+
+void Program::place(const std::vector<int64_t>& offsets, int64_t bytes) {
+    if (offsets.size() != buffers_.size()) throw std::invalid_argument("the plan must place every activation buffer");
+    arena_ = std::make_unique<Arena>(bytes);
+    for (size_t i = 0; i < offsets.size(); i++) buffers_[i]->place(arena_->data() + offsets[i]);
+    scratch_ = std::make_unique<Arena>(scratch_bytes());
+    for (const auto& op : ops_) op->place_scratch(scratch_->data());
+    spans_.assign(4 * ops_.size(), 0);
+}
+
+void Program::own(const TensorPtr& tensor) {
+    const auto give = [&](const TensorPtr& each) {
+        if (!each || !each->decided() || each->buffer->home() != Home::activation) return;
+        each->buffer->set_home(Home::owned);
+        owned_.push_back(std::make_unique<Arena>(each->buffer->bytes()));
+        each->buffer->place(owned_.back()->data());
+    };
+    give(tensor);
+    give(tensor->diff);
+}
+
+int64_t Program::scratch_bytes() const {
+    size_t most = 0;
+    for (const auto& op : ops_) most = std::max(most, op->scratch_bytes());
+    return int64_t(most);
+}
+
+void Program::timed(size_t step, Op& op, Pass pass) {
+    spans_[2 * step] = now();
+    pass == Pass::forward ? op.forward(stream_) : op.backward(stream_);
+    spans_[2 * step + 1] = now();
+}
+
+void Program::forward() {
+    flush_denormals();
+    for (size_t i = 0; i < ops_.size(); i++) {
+        if (queue_)
+            for (int bucket : gates_[i].waits) queue_->wait_done(bucket);
+        timed(i, *ops_[i], Pass::forward);
+    }
+}
+
+void Program::backward() {
+    flush_denormals();
+    for (size_t i = ops_.size(); i-- > 0;) {
+        if (ops_[i]->needs_backward()) timed(2 * ops_.size() - 1 - i, *ops_[i], Pass::backward);
+        if (queue_ && mark_ready_)
+            for (int bucket : gates_[i].readies) queue_->ready(bucket);
+    }
+}
+
+void Program::zero_gradients() {
+    for (const auto& parameter : parameters_) {
+        const auto& diff = parameter->diff;
+        if (diff && diff->accumulate && diff->decided()) std::memset(diff->data(), 0, diff->buffer->bytes());
+    }
+}
+
+std::string Program::first_nonfinite() {
+    for (const auto& op : ops_) {
+        op->forward(stream_);
+        for (const auto& tensor : op->outputs()) {
+            if (!tensor) continue;
+            std::vector<float> values(tensor->count());
+            tensor->read(values.data());
+            if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); })) return op->spec().name;
+        }
+    }
+    return "";
+}
+
+void Program::set_queue(std::shared_ptr<ReadyQueue> queue, std::vector<Gate> gates) {
+    if (queue && gates.size() != ops_.size()) throw std::invalid_argument("one gate for every op");
+    queue_ = std::move(queue);
+    gates_ = std::move(gates);
+}
+
+}  // namespace engine

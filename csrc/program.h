@@ -1,0 +1,84 @@
+// A lowered net: ops in forward order, their tensors, one memory plan, and the executor that runs them without the GIL.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "arena.h"
+#include "op.h"
+#include "ready_queue.h"
+
+namespace engine {
+
+class Program {
+public:
+    explicit Program(bool training) : training_(training), stream_(cpu()) {}
+
+    // Building, in forward order.
+    TensorPtr input(const std::string& name, const Dims& shape, bool wants_gradient);
+    TensorPtr parameter(const std::string& name, const Dims& shape, bool wants_gradient);
+    std::vector<TensorPtr> add(const std::string& type, OpSpec spec);
+
+    // The memory plan. Step i is the forward of op i, step 2n-1-i its backward.
+    struct Lifetime {
+        int64_t bytes;
+        int first, last;  // steps that touch the buffer
+    };
+    std::vector<Lifetime> lifetimes();  // of every activation buffer, by buffer id
+    struct Overwrite {
+        int step, input, output;  // buffer ids
+    };
+    std::vector<Overwrite> overwrites();
+    // Writes `output` over `input`: they become one buffer. Ids are stale afterwards; ask for lifetimes again.
+    void join(int output, int input);
+    // Gives every activation buffer its offset in one arena of `bytes`, and the ops their scratch.
+    void place(const std::vector<int64_t>& offsets, int64_t bytes);
+    // Memory of its own for a tensor that Python reads or writes between runs.
+    void own(const TensorPtr& tensor);
+
+    // Running.
+    void set_counter(const Counter& counter) { counter_ = counter; }
+    void forward();
+    void backward();
+    void zero_gradients();  // of the parameters whose writers add
+    // The first op whose output is not finite, running forward again op by op; "" if all are.
+    std::string first_nonfinite();
+
+    // Gradients leave through the queue: `first` waits for the bucket before the op reads its parameters, `last` marks it ready
+    // after the op's backward, its last writer.
+    struct Gate {
+        std::vector<int> waits, readies;  // buckets
+    };
+    void set_queue(std::shared_ptr<ReadyQueue> queue, std::vector<Gate> gates);
+    void mark_ready(bool on) { mark_ready_ = on; }  // off for all micro-batches but the last
+
+    size_t size() const { return ops_.size(); }
+    const Op& op(size_t i) const { return *ops_.at(i); }
+    int64_t activation_bytes() const { return arena_ ? int64_t(arena_->bytes()) : 0; }
+    int64_t scratch_bytes() const;
+    // Start and end of every step of the last run, CLOCK_MONOTONIC nanoseconds, steps numbered as above.
+    const std::vector<int64_t>& spans() const { return spans_; }
+
+private:
+    int buffer_id(const BufferPtr& buffer);
+    void timed(size_t step, Op& op, Pass pass);
+
+    bool training_;
+    dnnl::stream stream_;
+    Counter counter_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<TensorPtr> parameters_;
+    std::vector<BufferPtr> buffers_;  // activations, numbered in order of first touch
+    std::unordered_map<const Buffer*, int> ids_;
+    std::vector<std::unique_ptr<Arena>> owned_;
+    std::unique_ptr<Arena> arena_, scratch_;
+    std::shared_ptr<ReadyQueue> queue_;
+    std::vector<Gate> gates_;
+    bool mark_ready_ = true;
+    std::vector<int64_t> spans_;
+};
+
+}  // namespace engine

@@ -1,0 +1,107 @@
+#include "tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+namespace engine {
+
+const dnnl::engine& cpu() {
+    static const dnnl::engine instance(dnnl::engine::kind::cpu, 0);
+    return instance;
+}
+
+void Buffer::place(void* address) {
+    Buffer* const all = root();
+    if (address == all->address_) return;
+    all->address_ = address;
+    for (auto& memory : all->followers_) memory.set_data_handle(address);
+}
+
+void Buffer::follow(const dnnl::memory& memory) {
+    Buffer* const all = root();
+    all->followers_.push_back(memory);
+    all->followers_.back().set_data_handle(all->address_);
+}
+
+void Buffer::join(const std::shared_ptr<Buffer>& other) {
+    Buffer* into = root();
+    Buffer* from = other->root();
+    if (into == from) return;
+    if (into->home_ == Home::activation && from->home_ != Home::activation) std::swap(into, from);
+    if (from->home_ != Home::activation) throw std::logic_error("two buffers with homes of their own cannot be joined");
+    into->bytes_ = std::max(into->bytes_, from->bytes_);
+    for (auto& memory : from->followers_) into->follow(memory);
+    from->followers_.clear();
+    from->joined_ = into->shared_from_this();
+}
+
+int64_t count_of(const Dims& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t(1), std::multiplies<int64_t>());
+}
+
+Dims dense_dims(const Dims& shape) { return shape.empty() ? Dims{1} : shape; }
+
+Layout plain_layout(const Dims& shape, dnnl::memory::data_type type) {
+    const Dims dims = dense_dims(shape);
+    Dims strides(dims.size(), 1);
+    for (int i = int(dims.size()) - 2; i >= 0; i--) strides[i] = strides[i + 1] * dims[i + 1];
+    return Layout(dims, type, strides);
+}
+
+bool is_plain(const Layout& layout) { return layout == plain_layout(layout.get_dims(), layout.get_data_type()); }
+
+std::string layout_name(const Layout& layout) {
+    if (layout.get_format_kind() != dnnl::memory::format_kind::blocked) return "opaque";
+    const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks(), axes = layout.get_inner_idxs();
+    std::vector<int> order(strides.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return strides[a] > strides[b]; });
+    std::string name;
+    for (int axis : order) {
+        const bool blocked = std::find(axes.begin(), axes.end(), axis) != axes.end();
+        name += char((blocked ? 'A' : 'a') + axis);
+    }
+    for (size_t i = 0; i < blocks.size(); i++) name += std::to_string(blocks[i]) + char('a' + axes[i]);
+    return name;
+}
+
+int64_t Tensor::count() const { return count_of(shape); }
+
+void Tensor::decide(const Layout& wanted) { decide(wanted, std::make_shared<Buffer>(wanted.get_size(), home)); }
+
+void Tensor::decide(const Layout& wanted, const BufferPtr& shared) {
+    layout = wanted;
+    buffer = shared;
+    memory = dnnl::memory(layout, cpu(), DNNL_MEMORY_NONE);
+    buffer->follow(memory);
+    if (diff && !diff->decided()) diff->decide(wanted);
+}
+
+dnnl::memory Tensor::as(const Layout& other) const {
+    dnnl::memory view(other, cpu(), DNNL_MEMORY_NONE);
+    buffer->follow(view);
+    return view;
+}
+
+static void copy(const dnnl::memory& from, const dnnl::memory& to) {
+    dnnl::stream stream(cpu());
+    dnnl::memory source = from, target = to;
+    dnnl::reorder(source, target).execute(stream, source, target);
+    stream.wait();
+}
+
+void Tensor::read(float* plain) const {
+    if (!buffer || !buffer->address()) throw std::runtime_error("tensor '" + name + "' has no memory yet");
+    const Layout seen = plain_override.get_ndims() ? plain_override : plain_layout(layout.get_dims());
+    copy(memory, dnnl::memory(seen, cpu(), plain));
+}
+
+void Tensor::write(const float* plain) {
+    if (!buffer || !buffer->address()) throw std::runtime_error("tensor '" + name + "' has no memory yet");
+    const Layout seen = plain_override.get_ndims() ? plain_override : plain_layout(layout.get_dims());
+    copy(dnnl::memory(seen, cpu(), const_cast<float*>(plain)), memory);
+}
+
+}  // namespace engine

@@ -1,0 +1,91 @@
+// A tensor is a view of a buffer: Caffe's shape, oneDNN's layout, and, where one is needed, its gradient (`diff`).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <string>
+#include <vector>
+
+namespace engine {
+
+using Dims = dnnl::memory::dims;
+using Layout = dnnl::memory::desc;
+
+const dnnl::engine& cpu();
+
+// Where the bytes of a buffer live, and so who places it.
+enum class Home {
+    activation,  // the memory plan; dead once its last reader has run
+    parameter,   // the parameter arena
+    gradient,    // the gradient arena, in the order in which backward finishes
+    external,    // the caller's own memory, set before each step (data batches)
+    owned,       // this buffer alone; lives as long as its program (outputs that Python reads)
+};
+
+// A range of bytes. Every dnnl::memory that looks into it follows when the buffer is placed. Buffers can be joined: they are
+// then one range with several names (views, sums whose gradients are all the same, results written over their inputs).
+class Buffer : public std::enable_shared_from_this<Buffer> {
+public:
+    Buffer(size_t bytes, Home home) : bytes_(bytes), home_(home) {}
+    Buffer(const Buffer&) = delete;
+
+    void place(void* address);
+    void follow(const dnnl::memory& memory);
+    void join(const std::shared_ptr<Buffer>& other);  // this one's home wins over an activation's
+    const Buffer* root() const { return joined_ ? joined_->root() : this; }
+    Buffer* root() { return joined_ ? joined_->root() : this; }
+
+    void* address() const { return root()->address_; }
+    size_t bytes() const { return root()->bytes_; }
+    Home home() const { return root()->home_; }
+    void set_home(Home home) { root()->home_ = home; }
+
+private:
+    size_t bytes_;
+    Home home_;
+    void* address_ = nullptr;
+    std::vector<dnnl::memory> followers_;
+    std::shared_ptr<Buffer> joined_;
+};
+
+using BufferPtr = std::shared_ptr<Buffer>;
+struct Tensor;
+using TensorPtr = std::shared_ptr<Tensor>;
+
+struct Tensor {
+    Tensor(std::string name, Dims shape, Home home) : name(std::move(name)), shape(std::move(shape)), home(home) {}
+
+    // Parameters take the layout that their first reader asks for; everything else is decided where it is made.
+    bool decided() const { return bool(buffer); }
+    void decide(const Layout& wanted);
+    void decide(const Layout& wanted, const BufferPtr& shared);
+
+    // The same bytes described differently; the caller vouches that the layouts agree.
+    dnnl::memory as(const Layout& other) const;
+
+    float* data() const { return static_cast<float*>(buffer->address()); }
+    int64_t count() const;
+
+    // Copies to and from a dense row-major float32 array of `shape`.
+    void read(float* plain) const;
+    void write(const float* plain);
+
+    std::string name;
+    Dims shape;  // Caffe's; () for a scalar
+    Home home;
+    Layout plain_override;  // how files and Python see the values when that is not row-major `shape` (transposed weights)
+    Layout layout;
+    BufferPtr buffer;
+    dnnl::memory memory;
+    TensorPtr diff;
+    bool accumulate = false;  // of a parameter's diff: writers add to it (iter_size, shared parameters)
+};
+
+Dims dense_dims(const Dims& shape);              // oneDNN has no scalars: () becomes (1)
+Layout plain_layout(const Dims& shape, dnnl::memory::data_type type = dnnl::memory::data_type::f32);
+bool is_plain(const Layout& layout);
+std::string layout_name(const Layout& layout);   // such as aBcd16b; letters in the order of memory
+int64_t count_of(const Dims& shape);
+
+}  // namespace engine

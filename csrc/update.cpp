@@ -1,0 +1,233 @@
+#include "update.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ENGINE_VECTORISED
+#endif
+
+// Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal; the passes
+// are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a pragma.)
+#if !defined(__NO_MATH_ERRNO__)
+#error "compile update.cpp with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: square roots vectorise only without errno"
+#endif
+
+namespace engine {
+namespace {
+
+constexpr int64_t kChunk = 16384;  // floats: 64 KB of each arena, several fit into a second-level cache
+constexpr int kLanes = 8;
+
+// Flush-to-zero and denormals-are-zero in the calling thread, for a server's thread that has no OpenMP team.
+class NoDenormals {
+public:
+#if defined(__x86_64__)
+    NoDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~NoDenormals() { _mm_setcsr(before_); }
+
+private:
+    unsigned before_;
+#endif
+};
+
+inline __attribute__((always_inline)) float regularised(float gradient, float weight, const Factors& f) {
+    const float sign = float(weight > 0) - float(weight < 0);
+    return f.scale * gradient + f.l2 * weight + f.l1 * sign;
+}
+
+ENGINE_VECTORISED void sgd(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;  // a copy cannot alias the arenas
+    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    const float* __restrict d = s.gradients;
+    const float momentum = f.momentum * f.momentum_correction;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        h[i] = momentum * h[i] + f.rate * regularised(d[i], w[i], f);
+        w[i] -= h[i];
+    }
+}
+
+ENGINE_VECTORISED void nesterov(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;
+    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    const float* __restrict d = s.gradients;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        const float before = f.momentum_correction * h[i];
+        h[i] = f.momentum * before + f.rate * regularised(d[i], w[i], f);
+        w[i] -= (1 + f.momentum) * h[i] - f.momentum * before;
+    }
+}
+
+ENGINE_VECTORISED void adagrad(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;
+    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    const float* __restrict d = s.gradients;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = regularised(d[i], w[i], f);
+        h[i] += g * g;
+        w[i] -= f.rate * (g / (std::sqrt(h[i]) + f.delta));
+    }
+}
+
+ENGINE_VECTORISED void rmsprop(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;
+    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    const float* __restrict d = s.gradients;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = regularised(d[i], w[i], f);
+        h[i] = f.rms_decay * h[i] + (1 - f.rms_decay) * (g * g);
+        w[i] -= f.rate * (g / (std::sqrt(h[i]) + f.delta));
+    }
+}
+
+ENGINE_VECTORISED void adadelta(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;
+    float *__restrict w = s.weights, *__restrict h = s.history[0], *__restrict u = s.history[1];
+    const float* __restrict d = s.gradients;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = regularised(d[i], w[i], f);
+        h[i] = f.momentum * h[i] + (1 - f.momentum) * (g * g);
+        const float step = g * std::sqrt((u[i] + f.delta) / (h[i] + f.delta));
+        u[i] = f.momentum * u[i] + (1 - f.momentum) * (step * step);
+        w[i] -= f.rate * step;
+    }
+}
+
+ENGINE_VECTORISED void adam(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;
+    float *__restrict w = s.weights, *__restrict m = s.history[0], *__restrict v = s.history[1];
+    const float* __restrict d = s.gradients;
+    const float rate = f.rate * f.adam_correction;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = regularised(d[i], w[i], f);
+        m[i] = f.momentum * m[i] + (1 - f.momentum) * g;
+        v[i] = f.momentum2 * v[i] + (1 - f.momentum2) * (g * g);
+        w[i] -= rate * (m[i] / (std::sqrt(v[i]) + f.delta));
+    }
+}
+
+// In fixed lanes, so that the order of the additions is the same for every vector width.
+ENGINE_VECTORISED double sum_of_squares(const float* __restrict values, int64_t count) {
+    double lanes[kLanes] = {};
+    const int64_t whole = count - count % kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes)
+        for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += double(values[i + lane]) * double(values[i + lane]);
+    for (int64_t i = whole; i < count; ++i) lanes[i - whole] += double(values[i]) * double(values[i]);
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+}  // namespace
+
+const std::vector<UpdateRule>& update_rules() {
+    static const std::vector<UpdateRule> rules = {
+        {"sgd", 1, sgd},         {"nesterov", 1, nesterov}, {"adagrad", 1, adagrad},
+        {"rmsprop", 1, rmsprop}, {"adadelta", 2, adadelta}, {"adam", 2, adam},
+    };
+    return rules;
+}
+
+const UpdateRule& update_rule(const std::string& name) {
+    std::string lower = name, known;
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+    for (const UpdateRule& rule : update_rules()) {
+        if (lower == rule.name) return rule;
+        known += (known.empty() ? "" : ", ") + std::string(rule.name);
+    }
+    throw std::invalid_argument("unknown update rule \"" + name + "\"; known: " + known);
+}
+
+Updater::Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories, int64_t count,
+                 std::vector<std::vector<Segment>> buckets, const Hyper& hyper)
+    : rule_(update_rule(rule)), weights_(weights), gradients_(gradients), histories_(std::move(histories)), hyper_(hyper) {
+    if (int(histories_.size()) != rule_.histories)
+        throw std::invalid_argument("update rule " + rule + " keeps " + std::to_string(rule_.histories) + " histories, got " +
+                                    std::to_string(histories_.size()));
+    for (const auto& segments : buckets) {
+        chunks_.emplace_back();
+        for (const Segment& segment : segments) {
+            if (segment.begin < 0 || segment.end < segment.begin || segment.end > count)
+                throw std::invalid_argument("segment [" + std::to_string(segment.begin) + ", " + std::to_string(segment.end) +
+                                            ") in an arena of " + std::to_string(count) + " floats");
+            for (int64_t begin = segment.begin; begin < segment.end; begin += kChunk)
+                chunks_.back().push_back(
+                    {begin, std::min(begin + kChunk, segment.end), segment.lr_mult, segment.decay_mult});
+        }
+    }
+}
+
+void Updater::set_step(double rate, double scale, int64_t iteration, double momentum_correction) {
+    rate_ = rate;
+    scale_ = scale;
+    clip_factor_ = 1;
+    momentum_correction_ = momentum_correction;
+    const double t = double(iteration) + 1;
+    const double beta1 = hyper_.momentum, beta2 = hyper_.momentum2;
+    adam_correction_ = std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
+}
+
+void Updater::set_clip_factor(double factor) { clip_factor_ = factor; }
+
+const std::vector<Updater::Chunk>& Updater::chunks(int bucket) const {
+    if (bucket < 0 || bucket >= buckets())
+        throw std::out_of_range("bucket " + std::to_string(bucket) + " of " + std::to_string(buckets()));
+    return chunks_[size_t(bucket)];
+}
+
+double Updater::sum_squares(int bucket, int threads) const {
+    const auto& chunks = this->chunks(bucket);
+    const int64_t count = int64_t(chunks.size());
+    std::vector<double> parts(chunks.size());
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t i = 0; i < count; ++i)
+        parts[size_t(i)] = sum_of_squares(gradients_ + chunks[size_t(i)].begin, chunks[size_t(i)].end - chunks[size_t(i)].begin);
+    double sum = 0;
+    for (double part : parts) sum += part;
+    return sum;
+}
+
+void Updater::apply(const Chunk& chunk) const {
+    Stretch stretch{weights_ + chunk.begin, gradients_ + chunk.begin, {nullptr, nullptr}, chunk.end - chunk.begin};
+    for (size_t i = 0; i < histories_.size(); ++i) stretch.history[i] = histories_[i] + chunk.begin;
+    const float decay = hyper_.weight_decay * chunk.decay_mult;
+    Factors factors;
+    factors.scale = float(scale_ * clip_factor_);
+    factors.l2 = hyper_.l1 ? 0 : decay;
+    factors.l1 = hyper_.l1 ? decay : 0;
+    factors.rate = float(rate_ * chunk.lr_mult);
+    factors.momentum_correction = float(momentum_correction_);
+    factors.adam_correction = float(adam_correction_);
+    factors.momentum = hyper_.momentum;
+    factors.momentum2 = hyper_.momentum2;
+    factors.delta = hyper_.delta;
+    factors.rms_decay = hyper_.rms_decay;
+    rule_.apply(stretch, factors);
+}
+
+void Updater::apply(int bucket, int threads) const {
+    const auto& chunks = this->chunks(bucket);
+    const int64_t count = int64_t(chunks.size());
+    if (threads <= 1) {  // a server: no OpenMP team of its own
+        NoDenormals guard;
+        for (const Chunk& chunk : chunks) apply(chunk);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        NoDenormals guard;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; ++i) apply(chunks[size_t(i)]);
+    }
+}
+
+}  // namespace engine

@@ -1,0 +1,86 @@
+"""Cuts the flat gradient arena into buckets: the unit that is reduced, updated and waited for."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# Measured: 102 MB in pieces of 8 MB cost the same as in one piece, and the last piece is done soon after backward ends.
+BUCKET_BYTES = 8 << 20
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Floats [begin, end) of the arena that belong to one parameter: all of it, or a part of a large one."""
+
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A contiguous range [begin, end) of the arena, in floats; complete when all of its pieces are."""
+
+    index: int
+    begin: int
+    end: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return (self.end - self.begin) * FLOAT_BYTES
+
+    @property
+    def name(self) -> str:
+        """The parameters inside, for messages and the timeline: "fc6" or "conv5_2 .. conv4_1"."""
+        first, last = self.pieces[0].name, self.pieces[-1].name
+        return first if first == last else f"{first} .. {last}"
+
+
+def make_buckets(parameters: Sequence[tuple[str, int, int]], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Buckets of about `bucket_bytes` that follow the order in which backward completes the parameters.
+
+    parameters: (name, offset, count) in floats, offsets ascending as backward completes them; gaps (alignment) are allowed and are
+    reduced along. Small parameters share a bucket; one larger than `bucket_bytes` is cut into equal buckets of its own, so that
+    several servers can work on it. Raises ValueError if the parameters overlap or are out of order.
+    """
+    limit = max(1, bucket_bytes // FLOAT_BYTES)
+    groups: list[list[Piece]] = []
+    end_before, room = 0, 0
+    for name, offset, count in parameters:
+        if offset < end_before:
+            raise ValueError(f"parameter {name} starts at {offset}, before the end of the one before it, {end_before}")
+        end_before = offset + count
+        if count > limit:
+            groups.extend([piece] for piece in _cut(name, offset, count, limit))
+            room = 0
+        elif groups and count <= room:
+            groups[-1].append(Piece(name, offset, end_before))
+            room -= count
+        else:
+            groups.append([Piece(name, offset, end_before)])
+            room = limit - count
+    return [Bucket(i, group[0].begin, group[-1].end, tuple(group)) for i, group in enumerate(groups)]
+
+
+def _cut(name: str, offset: int, count: int, limit: int) -> Iterable[Piece]:
+    """Equal pieces of at most `limit` floats, a multiple of a cache line (16 floats) but for the last."""
+    pieces = -(-count // limit)
+    step = -(-count // pieces)
+    step = min(-(-step // 16) * 16, max(16, limit // 16 * 16))
+    for begin in range(offset, offset + count, step):
+        yield Piece(name, begin, min(begin + step, offset + count))
+
+
+def buckets_of(buckets: Iterable[Bucket]) -> dict[str, list[int]]:
+    """The buckets that hold a parameter: a reader of it waits for all of these, its last writer completes them."""
+    found: dict[str, list[int]] = {}
+    for bucket in buckets:
+        for piece in bucket.pieces:
+            found.setdefault(piece.name, []).append(bucket.index)
+    return found
+
+
+def segments_of(buckets: Iterable[Bucket], multipliers: dict[str, tuple[float, float]]) -> list[list[tuple]]:
+    """For each bucket the arguments of its _core.Segments: (begin, end, lr_mult, decay_mult); 1, 1 where nothing is given."""
+    return [[(piece.begin, piece.end, *multipliers.get(piece.name, (1.0, 1.0))) for piece in b.pieces] for b in buckets]

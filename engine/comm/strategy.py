@@ -1,0 +1,137 @@
+"""What every communication strategy offers to the solver, and the registry of them."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.comm.buckets import Bucket
+from engine.comm.settings import ServerSettings
+from engine.comm.world import World
+from engine.errors import CommError, ConfigError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update.
+
+    iteration: updates finished before it. rate: the learning rate. iter_size: micro-batches whose gradients have been added up.
+    clip: largest L2 norm of the gradients (summed over micro-batches, averaged over ranks); 0 or less: no limit.
+    momentum_correction: what the history is multiplied by first, rate / rate of the step before (1: the option is off).
+    """
+
+    iteration: int
+    rate: float
+    iter_size: int = 1
+    clip: float = 0.0
+    momentum_correction: float = 1.0
+
+
+class Event(NamedTuple):
+    """The life of a bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`."""
+
+    step: int
+    bucket: int
+    server: int
+    ready: int
+    start: int
+    reduced: int
+    end: int
+
+
+class Strategy:
+    """Reduces the gradients of a step over the ranks and applies the update. A step of the solver is
+
+        forward, backward of every micro-batch but the last; forward of the last
+        start(step)                  before the last backward, in which the executor marks buckets ready
+        backward of the last
+        backward_done()
+
+    after which the next forward waits, bucket by bucket, for what is in flight. Raises CommError where ranks fail.
+    """
+
+    def __init__(
+        self, world: World, queue, updater, buckets: Sequence[Bucket], gradients: np.ndarray, settings: ServerSettings, threads: int
+    ):
+        """queue, updater: _core.ReadyQueue, _core.Updater. gradients: the whole arena, float32. threads: of this rank's solver."""
+        self.world, self.queue, self.updater = world, queue, updater
+        self.buckets = list(buckets)
+        self.slices = [gradients[bucket.begin : bucket.end] for bucket in buckets]
+        self.settings, self.threads = settings, threads
+        self.clip = 0.0
+
+    def start(self, step: Step) -> None:
+        """Opens the step; returns before anything is reduced."""
+        self.queue.wait_all_done()
+        # The one place that averages: over ranks and micro-batches. (The losses have averaged over the batch.)
+        scale = 1.0 / (self.world.size * step.iter_size)
+        self.updater.set_step(step.rate, scale, step.iteration, step.momentum_correction)
+        self.clip = step.clip
+        self.queue.begin_step(step.iteration)
+
+    def backward_done(self) -> None:
+        """Every bucket has been marked ready; strategies without servers do their work here."""
+        missing = self.queue.missing()
+        if missing:
+            names = ", ".join(self.buckets[index].name for index in missing[:3])
+            raise CommError(f"backward ended without the gradients of {len(missing)} buckets ({names})")
+
+    def wait_all(self) -> None:
+        """Returns when every update is in the weights: before a test, a snapshot, the end."""
+        self.queue.wait_all_done()
+
+    def close(self) -> None:
+        """Ends what the strategy started. The last step is finished first, unless it has failed."""
+        if not self.queue.stopped:
+            self.queue.wait_all_done()
+        self.queue.close()
+
+    def record(self, on: bool) -> None:
+        """Keep events for the timeline from now on, or stop."""
+        self.queue.record(on)
+
+    def events(self) -> list[Event]:
+        """What was recorded since the last call."""
+        return [Event(*event) for event in self.queue.take_events()]
+
+    def describe(self) -> str:
+        """One line for the log."""
+        raise NotImplementedError
+
+    def clip_factor(self, sums_of_squares: Sequence[float]) -> float:
+        """clip / norm if the norm is larger. sums_of_squares: of each bucket, added up over ranks: the order of addition is fixed."""
+        norm = float(np.sqrt(sum(sums_of_squares))) / self.world.size
+        return self.clip / norm if norm > self.clip else 1.0
+
+    def apply_all(self, threads: int) -> None:
+        """Clips if the step asks for it, then updates every bucket on the calling thread's team; all are reduced by now."""
+        if self.clip > 0:
+            sums = [self.updater.sum_squares(bucket.index, threads) for bucket in self.buckets]
+            self.updater.set_clip_factor(self.clip_factor(sums))
+        for bucket in self.buckets:
+            self.updater.apply(bucket.index, threads)
+            self.queue.done(bucket.index)
+
+
+_STRATEGIES: dict[str, type[Strategy]] = {}
+
+
+def strategy(name: str) -> Callable[[type[Strategy]], type[Strategy]]:
+    """Registers a strategy class under `name`."""
+
+    def register(cls: type[Strategy]) -> type[Strategy]:
+        _STRATEGIES[name] = cls
+        return cls
+
+    return register
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Raises ConfigError that lists the known names and the nearest."""
+    if name not in _STRATEGIES:
+        near = difflib.get_close_matches(name, _STRATEGIES, 1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise ConfigError(f'unknown communication strategy "{name}"{hint} (known: {", ".join(sorted(_STRATEGIES))})')
+    return _STRATEGIES[name]

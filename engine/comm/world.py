@@ -1,0 +1,93 @@
+"""The ranks of a run. `world()` answers without MPI when there is only one."""
+
+import functools
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.comm.launch import detect
+
+
+class Agreement:
+    """A question to all ranks that is under way; one rank has its answer at once."""
+
+    def __init__(self, flags: int):
+        self._flags = flags
+
+    def finish(self) -> int:
+        """Waits; the bitwise or of every rank's flags, the same on all ranks."""
+        return self._flags
+
+
+class Channel:
+    """A stream of reductions for one thread; the ranks' channels pair up in the order in which they were made."""
+
+    def allreduce(self, values: np.ndarray) -> None:
+        """Sums `values` over the ranks, in place; the same bits on all ranks."""
+
+    def close(self) -> None:
+        """Collective: gives the channel back."""
+
+
+class World:
+    """One rank. MpiWorld has the same methods for several; all but `abort` and `channel`'s work must be called by every rank, in one
+    order and from one thread."""
+
+    rank = 0
+    size = 1
+    local_rank = 0  # among the ranks of this host
+    local_size = 1
+
+    def barrier(self) -> None: ...
+
+    def allreduce(self, values: np.ndarray) -> None:
+        """Sums a C-contiguous array over the ranks, in place."""
+
+    def allreduce_mean(self, arrays: Sequence[np.ndarray]) -> None:
+        """Replaces float32 arrays by their mean over the ranks (BatchNorm's statistics), added up in float64."""
+
+    def broadcast(self, values: np.ndarray, root: int = 0) -> None:
+        """Overwrites a C-contiguous array of any size with rank root's."""
+
+    def broadcast_object(self, value, root: int = 0):
+        """Rank root's Python object, on every rank."""
+        return value
+
+    def gather(self, value) -> list | None:
+        """Every rank's Python object by rank, on rank 0; None elsewhere."""
+        return [value]
+
+    def agree(self, flags: int) -> Agreement:
+        """Starts the bitwise or of `flags` (up to 63 bits) over the ranks, without waiting: begun with a step, finished at its end."""
+        return Agreement(flags)
+
+    def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
+        """Raises CommError, on every rank, that names two ranks whose values differ."""
+
+    def channel(self) -> Channel:
+        """Collective: a stream of reductions of its own, for a communication server."""
+        return Channel()
+
+    def abort(self, message: str | None = None, status: int = 1) -> None:
+        """Ends all ranks now. Of several that fail together one prints its message. Does not return."""
+        if message:
+            print(message, file=sys.stderr, flush=True)
+        raise SystemExit(status)
+
+    def close(self) -> None:
+        """Collective: the orderly end of a run; afterwards only rank and size may be read."""
+
+
+@functools.cache
+def world() -> World:
+    """The world of this process, made on first use.
+
+    Raises CommError when a launcher started several ranks and MPI cannot be loaded or does not see them.
+    """
+    launch = detect()
+    if launch is None or launch.size == 1:
+        return World()
+    from engine.comm.mpi_world import MpiWorld
+
+    return MpiWorld(launch)

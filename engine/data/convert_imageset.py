@@ -1,0 +1,177 @@
+"""Image files into an LMDB of Datums, as Caffe's tool of the same name writes them."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lmdb
+import numpy as np
+from PIL import Image
+
+from engine import proto
+from engine.data.decode import BGR, GRAY, UndecodableImage, decode_bytes
+from engine.data.image_tree import FolderTree, ZipTree, class_folders, open_tree, read_list
+from engine.data.ordered_map import ordered_map
+from engine.data.prefetch import data_threads
+from engine.errors import DataError
+
+_COMMIT_EVERY = 1000
+_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
+_MAP_SIZE = 1 << 40  # address space only, not memory or disk
+
+
+@dataclass
+class Conversion:
+    """What convert_imageset did."""
+
+    images: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # name -> why it could not be decoded
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """How the images are to be stored."""
+
+    tree: FolderTree | ZipTree
+    root: str
+    color: str
+    height: int
+    width: int
+    encoded: bool
+    encode_type: str
+
+    def __call__(self, entry: tuple[str, int]) -> tuple[str, bytes | DataError]:
+        """(name, serialised Datum or the reason why there is none). Raises DataError for a file that is missing."""
+        name, label = entry
+        try:
+            data = self.tree.read(name)
+            datum = self._datum(name, data)
+        except OSError as error:
+            raise DataError(f"cannot read {self.root}/{name}: {error.strerror or error}") from None
+        except UndecodableImage as error:
+            return name, DataError(f"{self.root}/{name}: {error}")
+        datum.label = label
+        return name, datum.SerializeToString()
+
+    def _datum(self, name: str, data: bytes) -> proto.Datum:
+        original = decode_bytes(data)
+        image = original.convert(self.color)
+        if self.height:
+            image = image.resize((self.width, self.height), Image.Resampling.BILINEAR)
+        if self.encoded:
+            return proto.Datum(encoded=True, data=self._encode(name, data, original, image))
+        planes = b"".join(band.tobytes() for band in reversed(image.split()))  # R, G, B become B, G, R
+        return proto.Datum(channels=len(image.mode), height=image.height, width=image.width, data=planes)
+
+    def _encode(self, name: str, data: bytes, original: Image.Image, image: Image.Image) -> bytes:
+        """The file's own bytes where they are what is asked for: nothing is lost by a second compression."""
+        kind = self.encode_type or Path(name).suffix[1:].lower()
+        if kind not in _FORMATS:
+            kind = "jpg"
+        format = _FORMATS[kind]
+        if image.size == original.size and original.mode == self.color and original.format == format:
+            return data
+        encoded = io.BytesIO()
+        image.save(encoded, format, **({"quality": 95} if format == "JPEG" else {}))
+        return encoded.getvalue()
+
+
+def convert_imageset(
+    root: str,
+    list_file: str | None,
+    db: str,
+    *,
+    shuffle: bool = False,
+    seed: int = 1,
+    resize_height: int = 0,
+    resize_width: int = 0,
+    gray: bool = False,
+    encoded: bool = False,
+    encode_type: str = "",
+    skip_bad_images: bool = False,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Conversion:
+    """Writes the images of root to a new LMDB, as Datums of BGR (or grey) bytes, channel by channel.
+
+    root: a folder, a .zip, or a folder in one (data.zip/train). list_file: lines "relative/path label", or None for
+    the class folders of root in alphabetical order. Keys are "%08d_path", counted after the shuffle.
+    resize_height, resize_width: 0 and 0 keep each image's own size. encoded: store image files instead of bytes, of
+    the kind encode_type ("jpg", "png", "bmp"), "" for each file's own. progress(done, total) is called now and then.
+    The LMDB appears under its name only when it is complete. Raises DataError: db exists, a file is missing or cannot
+    be decoded (unless skip_bad_images), the disk is full.
+    """
+    if os.path.lexists(db):
+        raise DataError(f"{db} exists already; remove it, or choose another name")
+    if encode_type and encode_type not in _FORMATS:
+        raise DataError(f"encode_type {encode_type!r} is not known; known: {', '.join(_FORMATS)}")
+    if bool(resize_height) != bool(resize_width):
+        raise DataError(f"resize_height and resize_width need each other; got {resize_height} and {resize_width}")
+    tree = open_tree(root)
+    entries = read_list(list_file) if list_file else class_folders(tree, root)
+    if shuffle:
+        entries = [entries[i] for i in np.random.RandomState(seed).permutation(len(entries))]
+    color = GRAY if gray else BGR
+    encode = _Encoder(tree, root, color, resize_height, resize_width, encoded or bool(encode_type), encode_type)
+    conversion = Conversion()
+    items = _items(ordered_map(encode, entries, threads or data_threads()), conversion, skip_bad_images)
+    temporary = Path(db).parent / f".{Path(db).name}.{os.getpid()}.partial"
+    try:
+        _write(temporary, items, len(entries), progress)
+        os.rename(temporary, db)
+    except OSError as error:
+        raise DataError(f"cannot write {db}: {error.strerror}") from None
+    except lmdb.Error as error:
+        # LMDB reports a write that the disk had no room for as an input/output error.
+        full = shutil.disk_usage(temporary.parent).free < 1 << 20
+        raise DataError(f"cannot write {db}: {'No space left on device' if full else error}") from None
+    finally:
+        items.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+    return conversion
+
+
+def _items(
+    encoded: Iterator[tuple[str, bytes | DataError]], conversion: Conversion, skip_bad_images: bool
+) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) for each image; counts them."""
+    for number, (name, value) in enumerate(encoded):
+        if isinstance(value, DataError):
+            if not skip_bad_images:
+                raise value
+            conversion.skipped[name] = str(value)
+            continue
+        conversion.images += 1
+        yield f"{number:08d}_{name}".encode(), value
+
+
+def _write(
+    folder: Path, items: Iterator[tuple[bytes, bytes]], total: int, progress: Callable[[int, int], None] | None
+) -> None:
+    """Raises OSError, lmdb.Error, DataError."""
+    folder.mkdir(parents=True)
+    # One writer, and durable only when it is complete: no locks, and one sync at the end.
+    with lmdb.open(str(folder), map_size=_MAP_SIZE, lock=False, sync=False, metasync=False) as environment:
+        done = 0
+        transaction = environment.begin(write=True)
+        for key, value in items:
+            if len(key) > environment.max_key_size():
+                raise DataError(
+                    f"path too long for an LMDB's keys ({environment.max_key_size()} bytes): {key.decode()}"
+                )
+            transaction.put(key, value, append=True)
+            done += 1
+            if done % _COMMIT_EVERY == 0:
+                transaction.commit()
+                transaction = environment.begin(write=True)
+                if progress:
+                    progress(done, total)
+        transaction.commit()
+        environment.sync(True)
+    if progress:
+        progress(done, total)

@@ -1,0 +1,144 @@
+"""What changes the size of an image before it is cropped: resize_param, random_resize_param, random_aspect_ratio_param.
+
+Each maker checks its message once and returns a step: (image, random) -> image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from engine import proto
+from engine.data.decode import as_array, as_pillow
+from engine.data.keyed_random import KeyedRandom
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.proto import RandomAspectRatioParameter, RandomResizeParameter, ResizeParameter
+
+Step = Callable[[Image.Image, KeyedRandom], Image.Image]
+
+_Resize = proto.ResizeParameter
+# Pillow's filters widen with the reduction, so none of them aliases where an image shrinks.
+_FILTERS = {
+    _Resize.LINEAR: Image.Resampling.BILINEAR,
+    _Resize.AREA: Image.Resampling.BOX,
+    _Resize.NEAREST: Image.Resampling.NEAREST,
+    _Resize.CUBIC: Image.Resampling.BICUBIC,
+    _Resize.LANCZOS4: Image.Resampling.LANCZOS,
+}
+
+
+def _filter_choice(param: ResizeParameter) -> Callable[[KeyedRandom], Image.Resampling]:
+    """One of the interp_modes at random where there are several; LINEAR, as in OpenCV, where there is none."""
+    filters = [_FILTERS[mode] for mode in param.interp_mode] or [Image.Resampling.BILINEAR]
+    if len(filters) == 1:
+        return lambda random: filters[0]
+    return lambda random: filters[random.integer(0, len(filters) - 1)]
+
+
+def _resize_shorter(image: Image.Image, size: int, resample: Image.Resampling) -> Image.Image:
+    shorter = min(image.size)
+    if shorter == size:
+        return image
+    return image.resize(tuple(side * size // shorter for side in image.size), resample)
+
+
+def make_resize(param: ResizeParameter, where: str | None) -> Step:
+    """resize_param. Raises ConfigError."""
+    height, width = param.height, param.width
+    if not (height and width):
+        raise ConfigError(f"resize_param needs height and width; got {height} x {width}", where)
+    choose_filter = _filter_choice(param)
+    if param.resize_mode == _Resize.FIT_LARGE_SIZE_AND_PAD:
+        fit = _make_fit_and_pad(param, where)
+    elif param.resize_mode == _Resize.FIT_SMALL_SIZE:
+
+        def fit(image: Image.Image, resample: Image.Resampling) -> Image.Image:
+            """The smallest size of the same aspect ratio that covers height x width."""
+            scale = max(height / image.height, width / image.width)
+            size = (max(width, int(image.width * scale)), max(height, int(image.height * scale)))
+            return image.resize(size, resample)
+    else:
+
+        def fit(image: Image.Image, resample: Image.Resampling) -> Image.Image:
+            return image.resize((width, height), resample)
+
+    def resize(image: Image.Image, random: KeyedRandom) -> Image.Image:
+        if param.prob < 1 and random.uniform(0, 1) >= param.prob:
+            return image
+        return fit(image, choose_filter(random))
+
+    return resize
+
+
+def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[..., Image.Image]:
+    """The largest size of the same aspect ratio that height x width holds, in the middle of that."""
+    height, width = param.height, param.width
+    values = [round(value) for value in param.pad_value] or [0]
+    if len(values) not in (1, 3):
+        raise ConfigError(f"resize_param needs 1 or 3 pad_value fields; got {len(values)}", where)
+    modes = {_Resize.CONSTANT: None, _Resize.MIRRORED: "reflect", _Resize.REPEAT_NEAREST: "edge"}
+    mode = modes[param.pad_mode]
+
+    def fit_and_pad(image: Image.Image, resample: Image.Resampling) -> Image.Image:
+        scale = min(height / image.height, width / image.width)
+        inner_w, inner_h = min(width, round(image.width * scale)), min(height, round(image.height * scale))
+        pixels = as_array(image.resize((max(1, inner_w), max(1, inner_h)), resample))
+        above, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
+        below, right = height - pixels.shape[0] - above, width - pixels.shape[1] - left
+        if mode:
+            return as_pillow(np.pad(pixels, ((above, below), (left, right), (0, 0)), mode=mode))
+        padded = np.empty((height, width, pixels.shape[2]), np.uint8)
+        padded[:] = values if pixels.shape[2] == len(values) else values[0]
+        padded[above : height - below, left : width - right] = pixels
+        return as_pillow(padded)
+
+    return fit_and_pad
+
+
+def make_random_resize(param: RandomResizeParameter, where: str | None) -> Step:
+    """random_resize_param: the shorter side becomes a random size in [min_size, max_size]. Raises ConfigError."""
+    low, high = param.min_size, param.max_size
+    if not 0 < low <= high:
+        raise ConfigError(f"random_resize_param needs 0 < min_size <= max_size; got {low} and {high}", where)
+    choose_filter = _filter_choice(param.resize_param)
+    return lambda image, random: _resize_shorter(image, random.integer(low, high), choose_filter(random))
+
+
+def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, crop_w: int, where: str | None) -> Step:
+    """random_aspect_ratio_param: a random part of random area and shape, resized to the crop. Where no try fits into
+    the image, its shorter side becomes the crop's larger one. Raises ConfigError."""
+    if not (crop_h and crop_w):
+        raise ConfigError("random_aspect_ratio_param needs crop_size", where)
+    if not 0 < param.min_area_ratio <= param.max_area_ratio:
+        raise ConfigError(
+            "random_aspect_ratio_param needs 0 < min_area_ratio <= max_area_ratio; "
+            f"got {param.min_area_ratio:g} and {param.max_area_ratio:g}",
+            where,
+        )
+    change = param.aspect_ratio_change
+    if not change > 0:
+        raise ConfigError(f"random_aspect_ratio_param needs aspect_ratio_change > 0; got {change:g}", where)
+    narrow, wide = sorted((change, 1 / change))
+    choose_filter = _filter_choice(param.resize_param)
+
+    def random_aspect_ratio(image: Image.Image, random: KeyedRandom) -> Image.Image:
+        resample = choose_filter(random)
+        for _ in range(param.max_attempt):
+            area = image.width * image.height * random.uniform(param.min_area_ratio, param.max_area_ratio)
+            stretch = random.uniform(narrow, wide)
+            height, width = int(math.sqrt(area) * stretch), int(math.sqrt(area) / stretch)
+            if random.coin():
+                height, width = width, height
+            if 0 < height <= image.height and 0 < width <= image.width:
+                top = random.integer(0, image.height - height)
+                left = random.integer(0, image.width - width)
+                return image.resize((crop_w, crop_h), resample, box=(left, top, left + width, top + height))
+        return _resize_shorter(image, max(crop_h, crop_w), resample)
+
+    return random_aspect_ratio

@@ -1,0 +1,39 @@
+"""Random numbers for one image, from (seed, epoch, index) alone: the same on any rank, in any thread, in any order."""
+
+_MASK = (1 << 64) - 1
+
+
+def _mix(state: int) -> int:
+    """splitmix64's output function: a well-mixed 64-bit number for each state."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+class KeyedRandom:
+    """A splitmix64 stream. numpy's generators cost more to set up than a small image costs to transform, and their
+    streams may change between numpy releases."""
+
+    __slots__ = ("_state",)
+    _STEP = 0x9E3779B97F4A7C15
+
+    def __init__(self, seed: int, epoch: int, index: int):
+        state = 0
+        for word in (seed, epoch, index):
+            state = _mix((state + self._STEP + word) & _MASK)
+        self._state = state
+
+    def _next(self) -> int:
+        self._state = (self._state + self._STEP) & _MASK
+        return _mix(self._state)
+
+    def integer(self, low: int, high: int) -> int:
+        """Uniform in low..high, both included."""
+        return low + ((self._next() * (high - low + 1)) >> 64)
+
+    def uniform(self, low: float, high: float) -> float:
+        """Uniform in [low, high)."""
+        return low + (self._next() >> 11) * 2.0**-53 * (high - low)
+
+    def coin(self) -> bool:
+        return self._next() >> 63 == 1

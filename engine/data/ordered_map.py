@@ -1,0 +1,28 @@
+"""Many results from a few threads, in order, with few of them in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """function(item) of each item, in order; at most 8 results a thread wait for the consumer. What function raises
+    is raised in its place."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="map") as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= 8 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,196 @@
+"""Batches ahead of the executor: a ring of buffers, filled in order by decoding threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.data.sampler import Share
+from engine.errors import ConfigError
+
+# (epoch, index, out (c, h, w) float32) -> (label, key): fills out with one transformed item. Called by many threads.
+LoadItem = Callable[[int, int, np.ndarray], tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Valid until the next call of Prefetcher.next(): data and labels are views of the ring's memory."""
+
+    data: np.ndarray  # (size, c, h, w) float32, C-contiguous, 64-byte aligned
+    labels: np.ndarray  # (size,) float32, 64-byte aligned
+    keys: list[str]
+    first_sample: int  # number of data[0] among all samples of the training, over all ranks
+    size: int  # batch_size, or less at the end of an epoch()
+
+
+def data_threads() -> int:
+    """How many decoding threads a rank starts: ENGINE_DATA_THREADS, else up to 4 of the cores that it may use.
+    Raises ConfigError."""
+    text = os.environ.get("ENGINE_DATA_THREADS", "")
+    if not text:
+        return max(1, min(4, len(os.sched_getaffinity(0))))
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigError(f"ENGINE_DATA_THREADS must be a whole number above 0; got {text!r}")
+    return int(text)
+
+
+def _aligned(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
+    """Uninitialised float32, C-contiguous, starting at a multiple of `alignment` bytes."""
+    count = int(np.prod(shape))
+    memory = np.empty(count * 4 + alignment, np.uint8)
+    begin = -memory.ctypes.data % alignment
+    return memory[begin : begin + count * 4].view(np.float32).reshape(shape)
+
+
+class _Slot:
+    """One buffer of the ring and the batch that is being decoded into it."""
+
+    def __init__(self, batch_size: int, shape: tuple[int, int, int]):
+        self.data = _aligned((batch_size, *shape))
+        self.labels = _aligned((batch_size,))
+        self.keys = [""] * batch_size
+        self.share: Share | None = None
+        self.pending = 0  # samples that no thread has finished yet
+        self.error: tuple[int, BaseException] | None = None  # the first bad sample and what happened to it
+
+    def begin(self, share: Share) -> None:
+        self.share, self.pending, self.error = share, len(share.samples), None
+
+
+class Prefetcher:
+    """Iterates over the batches of a rank's shares. What a batch holds does not depend on the number of threads.
+
+    An error in a thread is parked and raised by the next() whose batch it belongs to; the batches before it arrive.
+    wait_seconds is the time that next() has spent waiting for data since the start. Call close(), or use `with`.
+    """
+
+    def __init__(
+        self,
+        load: LoadItem,
+        shares: Iterator[Share],
+        shape: tuple[int, int, int],
+        batch_size: int,
+        depth: int,
+        threads: int | None = None,
+    ):
+        """depth: how many batches are decoded ahead of the one in use. threads: None for data_threads()."""
+        threads = threads or data_threads()
+        self.wait_seconds = 0.0
+        self._load = load
+        self._shares = shares
+        self._slots = [_Slot(batch_size, shape) for _ in range(max(1, depth) + 1)]
+        # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
+        self._piece = max(1, min(32, batch_size // (4 * threads)))
+        self._changed = threading.Condition()
+        self._begun = 0  # batches whose decoding has begun
+        self._handed = 0  # samples of the newest one that threads have taken
+        self._taken = 0  # batches that next() has returned
+        self._released = 0  # batches whose buffers may be filled again
+        self._exhausted = False
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"data-{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Prefetcher:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.next()
+
+    def next(self) -> Batch:
+        """The next batch; the buffers of the one before are reused. Raises StopIteration at the end of an epoch(),
+        DataError for a bad item."""
+        self.release()
+        begin = time.perf_counter()
+        with self._changed:
+            slot = self._slots[self._taken % len(self._slots)]
+            self._changed.wait_for(lambda: self._closed or self._ready(slot) or self._at_end())
+            self.wait_seconds += time.perf_counter() - begin
+            if self._closed or not self._ready(slot):
+                raise StopIteration
+            if slot.error is not None:
+                raise slot.error[1]
+            self._taken += 1
+        size = len(slot.share.samples)
+        return Batch(slot.data[:size], slot.labels[:size], slot.keys[:size], slot.share.first_sample, size)
+
+    def release(self) -> None:
+        """Gives the buffers of the last batch back before the next one is needed."""
+        with self._changed:
+            if self._released < self._taken:
+                self._released = self._taken
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops the threads and waits for them."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _ready(self, slot: _Slot) -> bool:
+        return self._begun > self._taken and slot.pending == 0
+
+    def _at_end(self) -> bool:
+        return self._exhausted and self._begun == self._taken
+
+    def _work(self) -> None:
+        while (piece := self._take_piece()) is not None:
+            slot, begin, end = piece
+            error = None
+            for i in range(begin, end):
+                try:
+                    slot.labels[i], slot.keys[i] = self._load(*slot.share.samples[i], slot.data[i])
+                except BaseException as raised:
+                    error = error or (i, raised)
+            self._finish_piece(slot, end - begin, error)
+
+    def _take_piece(self) -> tuple[_Slot, int, int] | None:
+        """The next samples to decode, (slot, begin, end); waits for a free buffer. None when there is no more work."""
+        with self._changed:
+            while not self._closed:
+                newest = self._slots[(self._begun - 1) % len(self._slots)]
+                if self._begun and self._handed < len(newest.share.samples):
+                    begin = self._handed
+                    self._handed = min(begin + self._piece, len(newest.share.samples))
+                    return newest, begin, self._handed
+                if self._exhausted:
+                    return None
+                if self._begun - self._released < len(self._slots):
+                    self._begin_batch()
+                else:
+                    self._changed.wait()
+        return None
+
+    def _begin_batch(self) -> None:
+        share = next(self._shares, None)
+        if share is None:
+            self._exhausted = True
+        else:
+            self._slots[self._begun % len(self._slots)].begin(share)
+            self._begun += 1
+            self._handed = 0
+        self._changed.notify_all()
+
+    def _finish_piece(self, slot: _Slot, count: int, error: tuple[int, BaseException] | None) -> None:
+        with self._changed:
+            if error is not None and (slot.error is None or error[0] < slot.error[0]):
+                slot.error = error
+            slot.pending -= count
+            if slot.pending == 0:
+                self._changed.notify_all()

@@ -1,0 +1,72 @@
+"""Which item is the p-th sample of the training, and which samples are whose.
+
+Sample p, counted over all ranks since the first iteration, is item order(epoch)[p % size] of epoch p // size. A global
+batch is the next ranks * batch_size samples, and each rank takes its contiguous share of it: the samples of an
+iteration do not depend on how many ranks there are, and a run resumes at any sample on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of a global batch: its first sample's number and (epoch, index of the item) of each sample."""
+
+    first_sample: int
+    samples: list[tuple[int, int]]
+
+
+class Sampler:
+    """size items in the order of the source, or in a new seeded permutation of the whole source for each epoch."""
+
+    def __init__(self, size: int, seed: int, shuffle: bool):
+        self.size = size
+        self._seed = seed
+        self._shuffle = shuffle
+        # Two, because a batch can lie across the end of an epoch.
+        self._order = lru_cache(maxsize=2)(self._permutation)
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        """(size,) indices. RandomState, because its stream is the one that numpy promises never to change."""
+        keys = [self._seed & 0xFFFFFFFF, self._seed >> 32 & 0xFFFFFFFF, epoch]
+        return np.random.RandomState(keys).permutation(self.size)
+
+    def samples(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """(epoch, index) of the samples begin <= p < end."""
+        found: list[tuple[int, int]] = []
+        position = begin
+        while position < end:
+            epoch, first = divmod(position, self.size)
+            last = min(first + end - position, self.size)
+            indices = self._order(epoch)[first:last].tolist() if self._shuffle else range(first, last)
+            found.extend((epoch, index) for index in indices)
+            position += last - first
+        return found
+
+    def shares(
+        self,
+        batch_size: int,
+        rank: int,
+        ranks: int,
+        start: int = 0,
+        stop: int | None = None,
+        own_part: bool = False,
+    ) -> Iterator[Share]:
+        """The rank's share of each global batch from sample `start` on: endless, or up to item number `stop`, where the
+        last global batch may be short and the later ranks may get less of it, or nothing.
+
+        own_part: the source holds this rank's items only, so that it reads all of them.
+        """
+        first = start + rank * batch_size
+        begin, stride = (start // ranks, batch_size) if own_part else (first, ranks * batch_size)
+        while stop is None or begin < stop:
+            end = begin + batch_size if stop is None else min(begin + batch_size, stop)
+            yield Share(first, self.samples(begin, end))
+            first += ranks * batch_size
+            begin += stride

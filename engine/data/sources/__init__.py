@@ -1,0 +1,1 @@
+"""One data source per file; each registers itself."""

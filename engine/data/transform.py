@@ -1,0 +1,137 @@
+"""transform_param: from the image of a Datum to the floats that a net reads.
+
+In this order: decode; resize or aspect-ratio augmentation; crop (random in TRAIN, centre in TEST); mirror (a random
+half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++ (csrc/image.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import proto
+from engine.data.decode import BGR, GRAY, ImageError, as_array, as_pillow, decode
+from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize
+from engine.data.keyed_random import KeyedRandom
+from engine.data.mean import read_mean
+from engine.errors import ConfigError
+from engine.weights import shape_text
+
+if TYPE_CHECKING:
+    from engine.proto import Datum, TransformationParameter
+
+_UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "bgr2rgb", "pad")
+
+
+def crop_shape(param: TransformationParameter, where: str | None = None) -> tuple[int, int]:
+    """(height, width) of the crop, (0, 0) for none. Raises ConfigError."""
+    height, width = param.crop_h or param.crop_size, param.crop_w or param.crop_size
+    if bool(height) != bool(width):
+        raise ConfigError(f"crop_h and crop_w need each other; got {height} and {width}", where)
+    return height, width
+
+
+def forced_color(param: TransformationParameter, where: str | None = None) -> str | None:
+    """BGR, GRAY or None. Raises ConfigError."""
+    if param.force_color and param.force_gray:
+        raise ConfigError("force_color and force_gray exclude each other", where)
+    return BGR if param.force_color else GRAY if param.force_gray else None
+
+
+class Transformer:
+    """One transform_param in one phase. It has no state: apply() may be called from several threads.
+
+    Raises ConfigError for a transform_param that cannot be used, DataError for a mean_file that cannot be read.
+    """
+
+    def __init__(self, param: TransformationParameter, phase: int, where: str | None = None):
+        from engine._core import transform_image
+
+        for field in _UNSUPPORTED:
+            if param.HasField(field) and getattr(param, field):
+                raise ConfigError(f"transform_param.{field} is not supported", where)
+        self._transform_image = transform_image
+        self._random = phase == proto.TRAIN
+        self._mirror = param.mirror and self._random
+        self._scale = param.scale
+        self._crop = crop_shape(param, where)
+        self._color = forced_color(param, where)
+        self._mean_file = param.mean_file
+        self._mean = self._read_mean(param, where)
+        self._steps = []
+        if param.HasField("resize_param"):
+            self._steps.append(make_resize(param.resize_param, where))
+        if param.HasField("random_resize_param"):
+            self._steps.append(make_random_resize(param.random_resize_param, where))
+        if param.HasField("random_aspect_ratio_param"):
+            self._steps.append(make_random_aspect_ratio(param.random_aspect_ratio_param, *self._crop, where))
+
+    @staticmethod
+    def _read_mean(param: TransformationParameter, where: str | None) -> np.ndarray | None:
+        """None, (values,) or (c, h, w), float32."""
+        if param.mean_file and param.mean_value:
+            raise ConfigError("mean_file and mean_value exclude each other", where)
+        if param.mean_file:
+            return read_mean(param.mean_file, where)
+        return np.array(param.mean_value, np.float32) if param.mean_value else None
+
+    def _prepare(self, datum: Datum, random: KeyedRandom) -> np.ndarray:
+        """(h, w, c) pixels, ready to be cropped."""
+        image = decode(datum, self._color)
+        for step in self._steps:
+            image = step(as_pillow(image), random)
+        return as_array(image)
+
+    def shape(self, datum: Datum) -> tuple[int, int, int]:
+        """(c, h, w) that this datum becomes; with a crop, or images of one size, all others too. Raises ImageError."""
+        pixels = self._prepare(datum, KeyedRandom(0, 0, 0))
+        self._mean_for(pixels)
+        return self._cropped_shape(pixels)
+
+    def apply(self, datum: Datum, random: KeyedRandom, out: np.ndarray) -> None:
+        """Writes the transformed image to out (c, h, w) float32, C-contiguous. Raises ImageError, UndecodableImage."""
+        pixels = self._prepare(datum, random)
+        shape = self._cropped_shape(pixels)
+        if shape != out.shape:
+            hint = "set force_color or force_gray" if shape[1:] == out.shape[1:] else "set crop_size or resize_param"
+            raise ImageError(
+                f"expected an image of {shape_text(out.shape)}, like the first one; got {shape_text(shape)}; {hint}"
+            )
+        mean = self._mean_for(pixels)
+        spare_h, spare_w = pixels.shape[0] - shape[1], pixels.shape[1] - shape[2]
+        if self._random:
+            top, left = random.integer(0, spare_h), random.integer(0, spare_w)
+        else:
+            top, left = spare_h // 2, spare_w // 2
+        mirror = self._mirror and random.coin()
+        self._transform_image(pixels, top, left, shape[1], shape[2], mirror, mean, self._scale, out)
+
+    def _cropped_shape(self, pixels: np.ndarray) -> tuple[int, int, int]:
+        """(c, h, w) after the crop. Raises ImageError where the image is too small for it."""
+        height, width, channels = pixels.shape
+        crop_h, crop_w = self._crop[0] or height, self._crop[1] or width
+        if crop_h > height or crop_w > width:
+            raise ImageError(
+                f"image of {shape_text((channels, height, width))} is smaller than the crop of {crop_h} x {crop_w}; "
+                "add a resize_param or make crop_size smaller"
+            )
+        return channels, crop_h, crop_w
+
+    def _mean_for(self, pixels: np.ndarray) -> np.ndarray | None:
+        """The mean, checked against an image: None, (c,) or (c, h, w)."""
+        if self._mean is None:
+            return None
+        height, width, channels = pixels.shape
+        if self._mean.ndim == 3:
+            if self._mean.shape != (channels, height, width):
+                raise ImageError(
+                    f"expected an image of {shape_text(self._mean.shape)}, as mean_file {self._mean_file}; got "
+                    f"{shape_text((channels, height, width))}; make the file with `engine compute_image_mean`"
+                )
+            return self._mean
+        if self._mean.size == 1:
+            return np.repeat(self._mean, channels)
+        if self._mean.size != channels:
+            raise ImageError(f"{self._mean.size} mean_value fields for an image of {channels} channels")
+        return self._mean

@@ -1,0 +1,208 @@
+"""From a NetParameter to a graph: layers kept by phase, level and stage, blobs connected, shapes and parameters known.
+
+Errors do not stop at the first: a layer that cannot be built is reported and what hangs on it is skipped, so that
+`engine check` shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.config import Config
+from engine.errors import ConfigError, ConfigErrors
+from engine.layers.base import Blob, Layer, Parameter, Shape
+from engine.layers.registry import layer_type
+
+TRAIN, TEST = 0, 1
+ShapesOf = Callable[[Any, str], list[Shape]]
+
+
+@dataclass(eq=False)
+class Graph:
+    """Layers in execution order. `outputs` are the blobs that nobody reads, `params` the owners of all parameters."""
+
+    name: str
+    phase: int
+    layers: list[Layer] = field(default_factory=list)
+    outputs: list[Blob] = field(default_factory=list)
+    force_backward: bool = False
+
+    @property
+    def params(self) -> list[Parameter]:
+        return [parameter for layer in self.layers for parameter in layer.params if parameter.owner is None]
+
+    def blobs(self) -> dict[str, Blob]:
+        """The last version of every named blob."""
+        return {top.name: top for layer in self.layers for top in layer.tops}
+
+
+def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: ShapesOf | None = None) -> Graph:
+    """The graph of a net in one phase.
+
+    `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. Raises
+    ConfigErrors with every error found.
+    """
+    graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
+    errors: list[ConfigError] = []
+    connect = _Connector(graph, config, errors)
+    for index, message in enumerate(config.message.layer):
+        where = config.where(index)
+        try:
+            if not _kept(message, phase, level, set(stages), where):
+                continue
+            layer = layer_type(message.type, message.name, where)(message, where, phase)
+            if not connect.bottoms(layer, index):
+                continue
+            _build_layer(layer, connect, shapes_of)
+            graph.layers.append(layer)
+        except ConfigError as error:
+            errors.append(error)
+            connect.broken(message)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+    consumed = {blob for layer in graph.layers for blob in layer.bottoms}
+    graph.outputs = [blob for layer in graph.layers for blob in layer.tops if blob not in consumed]
+    return graph
+
+
+def _kept(message, phase: int, level: int, stages: set[str], where: str) -> bool:
+    if message.include and message.exclude:
+        raise ConfigError(f"layer '{message.name}': has both include and exclude rules; use one of them", where)
+
+    def matches(rule) -> bool:
+        return not (
+            (rule.HasField("phase") and rule.phase != phase)
+            or (rule.HasField("min_level") and level < rule.min_level)
+            or (rule.HasField("max_level") and level > rule.max_level)
+            or not set(rule.stage) <= stages
+            or set(rule.not_stage) & stages
+        )
+
+    if message.include:
+        return any(matches(rule) for rule in message.include)
+    return not any(matches(rule) for rule in message.exclude)
+
+
+def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) -> None:
+    """Shapes, tops, parameters and loss weights of one layer whose bottoms are known."""
+    _check_counts(layer)
+    if getattr(layer, "from_source", False):
+        if shapes_of is None:
+            raise layer.error("its data source is not open")
+        layer.source_shapes = shapes_of(layer.message, layer.where)
+    shapes = layer.infer()
+    layer.tops = connect.tops(layer, shapes)
+    layer.params = layer.make_params()
+    _param_specs(layer, connect)
+    is_loss = layer.type.endswith("Loss")
+    given = list(layer.message.loss_weight)
+    if given and len(given) != len(layer.tops):
+        raise layer.error(f"loss_weight is given {len(given)} times, expected once for each of its {len(layer.tops)} tops")
+    layer.loss_weights = given or [1.0 if is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
+
+
+def _check_counts(layer: Layer) -> None:
+    for what, names, (least, most) in (
+        ("bottom", layer.message.bottom, layer.bottom_range),
+        ("top", layer.message.top, layer.top_range),
+    ):
+        if len(names) < least or (most is not None and len(names) > most):
+            wanted = str(least) if least == most else f"at least {least}" if most is None else f"{least} to {most}"
+            raise layer.error(f"expected {wanted} {what} blob{'' if wanted == '1' else 's'}, got {len(names)}")
+
+
+def _param_specs(layer: Layer, connect: _Connector) -> None:
+    specs = layer.message.param
+    if len(specs) > len(layer.params):
+        raise layer.error(f"{len(specs)} param entries for {len(layer.params)} parameter blobs")
+    for index, parameter in enumerate(layer.params):
+        parameter.layer, parameter.index = layer.name, index
+        if index >= len(specs):
+            continue
+        spec = specs[index]
+        parameter.lr_mult, parameter.decay_mult = spec.lr_mult, spec.decay_mult
+        parameter.shared_name, parameter.permissive = spec.name, spec.share_mode == 1
+        if spec.name:
+            connect.share(layer, parameter)
+
+
+class _Connector:
+    """Which blob a name means at this point of the file, and who owns a shared parameter."""
+
+    def __init__(self, graph: Graph, config: Config, errors: list[ConfigError]):
+        self.graph, self.config, self.errors = graph, config, errors
+        self.current: dict[str, Blob] = {}
+        self.unknown: set[str] = set()  # tops of layers that could not be built
+        self.owners: dict[str, Parameter] = {}
+
+    def bottoms(self, layer: Layer, index: int) -> bool:
+        """Finds the layer's bottoms; False when one hangs on a layer already reported."""
+        if any(name in self.unknown for name in layer.message.bottom):
+            self.broken(layer.message)
+            return False
+        for name in layer.message.bottom:
+            if name not in self.current:
+                raise self._missing(layer, index, name)
+            layer.bottoms.append(self.current[name])
+        return True
+
+    def tops(self, layer: Layer, shapes: list[Shape]) -> list[Blob]:
+        names = list(layer.message.top)
+        anonymous = [f"(automatic) {layer.name}"] * (len(shapes) - len(names))
+        blobs = []
+        for name, shape in zip(names + anonymous, shapes, strict=True):
+            if name in self.current and name not in layer.message.bottom:
+                raise layer.error(f"top '{name}' is made by an earlier layer already; give it another name")
+            blobs.append(Blob(name, tuple(shape)))
+        self.current.update({blob.name: blob for blob in blobs if not blob.name.startswith("(automatic)")})
+        return blobs
+
+    def broken(self, message) -> None:
+        self.unknown.update(message.top)
+
+    def share(self, layer: Layer, parameter: Parameter) -> None:
+        owner = self.owners.setdefault(parameter.shared_name, parameter)
+        if owner is parameter:
+            return
+        fits = owner.count == parameter.count if parameter.permissive else owner.shape == parameter.shape
+        if not fits:
+            raise layer.error(
+                f"parameter '{parameter.shared_name}' is shared with layer '{owner.layer}' but has another shape: "
+                f"expected {owner.shape}, got {parameter.shape}"
+            )
+        parameter.owner = owner
+
+    def _missing(self, layer: Layer, index: int, name: str) -> ConfigError:
+        """The reason why a bottom is not there: a cycle, a later layer, or nothing makes it."""
+        later = [m for m in list(self.config.message.layer)[index:] if name in m.top]
+        if not later:
+            import difflib
+
+            near = difflib.get_close_matches(name, self.current, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"blobs known here: {', '.join(sorted(self.current)) or 'none'}"
+            return layer.error(f"no layer makes its bottom '{name}'; {hint}")
+        path = self._cycle(layer.message, later[0])
+        if path:
+            return layer.error(f"cycle: {' -> '.join(path)}")
+        return layer.error(f"its bottom '{name}' is made by the later layer '{later[0].name}'; move that layer above this one")
+
+    def _cycle(self, start, producer) -> list[str] | None:
+        """Names of the layers from `start` back to itself, if what `producer` reads depends on it."""
+        makers: dict[str, Any] = {}
+        for message in self.config.message.layer:
+            for top in message.top:
+                makers.setdefault(top, message)
+        stack, seen = [(producer, [start.name])], set()
+        while stack:
+            message, path = stack.pop()
+            if message.name == start.name:
+                return [*path, start.name][::-1] if len(path) > 1 else [start.name, start.name]
+            if message.name in seen:
+                continue
+            seen.add(message.name)
+            for bottom in message.bottom:
+                if bottom in makers and makers[bottom] is not message:
+                    stack.append((makers[bottom], [*path, message.name]))
+        return None

@@ -1,0 +1,38 @@
+"""A blob that several layers read gets a Split: its tops are the same memory, their gradients are added."""
+
+from __future__ import annotations
+
+from engine import proto
+from engine.graph.build import Graph
+from engine.layers.base import Blob
+from engine.layers.registry import layer_type
+
+
+def insert_splits(graph: Graph) -> None:
+    """Gives every tensor exactly one reader, so that every gradient has exactly one writer. A loss that is also read by
+    another layer counts as a reader of its own, as in Caffe."""
+    readers: dict[Blob, list[tuple]] = {}
+    for layer in graph.layers:
+        for i, blob in enumerate(layer.bottoms):
+            readers.setdefault(blob, []).append((layer, i))
+    layers = []
+    for layer in graph.layers:
+        layers.append(layer)
+        for blob in layer.tops:
+            uses = readers.get(blob, [])
+            if len(uses) > 1:
+                layers.append(_split(layer, blob, uses))
+    graph.layers = layers
+
+
+def _split(producer, blob: Blob, uses: list[tuple]):
+    name = f"{blob.name}_{producer.name}_split"
+    message = proto.LayerParameter(name=name, type="Split", bottom=[blob.name])
+    split = layer_type("Split", name, producer.where)(message, producer.where, producer.phase)
+    split.bottoms = [blob]
+    for number, (layer, i) in enumerate(uses):
+        message.top.append(f"{name}_{number}")
+        layer.bottoms[i] = Blob(message.top[-1], blob.shape)
+        split.tops.append(layer.bottoms[i])
+    split.loss_weights = [0.0] * len(uses)
+    return split

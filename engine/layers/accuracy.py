@@ -1,0 +1,55 @@
+"""The share of samples whose label is among the `top_k` best scores."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Accuracy")
+class Accuracy(Layer):
+    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: accuracy (), and the
+    accuracy of every class (classes). A label is right if fewer than top_k other classes score as much or more."""
+
+    bottom_range = (2, 2)
+    top_range = (1, 2)
+    differentiable = False
+    constant_bottoms = frozenset({1})
+
+    @property
+    def axis(self) -> int:
+        return self.canonical_axis(self.message.accuracy_param.axis, len(self.shapes[0]))
+
+    def infer(self) -> list[Shape]:
+        scores, labels = self.shapes
+        classes = scores[self.axis]
+        expected = math.prod(scores) // classes
+        if math.prod(labels) != expected:
+            raise self.error(
+                f"expected {expected} labels, one for each position of {scores} outside axis {self.axis}, "
+                f"got labels of shape {labels}"
+            )
+        top_k = self.message.accuracy_param.top_k
+        if not 1 <= top_k <= classes:
+            raise self.error(f"expected top_k from 1 to {classes}, the number of classes, got {top_k}")
+        return [(), (classes,)][: len(self.message.top)]
+
+    def attributes(self) -> dict[str, Any]:
+        param = self.message.accuracy_param
+        attributes = {"axis": self.axis, "top_k": param.top_k}
+        if param.HasField("ignore_label"):
+            attributes["ignore_label"] = param.ignore_label
+        return attributes
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("Accuracy", self, inputs, self.attributes())
+
+    def flops(self) -> int:
+        return math.prod(self.shapes[0])  # comparisons

@@ -1,0 +1,133 @@
+"""What every layer is: a node of the graph that knows its parameters, its shapes and the ops it becomes.
+
+A layer type overrides `infer` (shapes), `make_params` (parameters), `attributes` (what its op needs to know) and, only when it
+becomes something else than one op of its own name, `lower`. It knows neither ranks nor data sources nor other layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from engine.graph.lower import Builder
+
+Shape = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Blob:
+    """An edge of the graph: one version of a named blob (a layer that works in place makes a new version)."""
+
+    name: str
+    shape: Shape = ()
+    needs_gradient: bool = False
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A learnable or statistical blob of a layer. `shape` is Caffe's, as in files."""
+
+    shape: Shape
+    filler: Any = None  # FillerParameter message; None: zeros
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+    shared_name: str = ""
+    statistics: bool = False  # BatchNorm's running sums: averaged over ranks, never updated by the solver
+    layer: str = ""
+    index: int = 0
+    permissive: bool = False  # share_mode PERMISSIVE: only counts must match
+    owner: Parameter | None = None  # the parameter that this one shares, if any
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}[{self.index}]"
+
+    @property
+    def learnable(self) -> bool:
+        return self.lr_mult != 0 and not self.statistics
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(eq=False)
+class Layer:
+    """A node. `message` is its LayerParameter, `where` its "file:line:column" for errors, `phase` TRAIN (0) or TEST (1)."""
+
+    message: Any
+    where: str
+    phase: int
+    bottoms: list[Blob] = field(default_factory=list)
+    tops: list[Blob] = field(default_factory=list)
+    params: list[Parameter] = field(default_factory=list)
+    loss_weights: list[float] = field(default_factory=list)  # one per top; 0 where the top is no loss
+
+    # How many bottoms and tops the type takes (None: any number), for errors that say so.
+    bottom_range = (1, 1)
+    top_range = (1, 1)
+    # False for types that have no backward (Accuracy, ArgMax); data layers have no bottoms and so need none.
+    differentiable = True
+    # Bottoms into which no gradient flows (labels).
+    constant_bottoms: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return self.message.name
+
+    @property
+    def type(self) -> str:
+        return self.message.type
+
+    @property
+    def training(self) -> bool:
+        return self.phase == 0
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Shapes of the bottoms."""
+        return [blob.shape for blob in self.bottoms]
+
+    def infer(self) -> list[Shape]:
+        """Shapes of the tops, from `self.shapes`. Raises ConfigError (through `self.error`) when they do not fit."""
+        raise NotImplementedError
+
+    def make_params(self) -> list[Parameter]:
+        """Parameters, after shapes are known. Multipliers from `param {}` are filled in by the graph."""
+        return []
+
+    def attributes(self) -> dict[str, Any]:
+        """What the op of this type needs to know: ints, floats, strings, lists of ints or floats."""
+        return {}
+
+    def lower(self, builder: Builder) -> None:
+        """Adds the ops. The default is one op with the type's name: bottoms in, tops out."""
+        inputs = [builder.tensor(blob) for blob in self.bottoms]
+        builder.op(self.type, self, inputs, self.attributes())
+
+    def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
+        """Values of fed tops for this step, for layers that make them up themselves (DummyData); {} leaves them as they are."""
+        return {}
+
+    def absorb(self, following: Layer) -> bool:
+        """Called by the fusion pass with the only reader of this layer's top: True if this layer now does its work too."""
+        return False
+
+    def flops(self) -> int:
+        """Floating-point operations of one forward pass (a multiply-add counts two)."""
+        return sum(math.prod(top.shape) for top in self.tops)
+
+    def error(self, message: str) -> ConfigError:
+        return ConfigError(f"layer '{self.name}' ({self.type}): {message}", self.where)
+
+    def canonical_axis(self, axis: int, rank: int) -> int:
+        """Negative axes count from the end, as in Python. Raises ConfigError when out of range."""
+        if not -rank <= axis < rank:
+            raise self.error(f"axis {axis} is out of range for a blob of {rank} axes")
+        return axis % rank

@@ -1,0 +1,108 @@
+"""Convolution over all axes behind the channels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Convolution")
+class Convolution(Layer):
+    """Bottom (N, C, spatial...), top (N, num_output, spatial...); params: weights (num_output, C / group, kernel...) and,
+    with `bias_term`, bias (num_output)."""
+
+    @property
+    def param(self):
+        return self.message.convolution_param
+
+    def infer(self) -> list[Shape]:
+        shape, param = self.shapes[0], self.param
+        if len(shape) < 3:
+            raise self.error(f"expected a bottom of at least 3 axes (N, C, and spatial ones), got {shape}")
+        if self.canonical_axis(param.axis, len(shape)) != 1:
+            raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
+        if param.num_output == 0:
+            raise self.error("expected num_output above 0, got 0")
+        for what, channels in (("channels of the bottom", shape[1]), ("num_output", param.num_output)):
+            if param.group == 0 or channels % param.group:
+                raise self.error(f"expected group to divide the {what}, {channels}, got group {param.group}")
+        if param.fusion_type != param.NONE_FUSION:
+            raise self.error("fusion_type is written by Intel's own graph compiler; expected the net without it")
+        return [(shape[0], param.num_output, *self._spatial_output(shape[2:]))]
+
+    def _spatial_output(self, spatial: Shape) -> Shape:
+        window = self.window
+        sizes = []
+        for i, size in enumerate(spatial):
+            padded = size + 2 * window["pad"][i]
+            extent = window["dilation"][i] * (window["kernel"][i] - 1) + 1
+            if extent > padded:
+                raise self.error(
+                    f"expected a kernel that fits into the padded bottom, got a kernel of {extent} over {padded} "
+                    f"(size {size}, pad {window['pad'][i]}) on axis {i + 2} of {self.shapes[0]}"
+                )
+            sizes.append((padded - extent) // window["stride"][i] + 1)
+        return tuple(sizes)
+
+    @property
+    def window(self) -> dict[str, list[int]]:
+        """kernel, stride, pad and dilation, one each per spatial axis."""
+        kernel = self._per_axis("kernel", self.param.kernel_size, None)
+        return {
+            "kernel": kernel,
+            "stride": self._per_axis("stride", self.param.stride, 1),
+            "pad": self._per_axis("pad", self.param.pad, 0),
+            "dilation": self._per_axis("dilation", self.param.dilation, 1),
+        }
+
+    def _per_axis(self, name: str, values, default: int | None) -> list[int]:
+        """From the repeated field `values`, or from name_h and name_w."""
+        axes = len(self.shapes[0]) - 2
+        pair = [f"{name}_h", f"{name}_w"] if name != "dilation" else []
+        given = [field for field in pair if self.param.HasField(field)]
+        if given:
+            if values or axes != 2:
+                raise self.error(f"expected {given[0]} alone, without {name}, and 2 spatial axes, got {axes} axes")
+            if default is None and len(given) != 2:
+                raise self.error(f"expected both {pair[0]} and {pair[1]}, got {given[0]} alone")
+            result = [getattr(self.param, field) if field in given else default for field in pair]
+        elif values:
+            if len(values) not in (1, axes):
+                raise self.error(f"expected 1 or {axes} values of {name}, one per spatial axis, got {len(values)}")
+            result = list(values) if len(values) == axes else list(values) * axes
+        elif default is None:
+            raise self.error("kernel_size is missing")
+        else:
+            return [default] * axes
+        if name != "pad" and min(result) < 1:
+            raise self.error(f"expected {name} of at least 1, got {result}")
+        return result
+
+    def make_params(self) -> list[Parameter]:
+        param = self.param
+        weights = (param.num_output, self.shapes[0][1] // param.group, *self.window["kernel"])
+        params = [Parameter(weights, param.weight_filler)]
+        if param.bias_term:
+            params.append(Parameter((param.num_output,), param.bias_filler))
+        return params
+
+    def attributes(self) -> dict[str, Any]:
+        return {**self.window, "group": self.param.group, "bias": self.param.bias_term}
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.tensor(self.bottoms[0])
+        if not self.param.relu:
+            builder.op("Convolution", self, [x], self.attributes())
+            return
+        y = builder.op("Convolution", self, [x], self.attributes(), tops=[], shapes=[self.tops[0].shape])
+        builder.op("ReLU", self, y, {"negative_slope": self.param.negative_slope}, params=[])
+
+    def flops(self) -> int:
+        outputs = math.prod(self.tops[0].shape)
+        return outputs * (2 * math.prod(self.params[0].shape[1:]) + self.param.bias_term)

@@ -1,0 +1,35 @@
+"""The node that stands for a data source. It knows the shapes of what comes out, and nothing about where from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Data", "ImageData", "HDF5Data", "MemoryData", "WindowData")
+class Data(Layer):
+    """Tops: data (N, C, H, W) and, where asked for, labels. `source_shapes` (batch included) is set by whoever opens
+    the source, before `infer`."""
+
+    bottom_range = (0, 0)
+    top_range = (1, None)
+    from_source = True
+    source_shapes: list[Shape] = []
+
+    def infer(self) -> list[Shape]:
+        count = len(self.message.top)
+        if len(self.source_shapes) < count:
+            raise self.error(f"expected at most {len(self.source_shapes)} tops, what its source gives, got {count}")
+        return self.source_shapes[:count]
+
+    def lower(self, builder: Builder) -> None:
+        for top in self.tops:
+            builder.input(top)
+
+    def flops(self) -> int:
+        return 0

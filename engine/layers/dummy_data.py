@@ -1,0 +1,70 @@
+"""Blobs made of nothing, by fillers: for measuring speed and for tests."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from engine import proto
+from engine.fillers import fill, keyed_generator
+from engine.layers.base import Blob, Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from engine.graph.lower import Builder
+
+_ZEROS = proto.FillerParameter()
+
+
+@register("DummyData")
+class DummyData(Layer):
+    """Tops: `shape` (or, older, num, channels, height and width) and `data_filler`, once for all tops or once for each.
+
+    Constant blobs are made once, others at every step, as in Caffe.
+    """
+
+    bottom_range = (0, 0)
+    top_range = (1, None)
+
+    def infer(self) -> list[Shape]:
+        param, count = self.message.dummy_data_param, len(self.message.top)
+        if param.shape:
+            shapes = [tuple(shape.dim) for shape in self._for_each_top("shape", param.shape)]
+        else:
+            names = ("num", "channels", "height", "width")
+            columns = [self._for_each_top(name, getattr(param, name)) for name in names]
+            shapes = list(zip(*columns, strict=True))
+        if len(param.data_filler) > 1:
+            self._for_each_top("data_filler", param.data_filler)
+        for shape in shapes:
+            if any(dim <= 0 for dim in shape):
+                raise self.error(f"expected dims above 0, got {shape}")
+        return shapes[:count]
+
+    def _for_each_top(self, name: str, values) -> list:
+        count = len(self.message.top)
+        if len(values) not in (1, count):
+            wanted = "1" if count == 1 else f"1 or {count}"
+            raise self.error(f"expected {wanted} of dummy_data_param.{name} for {count} tops, got {len(values)}")
+        return list(values) if len(values) == count else list(values) * count
+
+    def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
+        """float32 values of the tops, which depend on the step, the seed and the layer's name alone."""
+        fillers = self._for_each_top("data_filler", self.message.dummy_data_param.data_filler or [_ZEROS])
+        for index, (top, filler) in enumerate(zip(self.tops, fillers, strict=True)):
+            if top not in self._values or filler.type != "constant":
+                self._values[top] = fill(top.shape, filler, keyed_generator(seed, self.name, index, step), self.where)
+        return self._values
+
+    @cached_property
+    def _values(self) -> dict[Blob, np.ndarray]:
+        return {}
+
+    def lower(self, builder: Builder) -> None:
+        for top in self.tops:
+            builder.input(top)
+
+    def flops(self) -> int:
+        return 0

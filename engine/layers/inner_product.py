@@ -1,0 +1,65 @@
+"""Fully connected: every output from everything behind `axis` (1)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+MAX_KERNEL_AXES = 5  # of oneDNN's inner product
+
+
+@register("InnerProduct")
+class InnerProduct(Layer):
+    """Bottom (outer..., inner...), split at `axis`; top (outer..., num_output); params: weights (num_output, inner), or
+    (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output)."""
+
+    @property
+    def param(self):
+        return self.message.inner_product_param
+
+    @property
+    def axis(self) -> int:
+        return self.canonical_axis(self.param.axis, len(self.shapes[0]))
+
+    def infer(self) -> list[Shape]:
+        if self.param.num_output == 0:
+            raise self.error("expected num_output above 0, got 0")
+        return [(*self.shapes[0][: self.axis], self.param.num_output)]
+
+    def make_params(self) -> list[Parameter]:
+        weights = (self.param.num_output, math.prod(self.shapes[0][self.axis :]))
+        params = [Parameter(weights[::-1] if self.param.transpose else weights, self.param.weight_filler)]
+        if self.param.bias_term:
+            params.append(Parameter((self.param.num_output,), self.param.bias_filler))
+        return params
+
+    def lower(self, builder: Builder) -> None:
+        x, shape, top = builder.tensor(self.bottoms[0]), self.shapes[0], self.tops[0]
+        direct = self.axis == 1 and len(shape) <= MAX_KERNEL_AXES  # the kernel takes x in its own layout
+        if not direct:
+            x = builder.view(self, x, (math.prod(shape[: self.axis]), math.prod(shape[self.axis :])))
+        last = direct and not self.param.relu
+        rows = (x.shape[0], self.param.num_output)
+        y = builder.op(
+            "InnerProduct",
+            self,
+            [x],
+            {"bias": self.param.bias_term, "transpose": self.param.transpose},
+            tops=[top] if last else [],
+            shapes=[rows],
+        )[0]
+        if self.param.relu:
+            slope = {"negative_slope": self.param.negative_slope}
+            y = builder.op("ReLU", self, [y], slope, params=[], tops=[top] if direct else [], shapes=[rows])[0]
+        if not direct:
+            builder.view(self, y, top.shape, top)
+
+    def flops(self) -> int:
+        outputs = math.prod(self.tops[0].shape)
+        return outputs * (2 * math.prod(self.shapes[0][self.axis :]) + self.param.bias_term)

@@ -1,0 +1,64 @@
+"""What loss layers have in common: two bottoms in, one scalar out, and what the sum of the losses is divided by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine import proto
+from engine.layers.base import Layer, Shape
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+LABELS_THAT_COUNT = 0.0  # as a normalizer: how many labels are not ignored, which only the op knows
+
+
+class LossLayer(Layer):
+    """Bottoms: predictions (N, ...), targets (N, ...). Top: the loss (). Only its gradient is scaled by loss_weight."""
+
+    bottom_range = (2, 2)
+    top_range = (0, 1)  # Caffe gives a loss without a top an automatic one
+    constant_bottoms = frozenset({1})
+
+    def infer(self) -> list[Shape]:
+        predictions, targets = self.shapes
+        if not predictions or predictions[:1] != targets[:1]:
+            raise self.error(f"expected bottoms with the same first axis, got {predictions} and {targets}")
+        return [()]
+
+    def attributes(self) -> dict[str, Any]:
+        return {"loss_weight": float(self.loss_weights[0])}
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op(self.type, self, inputs, self.attributes())
+
+    def normalization_attributes(self, default: int, outer: int, inner: int) -> dict[str, Any]:
+        """Attributes `normalizer` and `ignore_label` from loss_param.
+
+        `default` is the mode where the text gives none; `outer` the batch size, `inner` the labels per sample.
+        """
+        param = self.message.loss_param
+        mode = default
+        if param.HasField("normalization"):
+            mode = param.normalization
+        elif param.HasField("normalize"):  # the older spelling
+            mode = param.VALID if param.normalize else param.BATCH_SIZE
+        if mode == param.PRE_FIXED and param.pre_fixed_normalizer <= 0:
+            raise self.error(f"expected pre_fixed_normalizer above 0, got {param.pre_fixed_normalizer:g}")
+        attributes: dict[str, Any] = {
+            "normalizer": {
+                param.FULL: float(outer * inner),
+                param.VALID: LABELS_THAT_COUNT,
+                param.BATCH_SIZE: float(outer),
+                param.PRE_FIXED: param.pre_fixed_normalizer,
+                param.NONE: 1.0,
+            }[mode]
+        }
+        if param.HasField("ignore_label"):
+            attributes["ignore_label"] = param.ignore_label
+        return attributes
+
+
+VALID = proto.LossParameter.VALID
+BATCH_SIZE = proto.LossParameter.BATCH_SIZE

@@ -1,0 +1,25 @@
+"""Reads blobs that nobody else does, so that they are no outputs of the net."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Silence")
+class Silence(Layer):
+    """Bottoms: any. No gradient flows into them."""
+
+    bottom_range = (1, None)
+    top_range = (0, 0)
+
+    def infer(self) -> list[Shape]:
+        return []
+
+    def lower(self, builder: Builder) -> None:
+        """Nothing to run."""

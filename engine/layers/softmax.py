@@ -1,0 +1,24 @@
+"""Softmax along `axis` (1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+
+@register("Softmax")
+class Softmax(Layer):
+    """Bottom and top: any shape."""
+
+    def infer(self) -> list[Shape]:
+        self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
+        return [self.shapes[0]]
+
+    def attributes(self) -> dict[str, Any]:
+        return {"axis": self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))}
+
+    def flops(self) -> int:
+        return 4 * math.prod(self.shapes[0])  # shift, exponential, sum, division

@@ -1,0 +1,341 @@
+"""A net that can run: its graph lowered to a program, its parameters placed in arenas, its blobs readable by name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine import _dnnl
+from engine.config import Config
+from engine.errors import WeightsError
+from engine.fillers import fill_parameter
+from engine.graph.build import TRAIN, Graph, ShapesOf, build
+from engine.graph.lower import Builder
+from engine.graph.passes import memory_plan
+from engine.graph.passes.fuse import fuse
+from engine.graph.passes.gradients import mark_gradients
+from engine.graph.passes.split import insert_splits
+from engine.layers.base import Blob, Layer, Parameter
+from engine.weights import shape_text
+
+PASSES = frozenset({"fuse", "memory_plan"})  # those that can be switched off; splits and gradients are the graph's meaning
+
+
+@dataclass
+class Placed:
+    """A learnable parameter in the arenas: `offset` and `count` in floats, the kernel's padding included."""
+
+    parameter: Parameter
+    tensor: Any
+    offset: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return self.parameter.name
+
+
+class BlobView:
+    """A blob as Python sees it: row-major float32 copies of what the executor holds."""
+
+    def __init__(self, net: Net, blob: Blob):
+        self._net, self._blob = net, blob
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._blob.shape
+
+    @property
+    def tensor(self) -> Any:
+        return self._net.tensors[self._blob]
+
+    @property
+    def data(self) -> np.ndarray:
+        """A copy, shaped as Caffe's blob. Only meaningful while the memory plan keeps the blob (`keep_all`, outputs)."""
+        return self.tensor.get().reshape(self.shape)
+
+    @property
+    def diff(self) -> np.ndarray | None:
+        return None if self.tensor.diff is None else self.tensor.diff.get().reshape(self.shape)
+
+    def set(self, values: np.ndarray) -> None:
+        """Values of an input blob for the next forward."""
+        self._net.feed(self._blob, values)
+
+
+class Net:
+    """One phase of a net, ready to run.
+
+    `share` is a net whose weights this one reads (a test net and its train net). `shapes_of(layer, where)` gives the shapes
+    that data layers feed. `keep_all` keeps every blob and gradient readable after a run; `accumulate` makes parameter
+    gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in row-major layout, for
+    ranks whose processors would choose differently. Raises ConfigErrors for a net that does not fit together.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        phase: int = TRAIN,
+        *,
+        level: int = 0,
+        stages=(),
+        seed: int = 1,
+        share: Net | None = None,
+        shapes_of: ShapesOf | None = None,
+        passes: frozenset[str] = PASSES,
+        keep_all: bool = False,
+        accumulate: bool = False,
+        plain_parameters: bool = False,
+    ):
+        _dnnl.preload()
+        self.phase, self.seed, self.message = phase, seed, config.message
+        self.graph = prepare(build(config, phase, level=level, stages=stages, shapes_of=shapes_of), passes)
+        self.name = self.graph.name
+        self._lower(share, accumulate, plain_parameters)
+        self._place(passes, keep_all)
+        self._place_parameters(set() if share is None else set(share.tensor_of.values()))
+        self._fed: dict[Blob, np.ndarray] = {}
+        for blob in self.inputs:
+            self.feed(blob, np.zeros(blob.shape, np.float32))
+
+    def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool) -> None:
+        from engine import _core
+
+        backward = self.phase == TRAIN or self.graph.force_backward
+        self.program = _core.Program(backward)
+        shared = {}
+        if share is not None:
+            shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items()}
+        self.builder = Builder(self.program, shared, accumulate, plain_parameters)
+        for layer in self.graph.layers:
+            layer.lower(self.builder)
+        self.tensors = self.builder.tensors
+        self.tensor_of: dict[Parameter, Any] = self.builder.params
+        for tensor in self.tensor_of.values():
+            tensor.decide_plain()
+        self.inputs = list(self.builder.inputs)
+        self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
+
+    def _place(self, passes: frozenset[str], keep_all: bool) -> None:
+        for blob, tensor in self.tensors.items():
+            if keep_all or blob in self.graph.outputs:
+                self.program.own(tensor)
+        self._own_loss_weights()
+        memory_plan.place(self.program, "memory_plan" in passes)
+
+    def _own_loss_weights(self) -> None:
+        """A layer that is no loss but has a loss_weight: the gradient of its top is that weight."""
+        for layer in self.graph.layers:
+            for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
+                if weight and not layer.type.endswith("Loss") and self.tensors[top].diff is not None:
+                    self.program.own(self.tensors[top])
+                    self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
+
+    def _place_parameters(self, placed_already: set) -> None:
+        """Weights and gradients in two arenas with the same offsets, in the order in which backward finishes gradients;
+        then fills them."""
+        from engine import _core
+
+        first_use = self.first_uses()
+        mine = [p for p, tensor in self.tensor_of.items() if tensor not in placed_already]
+        learnable = sorted((p for p in mine if p.learnable), key=lambda p: (-first_use[p], -p.index))
+        self.parameters: list[Placed] = []
+        offset = 0
+        for parameter in learnable:
+            tensor = self.tensor_of[parameter]
+            count = tensor.nbytes // 4
+            self.parameters.append(Placed(parameter, tensor, offset, count))
+            offset += math.ceil(count / 16) * 16
+        self.weights, self.gradients = _core.Arena(4 * offset), _core.Arena(4 * offset)
+        self.arena_size = offset
+        for placed in self.parameters:
+            placed.tensor.place(self.weights, 4 * placed.offset)
+            if placed.tensor.diff is not None:
+                placed.tensor.diff.place(self.gradients, 4 * placed.offset)
+        fixed = [p for p in mine if not p.learnable]
+        offsets = np.cumsum([0] + [math.ceil(self.tensor_of[p].nbytes / 64) * 64 for p in fixed])
+        self.fixed = _core.Arena(int(offsets[-1]))
+        self._statistics: list[tuple[int, int]] = []
+        for parameter, at in zip(fixed, offsets, strict=False):
+            self.tensor_of[parameter].place(self.fixed, int(at))
+            if parameter.statistics:
+                self._statistics.append((int(at) // 4, parameter.count))
+        self.fill(mine)
+
+    def first_uses(self) -> dict[Parameter, int]:
+        """The first op that reads each parameter: the last one whose backward writes its gradient."""
+        uses: dict[Parameter, int] = {}
+        for index, owners in enumerate(self.builder.op_params):
+            for owner in owners:
+                uses.setdefault(owner, index)
+        return uses
+
+    def fill(self, parameters: list[Parameter]) -> None:
+        """Fresh values from the fillers, counted from the seed: the same on every rank."""
+        for parameter in parameters:
+            self.tensor_of[parameter].set(fill_parameter(parameter, self.seed))
+
+    # What the solver needs to know about parameters
+
+    def fingerprint(self, layouts_only: bool = False) -> str:
+        """What must be the same on every rank for gradients to be added element by element."""
+        from engine import _core
+
+        layouts = " ".join(f"{p.name}{p.parameter.shape}:{p.tensor.layout}@{p.offset}" for p in self.parameters)
+        return layouts if layouts_only else f"oneDNN {_core.onednn_version()} {_core.onednn_isa()} {layouts}"
+
+    def segments(self, buckets) -> list[list[Any]]:
+        """The parameters of each bucket as the updater sees them: ranges of the arenas and their multipliers."""
+        from engine import _core
+
+        result = []
+        for bucket in buckets:
+            inside = [p for p in self.parameters if p.offset < bucket.end and bucket.begin < p.offset + p.count]
+            result.append(
+                [
+                    _core.Segment(
+                        max(p.offset, bucket.begin),
+                        min(p.offset + p.count, bucket.end),
+                        p.parameter.lr_mult,
+                        p.parameter.decay_mult,
+                    )
+                    for p in inside
+                ]
+            )
+        return result
+
+    def gates(self, buckets) -> list[tuple[list[int], list[int]]]:
+        """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the op that is
+        the first to read any of its parameters, and so the last in backward, has written its gradient."""
+        waits: list[list[int]] = [[] for _ in range(len(self.program))]
+        readies: list[list[int]] = [[] for _ in range(len(self.program))]
+        first_use = self.first_uses()
+        for bucket in buckets:
+            inside = [p for p in self.parameters if p.offset < bucket.end and bucket.begin < p.offset + p.count]
+            readies[min(first_use[p.parameter] for p in inside)].append(bucket.index)
+            owners = {p.parameter for p in inside}
+            for op, params in enumerate(self.builder.op_params):
+                if owners & set(params):
+                    waits[op].append(bucket.index)
+        return list(zip(waits, readies, strict=True))
+
+    def statistics(self) -> list[np.ndarray]:
+        """BatchNorm's running sums, as writable views of where the executor keeps them."""
+        flat = np.frombuffer(self.fixed, np.float32)
+        return [flat[at : at + count] for at, count in self._statistics]
+
+    # Blobs and parameters by name
+
+    @property
+    def blobs(self) -> dict[str, BlobView]:
+        return {blob.name: BlobView(self, blob) for blob in self.tensors}
+
+    @property
+    def params(self) -> dict[str, list[Any]]:
+        """Tensors by layer name, as pycaffe's `net.params`; shared parameters appear under every layer that has them."""
+        result: dict[str, list[Any]] = {}
+        for parameter in self.all_params():
+            result.setdefault(parameter.layer, []).append(self.tensor_of[parameter.owner or parameter])
+        return result
+
+    def all_params(self) -> list[Parameter]:
+        """Every parameter of every layer in the file's order, fused layers under their own names."""
+        return [parameter for layer in self.graph.layers for parameter in layer.params]
+
+    def weights_by_layer(self) -> dict[str, list[np.ndarray]]:
+        """Plain copies in Caffe's shapes, for files."""
+        result: dict[str, list[np.ndarray]] = {}
+        for parameter in self.all_params():
+            values = self.tensor_of[parameter.owner or parameter].get().reshape(parameter.shape)
+            result.setdefault(parameter.layer, []).append(values)
+        return result
+
+    def load_weights(self, blobs: dict[str, list[np.ndarray]], source: str) -> list[str]:
+        """Takes values by layer name; returns the names of layers with parameters that `source` does not have.
+
+        Raises WeightsError naming layer, blob index and both shapes where they differ.
+        """
+        mine: dict[str, list[Parameter]] = {}
+        for parameter in self.all_params():
+            mine.setdefault(parameter.layer, []).append(parameter)
+        fitted = []
+        for layer, params in mine.items():
+            if layer in blobs and len(blobs[layer]) != len(params):
+                raise WeightsError(f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source)
+            for parameter, values in zip(params, blobs.get(layer, []), strict=False):
+                if not _fits(values.shape, parameter.shape):
+                    raise WeightsError(
+                        f"layer '{layer}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "
+                        f"{shape_text(parameter.shape)}; give the layer another name to start it afresh",
+                        source,
+                    )
+                fitted.append((parameter, values))
+        for parameter, values in fitted:  # only once everything fits
+            self.tensor_of[parameter.owner or parameter].set(np.ascontiguousarray(values, np.float32).ravel())
+        return [layer for layer in mine if layer not in blobs]
+
+    # Running
+
+    def feed(self, blob: Blob, values: np.ndarray) -> None:
+        """Points an input at `values` (row-major float32 of the blob's shape); the array is read in place, not copied."""
+        values = np.ascontiguousarray(values, np.float32)
+        self.tensors[blob].attach(values)
+        self._fed[blob] = values
+
+    def forward(self, step: int = 0, first_sample: int = 0) -> dict[str, np.ndarray]:
+        """Runs all layers; returns the outputs (blobs that nobody reads) by name. `step` and `first_sample` (this rank's
+        place in the global batch) count the randomness of this pass."""
+        self.run_forward(step, first_sample)
+        return self.outputs()
+
+    def run_forward(self, step: int = 0, first_sample: int = 0) -> None:
+        """forward() without looking at the outputs."""
+        for layer in self.self_fed:
+            for blob, values in layer.feed(step, self.seed).items():
+                self.feed(blob, values)
+        self.program.set_counter(self.seed, step, first_sample)
+        self.program.forward()
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        return {blob.name: self.tensors[blob].get().reshape(blob.shape) for blob in self.graph.outputs if blob in self.tensors}
+
+    def set_top_diff(self, name: str, values: np.ndarray) -> None:
+        """The gradient of an output that is no loss (`force_backward`)."""
+        self.blobs[name].tensor.diff.set(np.ascontiguousarray(values, np.float32))
+
+    def backward(self) -> None:
+        self.program.zero_gradients()
+        self.program.backward()
+
+    def losses(self) -> list[tuple[Layer, str, float]]:
+        """(layer, top, weight) of everything that counts as loss, in order."""
+        return [
+            (layer, top.name, weight)
+            for layer in self.graph.layers
+            for top, weight in zip(layer.tops, layer.loss_weights, strict=False)
+            if weight
+        ]
+
+
+def prepare(graph: Graph, passes: frozenset[str] = PASSES) -> Graph:
+    """The rewrites between building and lowering."""
+    insert_splits(graph)
+    mark_gradients(graph, graph.phase == TRAIN)
+    if "fuse" in passes:
+        fuse(graph)
+    return graph
+
+
+def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Files from before 2015 hold four axes for everything: leading ones do not count there."""
+
+    def squeezed(shape):
+        shape = tuple(shape)
+        while shape and shape[0] == 1:
+            shape = shape[1:]
+        return shape
+
+    return tuple(given) == tuple(wanted) or (len(given) == 4 and squeezed(given) == squeezed(wanted))

@@ -1,0 +1,69 @@
+"""Averages of what a net puts out, and the lines that Caffe prints of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+
+class LossWindow:
+    """The smoothed loss: the mean of the last `size` (average_loss) losses."""
+
+    def __init__(self, size: int, recent: Iterable[float] = ()):
+        """recent: the window of a run that is resumed."""
+        self._losses: deque[float] = deque(recent, maxlen=max(1, size))
+
+    def add(self, loss: float) -> float:
+        """Returns the smoothed loss."""
+        self._losses.append(float(loss))
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """NaN before the first loss."""
+        return sum(self._losses) / len(self._losses) if self._losses else float("nan")
+
+    @property
+    def recent(self) -> list[float]:
+        """The losses in the window, for a snapshot."""
+        return list(self._losses)
+
+
+class Averages:
+    """Averages of outputs by name, each batch weighted by its samples; sums in float64, in the order of add()."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, np.ndarray] = {}
+        self.samples = 0
+
+    def add(self, values: Mapping[str, np.ndarray], samples: int) -> None:
+        """values: by output, any shape, the same in every batch; kept flat."""
+        for name, value in values.items():
+            weighted = np.asarray(value, np.float64).ravel() * samples
+            self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
+        self.samples += samples
+
+    def result(self) -> dict[str, np.ndarray]:
+        """By name (elements,) float64; {} if nothing was added."""
+        return {name: total / self.samples for name, total in self._sums.items()}
+
+
+def elements(values: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float]]:
+    """(name, value) for every element of every output: Caffe numbers them through."""
+    for name, value in values.items():
+        for element in np.ravel(value):
+            yield name, float(element)
+
+
+def output_lines(kind: str, values: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> Iterator[str]:
+    """Lines such as `    Test net output #1: loss = 0.8 (* 1 = 0.8 loss)`; kind is "Train" or "Test", weights has the
+    loss weights of outputs that are losses."""
+    for number, (name, value) in enumerate(elements(values)):
+        yield f"    {kind} net output #{number}: {name} = {value:g}{loss_note(weights.get(name, 0.0), value)}"
+
+
+def loss_note(weight: float, value: float) -> str:
+    """What follows the value of a loss in Caffe's lines."""
+    return f" (* {weight:g} = {weight * value:g} loss)" if weight else ""

@@ -1,0 +1,100 @@
+"""The curve of a run: training and test loss, the test's other figures, the learning rate, over the iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.files import atomic_write
+from engine.report.metrics import elements
+
+
+@dataclass
+class Series:
+    """One line of a panel; `marked` draws its points, too."""
+
+    name: str
+    points: list[tuple[float, float]] = field(default_factory=list)
+    marked: bool = False
+
+    def finite(self) -> list[tuple[float, float]]:
+        return [(x, y) for x, y in self.points if np.isfinite(y)]
+
+
+@dataclass
+class Panel:
+    title: str
+    series: list[Series]
+
+
+class History:
+    """What a run has shown so far; filled by the solver on rank 0."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self._loss = Series("train loss (smoothed)")
+        self._rate = Series("learning rate")
+        self._tests: dict[str, Series] = {}
+        self._losses: set[str] = set()
+
+    def train(self, iteration: int, loss: float, rate: float) -> None:
+        self._loss.points.append((iteration, loss))
+        self._rate.points.append((iteration, rate))
+
+    def test(self, iteration: int, values: Mapping[str, np.ndarray], losses: Collection[str] = (), net: int = 0) -> None:
+        """values: what Evaluator.run() returns; losses: the names of those that are losses."""
+        counts = {name: np.size(value) for name, value in values.items()}
+        seen: dict[str, int] = {}
+        for name, value in elements(values):
+            element = seen[name] = seen.get(name, -1) + 1
+            label = f"test{f' #{net}' if net else ''} {name}" + (f"[{element}]" if counts[name] > 1 else "")
+            self._tests.setdefault(label, Series(label, marked=True)).points.append((iteration, value))
+            if name in losses:
+                self._losses.add(label)
+
+    def panels(self) -> list[Panel]:
+        """Those that have something to show."""
+        losses = [series for name, series in self._tests.items() if name in self._losses]
+        others = [series for name, series in self._tests.items() if name not in self._losses]
+        panels = [Panel("loss", [self._loss, *losses]), Panel("test", others), Panel("learning rate", [self._rate])]
+        for panel in panels:
+            panel.series = [series for series in panel.series if series.finite()]
+        return [panel for panel in panels if panel.series]
+
+
+def write_curve(history: History, prefix: str) -> str | None:
+    """Writes <prefix>_curve.png, or .svg where matplotlib is not installed; returns the path, None if there is nothing to
+    draw. Raises EngineError if it cannot be written."""
+    panels = history.panels()
+    if not panels:
+        return None
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        from engine.report.svg import draw
+
+        with atomic_write(path := f"{prefix}_curve.svg") as file:
+            file.write(draw(history.title, panels).encode())
+        return path
+    figure = Figure(figsize=(9, 2.9 * len(panels) + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    _draw(figure, history.title, panels)
+    with atomic_write(path := f"{prefix}_curve.png") as file:
+        figure.savefig(file, format="png", dpi=110)
+    return path
+
+
+def _draw(figure, title: str, panels: list[Panel]) -> None:
+    figure.suptitle(title)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, panel in zip(axes, panels, strict=True):
+        for series in panel.series:
+            x, y = zip(*series.finite(), strict=True)
+            axis.plot(x, y, label=series.name, linewidth=1.4, marker="o" if series.marked else None, markersize=3)
+        axis.set_ylabel(panel.title)
+        axis.grid(True, alpha=0.3)
+        axis.legend(loc="best", fontsize="small")
+    axes[-1].set_xlabel("iteration")

@@ -1,0 +1,100 @@
+"""A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): a process for each rank, rows for its
+compute, its data and its communication servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from engine.files import atomic_write
+
+WARM_UP = 2  # iterations: kernels are generated and memory is touched in the first
+GAP_NS = 20_000  # a shorter pause between two layers is no waiting
+
+
+class Timeline:
+    """Collects this rank's spans; `write` merges the ranks'.
+
+    All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()). `first` is the iteration that the run starts at; the
+    timeline shows `iterations` iterations after the warm-up.
+    """
+
+    def __init__(self, path: str, first: int = 0, iterations: int = 4, warm_up: int = WARM_UP):
+        self.path = path
+        self._wanted = range(first + warm_up, first + warm_up + iterations)
+        self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
+
+    def wants(self, iteration: int) -> bool:
+        return iteration in self._wanted
+
+    def span(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
+        """Anything that takes time: data, a test, a snapshot."""
+        self._spans.append((row, name, begin, end, arguments))
+
+    def compute(self, net, iteration: int, begin: int | None = None) -> None:
+        """The last forward and backward of `net`, op by op. begin: when forward was called.
+
+        Between two ops of forward the executor does nothing but wait for updated weights: such pauses are shown."""
+        spans = net.program.spans()
+        count = len(net.program)
+        layers = [layer.name for layer in net.builder.layer_of_op]
+        before = begin
+        for op, (start, end) in enumerate(spans[:count].tolist()):
+            if before is not None and start - before > GAP_NS:
+                self.span("compute", f"wait for the weights of {layers[op]}", before, start, iteration=iteration)
+            before = end
+            self.span("compute", f"{layers[op]} fwd", start, end, iteration=iteration)
+        for op in reversed(range(count)):
+            start, end = spans[2 * count - 1 - op].tolist()
+            if net.program.needs_backward(op) and end > start:
+                self.span("compute", f"{layers[op]} bwd", start, end, iteration=iteration)
+
+    def communication(self, events, names: list[str]) -> None:
+        """Events of the strategy: (step, bucket, server, ready, start, reduced, end). names: what each bucket holds."""
+        busy: dict[int, int] = {}
+        for step, bucket, server, ready, start, reduced, end in sorted(events, key=lambda event: event[6]):
+            arguments = {"iteration": step, "bucket": bucket, "waited_us": max(0, start - ready) / 1000}
+            if reduced > start:
+                self.span(f"server {server}: reduce", f"reduce {names[bucket]}", start, reduced, **arguments)
+            # With clipping, reduced buckets wait for the norm: their updates begin when the server is done with the one before.
+            begin = max(reduced, start, busy.get(server, 0))
+            self.span(f"server {server}: update", f"update {names[bucket]}", begin, max(begin, end), **arguments)
+            busy[server] = end
+
+    def write(self, world) -> None:
+        """Collective. Rank 0 writes the trace of all ranks; raises EngineError if it cannot."""
+        world.barrier()
+        now = time.monotonic_ns()
+        parts = world.gather((world.local_size, now, self._spans))
+        if world.rank != 0:
+            return
+        one_host = world.local_size == world.size  # then all ranks read the same clock
+        shifts = [0 if one_host else now - other for _, other, _ in parts]
+        ranks = [spans for _, _, spans in parts]
+        origin = min((begin + shift for spans, shift in zip(ranks, shifts, strict=True) for _, _, begin, _, _ in spans), default=0)
+        events: list[dict] = []
+        for rank, (spans, shift) in enumerate(zip(ranks, shifts, strict=True)):
+            events += _rank_events(rank, spans, shift - origin)
+        with atomic_write(self.path) as file:
+            file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+
+
+def _rank_events(rank: int, spans: list[tuple], shift: int) -> list[dict]:
+    """Trace events (times in microseconds) of one rank, its rows named and in a fixed order."""
+    rows = {row: number for number, row in enumerate(sorted({span[0] for span in spans}, key=_row_order))}
+    events: list[dict] = [_name(rank, 0, "process_name", f"rank {rank}")]
+    events += [_name(rank, number, "thread_name", row) for row, number in rows.items()]
+    for row, name, begin, end, arguments in spans:
+        place = {"pid": rank, "tid": rows[row], "ts": (begin + shift) / 1000, "dur": (end - begin) / 1000}
+        events.append({"name": name, "ph": "X", "cat": row.split(":")[0], **place, "args": arguments})
+    return events
+
+
+def _row_order(row: str) -> tuple[int, str]:
+    order = ("data", "compute")
+    return (order.index(row) if row in order else len(order), row)
+
+
+def _name(rank: int, row: int, kind: str, name: str) -> dict:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}

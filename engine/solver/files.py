@@ -1,0 +1,107 @@
+"""Snapshots and what is read back: BVLC's caffemodel and solverstate, written by rank 0, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine import proto, weights
+from engine.errors import WeightsError
+from engine.report.log import log
+from engine.solver.lr import Plateau
+from engine.weights import SolverState
+
+if TYPE_CHECKING:
+    from engine.solver.solver import Solver
+
+
+class SnapshotFiles:
+    """Reads and writes a solver's weights and state. `samples_before` samples had been seen at `first_iteration`."""
+
+    def __init__(self, solver: Solver):
+        self.solver = solver
+        self.first_iteration = 0
+        self.samples_before = 0
+
+    def names(self) -> tuple[Path, Path]:
+        """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is asked for."""
+        param, world = self.solver.param, self.solver.world
+        prefix = param.snapshot_prefix or Path(self.solver.config.path).with_suffix("").name
+        prefix = prefix.replace("%#", str(world.rank)).replace("%*", str(world.size))
+        if prefix.endswith("/") or Path(prefix).is_dir():  # Caffe names the files after the solver's then
+            prefix = str(Path(prefix) / Path(self.solver.config.path).stem)
+        tail = ".h5" if param.snapshot_format == proto.SolverParameter.HDF5 else ""
+        stem = f"{prefix}_iter_{self.solver.iteration}"
+        return Path(f"{stem}.caffemodel{tail}"), Path(f"{stem}.solverstate{tail}")
+
+    def write(self) -> None:
+        """Rank 0 writes both files. Raises EngineError that names file and reason (a full disk); older ones stay whole."""
+        solver = self.solver
+        model, state = self.names()
+        if solver.world.rank == 0:
+            log(f"Snapshotting to binary proto file {model}")
+            weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer())
+            log(f"Snapshotting solver state to binary proto file {state}")
+            weights.write_solverstate(state, self._state(str(model)))
+        solver.world.barrier()  # nobody runs ahead of a snapshot that fails
+
+    def _state(self, model: str) -> SolverState:
+        solver = self.solver
+        state = SolverState(
+            iteration=solver.iteration,
+            learned_net=model,
+            history=solver.history.to_blobs(),
+            random_seed=solver.seed,
+            ranks=solver.world.size,
+            samples_seen=solver.samples_seen(),
+            recent_loss=list(solver.recent_loss),
+            last_rate=solver.last_rate,
+        )
+        if isinstance(solver.rate, Plateau):
+            state.current_step = solver.rate.current_step
+            state.minimum_loss, state.iter_last_event = solver.rate.minimum_loss, solver.rate.last_event
+        return state
+
+    def load_weights(self, paths: list[str]) -> None:
+        """Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes differ."""
+        net = self.solver.net
+        for path in paths:
+            log(f"Finetuning from {path}")
+            if self.solver.world.rank == 0:
+                fresh = net.load_weights(weights.read_caffemodel(path), path)
+                for layer in fresh:
+                    log(f"Layer {layer} is not in {path}: it keeps its initial values")
+
+    def restore(self, path: str) -> None:
+        """Weights, history and position of a solverstate, written by this engine or by Caffe. The order of samples goes on
+        where it stopped, also with another number of ranks."""
+        solver = self.solver
+        state = solver.world.broadcast_object(weights.read_solverstate(path) if solver.world.rank == 0 else None)
+        model = _find_model(state.learned_net, path)
+        log(f"Restoring previous solver status from {path}")
+        if solver.world.rank == 0:
+            solver.net.load_weights(weights.read_caffemodel(model), model)
+            solver.history.from_blobs(state.history, path)
+        solver.iteration = self.first_iteration = state.iteration
+        known = state.samples_seen is not None
+        self.samples_before = state.samples_seen if known else state.iteration * solver.samples_per_iteration
+        solver.recent_loss.extend(state.recent_loss)
+        solver.last_rate = state.last_rate
+        if state.random_seed is not None and solver.param.random_seed < 0:
+            self._same_seed(state.random_seed, path)
+        if isinstance(solver.rate, Plateau):
+            solver.rate.current_step = state.current_step
+            solver.rate.minimum_loss, solver.rate.last_event = state.minimum_loss, state.iter_last_event
+
+    def _same_seed(self, seed: int, path: str) -> None:
+        if seed != self.solver.seed:
+            raise WeightsError(f"{path}: was trained with random_seed {seed}; set it to go on with the same order of samples")
+
+
+def _find_model(named: str, state: str) -> str:
+    """The weights that a state names; if they have moved together with it, those beside it."""
+    beside = Path(state).with_name(Path(named).name)
+    for path in (Path(named), beside):
+        if path.is_file():
+            return str(path)
+    raise WeightsError(f"{state}: its weights '{named}' do not exist, and '{beside}' neither")

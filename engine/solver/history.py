@@ -1,0 +1,55 @@
+"""The optimizer's memory (momentum and its kin): arenas beside the weights, with the same offsets and layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.errors import WeightsError
+from engine.net import Net
+
+
+class History:
+    """`sets` arenas (1 for SGD, 2 for Adam and AdaDelta), zero at first. `arrays` are their float32 views for the updater."""
+
+    def __init__(self, net: Net, sets: int):
+        from engine import _core
+
+        self.net = net
+        self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in range(sets)]
+        self.arrays = [np.frombuffer(arena, np.float32)[: net.arena_size] for arena in self._arenas]
+        self._tensors: list[dict[Any, Any]] = []
+        for arena in self._arenas:
+            tensors = {}
+            for placed in net.parameters:
+                tensors[placed.parameter] = placed.tensor.like(placed.name)
+                tensors[placed.parameter].place(arena, 4 * placed.offset)
+            self._tensors.append(tensors)
+
+    def to_blobs(self) -> list[np.ndarray]:
+        """One array for each parameter of the net in the file's order, set after set: BVLC's SolverState.history. Parameters
+        that do not learn have zeros, as Caffe writes them."""
+        blobs = []
+        for tensors in self._tensors:
+            for parameter in self.net.graph.params:
+                tensor = tensors.get(parameter)
+                values = np.zeros(parameter.shape, np.float32) if tensor is None else tensor.get().reshape(parameter.shape)
+                blobs.append(values)
+        return blobs
+
+    def from_blobs(self, blobs: list[np.ndarray], source: str) -> None:
+        """Raises WeightsError where the number or the size of the arrays is not this net's."""
+        params = self.net.graph.params
+        if len(blobs) != len(params) * len(self._tensors):
+            raise WeightsError(
+                f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} for this net and solver type"
+            )
+        for number, tensors in enumerate(self._tensors):
+            for parameter, values in zip(params, blobs[number * len(params) :], strict=False):
+                if values.size != parameter.count:
+                    raise WeightsError(
+                        f"{source}: history of {parameter.name}: expected shape {parameter.shape}, got {tuple(values.shape)}"
+                    )
+                if parameter in tensors:
+                    tensors[parameter].set(np.ascontiguousarray(values, np.float32).ravel())

@@ -1,0 +1,43 @@
+"""What a signal makes a run do, as in Caffe: SIGINT and SIGTERM stop, SIGHUP snapshots, unless told otherwise."""
+
+from __future__ import annotations
+
+import signal
+
+from engine.errors import ConfigError
+
+STOP, SNAPSHOT = 1, 2  # flags, so that ranks agree by a bitwise or
+EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
+
+
+class Signals:
+    """Notes signals while it is entered; `flags` holds what is asked for until `clear()`.
+
+    A second SIGINT while stopping raises KeyboardInterrupt, for those who cannot wait for the step to end.
+    """
+
+    def __init__(self, sigint: str = "stop", sighup: str = "snapshot"):
+        for name, effect in (("sigint_effect", sigint), ("sighup_effect", sighup)):
+            if effect not in EFFECTS:
+                raise ConfigError(f"--{name} '{effect}': expected {', '.join(EFFECTS)}")
+        self.flags = 0
+        # Schedulers end a job's time with SIGTERM: it stops like SIGINT, whatever SIGINT is set to do.
+        self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        for number in self._effects:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def clear(self, flags: int) -> None:
+        self.flags &= ~flags
+
+    def _note(self, number: int, frame) -> None:
+        if number == signal.SIGINT and self.flags & STOP:
+            raise KeyboardInterrupt
+        self.flags |= self._effects[number]

@@ -1,0 +1,320 @@
+"""The training loop: batches, forward, backward, update; tests, display, snapshots; the same decisions on every rank."""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any
+
+import numpy as np
+
+from engine import proto
+from engine.comm.buckets import make_buckets
+from engine.comm.registry import make_strategy
+from engine.comm.strategy import Step
+from engine.comm.world import World
+from engine.config import Config, nets_of_solver
+from engine.errors import CommError, NumericalError
+from engine.feeding import Feeder
+from engine.net import Net
+from engine.report.log import log
+from engine.solver.files import SnapshotFiles
+from engine.solver.history import History
+from engine.solver.lr import Plateau, learning_rate
+from engine.solver.signals import SNAPSHOT, STOP, Signals
+from engine.solver.validate import validate
+
+# SolverParameter.type -> update rule of the extension.
+RULES = {"SGD": "sgd", "Nesterov": "nesterov", "AdaGrad": "adagrad", "RMSProp": "rmsprop", "AdaDelta": "adadelta", "Adam": "adam"}
+
+
+class Solver:
+    """Trains the net of a solver file, on this rank of `world`.
+
+        solver = Solver(read_solver("solvers/digits.prototxt"), world())
+        solver.solve()
+
+    `watch` objects (a timeline, a curve) have `step(solver)` called after every iteration, `tested(solver, index, values)`
+    after every test and `close(solver)` at the end. Raises what reading, building and running raise: see engine.errors.
+    """
+
+    def __init__(self, config: Config, world: World, *, signals: Signals | None = None, watch=(), skip_bad_images: bool = False):
+        self.config, self.param, self.world = config, config.message, world
+        self.signals = signals or Signals()
+        self.watch = list(watch)
+        validate(self.param, config.where())
+        self.rate = learning_rate(self.param, config.where(path="lr_policy"))
+        self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
+        self.iteration = 0
+        self.iter_size = max(1, self.param.iter_size)
+        self.recent_loss: collections.deque[float] = collections.deque(maxlen=max(1, self.param.average_loss))
+        self.last_rate: float | None = None
+        nets = nets_of_solver(config)
+        self.feeder = Feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
+        self.net = self._build_net(nets.train)
+        self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
+        self._connect()
+        self.evaluators = self._evaluators(nets, skip_bad_images)
+        self.files = SnapshotFiles(self)
+
+    # Building
+
+    def _build_net(self, config: Config) -> Net:
+        """The train net, in the same layouts on every rank: in plain ones where processors or libraries differ."""
+
+        def make(plain: bool) -> Net:
+            state = config.message.state
+            return Net(
+                config,
+                proto.TRAIN,
+                level=state.level,
+                stages=state.stage,
+                seed=self.seed,
+                shapes_of=self.feeder.shapes_of,
+                accumulate=self.iter_size > 1,
+                plain_parameters=plain,
+            )
+
+        net = make(plain=False)
+        prints = self.world.gather(net.fingerprint())
+        if self.world.broadcast_object(prints is not None and len(set(prints)) == 1):
+            return net
+        log("Processors or oneDNN versions differ between ranks: parameters stay in plain layouts.")
+        net = make(plain=True)
+        self.world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
+        return net
+
+    def _connect(self) -> None:
+        """Buckets, update rule, and the strategy that takes gradients away while backward runs."""
+        from engine import _core
+
+        core, net, param = _core, self.net, self.param
+        buckets = make_buckets([(placed.name, placed.offset, placed.count) for placed in net.parameters])
+        rule = RULES[param.type]
+        self.history = History(net, core.update_rules()[rule])
+        self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
+        self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
+        segments = net.segments(buckets)
+        hyper = core.Hyper(
+            momentum=param.momentum,
+            momentum2=param.momentum2,
+            delta=param.delta,
+            rms_decay=param.rms_decay,
+            weight_decay=param.weight_decay,
+            l1=param.regularization_type == "L1",
+        )
+        updater = core.Updater(rule, self.weights, self.gradients, self.history.arrays, segments, hyper)
+        queue = core.ReadyQueue(len(buckets))
+        self.threads = core.threads()
+        self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, self.threads)
+        net.program.set_queue(queue, net.gates(buckets))
+        self.queue = queue
+
+    def _evaluators(self, nets, skip_bad_images: bool) -> list[Any]:
+        from engine.evaluate import Evaluator
+
+        if not self.param.test_interval and not self.param.test_iter:
+            return []
+        return [
+            Evaluator(config, proto.TEST, share=self.net, world=self.world, seed=self.seed, skip_bad_images=skip_bad_images)
+            for config in nets.tests
+        ]
+
+    # Weights and state
+
+    def load_weights(self, paths: list[str]) -> None:
+        """Fine-tuning, the collapse phase: values by layer name, file after file, everything else starts afresh."""
+        self.files.load_weights(paths)
+
+    def restore(self, path: str) -> None:
+        """Goes on from a solverstate and the weights that it names."""
+        self.files.restore(path)
+
+    def share_weights(self) -> None:
+        """Rank 0's values on every rank."""
+        for array in (self.weights, *self.history.arrays, np.frombuffer(self.net.fixed, np.float32)):
+            self.world.broadcast(array)
+
+    # Running
+
+    def solve(self) -> bool:
+        """Trains up to max_iter. Returns False when a signal stopped it early, after the snapshot that goes with it."""
+        log(f"Solving {self.net.name}")
+        log(f"Learning Rate Policy: {self.param.lr_policy}")
+        log(self._describe())
+        self.share_weights()
+        self.feeder.start(self.net, start=self.samples_seen())
+        try:
+            with self.signals:
+                finished = self._run(self.param.max_iter)
+            if not finished:
+                log("Optimization stopped early.")
+                return False
+            self._finish()
+            log("Optimization Done.")
+            return True
+        finally:
+            self.feeder.close()
+
+    def close(self) -> None:
+        """Ends servers and data threads. Not for a run that failed: that one aborts."""
+        for watcher in self.watch:
+            watcher.close(self)
+        self.strategy.close()
+        for evaluator in self.evaluators:
+            evaluator.close()
+
+    def samples_seen(self) -> int:
+        """Position in the global sequence of samples."""
+        return self.files.samples_before + (self.iteration - self.files.first_iteration) * self.samples_per_iteration
+
+    @property
+    def samples_per_iteration(self) -> int:
+        return self.feeder.batch_size * self.world.size * self.iter_size
+
+    def _describe(self) -> str:
+        batch, images = self.feeder.batch_size, self.feeder.size
+        epoch = f", {images / self.samples_per_iteration:.1f} iterations per epoch of {images} samples" if images and batch else ""
+        return (
+            f"Global batch {self.samples_per_iteration} = {self.world.size} ranks x {batch} x iter_size {self.iter_size}{epoch}; "
+            f"{self.strategy.describe()}; {self.threads} threads per rank"
+        )
+
+    def _run(self, until: int) -> bool:
+        self._mark = (time.monotonic(), self.iteration)
+        while self.iteration < until:
+            asked = self.world.agree(self.signals.flags)
+            if self._test_is_due():
+                self.test()
+            self.step()
+            if self.param.snapshot and self.iteration % self.param.snapshot == 0:
+                self.snapshot()
+            if not self._obey(asked.finish()):
+                return False
+        return True
+
+    def _obey(self, flags: int) -> bool:
+        """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
+        self.signals.clear(flags & SNAPSHOT)
+        stop = bool(flags & STOP)
+        if flags & SNAPSHOT or (stop and self.param.snapshot_after_train):
+            self.snapshot()
+        return not stop
+
+    def _test_is_due(self) -> bool:
+        interval = self.param.test_interval
+        if not interval or self.iteration % interval or not self.evaluators:
+            return False
+        return self.iteration > 0 or self.param.test_initialization
+
+    def step(self) -> None:
+        """One iteration: iter_size micro-batches and an update, which the next forward waits for, parameter by parameter."""
+        loss = 0.0
+        for micro in range(self.iter_size):
+            last = micro == self.iter_size - 1
+            first_sample = self.feeder.next(self.net)
+            program = self.net.program
+            loss += self._forward(micro, first_sample)
+            program.mark_ready(last)
+            if micro == 0:
+                self.strategy.wait_all()  # nothing may still read the gradients
+                program.zero_gradients()
+            if last:
+                self._start_update(loss / self.iter_size)
+            program.backward()
+        self.strategy.backward_done()
+        self.iteration += 1
+        for watcher in self.watch:
+            watcher.step(self)
+
+    def _forward(self, micro: int, first_sample: int) -> float:
+        """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
+        self.net.run_forward(self.iteration * self.iter_size + micro, first_sample)
+        loss = float(sum(weight * tensor.get().sum() for tensor, weight in self.losses))
+        if not np.isfinite(loss):
+            self.strategy.wait_all()
+            culprit = self.net.program.first_nonfinite() or "the update"
+            raise NumericalError(
+                f"iteration {self.iteration}: the loss is {loss}; layer '{culprit}' is the first whose output is not finite. "
+                f"{self.feeder.describe_batch()}Lower base_lr or warm up, or set clip_gradients"
+            )
+        return loss
+
+    def _start_update(self, loss: float) -> None:
+        self.recent_loss.append(loss)
+        if isinstance(self.rate, Plateau):
+            self.rate.see(self.smoothed_loss())
+        rate = self.rate(self.iteration)
+        self._display(rate)
+        correction = 1.0
+        if self.param.momentum_correction and self.last_rate:
+            correction = rate / self.last_rate
+        self.last_rate = rate
+        self.strategy.start(Step(self.iteration, rate, self.iter_size, max(0.0, self.param.clip_gradients), correction))
+
+    # Reporting
+
+    def smoothed_loss(self) -> float:
+        """Mean loss of the last average_loss iterations, over all ranks."""
+        total = np.array([np.mean(self.recent_loss)], np.float64)
+        self.world.allreduce(total)
+        return float(total[0]) / self.world.size
+
+    def _display(self, rate: float) -> None:
+        """Caffe's lines, from which parse_log.py reads; the figures are means over ranks."""
+        if not self.param.display or self.iteration % self.param.display:
+            return
+        loss = self.smoothed_loss()
+        now, (before, since) = time.monotonic(), self._mark
+        self._mark = (now, self.iteration)
+        count, elapsed = self.iteration - since, now - before
+        speed = f" ({count / elapsed:.6g} iter/s, {elapsed:.6g}s/{count} iters)" if count else ""
+        log(f"Iteration {self.iteration}{speed}, loss = {loss:.6g}")
+        weights = {top: weight for _, top, weight in self.net.losses()}
+        number = 0
+        for name, values in self.net.outputs().items():
+            flat = values.astype(np.float64).ravel()
+            self.world.allreduce(flat)
+            for value in flat / self.world.size:
+                weight = weights.get(name)
+                tail = f" (* {weight:g} = {weight * value:.6g} loss)" if weight else ""
+                log(f"    Train net output #{number}: {name} = {value:.6g}{tail}")
+                number += 1
+        log(f"Iteration {self.iteration}, lr = {rate:.6g}")
+        self.shown = (self.iteration, loss, rate)
+
+    def test(self) -> None:
+        """All test nets on the weights as they are, statistics of BatchNorm averaged over ranks."""
+        self._settle()
+        for index, evaluator in enumerate(self.evaluators):
+            log(f"Iteration {self.iteration}, Testing net (#{index})")
+            count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
+            values = evaluator.run(count)
+            evaluator.log_outputs(values)
+            for watcher in self.watch:
+                watcher.tested(self, index, values)
+
+    def snapshot(self) -> None:
+        self._settle()
+        self.files.write()
+
+    def _settle(self) -> None:
+        """Every update is in the weights, and statistics are the ranks' mean."""
+        self.strategy.wait_all()
+        self.world.allreduce_mean(self.net.statistics())
+
+    def _finish(self) -> None:
+        if self.param.snapshot_after_train and not (self.param.snapshot and self.iteration % self.param.snapshot == 0):
+            self.snapshot()
+        if self.recent_loss:
+            log(f"Iteration {self.iteration}, loss = {self.smoothed_loss():.6g}")
+        if self.evaluators:
+            self.test()
+
+    def check_drift(self) -> None:
+        """Raises CommError when the weights of two ranks are not the same bits."""
+        self._settle()
+        try:
+            self.world.same_on_all_ranks(self.weights.tobytes(), "their weights")
+        except CommError as error:
+            raise CommError(f"iteration {self.iteration}: {error}") from None

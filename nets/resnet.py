@@ -1,0 +1,138 @@
+"""Writes nets/resnet50.prototxt: ResNet-50 (He et al., 2015) as the large-batch runs of solvers/ train it.
+
+The stride of a group's first block is in its 3 x 3 convolution; batch statistics move with a fraction of 0.95; the last
+scale of each block starts at 0, so that a block starts as its shortcut; scales and biases are not decayed. Layers have
+the names of He's own nets.
+
+    python nets/resnet.py > nets/resnet50.prototxt
+"""
+
+import textwrap
+
+GROUPS = ((64, 3), (128, 4), (256, 6), (512, 3))  # (channels of the 3 x 3 convolution, blocks)
+EXPANSION = 4  # channels that leave a block, over those of its 3 x 3 convolution
+CLASSES = 1000
+
+
+def layer(name, kind, bottoms, tops, body=""):
+    """One layer in prototxt; bottoms and tops are names in one string, separated by blanks."""
+    blobs = [f'bottom: "{blob}"' for blob in bottoms.split()] + [f'top: "{blob}"' for blob in tops.split()]
+    lines = "\n".join([f'name: "{name}"', f'type: "{kind}"', *blobs, *([body] if body else [])])
+    return f"layer {{\n{textwrap.indent(lines, '    ')}\n}}\n"
+
+
+def data(rule, source, batch, augmentation, reading=""):
+    """A Data layer of 224 x 224 pictures (BGR) for one phase."""
+    body = f"""\
+include {{ {rule} }}
+transform_param {{
+    crop_size: 224
+{textwrap.indent(augmentation, "    ")}
+    mean_value: 104
+    mean_value: 117
+    mean_value: 123
+    scale: 0.0078125
+}}
+data_param {{
+    source: "{source}"
+    backend: LMDB
+    batch_size: {batch}{reading}
+}}"""
+    return layer("data", "Data", "", "data label", body)
+
+
+def all_data():
+    """Training with augmentation, training without it (stage "collapse"), and testing."""
+    cubic = "resize_param { interp_mode: CUBIC }"
+    short_side = f"random_resize_param {{\n    min_size: 256\n    max_size: 256\n    {cubic}\n}}"
+    aspect = f"""\
+mirror: true
+random_aspect_ratio_param {{
+    min_area_ratio: 0.08
+    max_area_ratio: 1
+    aspect_ratio_change: 0.75
+    {cubic}
+}}"""
+    shuffled = "  # per rank\n    shuffle: true"
+    train, test = (f"examples/imagenet/ilsvrc12_{name}_lmdb" for name in ("train", "val"))
+    yield data('phase: TRAIN not_stage: "collapse"', train, 16, aspect, shuffled)
+    yield data('phase: TRAIN stage: "collapse"', train, 16, f"mirror: true\n{short_side}", shuffled)
+    yield data("phase: TEST", test, 50, short_side)
+
+
+def convolution(name, suffix, bottom, channels, kernel, stride=1, relu=True, gamma=1, fan=""):
+    """Convolution, BatchNorm, Scale and ReLU, in place after the convolution; suffix is "2a_branch1", for example."""
+    yield layer(
+        name,
+        "Convolution",
+        bottom,
+        name,
+        f"""\
+convolution_param {{
+    num_output: {channels}
+    kernel_size: {kernel}
+    pad: {kernel // 2}
+    stride: {stride}
+    bias_term: false
+    weight_filler {{ type: "msra"{fan} }}
+}}""",
+    )
+    yield layer(f"bn{suffix}", "BatchNorm", name, name, "batch_norm_param { moving_average_fraction: 0.95 }")
+    undecayed = "param { decay_mult: 0 }\nparam { decay_mult: 0 }\n"
+    filler = "" if gamma == 1 else f' filler {{ type: "constant" value: {gamma} }}'
+    yield layer(f"scale{suffix}", "Scale", name, name, undecayed + f"scale_param {{ bias_term: true{filler} }}")
+    if relu:
+        yield layer(f"{name}_relu", "ReLU", name, name)
+
+
+def block(name, bottom, channels, stride, projection):
+    """A bottleneck of three convolutions beside a shortcut, which a 1 x 1 convolution widens where shapes change."""
+
+    def branch(part, source, *args, **kwargs):
+        return convolution(f"res{name}_branch{part}", f"{name}_branch{part}", source, *args, **kwargs)
+
+    wide = EXPANSION * channels
+    shortcut = bottom
+    if projection:
+        shortcut = f"res{name}_branch1"
+        yield from branch("1", bottom, wide, 1, stride, relu=False)
+    yield from branch("2a", bottom, channels, 1)
+    yield from branch("2b", f"res{name}_branch2a", channels, 3, stride)
+    yield from branch("2c", f"res{name}_branch2b", wide, 1, relu=False, gamma=0)
+    yield layer(f"res{name}", "Eltwise", f"{shortcut} res{name}_branch2c", f"res{name}")
+    yield layer(f"res{name}_relu", "ReLU", f"res{name}", f"res{name}")
+
+
+def body():
+    yield from convolution("conv1", "_conv1", "data", 64, 7, stride=2, fan=" variance_norm: FAN_OUT")
+    yield layer("pool1", "Pooling", "conv1", "pool1", "pooling_param { pool: MAX kernel_size: 3 stride: 2 }")
+    bottom = "pool1"
+    for group, (channels, blocks) in enumerate(GROUPS, start=2):
+        for index in range(blocks):
+            name = f"{group}{'abcdef'[index]}"
+            stride = 2 if index == 0 and group > 2 else 1
+            yield from block(name, bottom, channels, stride, projection=index == 0)
+            bottom = f"res{name}"
+    yield layer("pool5", "Pooling", bottom, "pool5", "pooling_param { pool: AVE global_pooling: true }")
+
+
+def head():
+    parameters = f"""\
+param {{ decay_mult: 1 }}
+param {{ decay_mult: 0 }}
+inner_product_param {{
+    num_output: {CLASSES}
+    weight_filler {{ type: "gaussian" std: 0.01 }}
+}}"""
+    name = f"fc{CLASSES}"
+    yield layer(name, "InnerProduct", "pool5", name, parameters)
+    yield layer("loss", "SoftmaxWithLoss", f"{name} label", "loss")
+    for k in (1, 5):
+        rule = f"include {{ phase: TEST }}\naccuracy_param {{ top_k: {k} }}"
+        yield layer(f"accuracy_top{k}", "Accuracy", f"{name} label", f"accuracy_top{k}", rule)
+
+
+if __name__ == "__main__":
+    print("# ResNet-50. Written by nets/resnet.py: change that, not this.")
+    print('name: "ResNet-50"')
+    print("".join([*all_data(), *body(), *head()]), end="")

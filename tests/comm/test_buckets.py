@@ -1,0 +1,50 @@
+"""Cutting the gradient arena into buckets."""
+
+import pytest
+
+from engine.comm.buckets import Piece, buckets_of, make_buckets, segments_of
+
+FLOATS = 4
+
+
+def test_small_parameters_share_a_bucket():
+    buckets = make_buckets([("ip", 0, 40), ("b", 48, 8), ("conv", 64, 60), ("c", 124, 4)], bucket_bytes=64 * FLOATS)
+    assert [(bucket.begin, bucket.end) for bucket in buckets] == [(0, 56), (64, 128)]
+    assert [bucket.name for bucket in buckets] == ["ip .. b", "conv .. c"]
+    assert [bucket.index for bucket in buckets] == [0, 1]
+    assert buckets[0].nbytes == 56 * FLOATS
+
+
+def test_a_large_parameter_is_cut():
+    buckets = make_buckets([("a", 0, 10), ("fc6", 16, 1000), ("b", 1016, 10)], bucket_bytes=256 * FLOATS)
+    assert buckets[0].pieces == (Piece("a", 0, 10),)
+    assert buckets[-1].pieces == (Piece("b", 1016, 1026),)
+    pieces = [bucket.pieces[0] for bucket in buckets[1:-1]]
+    assert {piece.name for piece in pieces} == {"fc6"} and buckets[1].name == "fc6"
+    assert [piece.begin for piece in pieces] == [16, *(piece.end for piece in pieces[:-1])]
+    assert pieces[-1].end == 1016 and all(piece.end - piece.begin <= 256 for piece in pieces)
+    assert buckets_of(buckets) == {"a": [0], "fc6": [1, 2, 3, 4], "b": [5]}
+
+
+def test_every_float_is_in_one_bucket_for_any_size():
+    sizes = [37, 1, 500, 64, 3000, 2, 2, 1024, 9]
+    parameters, offset = [], 0
+    for i, size in enumerate(sizes):
+        parameters.append((f"p{i}", offset, size))
+        offset += size
+    for bucket_bytes in (1, 64, 100, 4096, 10**9):
+        buckets = make_buckets(parameters, bucket_bytes)
+        assert [bucket.begin for bucket in buckets] == [0, *(bucket.end for bucket in buckets[:-1])]
+        assert buckets[-1].end == offset
+        pieces = [piece for bucket in buckets for piece in bucket.pieces]
+        assert [piece.begin for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
+
+
+def test_segments_carry_multipliers():
+    buckets = make_buckets([("w", 0, 4), ("b", 4, 2)])
+    assert segments_of(buckets, {"b": (2.0, 0.0)}) == [[(0, 4, 1.0, 1.0), (4, 6, 2.0, 0.0)]]
+
+
+def test_overlapping_parameters_are_refused():
+    with pytest.raises(ValueError, match="parameter b starts at 3, before the end of the one before it, 4"):
+        make_buckets([("a", 0, 4), ("b", 3, 4)])

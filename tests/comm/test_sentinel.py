@@ -1,0 +1,95 @@
+"""However one rank ends, all end, soon, and the reason is told once."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.mpi import REPO, run_ranks
+
+PROGRAM = """
+import os, sys, time
+from engine.comm.world import world
+w = world()
+w.gather(0)
+how, who = {how!r}, {who}
+if w.rank == who or who is None:
+    time.sleep(0.2)
+    if how == "kill":
+        print("PID", os.getpid(), flush=True)
+        os.kill(os.getpid(), 9)
+    if how == "abort":
+        w.abort("solver.prototxt:3:1: no such thing")
+    if how == "exit":
+        sys.exit(3)
+else:
+    while time.sleep(0.001) is None and {busy}:  # the others compute, or wait in MPI
+        pass
+    w.barrier()
+w.close()
+print("end", flush=True)
+"""
+
+
+def sentinels() -> list[str]:
+    return subprocess.run(["pgrep", "-f", "comm/sentinel_process.py"], capture_output=True, text=True).stdout.split()
+
+
+def end(ranks: int, how: str, who: int | None, busy: bool = False) -> tuple[subprocess.CompletedProcess, list[str]]:
+    """Runs PROGRAM; returns the process, and the lines on stderr that are ours."""
+    running = set(sentinels())
+    begin = time.monotonic()
+    done = run_ranks(ranks, PROGRAM.format(how=how, who=who, busy=busy), timeout=30)
+    assert time.monotonic() - begin < 15
+    deadline = time.monotonic() + 6
+    while set(sentinels()) - running and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not set(sentinels()) - running, "sentinels outlive their ranks"
+    return done, [line for line in done.stderr.splitlines() if "engine:" in line or "prototxt" in line]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "who", "busy"), [(2, 0, False), (2, 1, True), (4, 0, True), (4, 2, False)])
+def test_a_killed_rank_is_named_once(ranks, who, busy):
+    done, lines = end(ranks, "kill", who, busy)
+    pid = done.stdout.split()[1]
+    assert done.returncode != 0 and "end" not in done.stdout
+    assert len(lines) == 1 and lines[0].startswith(f"engine: rank {who} (pid {pid} on "), done.stderr
+    assert lines[0].endswith("died, killed or crashed: stopping all ranks")
+
+
+@pytest.mark.mpi
+def test_a_rank_that_leaves_without_a_word():
+    done, lines = end(2, "exit", 1)
+    assert done.returncode != 0
+    assert len(lines) == 1 and lines[0].startswith("engine: rank 1 "), done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "who"), [(2, 1), (4, 0), (4, None)])
+def test_an_abort_tells_its_reason_once(ranks, who):
+    done, lines = end(ranks, "abort", who)
+    assert done.returncode == 1
+    assert lines == ["solver.prototxt:3:1: no such thing"], done.stderr
+    assert "Abort" not in done.stderr
+
+
+@pytest.mark.mpi
+def test_an_orderly_end_is_quiet():
+    begin = time.monotonic()
+    done, lines = end(2, "close", 1)
+    assert (done.returncode, lines, done.stderr) == (0, [], "")
+    assert done.stdout.split() == ["end", "end"]
+    assert time.monotonic() - begin < 10
+
+
+def test_a_sentinel_ends_with_its_rank_without_others():
+    program = "import time; from engine.comm.sentinel import Sentinel; s = Sentinel(0); print(s.hub(), s._process.pid)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=20)
+    token, *addresses, pid = done.stdout.split()
+    assert len(token) == 32 and all(":" in address for address in addresses)
+    deadline = time.monotonic() + 5
+    while pid in sentinels() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert pid not in sentinels()

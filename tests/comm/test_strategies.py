@@ -1,0 +1,223 @@
+"""Every strategy on several ranks equals the update that one rank would have computed."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from engine import _core
+from engine.comm.buckets import make_buckets, segments_of
+from engine.comm.registry import make_strategy
+from engine.comm.strategy import Step, strategy_class
+from engine.comm.world import World, world
+from engine.errors import CommError, ConfigError
+from tests.mpi import run_ranks
+
+SIZES = [5000, 37, 12000, 9, 60000, 640]  # the large ones are cut, the small ones share
+STEPS = 6
+
+
+class Run:
+    """A net of SIZES without its layers: gradients come from a seeded generator, their mean over ranks is known."""
+
+    def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, servers: str | None = None):
+        self.world, self.clip, self.iter_size = world, clip, iter_size
+        parameters, offset = [], 0
+        for i, size in enumerate(SIZES):
+            parameters.append((f"p{i}", offset, size))
+            offset += -(-size // 16) * 16
+        self.buckets = make_buckets(parameters, bucket_bytes=40_000)
+        self.weights = np.linspace(-1, 1, offset, dtype=np.float32)
+        self.gradients = np.zeros(offset, np.float32)
+        self.history = np.zeros(offset, np.float32)
+        segments = [[_core.Segment(*s) for s in bucket] for bucket in segments_of(self.buckets, {"p1": (2.0, 0.0)})]
+        hyper = _core.Hyper(momentum=0.9, weight_decay=0.01)
+        self.queue = _core.ReadyQueue(len(self.buckets))
+        updater = _core.Updater("sgd", self.weights, self.gradients, [self.history], segments, hyper)
+        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, threads)
+
+    def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
+        """The mean gradient of slice `part` of a global batch of 12 samples: the mean over all slices is independent of `parts`."""
+        samples = [np.random.default_rng((step, i)).standard_normal(self.gradients.size) for i in range(12)]
+        return np.mean(samples[part * 12 // parts : (part + 1) * 12 // parts], axis=0)
+
+    def steps(self, steps: int = STEPS) -> None:
+        for step in range(steps):
+            for bucket in reversed(self.buckets):
+                self.queue.wait_done(bucket.index)
+            parts = self.world.size * self.iter_size
+            # Micro-batch m of rank r; the whole is the same for any number of ranks.
+            self.gradients[:] = sum(
+                self.gradient(step, self.world.rank * self.iter_size + micro, parts) for micro in range(self.iter_size)
+            )
+            self.strategy.start(Step(step, 0.1 / (step + 1), self.iter_size, self.clip))
+            for bucket in self.buckets:
+                self.queue.ready(bucket.index)
+            self.strategy.backward_done()
+        self.strategy.wait_all()
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.weights.tobytes() + self.history.tobytes()).hexdigest()
+
+
+def reference(clip: float = 0.0) -> np.ndarray:
+    """The same run in float64, in NumPy."""
+    run = Run(World())
+    weights, history = run.weights.astype(np.float64), np.zeros(run.weights.size)
+    rate, decay, used = np.ones(weights.size), np.full(weights.size, 0.01), np.zeros(weights.size, bool)
+    for bucket in run.buckets:
+        for piece in bucket.pieces:
+            used[piece.begin : piece.end] = True
+            if piece.name == "p1":
+                rate[piece.begin : piece.end], decay[piece.begin : piece.end] = 2, 0
+    for step in range(STEPS):
+        gradient = np.where(used, run.gradient(step, 0, 1), 0)
+        norm = np.sqrt((gradient**2).sum())
+        gradient *= clip / norm if 0 < clip < norm else 1
+        history = 0.9 * history + 0.1 / (step + 1) * rate * (gradient + decay * weights)
+        weights = np.where(used, weights - history, weights)
+    return weights
+
+
+@pytest.mark.parametrize("clip", [0.0, 3.0])
+def test_one_rank(clip):
+    run = Run(World(), clip=clip, threads=2)
+    run.steps()
+    np.testing.assert_allclose(run.weights, reference(clip), rtol=1e-5, atol=1e-6)
+    run.strategy.close()
+
+
+def test_clipping_is_of_the_sum_over_micro_batches():
+    """Caffe's order: the norm of the accumulated gradients first, iter_size after."""
+    run, whole = Run(World(), clip=6.0, iter_size=3), Run(World(), clip=2.0)
+    run.steps()
+    whole.steps()
+    np.testing.assert_allclose(run.weights, whole.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bucket_that_backward_forgot_is_named():
+    run = Run(World())
+    run.strategy.start(Step(0, 0.1))
+    for bucket in run.buckets[:-1]:
+        run.queue.ready(bucket.index)
+    with pytest.raises(CommError, match=r"without the gradients of 1 buckets \(p5\)"):
+        run.strategy.backward_done()
+
+
+def test_unknown_strategy():
+    with pytest.raises(ConfigError, match='unknown communication strategy "serves"; did you mean "servers"'):
+        strategy_class("serves")
+
+
+RANKS = """
+import sys, time
+sys.path.insert(0, {repo!r})
+from tests.comm.test_strategies import *
+w = world()
+run = Run(w, clip={clip}, iter_size={iter_size})
+run.strategy.record(True)
+run.steps()
+events = run.strategy.events()
+assert len(events) == STEPS * len(run.buckets), len(events)
+assert all(e.ready <= e.start <= e.reduced <= e.end for e in events)
+reports = w.gather((run.digest(), run.weights.tobytes()))
+if w.rank == 0:
+    assert len({{digest for digest, _ in reports}}) == 1, "ranks differ"
+    weights = np.frombuffer(reports[0][1], np.float32)
+    scale = {iter_size}  # see test_clipping_is_of_the_sum_over_micro_batches
+    np.testing.assert_allclose(weights, reference({clip} / scale), rtol=1e-5, atol=1e-6)
+    print(type(run.strategy).__name__, reports[0][0], flush=True)
+run.strategy.close()
+w.close()
+"""
+
+
+def ranks(count: int, servers: int, clip: float = 0.0, iter_size: int = 1) -> list[str]:
+    from tests.mpi import REPO
+
+    program = RANKS.format(repo=str(REPO), clip=clip, iter_size=iter_size)
+    done = run_ranks(count, program, timeout=90, environ={"MLSL_NUM_SERVERS": str(servers)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("clip", "iter_size"), [(0.0, 1), (3.0, 2)])
+def test_two_ranks_equal_one_with_any_number_of_servers(clip, iter_size):
+    results = [ranks(2, servers, clip, iter_size) for servers in (0, 1, 2, 4)]
+    assert [name for name, _ in results] == ["Blocking", "Servers", "Servers", "Servers"]
+    assert len({digest for _, digest in results}) == 1, "the bits depend on the number of servers"
+
+
+@pytest.mark.mpi
+def test_three_ranks_with_clipping():
+    assert ranks(3, 2, clip=3.0)[0] == "Servers"
+
+
+@pytest.mark.mpi
+def test_two_runs_have_the_same_bits():
+    assert ranks(4, 2) == ranks(4, 2)
+
+
+def failing(program: str, environ: dict[str, str] | None = None) -> str:
+    """Runs `program` on two ranks of which some rank aborts; stderr."""
+    frame = """
+from tests.comm.test_strategies import *
+from engine.errors import EngineError
+w = world()
+try:
+{body}
+except EngineError as error:
+    w.abort(str(error))
+w.close()
+"""
+    body = "\n".join("    " + line for line in program.strip().splitlines())
+    done = run_ranks(2, frame.format(body=body), timeout=60, environ=environ)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr.strip()
+
+
+@pytest.mark.mpi
+def test_an_error_in_a_server_reaches_the_solver():
+    program = """
+run = Run(w)
+def fail(values): raise OSError("link down")
+if w.rank == 1: run.strategy.channels[1].allreduce = fail
+run.steps()
+"""
+    assert failing(program, {"MLSL_NUM_SERVERS": "2"}) == "communication server 1: link down"
+
+
+@pytest.mark.mpi
+def test_ranks_that_disagree_about_servers():
+    program = """
+import os
+os.environ["MLSL_NUM_SERVERS"] = str(1 + w.rank)
+run = Run(w)
+"""
+    message = failing(program)
+    assert message.startswith("ranks 0 and 1 differ in number of servers (MLSL_NUM_SERVERS) or the gradient buckets: ")
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.mpi
+def test_a_core_that_does_not_exist():
+    message = failing("run = Run(w)", {"MLSL_NUM_SERVERS": "1", "MLSL_SERVER_AFFINITY": "1000"})
+    assert message == "MLSL_SERVER_AFFINITY: core 1000 cannot be used on this host (Invalid argument)"
+
+
+@pytest.mark.mpi
+def test_servers_sit_where_they_were_told():
+    program = """
+import os
+run = Run(w)
+run.steps(1)
+seats = {t.name: os.sched_getaffinity(t.native_id) for t in run.strategy.servers}
+assert seats == {"comm-server-0": {1 - w.rank}}, seats
+assert len(os.sched_getaffinity(0)) == len(os.sched_getaffinity(os.getppid()))
+run.strategy.close()
+w.abort("seated")
+"""
+    if len(__import__("os").sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    assert failing(program, {"MLSL_NUM_SERVERS": "1", "MLSL_SERVER_AFFINITY": "1,0"}) == "seated"

@@ -1,0 +1,43 @@
+"""Pictures with known pixels, as arrays and as Datums."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from engine import proto
+
+
+def random_pixels(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> np.ndarray:
+    """(height, width, channels) uint8 in the order R, G, B; smooth enough for JPEG to keep it nearly."""
+    coarse = np.random.RandomState(seed).randint(0, 256, (3, 4, channels)).astype(np.uint8)
+    bands = [
+        Image.fromarray(coarse[:, :, c]).resize((width, height), Image.Resampling.BICUBIC) for c in range(channels)
+    ]
+    return np.stack([np.asarray(band) for band in bands], axis=2)
+
+
+def raw_datum(pixels: np.ndarray, label: int = 0) -> bytes:
+    """A Datum of (h, w, c) R, G, B bytes, stored as Caffe does: B, G, R, channel by channel."""
+    planes = pixels[:, :, ::-1].transpose(2, 0, 1)
+    channels, height, width = planes.shape
+    return proto.Datum(
+        channels=channels, height=height, width=width, data=planes.tobytes(), label=label
+    ).SerializeToString()
+
+
+def image_bytes(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    """An image file of (h, w, c) R, G, B or grey bytes."""
+    file = io.BytesIO()
+    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, kind)
+    return file.getvalue()
+
+
+def encoded_datum(pixels: np.ndarray, kind: str = "PNG", label: int = 0) -> bytes:
+    """A Datum that holds an image file."""
+    return proto.Datum(data=image_bytes(pixels, kind), encoded=True, label=label).SerializeToString()
+
+
+def bgr(pixels: np.ndarray) -> np.ndarray:
+    """(h, w, c) bytes R, G, B -> what a net reads: (c, h, w) float32 B, G, R."""
+    return pixels[:, :, ::-1].transpose(2, 0, 1).astype(np.float32)

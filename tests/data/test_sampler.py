@@ -1,0 +1,74 @@
+"""Order and shares: every item once per epoch, the same samples per iteration on any number of ranks."""
+
+from itertools import chain, islice
+
+import pytest
+
+from engine.data.keyed_random import KeyedRandom
+from engine.data.sampler import Sampler
+
+
+def first_samples(sampler, batch_size, ranks, batches, start=0):
+    """The samples of each global batch, in order of rank."""
+    shares = [list(islice(sampler.shares(batch_size, rank, ranks, start), batches)) for rank in range(ranks)]
+    return [[sample for share in batch for sample in share.samples] for batch in zip(*shares)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_epoch_holds_every_item_once(shuffle):
+    samples = Sampler(10, 7, shuffle).samples(0, 30)
+    for epoch in range(3):
+        part = samples[10 * epoch : 10 * epoch + 10]
+        assert {e for e, _ in part} == {epoch}
+        assert sorted(index for _, index in part) == list(range(10))
+
+
+def test_order_without_shuffle_is_that_of_the_source():
+    assert Sampler(3, 1, False).samples(2, 7) == [(0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+def test_shuffle_differs_by_epoch_and_seed_and_repeats():
+    first, second = (Sampler(100, 1, True).samples(*part) for part in [(0, 100), (100, 200)])
+    assert [i for _, i in first] != [i for _, i in second]
+    assert first == Sampler(100, 1, True).samples(0, 100)
+    assert first != Sampler(100, 2, True).samples(0, 100)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_samples_of_an_iteration_do_not_depend_on_the_ranks(shuffle):
+    sampler = Sampler(37, 3, shuffle)
+    one = first_samples(sampler, 12, 1, 10)
+    assert one == first_samples(sampler, 6, 2, 10)
+    assert one == first_samples(sampler, 3, 4, 10)
+
+
+def test_resume_at_any_sample_on_another_number_of_ranks():
+    sampler = Sampler(37, 3, True)
+    whole = list(chain(*first_samples(sampler, 4, 1, 20)))
+    resumed = list(chain(*first_samples(sampler, 5, 2, 3, start=28)))
+    assert resumed == whole[28:58]
+
+
+@pytest.mark.parametrize(("size", "batch_size", "ranks"), [(10, 4, 1), (17, 4, 2), (5, 4, 3), (12, 3, 4), (2, 4, 3)])
+def test_an_epoch_over_ranks_is_exact(size, batch_size, ranks):
+    sampler = Sampler(size, 1, True)
+    shares = [list(sampler.shares(batch_size, rank, ranks, stop=size)) for rank in range(ranks)]
+    assert sorted(index for rank in shares for share in rank for _, index in share.samples) == list(range(size))
+    for rank in shares:
+        assert all(len(share.samples) == batch_size for share in rank[:-1])
+        assert all(share.samples for share in rank)
+
+
+def test_a_rank_with_its_own_part_reads_all_of_it():
+    shares = list(islice(Sampler(5, 1, False).shares(2, 1, 2, start=4, own_part=True), 3))
+    assert [[index for _, index in share.samples] for share in shares] == [[2, 3], [4, 0], [1, 2]]
+    assert [share.first_sample for share in shares] == [6, 10, 14]
+
+
+def test_keyed_random_is_uniform_and_repeats():
+    draws = [KeyedRandom(1, epoch, index).integer(0, 4) for epoch in range(20) for index in range(500)]
+    assert all(abs(draws.count(value) - 2000) < 200 for value in range(5))
+    values = [KeyedRandom(1, 0, index).uniform(2, 4) for index in range(10000)]
+    assert 2 <= min(values) and max(values) < 4 and abs(sum(values) / 10000 - 3) < 0.05
+    assert KeyedRandom(1, 2, 3).uniform(0, 1) == KeyedRandom(1, 2, 3).uniform(0, 1)
+    assert KeyedRandom(1, 2, 3).uniform(0, 1) != KeyedRandom(1, 3, 2).uniform(0, 1)

@@ -1,0 +1,262 @@
+"""Transforms against NumPy, in the order of Caffe: crop, mirror, mean, scale."""
+
+import io
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from PIL import Image
+
+from engine import proto
+from engine.data.decode import ImageError, UndecodableImage, parse_datum
+from engine.data.keyed_random import KeyedRandom
+from engine.data.mean import write_mean
+from engine.data.transform import Transformer
+from engine.errors import ConfigError, DataError
+from tests.data.pictures import bgr, encoded_datum, image_bytes, random_pixels, raw_datum
+
+RANDOM = KeyedRandom(1, 0, 0)
+
+
+def make(text: str, phase: int = proto.TEST) -> Transformer:
+    return Transformer(text_format.Parse(text, proto.TransformationParameter()), phase, "net.prototxt:3:1")
+
+
+def apply(transformer: Transformer, datum, random=None) -> np.ndarray:
+    out = np.full(transformer.shape(datum), np.nan, np.float32)
+    transformer.apply(datum, random or KeyedRandom(1, 0, 0), out)
+    return out
+
+
+@pytest.fixture(params=["raw", "png"])
+def datum(request):
+    pixels = random_pixels(5)
+    return parse_datum(raw_datum(pixels) if request.param == "raw" else encoded_datum(pixels))
+
+
+def test_channels_come_as_bgr(datum):
+    assert np.array_equal(apply(make(""), datum), bgr(random_pixels(5)))
+
+
+def test_jpeg_is_decoded_to_bgr():
+    pixels = random_pixels(5, 32, 32)
+    difference = apply(make(""), parse_datum(encoded_datum(pixels, "JPEG"))) - bgr(pixels)
+    assert np.abs(difference).mean() < 6
+
+
+def test_centre_crop_mean_values_and_scale(datum):
+    got = apply(make("crop_size: 7 scale: 0.5 mean_value: 10 mean_value: 20 mean_value: 30 mirror: true"), datum)
+    mean = np.array([10, 20, 30], np.float32).reshape(3, 1, 1)
+    assert np.array_equal(got, (bgr(random_pixels(5))[:, 2:9, 4:11] - mean) * np.float32(0.5))
+
+
+def test_one_mean_value_serves_all_channels(datum):
+    assert np.array_equal(apply(make("mean_value: 7"), datum), bgr(random_pixels(5)) - 7)
+
+
+def test_mean_file_is_cropped_with_the_image(datum, tmp_path):
+    mean = np.random.RandomState(0).rand(3, 12, 16).astype(np.float32) * 255
+    write_mean(str(tmp_path / "mean.binaryproto"), mean)
+    got = apply(make(f'crop_size: 8 scale: 0.1 mean_file: "{tmp_path}/mean.binaryproto"'), datum)
+    assert np.array_equal(got, ((bgr(random_pixels(5)) - mean) * np.float32(0.1))[:, 2:10, 4:12])
+
+
+def test_random_crop_and_mirror_are_uniform_over_all_windows(datum):
+    pixels = bgr(random_pixels(5))
+    transformer = make("crop_h: 10 crop_w: 14 mirror: true", proto.TRAIN)
+    seen = {}
+    for index in range(600):
+        got = apply(transformer, datum, KeyedRandom(1, 0, index)).tobytes()
+        seen[got] = seen.get(got, 0) + 1
+    windows = {
+        np.ascontiguousarray(pixels[:, top : top + 10, left : left + 14][:, :, ::step]).tobytes()
+        for top in range(3)
+        for left in range(3)
+        for step in (1, -1)
+    }
+    assert set(seen) == windows
+    assert min(seen.values()) > 10
+
+
+def test_mirror_keeps_the_mean_where_it_was(datum, tmp_path):
+    mean = np.random.RandomState(0).rand(3, 12, 16).astype(np.float32) * 255
+    write_mean(str(tmp_path / "mean.binaryproto"), mean)
+    transformer = make(f'mirror: true mean_file: "{tmp_path}/mean.binaryproto"', proto.TRAIN)
+    plain = bgr(random_pixels(5)) - mean
+    results = [apply(transformer, datum, KeyedRandom(1, 0, index)) for index in range(40)]
+    mirrored = [np.array_equal(result, plain[:, :, ::-1]) for result in results]
+    assert all(flip or np.array_equal(result, plain) for flip, result in zip(mirrored, results))
+    assert 5 < sum(mirrored) < 35
+
+
+def test_float_data():
+    values = np.random.RandomState(0).randn(2, 5, 6).astype(np.float32)
+    datum = proto.Datum(channels=2, height=5, width=6, float_data=values.ravel())
+    assert np.array_equal(apply(make("crop_size: 3 scale: 2"), datum), values[:, 1:4, 1:4] * 2)
+
+
+@pytest.mark.parametrize("force", ["force_color: true", "force_gray: true"])
+@pytest.mark.parametrize("as_datum", [encoded_datum, raw_datum])
+def test_forced_colours(force, as_datum):
+    channels = 3 if "color" in force else 1
+    gray = random_pixels(6, channels=1)
+    assert make(force).shape(parse_datum(as_datum(random_pixels(5)))) == (channels, 12, 16)
+    assert np.array_equal(apply(make(force), parse_datum(as_datum(gray))), np.repeat(bgr(gray), channels, axis=0))
+
+
+def test_grey_image_stays_grey_unless_forced():
+    assert make("").shape(parse_datum(encoded_datum(random_pixels(6, channels=1)))) == (1, 12, 16)
+
+
+def test_sixteen_bits_are_scaled_not_clipped():
+    file = io.BytesIO()
+    Image.fromarray((np.arange(64, dtype=np.uint16) << 10).reshape(8, 8)).save(file, "PNG")
+    got = apply(make(""), proto.Datum(data=file.getvalue(), encoded=True))
+    assert np.array_equal(got[0].ravel(), np.arange(64) * 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("resize_param { height: 6 width: 6 }", (3, 6, 6)),
+        ("resize_param { height: 6 width: 6 resize_mode: FIT_SMALL_SIZE }", (3, 6, 8)),
+        ("resize_param { height: 20 width: 6 resize_mode: FIT_SMALL_SIZE }", (3, 20, 26)),
+        ("resize_param { height: 8 width: 8 resize_mode: FIT_LARGE_SIZE_AND_PAD }", (3, 8, 8)),
+        ("random_resize_param { min_size: 24 max_size: 24 }", (3, 24, 32)),
+        ("random_resize_param { min_size: 24 max_size: 24 } crop_size: 20", (3, 20, 20)),
+        ("random_aspect_ratio_param { } crop_size: 9", (3, 9, 9)),
+        ("random_aspect_ratio_param { max_attempt: 0 } crop_h: 6 crop_w: 9", (3, 6, 9)),
+    ],
+)
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
+def test_sizes_after_resizing(text, shape, phase, datum):
+    assert apply(make(text, phase), datum).shape == shape
+
+
+def test_resize_is_pillows(datum):
+    expected = Image.fromarray(random_pixels(5)).resize((7, 9), Image.Resampling.BICUBIC)
+    got = apply(make("resize_param { height: 9 width: 7 interp_mode: CUBIC }"), datum)
+    assert np.array_equal(got, bgr(np.asarray(expected)))
+
+
+def test_padding(datum):
+    base = "height: 16 width: 16 resize_mode: FIT_LARGE_SIZE_AND_PAD"
+    inner = bgr(random_pixels(5))
+    constant = apply(make(f"resize_param {{ {base} pad_value: 1 pad_value: 2 pad_value: 3 }}"), datum)
+    assert np.array_equal(constant[:, 2:14], inner)
+    assert [set(constant[c, [0, 1, 14, 15]].ravel()) for c in range(3)] == [{1}, {2}, {3}]
+    nearest = apply(make(f"resize_param {{ {base} pad_mode: REPEAT_NEAREST }}"), datum)
+    assert np.array_equal(nearest, np.pad(inner, ((0, 0), (2, 2), (0, 0)), mode="edge"))
+    mirrored = apply(make(f"resize_param {{ {base} pad_mode: MIRRORED }}"), datum)
+    assert np.array_equal(mirrored, np.pad(inner, ((0, 0), (2, 2), (0, 0)), mode="reflect"))
+
+
+def test_interpolation_is_chosen_at_random(datum):
+    transformer = make("resize_param { height: 5 width: 5 interp_mode: LINEAR interp_mode: NEAREST interp_mode: AREA }")
+    results = {apply(transformer, datum, KeyedRandom(1, 0, index)).tobytes() for index in range(40)}
+    assert len(results) == 3
+
+
+def test_resize_with_a_probability(datum):
+    transformer = make("resize_param { height: 24 width: 32 prob: 0.5 } crop_size: 12")
+    results = {apply(transformer, datum, KeyedRandom(1, 0, index)).tobytes() for index in range(20)}
+    assert len(results) == 2
+
+
+def test_random_resize_stays_in_its_range():
+    """The shorter side is what is left for the window to move in."""
+    datum = parse_datum(raw_datum(random_pixels(5)))
+    transformer = make("random_resize_param { min_size: 4 max_size: 6 }")
+    sizes = {transformer._prepare(datum, KeyedRandom(1, 0, index)).shape for index in range(60)}
+    assert sizes == {(4, 5, 3), (5, 6, 3), (6, 8, 3)}
+
+
+def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
+    """The image's values are its own coordinates, so that the part which was cut can be read from the result."""
+    y, x = np.mgrid[0:200, 0:200].astype(np.uint8)
+    datum = parse_datum(raw_datum(np.stack([y, x, x], axis=2)))
+    transformer = make(
+        "crop_size: 50 random_aspect_ratio_param { min_area_ratio: 0.1 max_area_ratio: 0.5 aspect_ratio_change: 0.75 }",
+        proto.TRAIN,
+    )
+    ratios, areas = [], []
+    for index in range(200):
+        got = apply(transformer, datum, KeyedRandom(1, 0, index))
+        width, height = (np.ptp(got[0]) / 49 * 50, np.ptp(got[2]) / 49 * 50)
+        ratios.append(height / width)
+        areas.append(height * width / 40000)
+    assert 0.09 < min(areas) < 0.13 and 0.45 < max(areas) < 0.52
+    assert 0.53 < min(ratios) < 0.65 and 1.55 < max(ratios) < 1.9  # c / (1 / c), c up to 4/3: 1.78
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("crop_h: 3", "crop_h and crop_w need each other"),
+        ("force_color: true force_gray: true", "exclude each other"),
+        ('mean_file: "x" mean_value: 3', "exclude each other"),
+        ("distort_param { }", "distort_param is not supported"),
+        ("pad: 4", "pad is not supported"),
+        ("resize_param { height: 3 }", "height and width; got 3 x 0"),
+        (
+            "resize_param { height: 3 width: 3 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_value: [1, 2] }",
+            "1 or 3 pad_value",
+        ),
+        ("random_resize_param { min_size: 9 max_size: 4 }", "min_size <= max_size; got 9 and 4"),
+        ("random_aspect_ratio_param { }", "needs crop_size"),
+        (
+            "crop_size: 3 random_aspect_ratio_param { min_area_ratio: 2 }",
+            "min_area_ratio <= max_area_ratio; got 2 and 1",
+        ),
+        ("crop_size: 3 random_aspect_ratio_param { aspect_ratio_change: 0 }", "aspect_ratio_change > 0; got 0"),
+    ],
+)
+def test_parameters_that_cannot_be_used(text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make(text)
+    assert str(caught.value).startswith("net.prototxt:3:1: ") and "\n" not in str(caught.value)
+
+
+def test_missing_and_damaged_mean_files(tmp_path):
+    with pytest.raises(DataError, match=r"net.prototxt:3:1: cannot read mean_file /none: No such file"):
+        make('mean_file: "/none"')
+    path = tmp_path / "mean.binaryproto"
+    write_mean(str(path), np.zeros((3, 4, 4), np.float32))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match="truncated"):
+        make(f'mean_file: "{path}"')
+
+
+def test_mean_file_of_another_size(tmp_path):
+    path = tmp_path / "mean.binaryproto"
+    write_mean(str(path), np.zeros((3, 12, 15), np.float32))
+    with pytest.raises(ImageError, match=r"expected an image of 3 x 12 x 15, as mean_file .*; got 3 x 12 x 16"):
+        make(f'mean_file: "{path}"').shape(parse_datum(raw_datum(random_pixels(5))))
+
+
+def test_images_that_do_not_fit():
+    datum = parse_datum(raw_datum(random_pixels(5)))
+    with pytest.raises(ImageError, match="3 x 12 x 16 is smaller than the crop of 13 x 13"):
+        make("crop_size: 13").shape(datum)
+    with pytest.raises(
+        ImageError, match="expected an image of 3 x 12 x 15, like the first one; got 3 x 12 x 16; set crop"
+    ):
+        make("").apply(datum, RANDOM, np.empty((3, 12, 15), np.float32))
+    with pytest.raises(ImageError, match=r"expected an image of 1 x 12 x 16.* set force_color"):
+        make("").apply(datum, RANDOM, np.empty((1, 12, 16), np.float32))
+    with pytest.raises(ImageError, match="2 mean_value fields for an image of 3 channels"):
+        make("mean_value: 1 mean_value: 2").shape(datum)
+    with pytest.raises(ImageError, match="2 float32 channels cannot be resized"):
+        floats = proto.Datum(channels=2, height=1, width=2, float_data=[1, 2, 3, 4])
+        make("resize_param { height: 3 width: 3 }").shape(floats)
+
+
+def test_undecodable():
+    whole = image_bytes(random_pixels(5, 40, 40), "JPEG")
+    for data in (b"", b"not an image", whole[: len(whole) // 2]):
+        with pytest.raises(UndecodableImage, match=f"cannot decode {len(data)} bytes"):
+            make("").shape(proto.Datum(data=data, encoded=True))
+    with pytest.raises(UndecodableImage, match=r"3 x 4 x 4 .* holds 47 numbers instead of 48"):
+        make("").shape(proto.Datum(channels=3, height=4, width=4, data=bytes(47)))
+    with pytest.raises(UndecodableImage, match="not a Datum"):
+        parse_datum(b"\xff\xff\xff")

@@ -1,0 +1,195 @@
+"""What every layer's test uses: nets from text, the gradient checker, and the cases that BVLC Caffe itself computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.config import parse_net
+from engine.net import PASSES, Net
+from tests.shared import SHARED, needs_shared
+
+GOLDEN = SHARED / "golden/layers"
+
+
+def net_text(layer: str, **shapes: tuple[int, ...]) -> str:
+    """A net of one Input layer for each of `shapes`, by name, in front of the text of a layer."""
+    text = "force_backward: true\n"
+    for name, shape in shapes.items():
+        dims = " ".join(f"dim: {dim}" for dim in shape)
+        text += f'layer {{ name: "{name}" type: "Input" top: "{name}" input_param {{ shape {{ {dims} }} }} }}\n'
+    return text + layer
+
+
+def make_net(text: str, phase: int = proto.TRAIN, **options) -> Net:
+    """A net whose blobs can all be read."""
+    return Net(parse_net(text, "test.prototxt"), phase, **{"keep_all": True, **options})
+
+
+def run(text: str, phase: int = proto.TRAIN, **bottoms: np.ndarray) -> Net:
+    """The net of `net_text(text, ...)` after a forward pass on `bottoms`, the Input layers' values by name."""
+    net = make_net(net_text(text, **{name: values.shape for name, values in bottoms.items()}), phase)
+    for name, values in bottoms.items():
+        net.blobs[name].set(values)
+    net.forward()
+    return net
+
+
+def error_of(text: str, phase: int = proto.TRAIN, **shapes: tuple[int, ...]) -> str:
+    """The message of the error that a net raises when it is built. Fails if it raises none."""
+    from engine.errors import EngineError
+
+    with pytest.raises(EngineError) as error:
+        make_net(net_text(text, **shapes), phase)
+    return str(error.value)
+
+
+class _Objective:
+    """A scalar function of a net's outputs: losses by their weights, other outputs by random projections, in float64."""
+
+    def __init__(self, net: Net, ignore: Iterable[str], generator: np.random.Generator):
+        self.net = net
+        self.losses = {name: weight for _, name, weight in net.losses()}
+        self.projections = {}
+        for name, values in net.forward().items():
+            if name not in self.losses and net.blobs[name].diff is not None:
+                keep = 0.0 if name in ignore else 1.0
+                self.projections[name] = keep * generator.uniform(-1, 1, values.shape).astype(np.float32)
+
+    def value(self) -> float:
+        tops = self.net.forward()
+        terms = [weight * float(np.float64(tops[name])) for name, weight in self.losses.items()]
+        terms += [np.vdot(p.astype(np.float64), tops[name].astype(np.float64)) for name, p in self.projections.items()]
+        return sum(terms)
+
+    def differentiate(self) -> None:
+        self.net.forward()
+        for name, projection in self.projections.items():
+            self.net.set_top_diff(name, projection)
+        self.net.backward()
+
+
+def check_gradients(
+    text: str,
+    bottoms: dict[str, np.ndarray],
+    *,
+    params: dict[str, list[np.ndarray]] | None = None,
+    phase: int = proto.TRAIN,
+    ignore: Iterable[str] = (),
+    step: float = 1e-2,
+    tolerance: float = 2e-3,
+    samples: int = 40,
+    **options,
+) -> None:
+    """Compares every gradient that backward gives with central differences of forward.
+
+    `text` is a whole net, `bottoms` the values of its Input layers, `params` those of its parameters (default: what their
+    fillers give). The function differentiated sums the losses by weight and all other outputs by a random projection,
+    those in `ignore` not at all. At most `samples` elements of each blob are tried. `tolerance` is relative to
+    the largest element of the gradient, or to 1: float32 outputs leave an error of about 1e-7 / step, the third
+    derivative one of step^2 / 6; pick values away from kinks by more than `step`.
+    """
+    generator = np.random.default_rng(12)
+    net = make_net(text, phase, **options)
+    values = {name: np.array(value, np.float32) for name, value in bottoms.items()}
+    for name, value in values.items():
+        net.blobs[name].set(value)
+    for layer, arrays in (params or {}).items():
+        for tensor, array in zip(net.params[layer], arrays, strict=True):
+            tensor.set(np.ascontiguousarray(array, np.float32))
+    objective = _Objective(net, ignore, generator)
+    objective.differentiate()
+    # All gradients first: perturbing runs forward again.
+    checks = [(name, value, net.blobs[name].set, net.blobs[name].diff) for name, value in values.items()]
+    for layer, tensors in net.params.items():
+        for i, tensor in enumerate(tensors):
+            diff = tensor.diff.get() if tensor.diff is not None else None
+            checks.append((f"{layer}[{i}]", tensor.get(), tensor.set, diff))
+    compared = [_compare(objective, *check, step, tolerance, samples, generator) for check in checks if check[3] is not None]
+    assert compared, "no blob of this net has a gradient"
+
+
+def _compare(
+    objective: _Objective,
+    name: str,
+    values: np.ndarray,
+    set_values: Callable[[np.ndarray], None],
+    gradient: np.ndarray,
+    step: float,
+    tolerance: float,
+    samples: int,
+    generator: np.random.Generator,
+) -> None:
+    scale = max(1.0, float(np.abs(gradient).max()))
+    chosen = generator.permutation(values.size)[:samples]
+    for flat in chosen:
+        index = np.unravel_index(flat, values.shape)
+        results = []
+        for sign in (1, -1):
+            moved = values.copy()
+            moved[index] += sign * step
+            set_values(moved)
+            results.append((objective.value(), float(moved[index])))
+        set_values(values)
+        numeric = (results[0][0] - results[1][0]) / (results[0][1] - results[1][1])
+        assert abs(numeric - gradient[index]) <= tolerance * scale, (
+            f"{name}{[int(i) for i in index]}: backward says {gradient[index]:.6g}, differences say {numeric:.6g}"
+        )
+
+
+def golden(*names: str):
+    """Decorator: runs a test once for each of these cases of SHARED/golden/layers, as its argument `case`."""
+
+    def decorate(test):
+        return needs_shared("golden/layers")(pytest.mark.parametrize("case", names)(test))
+
+    return decorate
+
+
+def check_golden(case: str, relative: float = 1e-4, absolute: float = 1e-5) -> None:
+    """Compares forward, backward and parameters after the pass with what BVLC Caffe computed (float32, OpenBLAS).
+
+    With the rewriting passes and without: the results must be the same. `absolute` is for arrays whose largest element is
+    about 1; it grows with larger ones, since sums of many terms cancel.
+    """
+    for passes in (PASSES, frozenset()):
+        _check_golden(dict(np.load(GOLDEN / f"{case}.npz")), passes, relative, absolute)
+
+
+def _check_golden(arrays: dict[str, np.ndarray], passes: frozenset[str], relative: float, absolute: float) -> None:
+    net = make_net(str(arrays["prototxt"]), getattr(proto, str(arrays["phase"])), passes=passes)
+    params = net.params.get("layer", [])
+
+    def named(prefix: str) -> dict[str, np.ndarray]:
+        return {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
+
+    def same(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
+        assert ours.shape == theirs.shape, what
+        atol = absolute * max(1.0, float(np.abs(theirs).max(initial=0)))
+        np.testing.assert_allclose(ours, theirs, rtol=relative, atol=atol, err_msg=f"{what} with passes {sorted(passes)}")
+
+    bottom_diffs = named("bottom_diff_")
+    for name, value in named("bottom_").items():
+        if not name.startswith("diff_"):
+            net.blobs[name].set(value)
+    for i, tensor in enumerate(params):
+        tensor.set(arrays[f"param_{i}"])
+    net.forward()
+    for name, value in named("top_").items():
+        if not name.startswith("diff_"):
+            same(f"top {name}", net.blobs[name].data, value)
+    for i, tensor in enumerate(params):
+        same(f"param {i} after", tensor.get(), arrays[f"param_after_{i}"])
+    if not bottom_diffs:
+        return
+    for name, value in named("top_diff_").items():
+        net.set_top_diff(name, value)
+    net.backward()
+    for name, value in bottom_diffs.items():
+        same(f"gradient of {name}", net.blobs[name].diff, value)
+    for i, tensor in enumerate(params):
+        if tensor.diff is not None:
+            same(f"gradient of param {i}", tensor.diff.get(), arrays[f"param_diff_{i}"])

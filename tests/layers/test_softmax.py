@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+
+LAYER = 'layer {{ name: "layer" type: "Softmax" bottom: "x" top: "y" softmax_param {{ axis: {axis} }} }}'
+RANDOM = np.random.default_rng(1)
+
+
+def reference(x, axis):
+    exponentials = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
+    return exponentials / exponentials.sum(axis, keepdims=True)
+
+
+@golden("softmax", "softmax_axis2")
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize("shape, axis", [((5, 7), 1), ((2, 3, 4, 5), 1), ((2, 3, 4, 5), 0), ((2, 3, 4), -1), ((6,), 0)])
+def test_forward_and_gradients(shape, axis):
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    net = run(LAYER.format(axis=axis), x=x)
+    np.testing.assert_allclose(net.blobs["y"].data, reference(x, axis), atol=1e-6)
+    check_gradients(net_text(LAYER.format(axis=axis), x=shape), {"x": x})
+
+
+def test_large_scores_do_not_overflow():
+    x = np.array([[1e4, 1e4, -1e4]], np.float32)
+    np.testing.assert_allclose(run(LAYER.format(axis=1), x=x).blobs["y"].data, [[0.5, 0.5, 0]], atol=1e-6)
+
+
+def test_in_place():
+    x = RANDOM.normal(size=(3, 4)).astype(np.float32)
+    net = run('layer { name: "layer" type: "Softmax" bottom: "x" top: "x" }', x=x)
+    np.testing.assert_allclose(net.outputs()["x"], reference(x, 1), atol=1e-6)
+
+
+def test_axis_out_of_range():
+    assert "axis 2 is out of range for a blob of 2 axes" in error_of(LAYER.format(axis=2), x=(3, 4))

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+
+RANDOM = np.random.default_rng(2)
+
+
+def layer(params="", tops=("y",)):
+    tops = " ".join(f'top: "{top}"' for top in tops)
+    return f'layer {{ name: "layer" type: "SoftmaxWithLoss" bottom: "x" bottom: "l" {tops} {params} }}'
+
+
+def sample(shape, axis=1):
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    label_shape = [n for i, n in enumerate(shape) if i != axis % len(shape)]
+    labels = RANDOM.integers(0, shape[axis], label_shape).astype(np.float32)
+    labels.flat[0] = 2  # what the tests ignore is there
+    return x, labels
+
+
+def reference(x, labels, axis=1, ignore=None, smoothing=0.0, normalization="VALID", fixed=1.0):
+    """The loss, and the probabilities."""
+    x = np.moveaxis(x.astype(np.float64), axis, -1)
+    logs = x - x.max(-1, keepdims=True)
+    logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
+    own = np.take_along_axis(logs, labels.astype(int)[..., None], -1)[..., 0]
+    losses = -(1 - smoothing) * own - smoothing * logs.mean(-1)
+    valid = labels != ignore if ignore is not None else np.ones_like(labels, bool)
+    outer = np.prod(np.moveaxis(x, -1, axis).shape[:axis])
+    divisor = {"VALID": max(1, valid.sum()), "FULL": labels.size, "BATCH_SIZE": outer, "NONE": 1, "PRE_FIXED": fixed}
+    return (losses * valid).sum() / divisor[normalization], np.moveaxis(np.exp(logs), -1, axis)
+
+
+@golden(
+    "softmax_loss",
+    "softmax_loss_batch_size",
+    "softmax_loss_full",
+    "softmax_loss_none",
+    "softmax_loss_pixels",
+    "softmax_loss_valid",
+    "softmax_loss_weight",
+)
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize("normalization", ["VALID", "FULL", "BATCH_SIZE", "NONE", "PRE_FIXED"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_forward_and_gradients(normalization, smoothing):
+    x, labels = sample((3, 5, 2, 2))
+    text = layer(
+        f"loss_weight: 2 loss_param {{ ignore_label: 2 normalization: {normalization} pre_fixed_normalizer: 7 "
+        f"label_smoothing: {smoothing} }}"
+    )
+    loss, _ = reference(x, labels, 1, 2, smoothing, normalization, 7.0)
+    np.testing.assert_allclose(run(text, x=x, l=labels).blobs["y"].data, loss, rtol=1e-5)
+    check_gradients(net_text(text, x=x.shape, l=labels.shape), {"x": x, "l": labels})
+
+
+@pytest.mark.parametrize("shape, axis", [((4, 3), 1), ((2, 3, 4), -1), ((6, 5, 6), 0)])
+def test_axis(shape, axis):
+    x, labels = sample(shape, axis)
+    labels = labels.reshape(shape[0], -1) if axis == 0 else labels  # the first axes of the bottoms must agree
+    text = layer(f"softmax_param {{ axis: {axis} }}")
+    expected = reference(x, labels.reshape(np.delete(shape, axis)), axis)[0]
+    np.testing.assert_allclose(run(text, x=x, l=labels).blobs["y"].data, expected, rtol=1e-5)
+    check_gradients(net_text(text, x=x.shape, l=labels.shape), {"x": x, "l": labels})
+
+
+@pytest.mark.parametrize("normalize, mode", [("true", "VALID"), ("false", "BATCH_SIZE")])
+def test_older_normalize(normalize, mode):
+    x, labels = sample((2, 4, 3, 3))
+    text = layer(f"loss_param {{ ignore_label: 2 normalize: {normalize} }}")
+    np.testing.assert_allclose(run(text, x=x, l=labels).blobs["y"].data, reference(x, labels, 1, 2, 0, mode)[0], rtol=1e-5)
+
+
+def test_second_top_holds_the_probabilities():
+    x, labels = sample((4, 5))
+    net = run(layer(tops=("y", "p")), x=x, l=labels)
+    loss, probabilities = reference(x, labels)
+    np.testing.assert_allclose(net.blobs["y"].data, loss, rtol=1e-5)
+    np.testing.assert_allclose(net.blobs["p"].data, probabilities, atol=1e-6)
+    text = net_text(layer(tops=("y", "p")), x=x.shape, l=labels.shape)
+    check_gradients(text, {"x": x, "l": labels}, ignore={"p"})
+
+
+def test_a_loss_without_a_top():
+    x, labels = sample((4, 5))
+    net = run(layer(tops=()), x=x, l=labels)
+    (value,) = net.outputs().values()
+    np.testing.assert_allclose(value, reference(x, labels)[0], rtol=1e-5)
+
+
+def test_extreme_scores_stay_finite():
+    x = np.array([[1e4, -1e4], [1e4, -1e4]], np.float32)
+    net = run(layer(), x=x, l=np.array([0, 1], np.float32))
+    assert 0 < net.blobs["y"].data < 100
+    net.backward()
+    np.testing.assert_allclose(net.blobs["x"].diff, [[0, 0], [0.5, -0.5]], atol=1e-6)
+
+
+def test_all_labels_ignored():
+    x = RANDOM.normal(size=(3, 4)).astype(np.float32)
+    net = run(layer("loss_param { ignore_label: 255 }"), x=x, l=np.full(3, 255, np.float32))
+    net.backward()
+    assert net.blobs["y"].data == 0 and not net.blobs["x"].diff.any()
+
+
+def test_not_a_number_shows():
+    x = np.array([[np.nan, 0], [1, 2]], np.float32)
+    assert np.isnan(run(layer(), x=x, l=np.zeros(2, np.float32)).blobs["y"].data)
+
+
+@pytest.mark.parametrize("label, shown", [(4, "4"), (-1, "-1"), (np.nan, "nan"), (1e9, "1000000000")])
+def test_a_label_that_is_no_class(label, shown):
+    net = make_net(net_text(layer(), x=(3, 4), l=(3,)))
+    net.blobs["l"].set(np.array([0, 1, label], np.float32))
+    with pytest.raises(RuntimeError, match=rf"layer 'layer': label {shown} at position 2 is outside \[0, 4\)"):
+        net.forward()
+
+
+def test_wrong_shapes():
+    assert "expected 3 labels, one for each position of (3, 4) outside axis 1, got labels of shape (3, 2)" in error_of(
+        layer(), x=(3, 4), l=(3, 2)
+    )
+    assert "same first axis, got (3, 4) and (2,)" in error_of(layer(), x=(3, 4), l=(2,))
+    assert "expected pre_fixed_normalizer above 0" in error_of(
+        layer("loss_param { normalization: PRE_FIXED pre_fixed_normalizer: 0 }"), x=(3, 4), l=(3,)
+    )
+    assert "expected label_smoothing in [0, 1), got 1" in error_of(
+        layer("loss_param { label_smoothing: 1 }"), x=(3, 4), l=(3,)
+    )

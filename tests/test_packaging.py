@@ -1,0 +1,52 @@
+"""What the build leaves: oneDNN is found and loaded, and what is missing is named."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from engine import _dnnl
+from engine.errors import EngineError
+
+
+def test_preload_loads_dnnl():
+    _dnnl.preload()
+    from engine import _build_info, _core  # noqa: F401
+
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libdnnl" in line}
+    assert len(loaded) == 1, "exactly one oneDNN in the process"
+    if _build_info.DNNL_FOLDER:
+        assert loaded.pop().startswith(_build_info.DNNL_FOLDER)
+
+
+def with_build_info(monkeypatch, folder):
+    monkeypatch.setitem(sys.modules, "engine._build_info", SimpleNamespace(DNNL_FOLDER=folder))
+
+
+def test_missing_wheel_says_what_to_install(monkeypatch):
+    with_build_info(monkeypatch, None)
+    monkeypatch.setattr(_dnnl, "WHEEL", "no-such-wheel")
+    with pytest.raises(EngineError, match=r"libdnnl.so.3 not found: `pip install no-such-wheel==2023.2.0`"):
+        _dnnl.preload()
+
+
+def test_damaged_library_is_named(monkeypatch, tmp_path):
+    with_build_info(monkeypatch, None)
+    damaged = tmp_path / "libdnnl.so.3"
+    damaged.write_bytes(b"not a library")
+    monkeypatch.setattr(_dnnl, "wheel_libraries", lambda: [str(damaged)])
+    with pytest.raises(EngineError, match=str(damaged)):
+        _dnnl.preload()
+
+
+def test_own_dnnl_is_left_to_the_linker(monkeypatch):
+    with_build_info(monkeypatch, "/opt/onednn/lib")
+    monkeypatch.setattr(_dnnl, "wheel_libraries", lambda: pytest.fail("the wheel must not be loaded"))
+    _dnnl.preload()
+
+
+def test_unbuilt_package_says_how_to_build(monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine._build_info", None)
+    with pytest.raises(EngineError, match="not built"):
+        _dnnl.preload()
