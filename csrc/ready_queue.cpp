@@ -5,7 +5,8 @@
 namespace engine {
 
 static int64_t now() {  // std::chrono::steady_clock is CLOCK_MONOTONIC on Linux
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 ReadyQueue::ReadyQueue(int buckets) : buckets_(buckets) {
@@ -37,8 +38,9 @@ void ReadyQueue::ready(int bucket) {
     Slot& slot = this->slot(bucket);
     const int64_t step = step_.load();
     if (step < 0 || slot.marked.load(std::memory_order_relaxed) == step)
-        throw std::logic_error("bucket " + std::to_string(bucket) +
-                               (step < 0 ? " is ready outside a step" : " is marked ready twice in step " + std::to_string(step)));
+        throw std::logic_error(
+            "bucket " + std::to_string(bucket) +
+            (step < 0 ? " is ready outside a step" : " is marked ready twice in step " + std::to_string(step)));
     {
         std::lock_guard<std::mutex> lock(mutex_);
         slot.event.step = step;
@@ -88,7 +90,8 @@ void ReadyQueue::wait_done(int bucket) {
     slot.waited.fetch_add(waited, std::memory_order_relaxed);
     waited_ns_.fetch_add(waited, std::memory_order_relaxed);
     if (failed_.load()) throw ParkedError(error_);
-    if (in_flight(slot)) throw ParkedError("the queue was closed while bucket " + std::to_string(bucket) + " was in flight");
+    if (in_flight(slot))
+        throw ParkedError("the queue was closed while bucket " + std::to_string(bucket) + " was in flight");
 }
 
 void ReadyQueue::wait_all_done() {
@@ -139,8 +142,6 @@ std::vector<ReadyQueue::Event> ReadyQueue::take_events() {
     return events;
 }
 
-int64_t ReadyQueue::waited_ns(int bucket) const {
-    return slot(bucket).waited.load(std::memory_order_relaxed);
-}
+int64_t ReadyQueue::waited_ns(int bucket) const { return slot(bucket).waited.load(std::memory_order_relaxed); }
 
 }  // namespace engine

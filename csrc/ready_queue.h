@@ -32,8 +32,8 @@ public:
 
     int size() const { return buckets_; }
 
-    // Solver thread. Opens step `step`: from here every bucket is marked ready once. Throws std::logic_error when buckets of the
-    // step before are still in flight.
+    // Solver thread. Opens step `step`: from here every bucket is marked ready once. Throws std::logic_error when
+    // buckets of the step before are still in flight.
     void begin_step(int64_t step);
     // The gradients of `bucket` are complete. Throws std::logic_error outside a step, or when marked twice in one.
     void ready(int bucket);
@@ -41,7 +41,8 @@ public:
     void wait_done(int bucket);
     void wait_all_done();
 
-    // A server. Waits until `bucket` is ready; false when the time is over (seconds; negative: no limit) or the queue has stopped.
+    // A server. Waits until `bucket` is ready; false when the time is over (seconds; negative: no limit) or the queue
+    // has stopped.
     bool wait_ready(int bucket, double timeout = -1);
     void reduced(int bucket);  // takes the time only
     void done(int bucket, int server = 0);

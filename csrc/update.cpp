@@ -12,10 +12,12 @@
 #define ENGINE_VECTORISED
 #endif
 
-// Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal; the passes
-// are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a pragma.)
+// Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal;
+// the passes are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a
+// pragma.)
 #if !defined(__NO_MATH_ERRNO__)
-#error "compile update.cpp with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: square roots vectorise only without errno"
+#error \
+    "compile update.cpp with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: square roots vectorise only without errno"
 #endif
 
 namespace engine {
@@ -43,7 +45,7 @@ inline __attribute__((always_inline)) float regularised(float gradient, float we
 
 ENGINE_VECTORISED void sgd(const Stretch& s, const Factors& factors) {
     const Factors f = factors;  // a copy cannot alias the arenas
-    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    float* __restrict w = s.weights, * __restrict h = s.history[0];
     const float* __restrict d = s.gradients;
     const float momentum = f.momentum * f.momentum_correction;
     const int64_t count = s.count;
@@ -55,7 +57,7 @@ ENGINE_VECTORISED void sgd(const Stretch& s, const Factors& factors) {
 
 ENGINE_VECTORISED void nesterov(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    float* __restrict w = s.weights, * __restrict h = s.history[0];
     const float* __restrict d = s.gradients;
     const int64_t count = s.count;
     for (int64_t i = 0; i < count; ++i) {
@@ -67,7 +69,7 @@ ENGINE_VECTORISED void nesterov(const Stretch& s, const Factors& factors) {
 
 ENGINE_VECTORISED void adagrad(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    float* __restrict w = s.weights, * __restrict h = s.history[0];
     const float* __restrict d = s.gradients;
     const int64_t count = s.count;
     for (int64_t i = 0; i < count; ++i) {
@@ -79,7 +81,7 @@ ENGINE_VECTORISED void adagrad(const Stretch& s, const Factors& factors) {
 
 ENGINE_VECTORISED void rmsprop(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float *__restrict w = s.weights, *__restrict h = s.history[0];
+    float* __restrict w = s.weights, * __restrict h = s.history[0];
     const float* __restrict d = s.gradients;
     const int64_t count = s.count;
     for (int64_t i = 0; i < count; ++i) {
@@ -91,7 +93,7 @@ ENGINE_VECTORISED void rmsprop(const Stretch& s, const Factors& factors) {
 
 ENGINE_VECTORISED void adadelta(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float *__restrict w = s.weights, *__restrict h = s.history[0], *__restrict u = s.history[1];
+    float* __restrict w = s.weights, * __restrict h = s.history[0], * __restrict u = s.history[1];
     const float* __restrict d = s.gradients;
     const int64_t count = s.count;
     for (int64_t i = 0; i < count; ++i) {
@@ -105,7 +107,7 @@ ENGINE_VECTORISED void adadelta(const Stretch& s, const Factors& factors) {
 
 ENGINE_VECTORISED void adam(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float *__restrict w = s.weights, *__restrict m = s.history[0], *__restrict v = s.history[1];
+    float* __restrict w = s.weights, * __restrict m = s.history[0], * __restrict v = s.history[1];
     const float* __restrict d = s.gradients;
     const float rate = f.rate * f.adam_correction;
     const int64_t count = s.count;
@@ -147,18 +149,23 @@ const UpdateRule& update_rule(const std::string& name) {
     throw std::invalid_argument("unknown update rule \"" + name + "\"; known: " + known);
 }
 
-Updater::Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories, int64_t count,
-                 std::vector<std::vector<Segment>> buckets, const Hyper& hyper)
-    : rule_(update_rule(rule)), weights_(weights), gradients_(gradients), histories_(std::move(histories)), hyper_(hyper) {
+Updater::Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories,
+                 int64_t count, std::vector<std::vector<Segment>> buckets, const Hyper& hyper)
+    : rule_(update_rule(rule)),
+      weights_(weights),
+      gradients_(gradients),
+      histories_(std::move(histories)),
+      hyper_(hyper) {
     if (int(histories_.size()) != rule_.histories)
-        throw std::invalid_argument("update rule " + rule + " keeps " + std::to_string(rule_.histories) + " histories, got " +
-                                    std::to_string(histories_.size()));
+        throw std::invalid_argument("update rule " + rule + " keeps " + std::to_string(rule_.histories) +
+                                    " histories, got " + std::to_string(histories_.size()));
     for (const auto& segments : buckets) {
         chunks_.emplace_back();
         for (const Segment& segment : segments) {
             if (segment.begin < 0 || segment.end < segment.begin || segment.end > count)
-                throw std::invalid_argument("segment [" + std::to_string(segment.begin) + ", " + std::to_string(segment.end) +
-                                            ") in an arena of " + std::to_string(count) + " floats");
+                throw std::invalid_argument("segment [" + std::to_string(segment.begin) + ", " +
+                                            std::to_string(segment.end) + ") in an arena of " + std::to_string(count) +
+                                            " floats");
             for (int64_t begin = segment.begin; begin < segment.end; begin += kChunk)
                 chunks_.back().push_back(
                     {begin, std::min(begin + kChunk, segment.end), segment.lr_mult, segment.decay_mult});
@@ -190,7 +197,8 @@ double Updater::sum_squares(int bucket, int threads) const {
     std::vector<double> parts(chunks.size());
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t i = 0; i < count; ++i)
-        parts[size_t(i)] = sum_of_squares(gradients_ + chunks[size_t(i)].begin, chunks[size_t(i)].end - chunks[size_t(i)].begin);
+        parts[size_t(i)] =
+            sum_of_squares(gradients_ + chunks[size_t(i)].begin, chunks[size_t(i)].end - chunks[size_t(i)].begin);
     double sum = 0;
     for (double part : parts) sum += part;
     return sum;

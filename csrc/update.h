@@ -1,4 +1,5 @@
-// The update of the parameters: one fused pass over a bucket of the flat arenas. Pure C++; knows nothing of ranks or layers.
+// The update of the parameters: one fused pass over a bucket of the flat arenas. Pure C++; knows nothing of ranks or
+// layers.
 #pragma once
 
 #include <cstdint>
@@ -54,19 +55,20 @@ class Updater {
 public:
     // weights, gradients and each history are arenas with the same offsets; buckets[b] lists the segments of bucket b.
     // Throws std::invalid_argument for an unknown rule, a wrong number of histories or a segment outside [0, count).
-    Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories, int64_t count,
-            std::vector<std::vector<Segment>> buckets, const Hyper& hyper);
+    Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories,
+            int64_t count, std::vector<std::vector<Segment>> buckets, const Hyper& hyper);
 
-    // Between two steps. scale: 1 / (ranks * iter_size), the one place that averages. iteration: updates finished before this one.
-    // momentum_correction: the history of SGD and Nesterov is multiplied by it (rate / the rate of the step before; 1: off).
+    // Between two steps. scale: 1 / (ranks * iter_size), the one place that averages. iteration: updates finished
+    // before this one. momentum_correction: the history of SGD and Nesterov is multiplied by it (rate / the rate of the
+    // step before; 1: off).
     void set_step(double rate, double scale, int64_t iteration, double momentum_correction = 1);
     // clip / norm when the norm of the gradients exceeds it, else 1; set_step makes it 1 again.
     void set_clip_factor(double factor);
 
     // Sum of squares of the gradients of a bucket as they are (before scale). The same bits for any number of threads.
     double sum_squares(int bucket, int threads = 1) const;
-    // Normalise, clip, decay, rule and step in one pass. Buckets are independent: servers may call this at the same time. The
-    // result does not depend on `threads`, nor on the vector width of the processor.
+    // Normalise, clip, decay, rule and step in one pass. Buckets are independent: servers may call this at the same
+    // time. The result does not depend on `threads`, nor on the vector width of the processor.
     void apply(int bucket, int threads = 1) const;
 
     int buckets() const { return int(chunks_.size()); }

@@ -83,6 +83,8 @@ def constant(shape: Shape, message: Any, generator: np.random.Generator) -> np.n
 
 @filler("uniform")
 def uniform(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    if message.min > message.max:
+        raise ValueError(f"expected min up to max, got {message.min:g} and {message.max:g}")
     return _uniform(shape, message.min, message.max, generator)
 
 

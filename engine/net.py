@@ -187,39 +187,20 @@ class Net:
         layouts = " ".join(f"{p.name}{p.parameter.shape}:{p.tensor.layout}@{p.offset}" for p in self.parameters)
         return layouts if layouts_only else f"oneDNN {_core.onednn_version()} {_core.onednn_isa()} {layouts}"
 
-    def segments(self, buckets) -> list[list[Any]]:
-        """The parameters of each bucket as the updater sees them: ranges of the arenas and their multipliers."""
-        from engine import _core
-
-        result = []
-        for bucket in buckets:
-            inside = [p for p in self.parameters if p.offset < bucket.end and bucket.begin < p.offset + p.count]
-            result.append(
-                [
-                    _core.Segment(
-                        max(p.offset, bucket.begin),
-                        min(p.offset + p.count, bucket.end),
-                        p.parameter.lr_mult,
-                        p.parameter.decay_mult,
-                    )
-                    for p in inside
-                ]
-            )
-        return result
-
-    def gates(self, buckets) -> list[tuple[list[int], list[int]]]:
-        """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the op that is
-        the first to read any of its parameters, and so the last in backward, has written its gradient."""
+    def gates(self, buckets_of: dict[str, list[int]]) -> list[tuple[list[int], list[int]]]:
+        """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the first op
+        that reads any of its parameters, the last in backward, has written its gradient. `buckets_of`: by parameter name."""
         waits: list[list[int]] = [[] for _ in range(len(self.program))]
         readies: list[list[int]] = [[] for _ in range(len(self.program))]
-        first_use = self.first_uses()
-        for bucket in buckets:
-            inside = [p for p in self.parameters if p.offset < bucket.end and bucket.begin < p.offset + p.count]
-            readies[min(first_use[p.parameter] for p in inside)].append(bucket.index)
-            owners = {p.parameter for p in inside}
-            for op, params in enumerate(self.builder.op_params):
-                if owners & set(params):
-                    waits[op].append(bucket.index)
+        first_use = {parameter.name: op for parameter, op in self.first_uses().items()}
+        last_writer: dict[int, int] = {}
+        for name, buckets in buckets_of.items():
+            for bucket in buckets:
+                last_writer[bucket] = min(last_writer.get(bucket, len(waits)), first_use[name])
+        for bucket, op in sorted(last_writer.items()):
+            readies[op].append(bucket)
+        for op, params in enumerate(self.builder.op_params):
+            waits[op] = sorted({bucket for parameter in params for bucket in buckets_of.get(parameter.name, [])})
         return list(zip(waits, readies, strict=True))
 
     def statistics(self) -> list[np.ndarray]:

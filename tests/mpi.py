@@ -32,10 +32,17 @@ def run_ranks(
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [variables.get("PYTHONPATH")])])
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
+    process = subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    )
     try:
-        return subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        text = [(stream or b"").decode(errors="replace")[-2000:] for stream in (error.stdout, error.stderr)]
-        pytest.fail(f"{ranks} ranks still run after {timeout} s\n{text[0]}\n{text[1]}")
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec then ends its ranks; killed, it would leave them behind
+        try:
+            stdout, stderr = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, stderr = process.communicate()
+        pytest.fail(f"{ranks} ranks still ran after {timeout} s\n{stdout[-2000:]}\n{stderr[-2000:]}")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -18,7 +18,10 @@ public:
         dst_ = plain_layout(out, type);
         weights_ = any_layout(weights, type);
         if (bias_) bias_layout_ = any_layout({out[1]}, type);
-        if (spec_.attributes.flag("transpose")) param(0)->plain_override = transposed(weights, type);
+        if (spec_.attributes.flag("transpose")) {
+            param(0)->plain_override = transposed(weights, type);
+            if (param_gradient(0)) param(0)->diff->plain_override = param(0)->plain_override;
+        }
 
         forward_pd pd = make_forward();
         if (pd.src_desc() != input(0)->layout) keep_source(pd);

@@ -12,7 +12,13 @@ from engine.comm.world import World
 
 
 def make_strategy(
-    world: World, queue, updater, buckets: Sequence[Bucket], gradients: np.ndarray, threads: int = 1, name: str | None = None
+    world: World,
+    queue,
+    updater,
+    buckets: Sequence[Bucket],
+    gradients: np.ndarray,
+    threads: int = 1,
+    name: str | None = None,
 ) -> Strategy:
     """One rank: "local". Several: "servers", or "blocking" when MLSL_NUM_SERVERS is 0. `name` overrides the choice.
 

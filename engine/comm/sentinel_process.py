@@ -1,17 +1,21 @@
 """The sentinel of one rank: `sentinel_process.py RANK PID`, run by path with nothing but the standard library.
 
-It holds a pipe from its rank (stdin). When the pipe ends without a farewell the rank has died, and rank 0's sentinel, the hub, which
-all others reach over TCP, prints that once and has every sentinel kill its own rank. Lines of text everywhere:
+Every rank holds a TCP connection to rank 0's sentinel, the hub. When a connection ends without a farewell its rank has died: the hub
+says so, once, and has every sentinel kill its own rank. One process sees all the ends in the order in which the kernel closes the
+connections; sentinels that each watched their own rank would be overtaken by a launcher that kills the others at once.
 
-    rank -> sentinel    join TOKEN HOST:PORT ...  |  fail  |  bye  |  end of file: died
-    sentinel -> rank    TOKEN HOST:PORT ... (rank 0, at once)  |  first or late (answer to fail)
-    sentinel -> hub     hello TOKEN  |  fail  |  died TIME RANK PID HOST
-    hub -> sentinel     welcome  |  first  |  late  |  stop
+    sentinel 0 -> rank 0    TOKEN HOST:PORT ...                  where the hub listens, for all ranks
+    rank -> its sentinel    TOKEN HOST:PORT ...                  end of file: the rank has ended
+    rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
+                            fail                                 answer: first, or late if another has failed or died before
+                            bye
+    sentinel -> hub         guard TOKEN                          answer: welcome; later perhaps: stop
 """
 
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import selectors
 import signal
@@ -20,33 +24,24 @@ import struct
 import sys
 import time
 
-CONNECT_SECONDS = 1.0
-SETTLE_SECONDS = 0.1  # the launcher kills the others at once: the earliest of the deaths reported in this time is the first
+CONNECT_SECONDS = 2.0
 LINGER_SECONDS = 5.0  # for ranks that an abort does not reach, and for a hub whose rank has ended
 SIOCGIFADDR = 0x8915
+WELCOME = b"welcome\n"
 
 
-class Lines:
-    """Whole lines from a descriptor, as they come."""
-
-    def __init__(self, fd: int):
-        self.fd, self._rest = fd, b""
-
-    def read(self) -> list[str] | None:
-        """The lines that are complete; None at the end of file."""
-        try:
-            data = os.read(self.fd, 4096)
-        except OSError:
-            data = b""
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
-
-
-def send(connection: socket.socket, line: str) -> None:
-    with contextlib.suppress(OSError):
-        connection.sendall(line.encode() + b"\n")
+def connect(addresses: list[str], hello: str) -> socket.socket | None:
+    """The first of the addresses that answers; None if none does. Another host may own the same private address: hence `hello`."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+            connection.sendall(hello.encode() + b"\n")
+            if connection.recv(len(WELCOME)) == WELCOME:
+                connection.settimeout(None)
+                return connection
+            connection.close()
+    return None
 
 
 def own_addresses(port: int) -> list[str]:
@@ -61,17 +56,35 @@ def own_addresses(port: int) -> list[str]:
     return [f"{host}:{port}" for host in [*found, socket.gethostname()]]
 
 
+class Lines:
+    """Whole lines from a descriptor, as they come."""
+
+    def __init__(self, fd: int):
+        self.fd, self._rest = fd, b""
+
+    def read(self) -> list[str] | None:
+        """The lines that are complete; None at the end of file."""
+        try:
+            data = os.read(self.fd, 4096)
+        except OSError:  # a reset is an end too
+            data = b""
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+
 class Hub:
-    """Rank 0's sentinel decides which failure was the first."""
+    """Rank 0's sentinel knows which failure was the first."""
 
     def __init__(self, selector: selectors.BaseSelector):
         self.selector = selector
         self.token = secrets.token_hex(16)
         self.listener = socket.create_server(("", 0), backlog=4096)
-        self.members: set[socket.socket] = set()
-        self.deaths: list[tuple] = []  # (time, rank, pid, host), until SETTLE_SECONDS after the first
-        self.ended = False  # somebody failed or died
-        self.timers: list[tuple[float, object]] = []
+        self.ranks: dict[socket.socket, str] = {}  # connection -> "rank 3 (pid 77 on host)"
+        self.guards: set[socket.socket] = set()
+        self.ended = False  # somebody has failed or died
+        self.stop_at: float | None = None
         selector.register(self.listener, selectors.EVENT_READ, self.accept)
 
     def accept(self) -> None:
@@ -80,146 +93,132 @@ class Hub:
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear(connection, lines))
 
     def hear(self, connection: socket.socket, lines: Lines) -> None:
-        for line in (heard := lines.read()) or []:
-            word, *rest = line.split(" ")
-            if word == "hello" and rest == [self.token]:
-                self.members.add(connection)
-                send(connection, "welcome")
-            elif connection in self.members and word == "fail":
-                send(connection, "late" if self.ended else "first")
-                self.end(LINGER_SECONDS)
-            elif connection in self.members and word == "died" and len(rest) == 4:
-                self.died(float(rest[0]), *rest[1:])
+        heard = lines.read()
         if heard is None:
-            self.selector.unregister(connection)
-            self.members.discard(connection)
-            connection.close()
+            if connection in self.ranks and not self.ended:
+                self.died(self.ranks[connection])
+            self.drop(connection)
+        for line in heard or []:
+            word, *rest = line.split(" ")
+            if word in ("rank", "guard") and rest[:1] == [self.token]:
+                self.enrol(connection, word, rest[1:])
+            elif word == "fail" and connection in self.ranks:
+                self.send(connection, "late" if self.ended else "first")
+                self.end(LINGER_SECONDS)
+            elif word == "bye":
+                self.ranks.pop(connection, None)
 
-    def died(self, when: float, rank: str, pid: str, host: str) -> None:
-        if not self.deaths and not self.ended:
-            self.timers.append((time.monotonic() + SETTLE_SECONDS, self.report))
-            self.end(SETTLE_SECONDS)
-        self.deaths.append((when, rank, pid, host))
+    def enrol(self, connection: socket.socket, word: str, rest: list[str]) -> None:
+        if word == "guard":
+            self.guards.add(connection)
+        else:
+            self.ranks[connection] = "rank {} (pid {} on {})".format(*rest)
+        self.send(connection, "welcome")
 
-    def report(self) -> None:
-        # Clocks of different hosts do not compare: of those on the host that reported first, the earliest.
-        _, rank, pid, host = min(death for death in self.deaths if death[3] == self.deaths[0][3])
-        line = f"engine: rank {rank} (pid {pid} on {host}) died, killed or crashed: stopping all ranks\n"
+    def died(self, rank: str) -> None:
+        line = f"engine: {rank} died, killed or crashed: stopping all ranks\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
+        self.end(0)
 
     def end(self, seconds: float) -> None:
         if not self.ended:
             self.ended = True
-            self.timers.append((time.monotonic() + seconds, self.stop_all))
+            self.stop_at = time.monotonic() + seconds
 
     def stop_all(self) -> None:
-        for member in self.members:
-            send(member, "stop")
+        self.stop_at = None
+        for guard in self.guards:
+            self.send(guard, "stop")
+
+    def drop(self, connection: socket.socket) -> None:
+        self.selector.unregister(connection)
+        self.ranks.pop(connection, None)
+        self.guards.discard(connection)
+        connection.close()
+
+    def send(self, connection: socket.socket, line: str) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(line.encode() + b"\n")
 
 
 class Guard:
-    """The part that every sentinel has: watches its own rank."""
+    """The part that every sentinel has: ends with its rank, and kills it when the hub says so."""
 
-    def __init__(self, selector: selectors.BaseSelector, rank: int, pid: int):
-        self.selector, self.rank, self.pid = selector, rank, pid
-        self.connection: socket.socket | None = None
+    def __init__(self, selector: selectors.BaseSelector, pid: int, hub: Hub | None):
+        self.selector, self.pid, self.hub = selector, pid, hub
         self.gone_at: float | None = None  # when the rank ended, well or not
-        self.failed = False
+        self.connection: socket.socket | None = None
         lines = Lines(0)
         selector.register(0, selectors.EVENT_READ, lambda: self.hear_rank(lines))
 
     def hear_rank(self, lines: Lines) -> None:
         heard = lines.read()
         for line in heard or []:
-            word, *rest = line.split(" ")
-            if word == "join":
-                self.join(rest[0], rest[1:])
-            elif word == "fail":
-                self.failed = True
-                if self.connection:
-                    send(self.connection, "fail")
-                else:
-                    self.answer("first")
-            elif word == "bye":
-                self.leave()
-        if heard is None and self.gone_at is None:
-            if self.connection and not self.failed:
-                send(self.connection, f"died {time.monotonic():.6f} {self.rank} {self.pid} {socket.gethostname()}")
+            token, *addresses = line.split(" ")
+            self.connection = self.join(token, addresses)
+        if heard is None:
             self.leave()
 
-    def join(self, token: str, addresses: list[str]) -> None:
-        for address in addresses:
-            host, _, port = address.rpartition(":")
+    def join(self, token: str, addresses: list[str]) -> socket.socket | None:
+        if self.hub:  # in this very thread: a socket pair takes the place of a connection
+            ours, theirs = socket.socketpair()
+            self.hub.guards.add(theirs)
+            self.selector.register(theirs, selectors.EVENT_READ, lambda: self.hub.drop(theirs))
+        else:
+            ours = connect(addresses, f"guard {token}")
+        if ours:
+            self.selector.register(ours, selectors.EVENT_READ, self.hear_hub)
+        return ours
+
+    def hear_hub(self) -> None:
+        word = self.connection.recv(16)
+        if word == b"stop\n":
             with contextlib.suppress(OSError):
-                connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
-                send(connection, f"hello {token}")
-                # Another host may own the same private address, so the hub must answer. Rank 0's is in this very thread.
-                if self.rank != 0 and connection.recv(64) != b"welcome\n":
-                    connection.close()
-                    continue
-                connection.settimeout(None)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                lines = Lines(connection.fileno())
-                self.connection = connection
-                self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear_hub(lines))
-                return
-
-    def hear_hub(self, lines: Lines) -> None:
-        heard = lines.read()
-        for word in heard or []:
-            if word in ("first", "late"):
-                self.answer(word)
-            elif word == "stop" and self.gone_at is None:
-                with contextlib.suppress(OSError):
-                    os.kill(self.pid, signal.SIGKILL)
-                self.leave()
-        if heard is None and self.connection:  # the hub is gone: go on without
+                os.kill(self.pid, signal.SIGKILL)
+            self.leave()
+        elif not word:  # the hub is gone: go on without
             self.hang_up()
-
-    def answer(self, word: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(1, word.encode() + b"\n")
 
     def leave(self) -> None:
-        if self.gone_at is None:
-            self.gone_at = time.monotonic()
-            self.selector.unregister(0)
-            self.hang_up()
+        self.gone_at = time.monotonic()
+        self.selector.unregister(0)
+        self.hang_up()
 
     def hang_up(self) -> None:
         if self.connection:
             self.selector.unregister(self.connection)
-            self.connection.close()  # what was sent still arrives
+            self.connection.close()
             self.connection = None
+
+
+def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None:
+    """Until the rank has ended; a hub also waits a little for the others to hang up, and to say what it has to say."""
+    while True:
+        now = time.monotonic()
+        if hub and hub.stop_at is not None and hub.stop_at <= now:
+            hub.stop_all()
+        if guard.gone_at is not None:
+            waited_for = hub and (hub.ranks or hub.guards) and now - guard.gone_at < LINGER_SECONDS
+            if not waited_for:
+                return
+        timed = guard.gone_at is not None or (hub and hub.stop_at is not None)
+        for key, _ in selector.select(0.05 if timed else None):
+            # A connection that an earlier event of this round has closed is no longer registered.
+            if selector.get_map().get(key.fd) is key:
+                key.data()
 
 
 def main(rank: int, pid: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the rank, which may want to end in order
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two connections for each rank
     selector = selectors.DefaultSelector()
     hub = Hub(selector) if rank == 0 else None
     if hub:
         print(hub.token, *own_addresses(hub.listener.getsockname()[1]), flush=True)
-    guard = Guard(selector, rank, pid)
-    while True:
-        now = time.monotonic()
-        timers = hub.timers if hub else []
-        for timer in [timer for timer in timers if timer[0] <= now]:
-            timers.remove(timer)
-            timer[1]()
-        if guard.gone_at is not None and not (hub and _still_needed(hub, guard.gone_at, now)):
-            return
-        waiting = guard.gone_at is not None or timers
-        for key, _ in selector.select(0.05 if waiting else None):
-            key.data()
-
-
-def _still_needed(hub: Hub, gone_at: float, now: float) -> bool:
-    """A hub outlives its rank until the others have hung up, and until it has said what it has to say."""
-    if now - gone_at > LINGER_SECONDS:
-        return False
-    return bool(hub.members) or any(action == hub.report for _, action in hub.timers)
+    run(selector, Guard(selector, pid, hub), hub)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ class Servers(Strategy):
         started = [Future() for _ in range(count)]
         # Daemons: a server that is stuck in MPI because another rank has died must not keep this one.
         self.servers = [
-            threading.Thread(target=self._run, args=(server, started[server]), name=f"comm-server-{server}", daemon=True)
+            threading.Thread(
+                target=self._run, args=(server, started[server]), name=f"comm-server-{server}", daemon=True
+            )
             for server in range(count)
         ]
         for thread in self.servers:
@@ -67,7 +69,9 @@ class Servers(Strategy):
         try:
             os.sched_setaffinity(0, {core})  # 0: this thread only
         except OSError as error:
-            raise ConfigError(f"MLSL_SERVER_AFFINITY: core {core} cannot be used on this host ({error.strerror})") from None
+            raise ConfigError(
+                f"MLSL_SERVER_AFFINITY: core {core} cannot be used on this host ({error.strerror})"
+            ) from None
 
     def _serve_step(self, server: int) -> bool:
         """Reduces and updates this server's buckets of one step; False when the queue has stopped."""

@@ -42,7 +42,9 @@ def server_settings(
     except ValueError:
         entries = [-1]
     if min(entries) < 0:
-        raise ConfigError(f'MLSL_SERVER_AFFINITY="{text}": expected core numbers separated by commas, such as 39,38,43,42')
+        raise ConfigError(
+            f'MLSL_SERVER_AFFINITY="{text}": expected core numbers separated by commas, such as 39,38,43,42'
+        )
     if len(entries) == servers:
         return ServerSettings(servers, tuple(entries))
     if len(entries) < local_size * servers:

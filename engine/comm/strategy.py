@@ -53,7 +53,14 @@ class Strategy:
     """
 
     def __init__(
-        self, world: World, queue, updater, buckets: Sequence[Bucket], gradients: np.ndarray, settings: ServerSettings, threads: int
+        self,
+        world: World,
+        queue,
+        updater,
+        buckets: Sequence[Bucket],
+        gradients: np.ndarray,
+        settings: ServerSettings,
+        threads: int,
     ):
         """queue, updater: _core.ReadyQueue, _core.Updater. gradients: the whole arena, float32. threads: of this rank's solver."""
         self.world, self.queue, self.updater = world, queue, updater

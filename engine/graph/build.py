@@ -50,7 +50,7 @@ def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: S
     for index, message in enumerate(config.message.layer):
         where = config.where(index)
         try:
-            if not _kept(message, phase, level, set(stages), where):
+            if not kept(message, phase, level, set(stages), where):
                 continue
             layer = layer_type(message.type, message.name, where)(message, where, phase)
             if not connect.bottoms(layer, index):
@@ -67,7 +67,8 @@ def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: S
     return graph
 
 
-def _kept(message, phase: int, level: int, stages: set[str], where: str) -> bool:
+def kept(message, phase: int, level: int, stages: set[str], where: str) -> bool:
+    """Whether a layer's include and exclude rules keep it. Raises ConfigError for a layer that has both."""
     if message.include and message.exclude:
         raise ConfigError(f"layer '{message.name}': has both include and exclude rules; use one of them", where)
 

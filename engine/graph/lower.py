@@ -76,11 +76,11 @@ class Builder:
         params = layer.params if params is None else params
         tops = layer.tops if tops is None else tops
         shapes = [blob.shape for blob in tops] if shapes is None else shapes
+        tensors = [self.parameter(parameter) for parameter in params]
         if tops:
             gradients = [blob.needs_gradient for blob in tops]
         else:
-            gradients = [any(t.diff is not None for t in inputs)] * len(shapes)
-        tensors = [self.parameter(parameter) for parameter in params]
+            gradients = [any(t.diff is not None for t in [*inputs, *tensors])] * len(shapes)
         try:
             outputs = self.program.op(
                 type, layer.name, inputs, tensors, attributes or {}, [list(s) for s in shapes], gradients

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.errors import ConfigError
 
@@ -75,7 +75,7 @@ class Layer:
     # False for types that have no backward (Accuracy, ArgMax); data layers have no bottoms and so need none.
     differentiable = True
     # Bottoms into which no gradient flows (labels).
-    constant_bottoms: frozenset[int] = frozenset()
+    constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
     @property
     def name(self) -> str:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 @register("Convolution")
 class Convolution(Layer):
-    """Bottom (N, C, spatial...), top (N, num_output, spatial...); params: weights (num_output, C / group, kernel...) and,
-    with `bias_term`, bias (num_output)."""
+    """Bottom (N, C, spatial...), top (N, num_output, spatial...).
+
+    params: weights (num_output, C / group, kernel...) and, with `bias_term`, bias (num_output).
+    """
 
     @property
     def param(self):

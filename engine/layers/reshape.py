@@ -51,7 +51,7 @@ class Reshape(Layer):
         for i, dim in enumerate(dims):
             if dim == 0:
                 if begin + i >= len(shape):
-                    raise self.error(f"dim {i} of {dims} copies axis {begin + i}, but the bottom is {shape}")
+                    raise self.error(f"dim {i} of {self._dims()} copies axis {begin + i}, but the bottom is {shape}")
                 dims[i] = shape[begin + i]
         return dims
 

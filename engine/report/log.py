@@ -1,7 +1,9 @@
 """Log lines in glog's format, which Caffe's tools read: `I1121 00:54:47.123456  1234 solver.py:101] text`, on stderr.
 
     from engine.report.log import log
-    log.info("Iteration %d, lr = %g", iteration, rate)
+    log(f"Iteration {iteration}, lr = {rate:g}")
+
+A program that uses engine as a library finds the lines in the standard logger named "engine".
 """
 
 from __future__ import annotations
@@ -12,7 +14,17 @@ import sys
 import threading
 import time
 
-log = logging.getLogger("engine")
+_logger = logging.getLogger("engine")
+
+
+def log(text: str) -> None:
+    """A line for the user; on rank 0 only."""
+    _logger.info(text, stacklevel=2)
+
+
+def warn(text: str) -> None:
+    """Something that the user should look at; on rank 0 only."""
+    _logger.warning(text, stacklevel=2)
 
 
 class GlogFormatter(logging.Formatter):
@@ -65,15 +77,16 @@ class Console(logging.StreamHandler):
 
 def set_up(rank: int = 0) -> Console:
     """Sends the log to stderr: everything on rank 0, errors only elsewhere. May be called again; returns the console."""
-    for handler in list(log.handlers):
-        log.removeHandler(handler)
+    for handler in list(_logger.handlers):
+        _logger.removeHandler(handler)
     console = Console()
-    log.addHandler(console)
-    log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
-    log.propagate = False
+    _logger.addHandler(console)
+    _logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    _logger.propagate = False
     return console
 
 
-def console() -> Console | None:
-    """Where set_up() sent the log; None when a program that uses engine as a library logs its own way."""
-    return next((handler for handler in log.handlers if isinstance(handler, Console)), None)
+def terminal() -> Console | None:
+    """The console, if it is a terminal and this rank's log goes there."""
+    console = next((handler for handler in _logger.handlers if isinstance(handler, Console)), None)
+    return console if console and console.is_terminal and _logger.isEnabledFor(logging.INFO) else None

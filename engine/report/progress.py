@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
 
-from engine.report.log import console, log
+from engine.report.log import log, terminal
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0
@@ -18,10 +17,10 @@ class Progress:
     `line` is a text such as "Processed {done} of {total} files." for where there is no terminal; "" stays silent there.
     """
 
-    def __init__(self, label: str, total: int = 0, line: str = ""):
-        self._label, self._total, self._line = label, total, line
-        screen = console()
-        self._console = screen if screen and screen.is_terminal and log.isEnabledFor(logging.INFO) else None
+    def __init__(self, label: str, total: int = 0, line: str = "", begin: int = 0):
+        """begin: how many were done before, by another run."""
+        self._label, self._total, self._line, self._first = label, total, line, begin
+        self._console = terminal()
         self._begin = self._shown = time.monotonic()
         self._logged = -1
 
@@ -29,6 +28,10 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the bar."""
         if self._console:
             self._console.show("")
 
@@ -45,11 +48,11 @@ class Progress:
             self._console.show(self.text(done, now - self._begin, note))
         elif self._line and done != self._logged:
             self._logged = done
-            log.info(self._line.format(done=done, total=self._total))
+            log(self._line.format(done=done, total=self._total))
 
     def text(self, done: int, seconds: float, note: str = "") -> str:
         """The bar, cut to the terminal's width: `Testing [#####.....]  50% 50/100 0:05 left, 10.0/s  loss = 1.2`."""
-        rate = done / seconds if seconds > 0 else 0.0
+        rate = (done - self._first) / seconds if seconds > 0 else 0.0
         tail = f" {rate:.1f}/s" if rate else ""
         if self._total:
             left = f" {clock((self._total - done) / rate)} left," if rate else ""

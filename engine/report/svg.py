@@ -42,7 +42,7 @@ def _panel(panel: Panel, x_range: tuple[float, float]) -> list[str]:
         return LEFT + across * (right - LEFT), bottom - up * (bottom - TOP)
 
     parts = [f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}" fill="none" stroke="#888"/>']
-    for tick in ticks(*y_range, 5):
+    for tick in ticks(*y_range, 6):
         y = at(x_range[0], tick)[1]
         parts += [_line(LEFT, y, right, y), _text(LEFT - 6, y + 4, f"{tick:g}", "end")]
     for tick in ticks(*x_range, 8):

@@ -23,6 +23,7 @@ class Timeline:
     def __init__(self, path: str, first: int = 0, iterations: int = 4, warm_up: int = WARM_UP):
         self.path = path
         self._wanted = range(first + warm_up, first + warm_up + iterations)
+        self._busy: dict[int, int] = {}  # server -> end of its last update
         self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
 
     def wants(self, iteration: int) -> bool:
@@ -52,15 +53,14 @@ class Timeline:
 
     def communication(self, events, names: list[str]) -> None:
         """Events of the strategy: (step, bucket, server, ready, start, reduced, end). names: what each bucket holds."""
-        busy: dict[int, int] = {}
         for step, bucket, server, ready, start, reduced, end in sorted(events, key=lambda event: event[6]):
             arguments = {"iteration": step, "bucket": bucket, "waited_us": max(0, start - ready) / 1000}
             if reduced > start:
                 self.span(f"server {server}: reduce", f"reduce {names[bucket]}", start, reduced, **arguments)
             # With clipping, reduced buckets wait for the norm: their updates begin when the server is done with the one before.
-            begin = max(reduced, start, busy.get(server, 0))
+            begin = max(reduced, start, self._busy.get(server, 0))
             self.span(f"server {server}: update", f"update {names[bucket]}", begin, max(begin, end), **arguments)
-            busy[server] = end
+            self._busy[server] = end
 
     def write(self, world) -> None:
         """Collective. Rank 0 writes the trace of all ranks; raises EngineError if it cannot."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import proto, weights
+from engine.config import expand_ranks
 from engine.errors import WeightsError
 from engine.report.log import log
 from engine.solver.lr import Plateau
@@ -23,15 +24,19 @@ class SnapshotFiles:
         self.first_iteration = 0
         self.samples_before = 0
 
-    def names(self) -> tuple[Path, Path]:
-        """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is asked for."""
+    def prefix(self) -> str:
+        """snapshot_prefix with %# and %* expanded; the solver's own name where there is none or where it is a folder."""
         param, world = self.solver.param, self.solver.world
         prefix = param.snapshot_prefix or Path(self.solver.config.path).with_suffix("").name
-        prefix = prefix.replace("%#", str(world.rank)).replace("%*", str(world.size))
-        if prefix.endswith("/") or Path(prefix).is_dir():  # Caffe names the files after the solver's then
+        prefix = expand_ranks(prefix, world.rank, world.size)
+        if prefix.endswith("/") or Path(prefix).is_dir():
             prefix = str(Path(prefix) / Path(self.solver.config.path).stem)
-        tail = ".h5" if param.snapshot_format == proto.SolverParameter.HDF5 else ""
-        stem = f"{prefix}_iter_{self.solver.iteration}"
+        return prefix
+
+    def names(self) -> tuple[Path, Path]:
+        """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is asked for."""
+        tail = ".h5" if self.solver.param.snapshot_format == proto.SolverParameter.HDF5 else ""
+        stem = f"{self.prefix()}_iter_{self.solver.iteration}"
         return Path(f"{stem}.caffemodel{tail}"), Path(f"{stem}.solverstate{tail}")
 
     def write(self) -> None:
@@ -54,7 +59,7 @@ class SnapshotFiles:
             random_seed=solver.seed,
             ranks=solver.world.size,
             samples_seen=solver.samples_seen(),
-            recent_loss=list(solver.recent_loss),
+            recent_loss=solver.recent_loss.recent,
             last_rate=solver.last_rate,
         )
         if isinstance(solver.rate, Plateau):
@@ -85,7 +90,8 @@ class SnapshotFiles:
         solver.iteration = self.first_iteration = state.iteration
         known = state.samples_seen is not None
         self.samples_before = state.samples_seen if known else state.iteration * solver.samples_per_iteration
-        solver.recent_loss.extend(state.recent_loss)
+        for loss in state.recent_loss:
+            solver.recent_loss.add(loss)
         solver.last_rate = state.last_rate
         if state.random_seed is not None and solver.param.random_seed < 0:
             self._same_seed(state.random_seed, path)

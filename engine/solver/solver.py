@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from typing import Any
 
 import numpy as np
 
 from engine import proto
-from engine.comm.buckets import make_buckets
+from engine.comm.buckets import buckets_of, make_buckets, segments_of
 from engine.comm.registry import make_strategy
 from engine.comm.strategy import Step
 from engine.comm.world import World
@@ -17,7 +16,10 @@ from engine.config import Config, nets_of_solver
 from engine.errors import CommError, NumericalError
 from engine.feeding import Feeder
 from engine.net import Net
+from engine.report import plot
 from engine.report.log import log
+from engine.report.metrics import LossWindow, output_lines
+from engine.report.timeline import Timeline
 from engine.solver.files import SnapshotFiles
 from engine.solver.history import History
 from engine.solver.lr import Plateau, learning_rate
@@ -34,20 +36,21 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    `watch` objects (a timeline, a curve) have `step(solver)` called after every iteration, `tested(solver, index, values)`
-    after every test and `close(solver)` at the end. Raises what reading, building and running raise: see engine.errors.
+    `timeline` collects what a few iterations did, and when. Raises what reading, building and running raise: see
+    engine.errors.
     """
 
-    def __init__(self, config: Config, world: World, *, signals: Signals | None = None, watch=(), skip_bad_images: bool = False):
+    def __init__(self, config: Config, world: World, *, signals: Signals | None = None, timeline: Timeline | None = None,
+                 skip_bad_images: bool = False):
         self.config, self.param, self.world = config, config.message, world
         self.signals = signals or Signals()
-        self.watch = list(watch)
+        self.timeline = timeline
         validate(self.param, config.where())
         self.rate = learning_rate(self.param, config.where(path="lr_policy"))
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
         self.iteration = 0
         self.iter_size = max(1, self.param.iter_size)
-        self.recent_loss: collections.deque[float] = collections.deque(maxlen=max(1, self.param.average_loss))
+        self.recent_loss = LossWindow(self.param.average_loss)
         self.last_rate: float | None = None
         nets = nets_of_solver(config)
         self.feeder = Feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
@@ -55,6 +58,7 @@ class Solver:
         self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
         self._connect()
         self.evaluators = self._evaluators(nets, skip_bad_images)
+        self.curve = plot.History(self.net.name)
         self.files = SnapshotFiles(self)
 
     # Building
@@ -94,7 +98,8 @@ class Solver:
         self.history = History(net, core.update_rules()[rule])
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
-        segments = net.segments(buckets)
+        multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
+        segments = [[core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, multipliers)]
         hyper = core.Hyper(
             momentum=param.momentum,
             momentum2=param.momentum2,
@@ -107,7 +112,7 @@ class Solver:
         queue = core.ReadyQueue(len(buckets))
         self.threads = core.threads()
         self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, self.threads)
-        net.program.set_queue(queue, net.gates(buckets))
+        net.program.set_queue(queue, net.gates(buckets_of(buckets)))
         self.queue = queue
 
     def _evaluators(self, nets, skip_bad_images: bool) -> list[Any]:
@@ -143,7 +148,7 @@ class Solver:
         log(f"Learning Rate Policy: {self.param.lr_policy}")
         log(self._describe())
         self.share_weights()
-        self.feeder.start(self.net, start=self.samples_seen())
+        self.feeder.start(self.samples_seen())
         try:
             with self.signals:
                 finished = self._run(self.param.max_iter)
@@ -151,6 +156,7 @@ class Solver:
                 log("Optimization stopped early.")
                 return False
             self._finish()
+            self._write_reports()
             log("Optimization Done.")
             return True
         finally:
@@ -158,8 +164,6 @@ class Solver:
 
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""
-        for watcher in self.watch:
-            watcher.close(self)
         self.strategy.close()
         for evaluator in self.evaluators:
             evaluator.close()
@@ -170,7 +174,7 @@ class Solver:
 
     @property
     def samples_per_iteration(self) -> int:
-        return self.feeder.batch_size * self.world.size * self.iter_size
+        return max(1, self.feeder.batch_size) * self.world.size * self.iter_size
 
     def _describe(self) -> str:
         batch, images = self.feeder.batch_size, self.feeder.size
@@ -224,8 +228,7 @@ class Solver:
             program.backward()
         self.strategy.backward_done()
         self.iteration += 1
-        for watcher in self.watch:
-            watcher.step(self)
+        self._trace()
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
@@ -241,7 +244,7 @@ class Solver:
         return loss
 
     def _start_update(self, loss: float) -> None:
-        self.recent_loss.append(loss)
+        self.recent_loss.add(loss)
         if isinstance(self.rate, Plateau):
             self.rate.see(self.smoothed_loss())
         rate = self.rate(self.iteration)
@@ -256,7 +259,7 @@ class Solver:
 
     def smoothed_loss(self) -> float:
         """Mean loss of the last average_loss iterations, over all ranks."""
-        total = np.array([np.mean(self.recent_loss)], np.float64)
+        total = np.array([self.recent_loss.value])
         self.world.allreduce(total)
         return float(total[0]) / self.world.size
 
@@ -270,18 +273,15 @@ class Solver:
         count, elapsed = self.iteration - since, now - before
         speed = f" ({count / elapsed:.6g} iter/s, {elapsed:.6g}s/{count} iters)" if count else ""
         log(f"Iteration {self.iteration}{speed}, loss = {loss:.6g}")
-        weights = {top: weight for _, top, weight in self.net.losses()}
-        number = 0
+        outputs = {}
         for name, values in self.net.outputs().items():
-            flat = values.astype(np.float64).ravel()
-            self.world.allreduce(flat)
-            for value in flat / self.world.size:
-                weight = weights.get(name)
-                tail = f" (* {weight:g} = {weight * value:.6g} loss)" if weight else ""
-                log(f"    Train net output #{number}: {name} = {value:.6g}{tail}")
-                number += 1
+            outputs[name] = values.astype(np.float64).ravel()
+            self.world.allreduce(outputs[name])
+            outputs[name] /= self.world.size
+        for line in output_lines("Train", outputs, {top: weight for _, top, weight in self.net.losses()}):
+            log(line)
         log(f"Iteration {self.iteration}, lr = {rate:.6g}")
-        self.shown = (self.iteration, loss, rate)
+        self.curve.train(self.iteration, loss, rate)
 
     def test(self) -> None:
         """All test nets on the weights as they are, statistics of BatchNorm averaged over ranks."""
@@ -290,9 +290,9 @@ class Solver:
             log(f"Iteration {self.iteration}, Testing net (#{index})")
             count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
             values = evaluator.run(count)
-            evaluator.log_outputs(values)
-            for watcher in self.watch:
-                watcher.tested(self, index, values)
+            for line in output_lines("Test", values, evaluator.loss_weights):
+                log(line)
+            self.curve.test(self.iteration, values, evaluator.loss_weights, index)
 
     def snapshot(self) -> None:
         self._settle()
@@ -303,10 +303,33 @@ class Solver:
         self.strategy.wait_all()
         self.world.allreduce_mean(self.net.statistics())
 
+    def _trace(self) -> None:
+        """This iteration's spans, if the timeline wants them; servers are still busy with it, their events come later."""
+        if self.timeline is None:
+            return
+        done = self.iteration - 1
+        self.strategy.record(self.timeline.wants(done) or self.timeline.wants(done + 1))
+        if self.timeline.wants(done):
+            self.timeline.compute(self.net, done)
+        names = [bucket.name for bucket in self.strategy.buckets]
+        self.timeline.communication([e for e in self.strategy.events() if self.timeline.wants(e.step)], names)
+
+    def _write_reports(self) -> None:
+        """The curve beside the snapshots (rank 0), and the timeline (all ranks)."""
+        if self.world.rank == 0:
+            path = plot.write_curve(self.curve, str(self.files.prefix()))
+            if path:
+                log(f"Curve in {path}")
+        if self.timeline is not None:
+            self.strategy.wait_all()
+            self._trace()
+            self.timeline.write(self.world)
+            log(f"Timeline in {self.timeline.path}: open it in ui.perfetto.dev or chrome://tracing")
+
     def _finish(self) -> None:
         if self.param.snapshot_after_train and not (self.param.snapshot and self.iteration % self.param.snapshot == 0):
             self.snapshot()
-        if self.recent_loss:
+        if self.recent_loss.recent:
             log(f"Iteration {self.iteration}, loss = {self.smoothed_loss():.6g}")
         if self.evaluators:
             self.test()

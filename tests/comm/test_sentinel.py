@@ -23,6 +23,7 @@ if w.rank == who or who is None:
         w.abort("solver.prototxt:3:1: no such thing")
     if how == "exit":
         sys.exit(3)
+    w.barrier()
 else:
     while time.sleep(0.001) is None and {busy}:  # the others compute, or wait in MPI
         pass
@@ -80,7 +81,7 @@ def test_an_orderly_end_is_quiet():
     begin = time.monotonic()
     done, lines = end(2, "close", 1)
     assert (done.returncode, lines, done.stderr) == (0, [], "")
-    assert done.stdout.split() == ["end", "end"]
+    assert done.stdout.count("end") == 2
     assert time.monotonic() - begin < 10
 
 

@@ -20,7 +20,9 @@ STEPS = 6
 class Run:
     """A net of SIZES without its layers: gradients come from a seeded generator, their mean over ranks is known."""
 
-    def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, servers: str | None = None):
+    def __init__(
+        self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, servers: str | None = None
+    ):
         self.world, self.clip, self.iter_size = world, clip, iter_size
         parameters, offset = [], 0
         for i, size in enumerate(SIZES):

@@ -156,16 +156,17 @@ MULTIPLIERS = ((1, 1), (2, 0), (1, 1), (1, 1))
 
 
 @needs_shared("golden/solvers")
-@pytest.mark.parametrize(
-    "case", "sgd sgd_l1 sgd_clip sgd_iter_size nesterov adagrad rmsprop adadelta adam".split()
-)
+@pytest.mark.parametrize("case", "sgd sgd_l1 sgd_clip sgd_iter_size nesterov adagrad rmsprop adadelta adam".split())
 def test_ten_steps_as_caffe_took_them(case):
     golden = np.load(SHARED / "golden/solvers" / f"{case}.npz")
     text = str(golden["solver"])
     rule, iter_size = solver_field(text, "type", "SGD").lower(), solver_field(text, "iter_size", 1)
     hyper = {name: solver_field(text, name, 0.0) for name in ("momentum", "weight_decay")}
     hyper |= {"momentum2": solver_field(text, "momentum2", 0.999), "delta": solver_field(text, "delta", 1e-8)}
-    hyper |= {"rms_decay": solver_field(text, "rms_decay", 0.99), "l1": solver_field(text, "regularization_type", "L2") == "L1"}
+    hyper |= {
+        "rms_decay": solver_field(text, "rms_decay", 0.99),
+        "l1": solver_field(text, "regularization_type", "L2") == "L1",
+    }
     before = [golden[f"before_{name}"] for name in NAMES]
     ends = np.cumsum([0] + [blob.size for blob in before])
     weights = np.concatenate([blob.ravel() for blob in before])
@@ -183,6 +184,6 @@ def test_ten_steps_as_caffe_took_them(case):
         norm = np.sqrt(updater.sum_squares(0))
         updater.set_clip_factor(clip / norm if 0 < clip < norm else 1)
         updater.apply(0)
-    np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5)
+    np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5, atol=1e-6)  # in float32 a small loss is 1 - p
     for name, a, b in zip(NAMES, ends[:-1], ends[1:]):
         np.testing.assert_allclose(weights[a:b], golden[f"after10_{name}"].ravel(), rtol=1e-4, atol=2e-5)

@@ -9,7 +9,7 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.net import PASSES, Net
+from engine.net import PASSES, BlobView, Net
 from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/layers"
@@ -29,11 +29,16 @@ def make_net(text: str, phase: int = proto.TRAIN, **options) -> Net:
     return Net(parse_net(text, "test.prototxt"), phase, **{"keep_all": True, **options})
 
 
+def inputs(net: Net) -> dict[str, BlobView]:
+    """The Input layers' blobs by name; `net.blobs` has the last version of each, which a layer in place makes."""
+    return {blob.name: BlobView(net, blob) for blob in net.inputs}
+
+
 def run(text: str, phase: int = proto.TRAIN, **bottoms: np.ndarray) -> Net:
     """The net of `net_text(text, ...)` after a forward pass on `bottoms`, the Input layers' values by name."""
     net = make_net(net_text(text, **{name: values.shape for name, values in bottoms.items()}), phase)
     for name, values in bottoms.items():
-        net.blobs[name].set(values)
+        inputs(net)[name].set(values)
     net.forward()
     return net
 
@@ -48,7 +53,7 @@ def error_of(text: str, phase: int = proto.TRAIN, **shapes: tuple[int, ...]) -> 
 
 
 class _Objective:
-    """A scalar function of a net's outputs: losses by their weights, other outputs by random projections, in float64."""
+    """A scalar function of a net's outputs, in float64: losses by their weights, others by random projections."""
 
     def __init__(self, net: Net, ignore: Iterable[str], generator: np.random.Generator):
         self.net = net
@@ -86,29 +91,31 @@ def check_gradients(
 ) -> None:
     """Compares every gradient that backward gives with central differences of forward.
 
-    `text` is a whole net, `bottoms` the values of its Input layers, `params` those of its parameters (default: what their
-    fillers give). The function differentiated sums the losses by weight and all other outputs by a random projection,
-    those in `ignore` not at all. At most `samples` elements of each blob are tried. `tolerance` is relative to
-    the largest element of the gradient, or to 1: float32 outputs leave an error of about 1e-7 / step, the third
+    `text` is a whole net, `bottoms` the values of its Input layers, `params` those of its parameters (default: what
+    their fillers give). The function differentiated sums the losses by weight and all other outputs by a random
+    projection, those in `ignore` not at all. At most `samples` elements of each blob are tried. `tolerance` is relative
+    to the largest element of the gradient, or to 1: float32 outputs leave an error of about 1e-7 / step, the third
     derivative one of step^2 / 6; pick values away from kinks by more than `step`.
     """
     generator = np.random.default_rng(12)
     net = make_net(text, phase, **options)
     values = {name: np.array(value, np.float32) for name, value in bottoms.items()}
     for name, value in values.items():
-        net.blobs[name].set(value)
+        inputs(net)[name].set(value)
     for layer, arrays in (params or {}).items():
         for tensor, array in zip(net.params[layer], arrays, strict=True):
             tensor.set(np.ascontiguousarray(array, np.float32))
     objective = _Objective(net, ignore, generator)
     objective.differentiate()
     # All gradients first: perturbing runs forward again.
-    checks = [(name, value, net.blobs[name].set, net.blobs[name].diff) for name, value in values.items()]
+    checks = [(name, values[name], blob.set, blob.diff) for name, blob in inputs(net).items()]
     for layer, tensors in net.params.items():
         for i, tensor in enumerate(tensors):
             diff = tensor.diff.get() if tensor.diff is not None else None
             checks.append((f"{layer}[{i}]", tensor.get(), tensor.set, diff))
-    compared = [_compare(objective, *check, step, tolerance, samples, generator) for check in checks if check[3] is not None]
+    compared = [
+        _compare(objective, *check, step, tolerance, samples, generator) for check in checks if check[3] is not None
+    ]
     assert compared, "no blob of this net has a gradient"
 
 
@@ -152,8 +159,8 @@ def golden(*names: str):
 def check_golden(case: str, relative: float = 1e-4, absolute: float = 1e-5) -> None:
     """Compares forward, backward and parameters after the pass with what BVLC Caffe computed (float32, OpenBLAS).
 
-    With the rewriting passes and without: the results must be the same. `absolute` is for arrays whose largest element is
-    about 1; it grows with larger ones, since sums of many terms cancel.
+    With the rewriting passes and without: the results must be the same. `absolute` is for arrays whose largest element
+    is about 1; it grows with larger ones, since sums of many terms cancel.
     """
     for passes in (PASSES, frozenset()):
         _check_golden(dict(np.load(GOLDEN / f"{case}.npz")), passes, relative, absolute)
@@ -169,7 +176,9 @@ def _check_golden(arrays: dict[str, np.ndarray], passes: frozenset[str], relativ
     def same(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         assert ours.shape == theirs.shape, what
         atol = absolute * max(1.0, float(np.abs(theirs).max(initial=0)))
-        np.testing.assert_allclose(ours, theirs, rtol=relative, atol=atol, err_msg=f"{what} with passes {sorted(passes)}")
+        np.testing.assert_allclose(
+            ours, theirs, rtol=relative, atol=atol, err_msg=f"{what} with passes {sorted(passes)}"
+        )
 
     bottom_diffs = named("bottom_diff_")
     for name, value in named("bottom_").items():

@@ -34,6 +34,7 @@ def test_in_place():
     x = RANDOM.normal(size=(3, 4)).astype(np.float32)
     net = run('layer { name: "layer" type: "Softmax" bottom: "x" top: "x" }', x=x)
     np.testing.assert_allclose(net.outputs()["x"], reference(x, 1), atol=1e-6)
+    check_gradients(net_text('layer { name: "layer" type: "Softmax" bottom: "x" top: "x" }', x=x.shape), {"x": x})
 
 
 def test_axis_out_of_range():

@@ -72,7 +72,9 @@ def test_axis(shape, axis):
 def test_older_normalize(normalize, mode):
     x, labels = sample((2, 4, 3, 3))
     text = layer(f"loss_param {{ ignore_label: 2 normalize: {normalize} }}")
-    np.testing.assert_allclose(run(text, x=x, l=labels).blobs["y"].data, reference(x, labels, 1, 2, 0, mode)[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        run(text, x=x, l=labels).blobs["y"].data, reference(x, labels, 1, 2, 0, mode)[0], rtol=1e-5
+    )
 
 
 def test_second_top_holds_the_probabilities():

@@ -1,0 +1,250 @@
+"""`engine check`: nets and solvers read and built without their data, everything wrong found in one go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from engine import _dnnl, proto
+from engine.config import Config, nets_of_solver, read
+from engine.data import open_data, shape_without_data
+from engine.errors import ConfigError, ConfigErrors, EngineError
+from engine.estimate import LayerCost, Memory, layer_costs, memory
+from engine.graph.build import Graph, build, kept
+from engine.graph.passes.gradients import mark_gradients
+from engine.graph.passes.split import insert_splits
+from engine.layers.base import Shape
+from engine.report.table import human, shape_text, table
+from engine.solver.lr import Plateau, learning_rate
+from engine.solver.validate import check_snapshot_folder, notes, validate
+
+PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
+# Data layers by the field that holds their batch size.
+BATCH_FIELDS = {"Data": "data_param", "ImageData": "image_data_param", "MemoryData": "memory_data_param"}
+
+
+@dataclass
+class NetReport:
+    """One net in the phases in which it looks like this."""
+
+    name: str
+    file: str
+    phases: list[str]
+    layers: list[LayerCost]
+    memory: Memory
+    batch: int  # of the first top, samples
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """Of a forward pass over the batch."""
+        return sum(layer.flops for layer in self.layers)
+
+
+@dataclass
+class FileReport:
+    """What was found in one file. schedule: of a solver, (iteration, learning rate)."""
+
+    file: str
+    kind: str = ""
+    nets: list[NetReport] = field(default_factory=list)
+    schedule: list[tuple[int, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def fail(self, error: EngineError) -> None:
+        lines = [str(each) for each in getattr(error, "errors", [error])]
+        self.errors += [line for line in lines if line not in self.errors]
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def check_file(path: str, overrides: Iterable[str] = (), level: int = 0, stages: Iterable[str] = ()) -> FileReport:
+    """Reads a net or a solver (its content says which) and builds its graphs. Raises nothing: errors are in the report."""
+    report = FileReport(path)
+    try:
+        config = read(path, overrides)
+        report.kind = config.kind
+        if config.kind == "solver":
+            _check_solver(config, report)
+        else:
+            _check_net(config, report, level, list(stages))
+    except EngineError as error:
+        report.fail(error)
+    return report
+
+
+def _check_solver(config: Config, report: FileReport) -> None:
+    def place(field: str) -> str:
+        return config.where(path=field)
+
+    try:
+        validate(config.message, place)
+        report.schedule = _schedule(config.message)
+    except ConfigError as error:
+        report.fail(error)
+    for text in notes(config.message):
+        report.note(text)
+    try:
+        check_snapshot_folder(config.message, place("snapshot_prefix"))
+    except ConfigError as error:
+        report.note(str(error))  # of the machine that trains, which need not be this one
+    nets = nets_of_solver(config)
+    if nets.train is None:
+        raise ConfigError("the solver names no net to train; set net or train_net", config.path)
+    for net in (nets.train, *nets.tests):
+        state = net.message.state
+        _add_graph(net, state.phase, state.level, list(state.stage), report)
+
+
+def _schedule(param: Any) -> list[tuple[int, float]]:
+    """The learning rate at the start, at the end of the warm-up, at the quarters of the run."""
+    rate = learning_rate(param)
+    last = max(0, param.max_iter - 1)
+    if isinstance(rate, Plateau):
+        return [(0, rate(0))]
+    points = {0, *(last * quarter // 4 for quarter in range(1, 5))}
+    if 0 < param.warmup_iter < last:
+        points.add(param.warmup_iter)
+    return [(point, rate(point)) for point in sorted(points)]
+
+
+def _check_net(config: Config, report: FileReport, level: int, stages: list[str]) -> None:
+    """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
+    kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASES}
+    for phase, name in PHASES.items():
+        if not kept[phase] and any(kept.values()):
+            report.note(f"{config.path}: nothing feeds the net in phase {name}, which is left out")
+        else:
+            _add_graph(config, phase, level, stages, report)
+
+
+def _feeding_layers(config: Config, phase: int, level: int, stages: list[str]) -> list[Any]:
+    layers = enumerate(config.message.layer)
+    return [layer for i, layer in layers if not layer.bottom and kept(layer, phase, level, set(stages), config.where(i))]
+
+
+def _add_graph(config: Config, phase: int, level: int, stages: list[str], report: FileReport) -> None:
+    for text in config.notes:
+        report.note(text)
+    try:
+        graph = build(config, phase, level=level, stages=stages, shapes_of=partial(_shapes, phase, report))
+        net = _net_report(config, graph)
+    except ConfigError as error:
+        report.fail(error)
+        return
+    for other in report.nets:
+        if (other.file, other.layers, other.memory) == (net.file, net.layers, net.memory):
+            other.phases += net.phases
+            return
+    report.nets.append(net)
+
+
+def _net_report(config: Config, graph: Graph) -> NetReport:
+    layers = layer_costs(graph)
+    shapes = [shape for layer in layers for _, shape in layer.tops if shape]
+    insert_splits(graph)
+    mark_gradients(graph, graph.phase == proto.TRAIN)
+    batch = shapes[0][0] if shapes else 0
+    return NetReport(graph.name, config.path, [PHASES[graph.phase]], layers, memory(graph), batch)
+
+
+def _shapes(phase: int, report: FileReport, message: Any, where: str) -> list[Shape]:
+    """Shapes of a data layer's tops: from its source where it is, else from its parameters. Raises ConfigError."""
+    if message.type not in BATCH_FIELDS:
+        raise ConfigError(f"layer '{message.name}' ({message.type}): the shape of its data is known to its source only", where)
+    batch = getattr(message, BATCH_FIELDS[message.type]).batch_size
+    if batch <= 0:
+        raise ConfigError(f"layer '{message.name}': expected a batch_size above 0, got {batch}", where)
+    labels = [(batch,)] * (len(message.top) - 1)
+    return [(batch, *_image_shape(phase, report, message, where)), *labels]
+
+
+def _image_shape(phase: int, report: FileReport, message: Any, where: str) -> tuple[int, int, int]:
+    if message.type == "MemoryData":
+        param = message.memory_data_param
+        return param.channels, param.height, param.width
+    if message.type == "ImageData":
+        param = message.image_data_param
+        size = message.transform_param.crop_size
+        return 3 if param.is_color else 1, size or param.new_height, size or param.new_width
+    source = message.data_param.source
+    if not os.path.exists(source.replace("%#", "0").replace("%*", "1")):
+        shape = shape_without_data(message, where)
+        report.note(f"{where}: source {source} is not here; taking images of {shape_text(shape)}")
+        return shape
+    try:
+        _dnnl.preload()  # transforms are part of the extension
+        return open_data(message, phase, 1, where).shapes[0]
+    except ConfigError:
+        raise
+    except EngineError as error:
+        raise ConfigError(str(error).removeprefix(f"{where}: "), where) from None
+
+
+# What is told of it
+
+
+def to_text(report: FileReport) -> str:
+    """For people."""
+    parts = [f"{report.file}: {report.kind or 'unreadable'}"]
+    if report.schedule:
+        rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
+        parts.append(f"learning rate: {rates}")
+    parts += ["\n" + _net_text(net) for net in report.nets]
+    parts += [f"note: {note}" for note in report.notes]
+    return "\n".join(parts)
+
+
+def _net_text(net: NetReport) -> str:
+    rows = [
+        (
+            layer.name,
+            layer.type,
+            ", ".join(shape_text(shape) for _, shape in layer.tops),
+            f"{layer.parameters:,}" if layer.parameters else "",
+            human(layer.flops) if layer.flops else "",
+            human(layer.bytes, "B"),
+        )
+        for layer in net.layers
+    ]
+    total = ("total", f"{len(rows)} layers", "", f"{net.parameters:,}", human(net.flops), "")
+    used = net.memory
+    lines = [
+        f"net '{net.name}' of {net.file}, {' and '.join(dict.fromkeys(net.phases))}",
+        table(("layer", "type", "output", "parameters", "FLOPs", "memory"), rows, "<<<>>>", total),
+        f"forward, per sample: {human(net.flops / net.batch)}FLOPs" if net.batch else "",
+        f"memory: {human(used.parameters, 'B')} parameters, {human(used.gradients, 'B')} their gradients, "
+        f"{human(used.activations, 'B')} blobs, {human(used.planned, 'B')} when they share memory by the plan",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def to_json(report: FileReport) -> dict:
+    """For programs."""
+    result = asdict(report)
+    for net, entry in zip(report.nets, result["nets"], strict=True):
+        entry["parameters"], entry["flops"] = net.parameters, net.flops
+        for layer in entry["layers"]:
+            layer["tops"] = [{"name": name, "shape": list(shape)} for name, shape in layer["tops"]]
+    return result
+
+
+def all_errors(reports: Iterable[FileReport]) -> Iterator[str]:
+    """Without repetition: solvers share nets."""
+    yield from dict.fromkeys(error for report in reports for error in report.errors)
+
+
+def raise_errors(reports: list[FileReport]) -> None:
+    """Raises ConfigErrors with the errors of all files, if there are any."""
+    errors = [ConfigError(text) for text in all_errors(reports)]
+    if errors:
+        raise ConfigErrors(errors)

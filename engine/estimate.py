@@ -1,0 +1,107 @@
+"""What a net costs, from its graph alone: parameters, floating-point operations, memory. No kernel is made or run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.graph.build import TRAIN, Graph
+from engine.graph.passes.memory_plan import Lifetime, plan
+from engine.layers.base import Blob, Layer, Parameter
+
+FLOAT_BYTES = 4
+VIEWS = ("Split", "Flatten", "Reshape")  # their tops are their bottom's memory
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer of the file. flops: of a forward pass over the batch; bytes: of its tops and parameters."""
+
+    name: str
+    type: str
+    where: str
+    tops: list[tuple[str, tuple[int, ...]]]
+    parameters: int
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank. activations: every blob, and in training every gradient, in memory of its own; planned: the same
+    sharing memory by the steps at which they are alive. The kernels' scratch and padding come on top."""
+
+    parameters: int
+    gradients: int
+    activations: int
+    planned: int
+
+
+def layer_costs(graph: Graph) -> list[LayerCost]:
+    """In the file's order; of a graph as it is built, before any pass. A shared parameter counts where it is first used."""
+    return [_layer_cost(layer) for layer in graph.layers]
+
+
+def _layer_cost(layer: Layer) -> LayerCost:
+    own = sum(parameter.count for parameter in layer.params if parameter.owner is None)
+    in_place = set(layer.message.bottom)
+    values = sum(_count(top) for top in layer.tops if top.name not in in_place)
+    return LayerCost(
+        layer.name,
+        layer.type,
+        layer.where,
+        [(top.name, tuple(top.shape)) for top in layer.tops],
+        own,
+        layer.flops(),
+        FLOAT_BYTES * (values + own),
+    )
+
+
+def memory(graph: Graph) -> Memory:
+    """Of a graph after its passes, of which splits and gradients must have been."""
+    training = graph.phase == TRAIN or graph.force_backward
+    owners: dict[Parameter, None] = dict.fromkeys(
+        parameter.owner or parameter for layer in graph.layers for parameter in layer.params
+    )
+    lifetimes = _lifetimes(graph, training)
+    return Memory(
+        FLOAT_BYTES * sum(parameter.count for parameter in owners),
+        FLOAT_BYTES * sum(parameter.count for parameter in owners if training and parameter.learnable),
+        sum(life.bytes for life in lifetimes),
+        plan(lifetimes)[1],
+    )
+
+
+def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
+    """Of values and gradients. Layer i runs forward at step i and backward at step 2n - 1 - i, where it is taken to read its
+    bottoms and tops again; what works in place or gives a view has no memory of its own."""
+    count = len(graph.layers)
+    root: dict[Blob, Blob] = {}
+    values: dict[Blob, list[int]] = {}  # steps at which they are needed
+    gradients: dict[Blob, list[int]] = {}
+    for i, layer in enumerate(graph.layers):
+        for top in layer.tops:
+            shared = layer.bottoms and (layer.type in VIEWS or _in_place(layer, top))
+            root[top] = root.get(layer.bottoms[0], layer.bottoms[0]) if shared else top
+        backward = training and _runs_backward(layer)
+        for blob in (*layer.bottoms, *layer.tops):
+            values.setdefault(root.get(blob, blob), []).extend([i, 2 * count - 1 - i] if backward else [i])
+            if blob.needs_gradient and backward:
+                in_place = root.get(blob, blob) if any(_in_place(layer, top) for top in layer.tops) else blob
+                gradients.setdefault(in_place, []).append(2 * count - 1 - i)
+    alive = [*values.items(), *gradients.items()]
+    return [Lifetime(FLOAT_BYTES * _count(blob), min(steps), max(steps)) for blob, steps in alive]
+
+
+def _runs_backward(layer: Layer) -> bool:
+    return any(blob.needs_gradient for blob in layer.bottoms) or any((p.owner or p).learnable for p in layer.params)
+
+
+def _in_place(layer: Layer, top: Blob) -> bool:
+    return layer.type != "Split" and top.name in layer.message.bottom
+
+
+def _count(blob: Blob) -> int:
+    count = 1
+    for dim in blob.shape:
+        count *= dim
+    return count

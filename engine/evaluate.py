@@ -1,0 +1,135 @@
+"""Tests a net: the averages of its outputs over some batches, or over the whole set exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.feeding import Fed, Feeder
+from engine.graph.build import TEST
+from engine.net import Net
+from engine.report.log import log
+from engine.report.metrics import Averages, output_lines
+from engine.report.progress import Progress
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import Config
+
+Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
+
+
+class Evaluator:
+    """A net, its data and the ranks that share the work.
+
+    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; the batches' results are added up in the
+    order of k. So any number of ranks gives the figures of one. `share`: the train net whose weights are tested.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        phase: int = TEST,
+        *,
+        world: World,
+        share: Net | None = None,
+        seed: int = 1,
+        skip_bad_images: bool = False,
+    ):
+        """config: level and stages are those of its `state`. Raises ConfigErrors, DataError."""
+        self.world = world
+        self.feeder = Feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
+        self._config, self._phase, self._seed = config, phase, seed
+        self.net = self._make_net(self.feeder.shapes_of, share)
+        self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
+
+    def _make_net(self, shapes_of, share: Net | None) -> Net:
+        state = self._config.message.state
+        return Net(
+            self._config, self._phase, level=state.level, stages=state.stage, seed=self._seed, share=share, shapes_of=shapes_of
+        )
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the outputs that are losses, by name."""
+        return {top: weight for _, top, weight in self.net.losses()}
+
+    def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
+        """Collective. The averages over `iterations` batches; with None over every sample once, each weighted alike.
+
+        on_batch(k, outputs) is called on rank 0, in the order of k: at once on one rank, at the end on several.
+        Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
+        """
+        if iterations is None and not self.feeder.size:
+            raise ConfigError("the net has no data source whose end could be reached; give --iterations", self._config.path)
+        mine = []
+        try:
+            for k, size, outputs in self._batches(iterations):
+                mine.append((k, size, outputs))
+                if on_batch and self.world.size == 1:
+                    on_batch(k, outputs)
+        finally:
+            self.feeder.stop()
+        return self._merge(mine, on_batch if self.world.size > 1 else None)
+
+    def _batches(self, iterations: int | None) -> Iterator[tuple[int, int, Outputs]]:
+        """(k, samples, outputs) of this rank's batches."""
+        rank, ranks = self.world.rank, self.world.size
+        if iterations is None:
+            self.feeder.start_epoch()
+            total = -(-self.feeder.size // self.feeder.batch_size)
+        else:
+            self.feeder.start()
+            total = iterations
+        with Progress("Testing", total) as progress:
+            k = rank
+            while iterations is None or k < iterations:
+                fed = self.feeder.take()
+                if fed is None:
+                    return
+                yield k, fed.size or 1, self._forward(fed, k)
+                progress.update(min(k + ranks, total))
+                k += ranks
+
+    def _forward(self, fed: Fed, k: int) -> Outputs:
+        net = self.net if fed.size == self.feeder.batch_size else self._net_for(fed.size)
+        self.feeder.feed(net, fed)
+        outputs = net.forward(k, fed.first_sample)
+        makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
+        return {name: _over_samples(value, fed.size, makers[name].type) for name, value in outputs.items()}
+
+    def _net_for(self, size: int) -> Net:
+        if self._small is None or self._small[0] != size:
+            self._small = size, self._make_net(self.feeder.shapes_for(size), self.net)
+        return self._small[1]
+
+    def _merge(self, mine: list[tuple[int, int, Outputs]], on_batch: Callable[[int, Outputs], None] | None) -> Outputs:
+        parts = self.world.gather(mine)
+        result = None
+        if parts is not None:
+            averages = Averages()
+            for k, size, outputs in sorted((batch for part in parts for batch in part), key=lambda batch: batch[0]):
+                averages.add(outputs, size)
+                if on_batch:
+                    on_batch(k, outputs)
+            result = averages.result()
+        return self.world.broadcast_object(result)
+
+    def log_outputs(self, values: Outputs) -> None:
+        """Caffe's lines of a test in training."""
+        for line in output_lines("Test", values, self.loss_weights):
+            log(line)
+
+    def close(self) -> None:
+        self.feeder.close()
+
+
+def _over_samples(value: np.ndarray, size: int, layer_type: str) -> np.ndarray:
+    """Outputs with a row for each sample are averaged over the batch, since batches can differ in size; a loss, or the
+    accuracies by class, are averages already."""
+    value = np.asarray(value, np.float64)
+    by_sample = value.ndim > 0 and value.shape[0] == size and layer_type != "Accuracy"
+    return (value.mean(axis=0) if by_sample else value).ravel()

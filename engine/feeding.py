@@ -1,0 +1,173 @@
+"""Binds a net to its data: opens what its data layers read, and hands the net one batch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.data import open_data
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import Config
+    from engine.data.data_source import DataSource
+    from engine.data.prefetch import Prefetcher
+    from engine.layers.base import Shape
+    from engine.net import Net
+
+
+@dataclass(frozen=True)
+class Fed:
+    """One batch for all data layers of a net; its arrays are valid until the next one is taken.
+
+    first_sample: its place among the samples of all ranks. size: samples in it, less than the net's batch at the end of an
+    epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops (data, labels).
+    """
+
+    first_sample: int
+    size: int
+    keys: list[str]
+    arrays: dict[str, tuple[np.ndarray, ...]]
+
+
+@dataclass
+class _Opened:
+    source: DataSource
+    batch_size: int
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [(self.batch_size, *shape) for shape in self.source.shapes]
+
+
+class Feeder:
+    """The data of one net on one rank.
+
+        feeder = Feeder(config, TRAIN, seed, world())
+        net = Net(config, TRAIN, shapes_of=feeder.shapes_of)
+        feeder.start(iteration * samples_per_iteration)
+        for ...:
+            first_sample = feeder.next(net)
+            net.forward(step, first_sample)
+
+    A net without data layers (DummyData, Input) is fed nothing; its samples are counted all the same.
+    """
+
+    def __init__(self, config: Config, phase: int, seed: int, world: World, *, skip_bad_images: bool = False):
+        self._config, self._phase, self._seed = config, phase, seed
+        self._rank, self._ranks = world.rank, world.size
+        self._skip_bad_images = skip_bad_images
+        self._opened: dict[str, _Opened] = {}  # by layer
+        self._batches: dict[str, Prefetcher] = {}
+        self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
+        self._keys: list[str] = []  # of the batch in use
+
+    def shapes_of(self, message: Any, where: str) -> list[Shape]:
+        """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
+        if message.name not in self._opened:
+            size = batch_size_of(message, where)
+            source = open_data(
+                message, self._phase, self._seed, where, self._skip_bad_images, rank=self._rank, ranks=self._ranks
+            )
+            self._opened[message.name] = _Opened(source, size)
+        return self._opened[message.name].shapes
+
+    def shapes_for(self, size: int) -> Callable[[Any, str], list[Shape]]:
+        """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
+        return lambda message, where: [(size, *shape[1:]) for shape in self.shapes_of(message, where)]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one batch of one rank, of the first data layer; 0 if there is none."""
+        return next((opened.batch_size for opened in self._opened.values()), 0)
+
+    @property
+    def size(self) -> int:
+        """Items in the source of the first data layer; 0 if there is none."""
+        return next((opened.source.size for opened in self._opened.values()), 0)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Key -> reason of the undecodable images that were skipped on this rank."""
+        return {key: why for opened in self._opened.values() for key, why in opened.source.skipped.items()}
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long this rank has waited for data since start()."""
+        return sum(batches.wait_seconds for batches in self._batches.values())
+
+    def start(self, start: int = 0) -> None:
+        """Endless batches from sample `start` on, counted over all ranks in samples of the first data layer."""
+        self.stop()
+        for name, opened in self._opened.items():
+            # Layers with other batch sizes are as many batches ahead as the first.
+            begin = start * opened.batch_size // self.batch_size
+            self._batches[name] = opened.source.batches(opened.batch_size, self._rank, self._ranks, begin)
+        self._begin, self._taken = start, 0
+
+    def start_epoch(self) -> None:
+        """Every item exactly once over all ranks, then take() returns None. Raises ConfigError if the layers disagree."""
+        self.stop()
+        extents = {(opened.source.size, opened.batch_size) for opened in self._opened.values()}
+        if len(extents) > 1:
+            raise ConfigError(f"the net's data layers differ in size or batch size, so that it has no epoch: {sorted(extents)}", self._config.path)
+        for name, opened in self._opened.items():
+            self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
+
+    def take(self) -> Fed | None:
+        """The next batch of every data layer; None at the end of an epoch. Raises DataError for an item that cannot be read."""
+        taken = {name: next(batches, None) for name, batches in self._batches.items()}
+        self._taken += 1
+        if any(batch is None for batch in taken.values()):
+            return None
+        first = next(iter(taken.values()), None)
+        arrays = {name: (batch.data, batch.labels) for name, batch in taken.items()}
+        if first is None:
+            return Fed(self._begin + (self._taken - 1) * self._ranks + self._rank, 0, [], arrays)
+        return Fed(first.first_sample, first.size, first.keys, arrays)
+
+    def feed(self, net: Net, fed: Fed) -> None:
+        """Points the net's inputs at a batch, which the executor reads in place."""
+        for layer in net.graph.layers:
+            for top, values in zip(layer.tops, fed.arrays.get(layer.name, ()), strict=False):
+                net.feed(top, values)
+        self._keys = fed.keys
+
+    def next(self, net: Net) -> int:
+        """Feeds the next of the endless batches; returns its first sample's number."""
+        fed = self.take()
+        self.feed(net, fed)
+        return fed.first_sample
+
+    def describe_batch(self) -> str:
+        """The keys of the batch in use, for messages: "The batch holds keys '00000012_a.jpg', ... and 29 more. ", or ""."""
+        if not self._keys:
+            return ""
+        more = f" and {len(self._keys) - 3} more" if len(self._keys) > 3 else ""
+        return f"The batch holds keys {', '.join(repr(key) for key in self._keys[:3])}{more}. "
+
+    def stop(self) -> None:
+        """Ends the decoding threads; start() begins anew."""
+        for batches in self._batches.values():
+            batches.close()
+        self._batches = {}
+
+    close = stop
+
+
+def batch_size_of(message: Any, where: str) -> int:
+    """batch_size of a data layer. Raises ConfigError if it has none."""
+    if message.type != "Data":
+        raise ConfigError(
+            f"layer '{message.name}': nets are fed by layers of type Data, not {message.type}; "
+            "convert_imageset makes an LMDB of images",
+            where,
+        )
+    size = message.data_param.batch_size
+    if size <= 0:
+        raise ConfigError(f"layer '{message.name}': expected a data_param.batch_size above 0, got {size}", where)
+    return size

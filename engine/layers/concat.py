@@ -1,0 +1,35 @@
+"""Puts blobs one after the other along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+
+@register("Concat")
+class Concat(Layer):
+    """Bottoms: one or more that agree in all axes but `axis` (1; its older name is `concat_dim`); top: their sizes added there."""
+
+    bottom_range = (1, None)
+
+    @property
+    def axis(self) -> int:
+        param = self.message.concat_param
+        if param.HasField("axis") and param.HasField("concat_dim"):
+            raise self.error("expected axis or its older name concat_dim, got both")
+        return self.canonical_axis(param.concat_dim if param.HasField("concat_dim") else param.axis, len(self.shapes[0]))
+
+    def infer(self) -> list[Shape]:
+        first, axis = self.shapes[0], self.axis
+        for number, shape in enumerate(self.shapes):
+            if len(shape) != len(first) or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]:
+                raise self.error(f"expected bottoms that differ from {first} in axis {axis} only, got {shape} for bottom {number}")
+        return [(*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])]
+
+    def attributes(self) -> dict[str, Any]:
+        return {"axis": self.axis}
+
+    def flops(self) -> int:
+        return 0

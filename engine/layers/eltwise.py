@@ -1,0 +1,54 @@
+"""The weighted sum, the product or the maximum of blobs, element by element."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Eltwise")
+class Eltwise(Layer):
+    """Bottoms: two or more of one shape; top: that shape. `coeff` gives the weights of a SUM (1)."""
+
+    bottom_range = (2, None)
+    relu = False  # what `absorb` has taken over
+
+    @property
+    def param(self):
+        return self.message.eltwise_param
+
+    def infer(self) -> list[Shape]:
+        for number, shape in enumerate(self.shapes):
+            if shape != self.shapes[0]:
+                raise self.error(f"expected bottoms of one shape, {self.shapes[0]}, got {shape} for bottom {number}")
+        coefficients = len(self.param.coeff)
+        if coefficients and self.param.operation != self.param.SUM:
+            raise self.error("expected coeff with operation SUM only")
+        if coefficients not in (0, len(self.shapes)):
+            raise self.error(f"expected one coeff for each of {len(self.shapes)} bottoms or none, got {coefficients}")
+        return [self.shapes[0]]
+
+    def absorb(self, following: Layer) -> bool:
+        """A sum takes over a ReLU without slope."""
+        if self.relu or self.param.operation != self.param.SUM:
+            return False
+        self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0
+        return self.relu
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.tensor(blob) for blob in self.bottoms]
+        if self.param.operation == self.param.SUM:
+            coefficients = list(self.param.coeff) or [1.0] * len(inputs)
+            builder.op("EltwiseSum", self, inputs, {"coefficients": coefficients, "relu": self.relu})
+        else:
+            product = self.param.operation == self.param.PROD
+            builder.op("EltwiseProduct" if product else "EltwiseMax", self, inputs)
+
+    def flops(self) -> int:
+        return (len(self.bottoms) - 1 + self.relu + sum(c != 1 for c in self.param.coeff)) * math.prod(self.shapes[0])

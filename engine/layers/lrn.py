@@ -1,0 +1,47 @@
+"""Local response normalisation, across channels or within each."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("LRN")
+class LRN(Layer):
+    """Bottom and top (N, C, H, W): x / (k + alpha/count * sum of x^2)^beta, over `local_size` channels, or, WITHIN_CHANNEL, over a
+    square of that side; there k is 1 whatever the net says."""
+
+    @property
+    def param(self):
+        return self.message.lrn_param
+
+    @property
+    def across(self) -> bool:
+        return self.param.norm_region == self.param.ACROSS_CHANNELS
+
+    def infer(self) -> list[Shape]:
+        if len(self.shapes[0]) != 4:
+            raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {self.shapes[0]}")
+        if self.param.local_size % 2 == 0:
+            raise self.error(f"expected an odd local_size, got {self.param.local_size}")
+        return [self.shapes[0]]
+
+    def attributes(self) -> dict[str, Any]:
+        param = self.param
+        return {
+            "local_size": param.local_size,
+            "alpha": param.alpha,
+            "beta": param.beta,
+            "k": param.k if self.across else 1.0,
+            "across_channels": self.across,
+        }
+
+    def flops(self) -> int:
+        window = self.param.local_size if self.across else self.param.local_size**2
+        return math.prod(self.shapes[0]) * (2 * window + 3)

@@ -1,0 +1,88 @@
+"""The maximum or the average over windows of the spatial axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+
+@register("Pooling")
+class Pooling(Layer):
+    """Bottom (N, C, spatial...), top (N, C, pooled...), sizes rounded up unless `round_mode: FLOOR`.
+
+    MAX ignores padding; AVE divides by the part of the window that lies within bottom and padding, or with
+    `avg_include_pad: false` within the bottom.
+    """
+
+    @property
+    def param(self):
+        return self.message.pooling_param
+
+    def infer(self) -> list[Shape]:
+        shape, param = self.shapes[0], self.param
+        if not 3 <= len(shape) <= 5:
+            raise self.error(f"expected a bottom of 3 to 5 axes (N, C, and spatial ones), got {shape}")
+        if param.pool == param.STOCHASTIC:
+            raise self.error("expected pool MAX or AVE, got STOCHASTIC, which is not supported")
+        if param.axis != 1:
+            raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
+        window = self.window
+        for i, size in enumerate(shape[2:]):
+            kernel, stride, pad = (window[what][i] for what in ("kernel", "stride", "pad"))
+            if kernel < 1 or stride < 1:
+                raise self.error(f"expected kernel and stride of at least 1, got {kernel} and {stride}")
+            if pad >= kernel:
+                raise self.error(f"expected pad below kernel, got pad {pad} and kernel {kernel}")
+            if kernel > size + 2 * pad:
+                raise self.error(f"expected a kernel of at most {size + 2 * pad} (size {size}, pad {pad}), got {kernel}")
+        return [(*shape[:2], *(self._pooled(i, size) for i, size in enumerate(shape[2:])))]
+
+    def _pooled(self, i: int, size: int) -> int:
+        kernel, stride, pad = (self.window[what][i] for what in ("kernel", "stride", "pad"))
+        room = size + 2 * pad - kernel
+        pooled = 1 + (room // stride if self.param.round_mode == self.param.FLOOR else -(-room // stride))
+        return pooled - ((pooled - 1) * stride >= size + pad)  # a window that starts behind the bottom is dropped
+
+    @property
+    def window(self) -> dict[str, list[int]]:
+        """kernel, stride and pad, one each per spatial axis."""
+        param, spatial = self.param, self.shapes[0][2:]
+        if param.global_pooling:
+            given = [f for f in ("kernel_size", "kernel_h", "kernel_w") if param.HasField(f)]
+            if given:
+                raise self.error(f"expected no {given[0]} with global_pooling, which takes the whole plane")
+            window = {"kernel": list(spatial), "stride": [1] * len(spatial), "pad": [0] * len(spatial)}
+            for what in ("stride", "pad"):
+                if self._per_axis(what, what) != window[what]:
+                    raise self.error(f"expected {what} {window[what][0]} with global_pooling, got {self._per_axis(what, what)}")
+            return window
+        return {
+            "kernel": self._per_axis("kernel", "kernel_size"),
+            "stride": self._per_axis("stride", "stride"),
+            "pad": self._per_axis("pad", "pad"),
+        }
+
+    def _per_axis(self, name: str, square: str) -> list[int]:
+        """From the field `square`, or from name_h and name_w."""
+        axes, param = len(self.shapes[0]) - 2, self.param
+        pair = [f"{name}_h", f"{name}_w"]
+        given = [field for field in pair if param.HasField(field)]
+        if not given:
+            if name == "kernel" and not param.HasField(square):
+                raise self.error("kernel_size is missing")
+            return [getattr(param, square)] * axes
+        if param.HasField(square) or axes != 2:
+            raise self.error(f"expected {given[0]} only in place of {square} and over 2 spatial axes, got {axes} axes")
+        if len(given) == 1:
+            raise self.error(f"expected both {pair[0]} and {pair[1]}, got {given[0]} alone")
+        return [getattr(param, field) for field in pair]
+
+    def attributes(self) -> dict[str, Any]:
+        method = "MAX" if self.param.pool == self.param.MAX else "AVE"
+        return {**self.window, "method": method, "include_pad": self.param.avg_include_pad}
+
+    def flops(self) -> int:
+        return math.prod(self.tops[0].shape) * math.prod(self.window["kernel"])

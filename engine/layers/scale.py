@@ -1,0 +1,36 @@
+"""Multiplies by coefficients, one for each channel as a rule, and can add others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine import proto
+from engine.layers.affine import Affine
+from engine.layers.base import Parameter
+from engine.layers.registry import register
+
+
+@register("Scale")
+class Scale(Affine):
+    """Bottoms: x, and the scale in the two-bottom form; top: x's shape; params: scale (in the one-bottom form; 1 without a
+    filler) and, with `bias_term`, shift (0 without a filler), of the scale's shape."""
+
+    @property
+    def param(self):
+        return self.message.scale_param
+
+    def make_params(self) -> list[Parameter]:
+        shape, params = self.coefficient_shape, []
+        if len(self.shapes) == 1:
+            ones = proto.FillerParameter(type="constant", value=1)
+            params.append(Parameter(shape, self.param.filler if self.param.HasField("filler") else ones))
+        if self.param.bias_term:
+            params.append(Parameter(shape, self.param.bias_filler))
+        return params
+
+    def attributes(self) -> dict[str, Any]:
+        return {**super().attributes(), "bias": self.param.bias_term}
+
+    def flops(self) -> int:
+        return (1 + self.param.bias_term) * math.prod(self.shapes[0])

@@ -1,0 +1,11 @@
+"""1 / (1 + exp(-x))."""
+
+from __future__ import annotations
+
+from engine.layers.activation import Activation
+from engine.layers.registry import register
+
+
+@register("Sigmoid")
+class Sigmoid(Activation):
+    """Bottom and top: any shape."""

@@ -1,0 +1,60 @@
+"""Cuts a blob into parts along an axis."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Slice")
+class Slice(Layer):
+    """Bottom: any shape; tops: its parts along `axis` (1; its older name is `slice_dim`), cut at every `slice_point`, or into
+    equal parts where there is none."""
+
+    top_range = (1, None)
+
+    @property
+    def axis(self) -> int:
+        param = self.message.slice_param
+        if param.HasField("axis") and param.HasField("slice_dim"):
+            raise self.error("expected axis or its older name slice_dim, got both")
+        return self.canonical_axis(param.slice_dim if param.HasField("slice_dim") else param.axis, len(self.shapes[0]))
+
+    @property
+    def points(self) -> list[int]:
+        """Where the tops begin."""
+        tops, size, given = len(self.message.top), self.shapes[0][self.axis], list(self.message.slice_param.slice_point)
+        if not given:
+            if size % tops:
+                raise self.error(f"expected {tops} equal parts, but axis {self.axis} has size {size}; give slice_point")
+            return [size // tops * i for i in range(tops)]
+        if len(given) != tops - 1:
+            raise self.error(f"expected {tops - 1} slice_point values for {tops} tops, got {len(given)}")
+        points = [0, *given]
+        if any(a >= b for a, b in zip(points, [*given, size])):
+            raise self.error(f"expected rising slice_point values within (0, {size}), got {given}")
+        return points
+
+    def infer(self) -> list[Shape]:
+        shape, axis, points = self.shapes[0], self.axis, self.points
+        ends = [*points[1:], shape[axis]]
+        return [(*shape[:axis], end - begin, *shape[axis + 1 :]) for begin, end in zip(points, ends)]
+
+    def attributes(self) -> dict[str, Any]:
+        return {"axis": self.axis}
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.tensor(self.bottoms[0])
+        block = re.search(r"(\d+)b$", x.layout)  # channels that lie together, such as in aBcd16b
+        if self.axis == 1 and block and any(point % int(block[1]) for point in self.points):
+            x = builder.plain(self, x)
+        builder.op("Slice", self, [x], self.attributes())
+
+    def flops(self) -> int:
+        return 0

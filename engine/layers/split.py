@@ -1,0 +1,19 @@
+"""One blob for several readers. The graph inserts these; a net may name them, too."""
+
+from __future__ import annotations
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+
+@register("Split")
+class Split(Layer):
+    """Bottom: any shape; tops: the same blob. Backward adds the tops' gradients."""
+
+    top_range = (1, None)
+
+    def infer(self) -> list[Shape]:
+        return [self.shapes[0]] * len(self.message.top)
+
+    def flops(self) -> int:
+        return 0

@@ -1,0 +1,119 @@
+"""What a solver file must say before a run begins. All errors are found in one go, each with its line in the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError, ConfigErrors
+from engine.names import suggestion
+from engine.solver.lr import learning_rate
+
+TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
+NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too
+REGULARIZATIONS = ("L1", "L2")
+Complaint = tuple[str, str]  # field, what is wrong with it
+
+# Fields that must lie in [least, most).
+RANGES: dict[str, tuple[float, float]] = {
+    "max_iter": (0, float("inf")),
+    "iter_size": (1, float("inf")),
+    "average_loss": (1, float("inf")),
+    "display": (0, float("inf")),
+    "snapshot": (0, float("inf")),
+    "test_interval": (0, float("inf")),
+    "warmup_iter": (0, float("inf")),
+    "warmup_start_lr": (0, float("inf")),
+    "base_lr": (0, float("inf")),
+    "stepsize": (1, float("inf")),
+    "lr_iter": (1, float("inf")),
+    "weight_decay": (0, float("inf")),
+    "momentum": (0, 1),
+    "momentum2": (0, 1),
+    "rms_decay": (0, 1),
+}
+
+# What would change the result and is not built: better refused than ignored.
+UNSUPPORTED = ("local_lr_auto", "disabled_update", "snapshot_diff")
+
+
+def validate(param: Any, where: str | Callable[[str], str] | None = None) -> None:
+    """Checks a SolverParameter by itself, without its nets and folders.
+
+    where: the file, or a function from a field's name to its "file:line:column". Raises ConfigErrors.
+    """
+    place = where if callable(where) else lambda field: where
+    errors = [ConfigError(message, place(field)) for field, message in _complaints(param)]
+    try:
+        learning_rate(param, place("lr_policy"))
+    except ConfigError as error:
+        errors.append(error)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
+def check_snapshot_folder(param: Any, where: str | None = None) -> None:
+    """Raises ConfigError now rather than at the first snapshot, if there is no folder for it or it cannot be written to."""
+    if not (param.snapshot or param.snapshot_after_train):
+        return
+    prefix = param.snapshot_prefix
+    folder = Path(prefix) if prefix.endswith("/") or Path(prefix).is_dir() else Path(prefix).parent
+    if "%" in str(folder):  # %# and %* are filled in by each rank
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"snapshot_prefix '{prefix}': there is no folder {folder}; create it, or --set snapshot_prefix=PATH", where)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"snapshot_prefix '{prefix}': folder {folder} cannot be written to", where)
+
+
+def notes(param: Any) -> Iterator[str]:
+    """What the file asks for and a run passes over, without a change of the result."""
+    if param.HasField("solver_mode") and param.solver_mode == param.GPU:
+        yield "solver_mode: GPU is ignored, this engine computes on the processor"
+    for field in ("engine", "device_id", "layer_wise_reduce", "debug_info"):
+        if param.HasField(field):
+            yield f"{field} is ignored"
+    if param.warmup_iter > param.max_iter > 0:
+        yield f"warmup_iter {param.warmup_iter} is longer than the run, max_iter {param.max_iter}"
+
+
+def _complaints(param: Any) -> Iterator[Complaint]:
+    yield from _ranges(param)
+    if not param.HasField("max_iter"):
+        yield "max_iter", "max_iter is missing; give it here or with --set max_iter=N"
+    if param.type not in TYPES:
+        yield "type", f"unknown solver type '{param.type}'{suggestion(param.type, TYPES)}"
+    if param.type in NO_MOMENTUM and param.momentum:
+        yield "momentum", f"type {param.type} has no momentum; leave it out"
+    if param.regularization_type not in REGULARIZATIONS:
+        known = suggestion(param.regularization_type, REGULARIZATIONS)
+        yield "regularization_type", f"unknown regularization_type '{param.regularization_type}'{known}"
+    yield from _lists(param)
+    for field in UNSUPPORTED:
+        if getattr(param, field):
+            yield field, f"{field} is not supported yet; take it out"
+    if param.eval_type not in ("", "classification"):
+        yield "eval_type", f"eval_type '{param.eval_type}' is not supported; known: classification"
+
+
+def _ranges(param: Any) -> Iterator[Complaint]:
+    for field, (least, most) in RANGES.items():
+        value = getattr(param, field)
+        if param.HasField(field) and not least <= value < most:
+            wanted = f"{least:g} or more" if most == float("inf") else f"{least:g} or more and less than {most:g}"
+            yield field, f"{field}: expected {wanted}, got {value:g}"
+
+
+def _lists(param: Any) -> Iterator[Complaint]:
+    """Repeated fields: counts, signs, order."""
+    if param.test_iter and not param.test_interval:
+        yield "test_iter", "test_iter is given, but no test_interval"
+    for count in param.test_iter:
+        if count <= 0:
+            yield "test_iter", f"test_iter: expected 1 or more, got {count}"
+    for field in ("stepvalue", "stageiter"):
+        values = list(getattr(param, field))
+        if values != sorted(values):
+            yield field, f"{field} must ascend, got {', '.join(map(str, values))}"

@@ -1,0 +1,126 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from engine.config import parse_net
+from engine.net import Net
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+
+RANDOM = np.random.default_rng(8)
+
+
+def layer(params):
+    return f"""layer {{ name: "layer" type: "Convolution" bottom: "x" top: "y" convolution_param {{ {params}
+        weight_filler {{ type: "gaussian" std: 0.3 }} bias_filler {{ type: "uniform" }} }} }}"""
+
+
+def reference(x, weights, bias, stride, pad, dilation, group):
+    """Sums over the positions of the kernel, any number of spatial axes; all window arguments are lists."""
+    x = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in pad)])
+    kernel = weights.shape[2:]
+    out = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation)]
+    y = np.zeros((len(x), len(weights), *out))
+    for g in range(group):
+        channels = slice(g * weights.shape[1], (g + 1) * weights.shape[1])
+        outputs = slice(g * len(weights) // group, (g + 1) * len(weights) // group)
+        for at in itertools.product(*map(range, kernel)):
+            window = [slice(a * d, a * d + s * n, s) for a, d, s, n in zip(at, dilation, stride, out)]
+            taken = np.moveaxis(x[(slice(None), channels, *window)], 1, -1)
+            y[:, outputs] += np.moveaxis(taken @ weights[(outputs, slice(None), *at)].T, -1, 1)
+    return y + bias.reshape(-1, *[1] * len(kernel))
+
+
+@golden(
+    *(f"convolution_{name}" for name in ("1d", "3d", "basic", "depthwise", "dilation", "group2", "group3", "group4")),
+    *(f"convolution_{name}" for name in ("nobias", "one", "pad_stride", "rect", "stride_3_2")),
+)
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize(
+    "shape, params, window",
+    [
+        ((2, 3, 7), "num_output: 4 kernel_size: 3 stride: 2", ([2], [0], [1], 1)),
+        ((2, 3, 7, 6), "num_output: 4 kernel_size: 3 pad: 1", ([1, 1], [1, 1], [1, 1], 1)),
+        ((2, 16, 7, 6), "num_output: 32 kernel_size: 3 pad: 1 stride: 2", ([2, 2], [1, 1], [1, 1], 1)),
+        ((2, 4, 7, 6), "num_output: 6 kernel_size: 3 kernel_size: 2 group: 2", ([1, 1], [0, 0], [1, 1], 2)),
+        ((1, 2, 9, 8), "num_output: 3 kernel_h: 2 kernel_w: 3 stride_w: 2 pad_h: 1", ([1, 2], [1, 0], [1, 1], 1)),
+        ((1, 2, 9, 8), "num_output: 3 kernel_size: 3 dilation: 2 dilation: 3", ([1, 1], [0, 0], [2, 3], 1)),
+        (
+            (1, 2, 4, 5, 3),
+            "num_output: 3 kernel_size: 2 stride: 1 stride: 2 stride: 1",
+            ([1, 2, 1], [0] * 3, [1] * 3, 1),
+        ),
+    ],
+)
+def test_forward_and_gradients(shape, params, window):
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    text = net_text(layer(params), x=shape)
+    net = make_net(text)
+    net.blobs["x"].set(x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    np.testing.assert_allclose(net.forward()["y"], reference(x, weights, bias, *window), atol=1e-4)
+    check_gradients(text, {"x": x})
+
+
+def test_intels_relu_in_the_layer():
+    x = RANDOM.normal(size=(2, 3, 5, 5)).astype(np.float32)
+    plain, fused = (
+        make_net(net_text(layer("num_output: 4 kernel_size: 3" + more), x=x.shape)) for more in ("", " relu: true")
+    )
+    for net in (plain, fused):
+        net.blobs["x"].set(x)
+    np.testing.assert_allclose(fused.forward()["y"], np.maximum(plain.forward()["y"], 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 5), (2, 16, 5, 5)])
+def test_flops(shape):
+    net = make_net(net_text(layer("num_output: 4 kernel_size: 3 stride: 2"), x=shape))
+    assert net.graph.layers[-1].flops() == 2 * 4 * 2 * 2 * (2 * shape[1] * 9 + 1)
+
+
+def test_gradients_of_weights_alone():
+    """On data nothing flows into the bottom."""
+    text = net_text(
+        layer("num_output: 2 kernel_size: 3") + 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" '
+        'top: "loss" }',
+        x=(2, 3, 5, 5),
+        t=(2, 2, 3, 3),
+    ).replace("force_backward: true", "")
+    net = Net(parse_net(text), keep_all=True)
+    assert net.blobs["x"].diff is None
+    x = RANDOM.normal(size=(2, 3, 5, 5)).astype(np.float32)
+    check_gradients(text, {"x": x, "t": np.zeros((2, 2, 3, 3))})
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ("num_output: 4 kernel_size: 6", "got a kernel of 6 over 5 (size 5, pad 0) on axis 2 of (2, 3, 5, 7)"),
+        ("num_output: 4 kernel_size: 3 dilation: 4 pad: 1", "got a kernel of 9 over 7 (size 5, pad 1) on axis 2"),
+        (
+            "num_output: 4 kernel_size: 3 group: 2",
+            "expected group to divide the channels of the bottom, 3, got group 2",
+        ),
+        ("num_output: 4 kernel_size: 3 group: 3", "expected group to divide the num_output, 4, got group 3"),
+        ("kernel_size: 3", "expected num_output above 0, got 0"),
+        ("num_output: 4", "kernel_size is missing"),
+        ("num_output: 4 kernel_size: 0", "expected kernel of at least 1, got [0, 0]"),
+        ("num_output: 4 kernel_size: 3 stride: 0", "expected stride of at least 1, got [0, 0]"),
+        ("num_output: 4 kernel_h: 3", "expected both kernel_h and kernel_w, got kernel_h alone"),
+        ("num_output: 4 kernel_size: 3 kernel_h: 3 kernel_w: 3", "expected kernel_h alone, without kernel"),
+        (
+            "num_output: 4 kernel_size: 3 pad: 1 pad: 1 pad: 1",
+            "expected 1 or 2 values of pad, one per spatial axis, got 3",
+        ),
+        ("num_output: 4 kernel_size: 3 axis: 2", "expected axis 1 for the channels, the only one supported, got 2"),
+    ],
+)
+def test_errors(params, message):
+    assert message in error_of(layer(params), x=(2, 3, 5, 7))
+
+
+def test_a_bottom_without_spatial_axes():
+    assert "expected a bottom of at least 3 axes" in error_of(layer("num_output: 4 kernel_size: 3"), x=(2, 3))

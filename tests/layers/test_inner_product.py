@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+
+RANDOM = np.random.default_rng(9)
+
+
+def layer(params):
+    return f"""layer {{ name: "layer" type: "InnerProduct" bottom: "x" top: "y" inner_product_param {{ {params}
+        weight_filler {{ type: "gaussian" std: 0.3 }} bias_filler {{ type: "uniform" }} }} }}"""
+
+
+@golden("inner_product", "inner_product_axis2", "inner_product_nobias", "inner_product_transpose")
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize(
+    "shape, axis",
+    [((3, 4), 1), ((3, 4, 2, 5), 1), ((2, 3, 4, 5), -1), ((2, 3, 4), 0), ((7,), 0), ((2, 1, 2, 3, 2, 2), 1)],
+)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_forward_and_gradients(shape, axis, transpose):
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    text = net_text(layer(f"num_output: 6 axis: {axis} transpose: {str(transpose).lower()}"), x=shape)
+    net = make_net(text)
+    net.blobs["x"].set(x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    outer = shape[: axis % len(shape)]
+    rows = x.reshape(int(np.prod(outer)), -1).astype(np.float64)
+    expected = rows @ (weights if transpose else weights.T) + bias
+    np.testing.assert_allclose(net.forward()["y"], expected.reshape(*outer, 6), atol=1e-5)
+    check_gradients(text, {"x": x})
+
+
+def test_behind_a_convolution():
+    """The kernel takes the blocked blob as it is; weights keep the order of the file."""
+    text = """
+    layer { name: "conv" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 16 kernel_size: 3
+            weight_filler { type: "xavier" } } }
+    """ + layer("num_output: 6").replace('bottom: "x"', 'bottom: "c"')
+    x = RANDOM.normal(size=(2, 16, 5, 5)).astype(np.float32)
+    net = make_net(net_text(text, x=x.shape))
+    net.blobs["x"].set(x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    top = net.forward()["y"]
+    np.testing.assert_allclose(top, net.blobs["c"].data.reshape(2, -1) @ weights.reshape(6, -1).T + bias, atol=1e-4)
+    check_gradients(net_text(text, x=x.shape), {"x": x})
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_gradients_of_weights_alone(axis):
+    """On data nothing flows into the bottom."""
+    loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }'
+    shapes = {"x": (2, 3, 4), "t": (*(2, 3, 4)[:axis], 5)}
+    text = net_text(layer(f"num_output: 5 axis: {axis}") + loss, **shapes).replace("force_backward: true", "")
+    check_gradients(text, {name: RANDOM.normal(size=shape) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_intels_relu_in_the_layer(axis):
+    x = RANDOM.normal(size=(2, 3, 4)).astype(np.float32)
+    tops = []
+    for more in ("", "relu: true"):
+        net = make_net(net_text(layer(f"num_output: 5 axis: {axis} {more}"), x=x.shape))
+        net.blobs["x"].set(x)
+        tops.append(net.forward()["y"])
+    np.testing.assert_allclose(tops[1], np.maximum(tops[0], 0), atol=1e-6)
+
+
+def test_flops():
+    net = make_net(net_text(layer("num_output: 6"), x=(3, 4, 5)))
+    assert net.graph.layers[-1].flops() == 3 * 6 * (2 * 20 + 1)
+
+
+def test_errors():
+    assert "expected num_output above 0, got 0" in error_of(layer(""), x=(2, 3))
+    assert "axis 2 is out of range for a blob of 2 axes" in error_of(layer("num_output: 2 axis: 2"), x=(2, 3))
