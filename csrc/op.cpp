@@ -31,10 +31,18 @@ std::map<std::string, OpMaker>& op_registry() {
     return makers;
 }
 
+bool Op::param_gradient(size_t i) const {
+    const auto& wanted = spec_.output_gradients;
+    const bool reached = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
+    return spec_.training && reached && i < spec_.params.size() && spec_.params[i]->diff;
+}
+
 bool Op::needs_backward() const {
-    const auto wanted = [](const TensorPtr& tensor) { return bool(tensor->diff); };
-    return std::any_of(spec_.inputs.begin(), spec_.inputs.end(), wanted) ||
-           std::any_of(spec_.params.begin(), spec_.params.end(), wanted);
+    for (size_t i = 0; i < spec_.inputs.size(); i++)
+        if (input_gradient(i)) return true;
+    for (size_t i = 0; i < spec_.params.size(); i++)
+        if (param_gradient(i)) return true;
+    return false;
 }
 
 void Op::place_scratch(char* base) const {

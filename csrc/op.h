@@ -89,8 +89,9 @@ protected:
 
     const TensorPtr& input(size_t i) const { return spec_.inputs.at(i); }
     const TensorPtr& param(size_t i) const { return spec_.params.at(i); }
-    bool input_gradient(size_t i) const { return bool(spec_.inputs.at(i)->diff); }
-    bool param_gradient(size_t i) const { return i < spec_.params.size() && spec_.params[i]->diff; }
+    bool input_gradient(size_t i) const { return spec_.training && spec_.inputs.at(i)->diff; }
+    // Not where no gradient arrives (a test net, a branch without a loss), though the solver may know the parameter.
+    bool param_gradient(size_t i) const;
     bool output_gradient(size_t i) const { return spec_.output_gradients.at(i); }
 
     // Makes top i with its own memory, or as a view of an existing buffer (the diffs then share one too).

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
-from engine import _dnnl, proto
+from engine import proto
 from engine.config import Config, nets_of_solver, read
-from engine.data import open_data, shape_without_data
 from engine.errors import ConfigError, ConfigErrors, EngineError
 from engine.estimate import LayerCost, Memory, layer_costs, memory
 from engine.graph.build import Graph, build, kept
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
-from engine.layers.base import Shape
 from engine.report.table import human, shape_text, table
 from engine.solver.lr import Plateau, learning_rate
+from engine.source_shapes import SourceShapes
 from engine.solver.validate import check_snapshot_folder, notes, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
-# Data layers by the field that holds their batch size.
-BATCH_FIELDS = {"Data": "data_param", "ImageData": "image_data_param", "MemoryData": "memory_data_param"}
 
 
 @dataclass
@@ -129,14 +124,16 @@ def _check_net(config: Config, report: FileReport, level: int, stages: list[str]
 
 def _feeding_layers(config: Config, phase: int, level: int, stages: list[str]) -> list[Any]:
     layers = enumerate(config.message.layer)
-    return [layer for i, layer in layers if not layer.bottom and kept(layer, phase, level, set(stages), config.where(i))]
+    return [
+        layer for i, layer in layers if not layer.bottom and kept(layer, phase, level, set(stages), config.where(i))
+    ]
 
 
 def _add_graph(config: Config, phase: int, level: int, stages: list[str], report: FileReport) -> None:
     for text in config.notes:
         report.note(text)
     try:
-        graph = build(config, phase, level=level, stages=stages, shapes_of=partial(_shapes, phase, report))
+        graph = build(config, phase, level=level, stages=stages, shapes_of=SourceShapes(phase, report.note))
         net = _net_report(config, graph)
     except ConfigError as error:
         report.fail(error)
@@ -155,39 +152,6 @@ def _net_report(config: Config, graph: Graph) -> NetReport:
     mark_gradients(graph, graph.phase == proto.TRAIN)
     batch = shapes[0][0] if shapes else 0
     return NetReport(graph.name, config.path, [PHASES[graph.phase]], layers, memory(graph), batch)
-
-
-def _shapes(phase: int, report: FileReport, message: Any, where: str) -> list[Shape]:
-    """Shapes of a data layer's tops: from its source where it is, else from its parameters. Raises ConfigError."""
-    if message.type not in BATCH_FIELDS:
-        raise ConfigError(f"layer '{message.name}' ({message.type}): the shape of its data is known to its source only", where)
-    batch = getattr(message, BATCH_FIELDS[message.type]).batch_size
-    if batch <= 0:
-        raise ConfigError(f"layer '{message.name}': expected a batch_size above 0, got {batch}", where)
-    labels = [(batch,)] * (len(message.top) - 1)
-    return [(batch, *_image_shape(phase, report, message, where)), *labels]
-
-
-def _image_shape(phase: int, report: FileReport, message: Any, where: str) -> tuple[int, int, int]:
-    if message.type == "MemoryData":
-        param = message.memory_data_param
-        return param.channels, param.height, param.width
-    if message.type == "ImageData":
-        param = message.image_data_param
-        size = message.transform_param.crop_size
-        return 3 if param.is_color else 1, size or param.new_height, size or param.new_width
-    source = message.data_param.source
-    if not os.path.exists(source.replace("%#", "0").replace("%*", "1")):
-        shape = shape_without_data(message, where)
-        report.note(f"{where}: source {source} is not here; taking images of {shape_text(shape)}")
-        return shape
-    try:
-        _dnnl.preload()  # transforms are part of the extension
-        return open_data(message, phase, 1, where).shapes[0]
-    except ConfigError:
-        raise
-    except EngineError as error:
-        raise ConfigError(str(error).removeprefix(f"{where}: "), where) from None
 
 
 # What is told of it

@@ -49,7 +49,13 @@ class Evaluator:
     def _make_net(self, shapes_of, share: Net | None) -> Net:
         state = self._config.message.state
         return Net(
-            self._config, self._phase, level=state.level, stages=state.stage, seed=self._seed, share=share, shapes_of=shapes_of
+            self._config,
+            self._phase,
+            level=state.level,
+            stages=state.stage,
+            seed=self._seed,
+            share=share,
+            shapes_of=shapes_of,
         )
 
     @property
@@ -64,7 +70,9 @@ class Evaluator:
         Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
         """
         if iterations is None and not self.feeder.size:
-            raise ConfigError("the net has no data source whose end could be reached; give --iterations", self._config.path)
+            raise ConfigError(
+                "the net has no data source whose end could be reached; give --iterations", self._config.path
+            )
         mine = []
         try:
             for k, size, outputs in self._batches(iterations):

@@ -114,7 +114,10 @@ class Feeder:
         self.stop()
         extents = {(opened.source.size, opened.batch_size) for opened in self._opened.values()}
         if len(extents) > 1:
-            raise ConfigError(f"the net's data layers differ in size or batch size, so that it has no epoch: {sorted(extents)}", self._config.path)
+            raise ConfigError(
+                f"the net's data layers differ in size or batch size, so that it has no epoch: {sorted(extents)}",
+                self._config.path,
+            )
         for name, opened in self._opened.items():
             self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
 

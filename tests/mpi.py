@@ -24,7 +24,7 @@ def mpiexec() -> str:
 def run_ranks(
     ranks: int, program: str | Sequence[str], timeout: float = 60, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """mpiexec -n `ranks` of Python with `program`: its source, or a list of arguments. `environ` adds variables, one thread each.
+    """mpiexec -n `ranks` of Python with `program`: its source, or a list of arguments. `environ` adds variables.
 
     Returns the finished process with stdout and stderr as text; fails the test when `timeout` seconds have passed.
     """

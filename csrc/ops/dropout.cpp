@@ -1,4 +1,5 @@
-// Sets each element to zero with probability `ratio` and scales the others by 1 / (1 - ratio); does nothing at test time.
+// Sets each element to zero with probability `ratio` and scales the others by 1 / (1 - ratio); with ratio 0 (at test time) does
+// nothing.
 // inputs: x (N, ...); attributes: ratio. Which elements survive is a function of the seed, the layer's name, the step, the sample's
 // place in the global batch and the element's place in the sample: the same on however many ranks, and for backward there is no
 // mask to store.
@@ -60,7 +61,7 @@ public:
         const TensorPtr& x = input(0);
         const double ratio = spec_.attributes.real("ratio");
         touch(Pass::forward, x);
-        if (!spec_.training || ratio == 0) {
+        if (ratio == 0) {
             output_view(0, x->layout, x, true);
             if (input_gradient(0)) touch(Pass::backward, x->diff);
             return;

@@ -12,8 +12,8 @@ class Launch:
     size: int
 
 
-# Launcher, its variables for rank and size. SLURM_STEP_NUM_TASKS is set by srun only: SLURM_NTASKS is also there in a batch script
-# that runs one process. Open MPI comes first, its mpiexec may itself run under srun.
+# Launcher, its variables for rank and size. SLURM_STEP_NUM_TASKS is set by srun only: SLURM_NTASKS is also there in a
+# batch script that runs one process. Open MPI comes first, its mpiexec may itself run under srun.
 _LAUNCHERS = (
     ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),

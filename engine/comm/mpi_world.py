@@ -1,8 +1,10 @@
 """Several ranks, through mpi4py. Imported only when a launcher started more than one."""
 
+import fcntl
 import hashlib
 import os
 import sys
+import termios
 import time
 from collections.abc import Iterator, Sequence
 
@@ -22,15 +24,16 @@ def _load_mpi(launch: Launch):
     try:
         import mpi4py
 
-        # Initialised here, and finalised only by close(): at the exit of a rank that failed, MPI_Finalize would wait for the others.
+        # Initialised here, and finalised only by close(): at the exit of a rank that failed, MPI_Finalize would wait
+        # for the others.
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CommError(
-            f"started by {launch.launcher} as rank {launch.rank} of {launch.size}, but MPI cannot be loaded ({reason}): "
-            "install mpi4py and an MPI library (pip install mpi4py mpich), or load the cluster's MPI module"
+            f"started by {launch.launcher} as rank {launch.rank} of {launch.size}, but MPI cannot be loaded "
+            f"({reason}): install mpi4py and an MPI library (pip install mpi4py mpich), or load the cluster's module"
         ) from error
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -80,8 +83,8 @@ class _MpiChannel(Channel):
         self._mpi, self._comm = mpi, comm.Dup()
 
     def allreduce(self, values: np.ndarray) -> None:
-        # First until all ranks are here, asleep; then at full speed. A server that waits inside Allreduce spins on a core that
-        # the slower rank may need.
+        # First until all ranks are here, asleep; then at full speed. A server that waits inside Allreduce spins on a
+        # core that the slower rank may need.
         _wait(self._comm.Ibarrier())
         for piece in _pieces(values):
             self._comm.Allreduce(self._mpi.IN_PLACE, piece)
@@ -153,8 +156,9 @@ class MpiWorld(World):
             time.sleep(1)  # the rank that failed first is printing its message, and ends this one when it has
         elif message:
             print(message, file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            _drain(stream.fileno())
         # MPI_Abort ends the other ranks; what it would print is about itself, the reason stands above.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.__stderr__.fileno())
@@ -169,7 +173,22 @@ class MpiWorld(World):
         self._mpi.Finalize()
 
 
+def _drain(fd: int) -> None:
+    """Waits, a second at most, until the launcher has read what was written: an abort may throw the rest away."""
+    unread = bytearray(4)
+    for _ in range(100):
+        try:
+            fcntl.ioctl(fd, termios.FIONREAD, unread)
+        except OSError:  # not a pipe: nothing can be lost
+            return
+        if not any(unread):
+            break
+        time.sleep(0.01)
+    time.sleep(0.05)  # from the launcher's local part to mpiexec
+
+
 def _difference(first: str, second: str, width: int = 40) -> str:
     """Both texts from a little before the first character that differs."""
-    begin = max(0, len(os.path.commonprefix([first, second])) - width // 4)
+    same = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+    begin = max(0, same - width // 4)
     return " and ".join(f'"{"..." if begin else ""}{text[begin : begin + width]}"' for text in (first, second))

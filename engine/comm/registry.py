@@ -22,8 +22,9 @@ def make_strategy(
 ) -> Strategy:
     """One rank: "local". Several: "servers", or "blocking" when MLSL_NUM_SERVERS is 0. `name` overrides the choice.
 
-    queue: _core.ReadyQueue(len(buckets)); updater: _core.Updater over the same buckets; gradients: the float32 arena; threads: the
-    solver's. Raises ConfigError for a malformed variable, CommError if the ranks disagree about buckets or servers.
+    queue: _core.ReadyQueue(len(buckets)); updater: _core.Updater over the same buckets; gradients: the float32 arena;
+    threads: the solver's. Raises ConfigError for a malformed variable, CommError if the ranks disagree about buckets or
+    servers.
     """
     settings = server_settings(world.local_rank, world.local_size)
     if name is None:

@@ -1,8 +1,8 @@
 """This rank's side of the sentinels, which notice when a rank dies and end the others.
 
-Launchers differ in what they do then: some print only a process id, some wait for ever. A sentinel is a small process beside each
-rank, started before MPI, with no descriptor of the rank but stderr, in a session of its own so that the launcher's clean-up does not
-reach it before it has spoken. See sentinel_process.py for what it does.
+Launchers differ in what they do then: some print only a process id, some wait for ever. A sentinel is a small process
+beside each rank, started before MPI, with no descriptor of the rank but stderr, in a session of its own so that the
+launcher's clean-up does not reach it before it has spoken. See sentinel_process.py for what it does.
 """
 
 import os
@@ -32,7 +32,7 @@ class Sentinel:
         return self._process.stdout.readline().strip() if self._rank == 0 else None
 
     def join(self, hub: str) -> None:
-        """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. Does nothing if no way leads there."""
+        """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
         token, *addresses = hub.split()
         self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
         try:
@@ -42,7 +42,7 @@ class Sentinel:
             self._connection = None
 
     def failed(self) -> bool:
-        """This rank is about to abort the run: its end, and that of the others, is no news. True if it is the first to fail."""
+        """This rank is about to abort the run: all ends are no news from now on. True if it is the first to fail."""
         if self._connection is None:
             return True
         try:

@@ -1,13 +1,14 @@
 """The sentinel of one rank: `sentinel_process.py RANK PID`, run by path with nothing but the standard library.
 
-Every rank holds a TCP connection to rank 0's sentinel, the hub. When a connection ends without a farewell its rank has died: the hub
-says so, once, and has every sentinel kill its own rank. One process sees all the ends in the order in which the kernel closes the
-connections; sentinels that each watched their own rank would be overtaken by a launcher that kills the others at once.
+Every rank holds a TCP connection to rank 0's sentinel, the hub. When a connection ends without a farewell its rank has
+died: the hub says so, once, and has every sentinel kill its own rank. One process sees all the ends in the order in
+which the kernel closes the connections; sentinels that each watched their own rank would be overtaken by a launcher
+that kills the others at once.
 
     sentinel 0 -> rank 0    TOKEN HOST:PORT ...                  where the hub listens, for all ranks
     rank -> its sentinel    TOKEN HOST:PORT ...                  end of file: the rank has ended
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
-                            fail                                 answer: first, or late if another has failed or died before
+                            fail                                 answer: first, or late if another has failed before
                             bye
     sentinel -> hub         guard TOKEN                          answer: welcome; later perhaps: stop
 """
@@ -31,7 +32,7 @@ WELCOME = b"welcome\n"
 
 
 def connect(addresses: list[str], hello: str) -> socket.socket | None:
-    """The first of the addresses that answers; None if none does. Another host may own the same private address: hence `hello`."""
+    """The first of the addresses that answers, or None. Hosts may own the same private address: hence `hello`."""
     for address in addresses:
         host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
@@ -45,15 +46,17 @@ def connect(addresses: list[str], hello: str) -> socket.socket | None:
 
 
 def own_addresses(port: int) -> list[str]:
-    """Every IPv4 address of this host, loopback last, and its name: the others try them in this order."""
-    found = []
+    """Every IPv4 address of this host: that of its name first, loopback last; the others try them in this order."""
+    found, named = [], []
+    with contextlib.suppress(OSError):
+        named = socket.gethostbyname_ex(socket.gethostname())[2]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]))
-    found.sort(key=lambda address: address.startswith("127."))
-    return [f"{host}:{port}" for host in [*found, socket.gethostname()]]
+    found.sort(key=lambda address: (address.startswith("127."), address not in named))
+    return [f"{address}:{port}" for address in found]
 
 
 class Lines:

@@ -11,8 +11,8 @@ from engine.errors import ConfigError
 
 @strategy("servers")
 class Servers(Strategy):
-    """Bucket i belongs to server i % S, which takes its buckets in ascending order on a communicator of its own: the same order of
-    collectives on every rank, whatever the threads' timing."""
+    """Bucket i belongs to server i % S, which takes its buckets in ascending order on a communicator of its own: the
+    same order of collectives on every rank, whatever the threads' timing."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -43,7 +43,8 @@ class Servers(Strategy):
     def describe(self) -> str:
         cores = self.settings.cores
         where = f"on cores {','.join(map(str, cores[: len(self.servers)]))}" if cores else "not pinned"
-        return f"{self.world.size} ranks, {len(self.servers)} communication servers each ({where}), {len(self.buckets)} buckets"
+        servers = f"{len(self.servers)} communication servers each ({where})"
+        return f"{self.world.size} ranks, {servers}, {len(self.buckets)} buckets"
 
     def _run(self, server: int, started: Future) -> None:
         try:

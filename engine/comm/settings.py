@@ -18,7 +18,7 @@ class ServerSettings:
 
 
 def default_servers(cores: int) -> int:
-    """MLSL's 4 where a rank has many cores (the paper's KNL nodes); else 2 (its Skylake runs): one sums while one sends."""
+    """MLSL's 4 where a rank has many cores (the paper's KNL nodes); else 2, as in its Skylake runs."""
     return 4 if cores >= MANY_CORES else 2
 
 
@@ -27,9 +27,9 @@ def server_settings(
 ) -> ServerSettings:
     """Reads MLSL_NUM_SERVERS and MLSL_SERVER_AFFINITY for rank `local_rank` of the `local_size` ranks on this host.
 
-    The affinity lists cores, "39,38,43,42": with S servers, local rank l uses entries l*S to (l+1)*S. A list of S entries serves
-    every rank of the host. cores: of the host (default: those that this process may use); for the default number of servers.
-    Raises ConfigError that names the variable.
+    The affinity lists cores, "39,38,43,42": with S servers, local rank l uses entries l*S to (l+1)*S. A list of S
+    entries serves every rank of the host. cores: of the host (default: those that this process may use); for the
+    default number of servers. Raises ConfigError that names the variable.
     """
     if cores is None:
         cores = len(os.sched_getaffinity(0))

@@ -17,9 +17,9 @@ from engine.errors import CommError, ConfigError
 class Step:
     """One update.
 
-    iteration: updates finished before it. rate: the learning rate. iter_size: micro-batches whose gradients have been added up.
-    clip: largest L2 norm of the gradients (summed over micro-batches, averaged over ranks); 0 or less: no limit.
-    momentum_correction: what the history is multiplied by first, rate / rate of the step before (1: the option is off).
+    iteration: updates finished before it. rate: the learning rate. iter_size: micro-batches whose gradients have been
+    added up. clip: largest L2 norm of the gradients (summed over micro-batches, averaged over ranks); 0 or less: no
+    limit. momentum_correction: the history is multiplied by it first: rate / rate of the step before (1: option off).
     """
 
     iteration: int
@@ -30,7 +30,7 @@ class Step:
 
 
 class Event(NamedTuple):
-    """The life of a bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`."""
+    """A bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`."""
 
     step: int
     bucket: int
@@ -62,7 +62,7 @@ class Strategy:
         settings: ServerSettings,
         threads: int,
     ):
-        """queue, updater: _core.ReadyQueue, _core.Updater. gradients: the whole arena, float32. threads: of this rank's solver."""
+        """queue, updater: of _core. gradients: the whole arena, float32. threads: of this rank's solver."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
         self.slices = [gradients[bucket.begin : bucket.end] for bucket in buckets]
@@ -108,12 +108,12 @@ class Strategy:
         raise NotImplementedError
 
     def clip_factor(self, sums_of_squares: Sequence[float]) -> float:
-        """clip / norm if the norm is larger. sums_of_squares: of each bucket, added up over ranks: the order of addition is fixed."""
+        """clip / norm if the norm is larger, else 1. sums_of_squares: of each bucket, after the reduction."""
         norm = float(np.sqrt(sum(sums_of_squares))) / self.world.size
         return self.clip / norm if norm > self.clip else 1.0
 
     def apply_all(self, threads: int) -> None:
-        """Clips if the step asks for it, then updates every bucket on the calling thread's team; all are reduced by now."""
+        """Clips if the step asks for it and updates every bucket, with a team of threads; all are reduced by now."""
         if self.clip > 0:
             sums = [self.updater.sum_squares(bucket.index, threads) for bucket in self.buckets]
             self.updater.set_clip_factor(self.clip_factor(sums))

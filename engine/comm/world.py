@@ -31,8 +31,8 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several; all but `abort` and `channel`'s work must be called by every rank, in one
-    order and from one thread."""
+    """One rank. MpiWorld has the same methods for several ranks: there all but `abort` are collective, called by every
+    rank in one order and from one thread; only channels work from threads of their own."""
 
     rank = 0
     size = 1
@@ -59,7 +59,7 @@ class World:
         return [value]
 
     def agree(self, flags: int) -> Agreement:
-        """Starts the bitwise or of `flags` (up to 63 bits) over the ranks, without waiting: begun with a step, finished at its end."""
+        """Starts the bitwise or of `flags` (63 bits) over the ranks without waiting; one question at a time."""
         return Agreement(flags)
 
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:

@@ -80,7 +80,8 @@ class Builder:
         if tops:
             gradients = [blob.needs_gradient for blob in tops]
         else:
-            gradients = [any(t.diff is not None for t in [*inputs, *tensors])] * len(shapes)
+            learns = bool(params) and any(blob.needs_gradient for blob in layer.tops)
+            gradients = [learns or any(t.diff is not None for t in inputs)] * len(shapes)
         try:
             outputs = self.program.op(
                 type, layer.name, inputs, tensors, attributes or {}, [list(s) for s in shapes], gradients

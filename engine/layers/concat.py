@@ -10,16 +10,13 @@ from engine.layers.registry import register
 
 @register("Concat")
 class Concat(Layer):
-    """Bottoms: one or more that agree in all axes but `axis` (1; its older name is `concat_dim`); top: their sizes added there."""
+    """Bottoms: one or more that agree in all axes but `axis` (1); top: their sizes added there."""
 
     bottom_range = (1, None)
 
     @property
     def axis(self) -> int:
-        param = self.message.concat_param
-        if param.HasField("axis") and param.HasField("concat_dim"):
-            raise self.error("expected axis or its older name concat_dim, got both")
-        return self.canonical_axis(param.concat_dim if param.HasField("concat_dim") else param.axis, len(self.shapes[0]))
+        return self.canonical_axis(self.message.concat_param.axis, len(self.shapes[0]))
 
     def infer(self) -> list[Shape]:
         first, axis = self.shapes[0], self.axis

@@ -23,7 +23,7 @@ class Dropout(Activation):
         return super().infer()
 
     def attributes(self) -> dict[str, Any]:
-        return {"ratio": self.message.dropout_param.dropout_ratio}
+        return {"ratio": self.message.dropout_param.dropout_ratio if self.training else 0.0}
 
     def flops(self) -> int:
         return super().flops() if self.training else 0

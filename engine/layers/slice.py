@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 
 @register("Slice")
 class Slice(Layer):
-    """Bottom: any shape; tops: its parts along `axis` (1; its older name is `slice_dim`), cut at every `slice_point`, or into
+    """Bottom: any shape; tops: its parts along `axis` (1), cut at every `slice_point`, or into
     equal parts where there is none."""
 
     top_range = (1, None)
 
     @property
     def axis(self) -> int:
-        param = self.message.slice_param
-        if param.HasField("axis") and param.HasField("slice_dim"):
-            raise self.error("expected axis or its older name slice_dim, got both")
-        return self.canonical_axis(param.slice_dim if param.HasField("slice_dim") else param.axis, len(self.shapes[0]))
+        return self.canonical_axis(self.message.slice_param.axis, len(self.shapes[0]))
 
     @property
     def points(self) -> list[int]:

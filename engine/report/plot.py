@@ -43,7 +43,9 @@ class History:
         self._loss.points.append((iteration, loss))
         self._rate.points.append((iteration, rate))
 
-    def test(self, iteration: int, values: Mapping[str, np.ndarray], losses: Collection[str] = (), net: int = 0) -> None:
+    def test(
+        self, iteration: int, values: Mapping[str, np.ndarray], losses: Collection[str] = (), net: int = 0
+    ) -> None:
         """values: what Evaluator.run() returns; losses: the names of those that are losses."""
         counts = {name: np.size(value) for name, value in values.items()}
         seen: dict[str, int] = {}

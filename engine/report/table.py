@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], align: str = "", total: Sequence[object] | None = None) -> str:
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], align: str = "", total: Sequence[object] | None = None
+) -> str:
     """Lines of aligned columns. align: "<" or ">" for each column (default: left for the first, else right); `total` is a
     last row below a rule."""
     align = align or "<" + ">" * (len(header) - 1)

@@ -16,31 +16,39 @@ GAP_NS = 20_000  # a shorter pause between two layers is no waiting
 class Timeline:
     """Collects this rank's spans; `write` merges the ranks'.
 
-    All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()). `first` is the iteration that the run starts at; the
-    timeline shows `iterations` iterations after the warm-up.
+    All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()). It shows `iterations` iterations after the first
+    `warm_up` of the run.
     """
 
-    def __init__(self, path: str, first: int = 0, iterations: int = 4, warm_up: int = WARM_UP):
+    def __init__(self, path: str, iterations: int = 4, warm_up: int = WARM_UP):
         self.path = path
-        self._wanted = range(first + warm_up, first + warm_up + iterations)
+        self._iterations, self._warm_up = iterations, warm_up
+        self._first: int | None = None  # iteration of the run
+        self._computed: set[int] = set()
         self._busy: dict[int, int] = {}  # server -> end of its last update
         self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
 
     def wants(self, iteration: int) -> bool:
-        return iteration in self._wanted
+        """Asked for every iteration of the run in turn: the first one that it hears of is the run's first."""
+        if self._first is None:
+            self._first = iteration
+        return self._warm_up <= iteration - self._first < self._warm_up + self._iterations
 
     def span(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
         """Anything that takes time: data, a test, a snapshot."""
         self._spans.append((row, name, begin, end, arguments))
 
-    def compute(self, net, iteration: int, begin: int | None = None) -> None:
-        """The last forward and backward of `net`, op by op. begin: when forward was called.
+    def compute(self, net, iteration: int) -> None:
+        """The last forward and backward of `net`, op by op; once for each iteration.
 
         Between two ops of forward the executor does nothing but wait for updated weights: such pauses are shown."""
+        if iteration in self._computed:
+            return
+        self._computed.add(iteration)
         spans = net.program.spans()
         count = len(net.program)
         layers = [layer.name for layer in net.builder.layer_of_op]
-        before = begin
+        before = None
         for op, (start, end) in enumerate(spans[:count].tolist()):
             if before is not None and start - before > GAP_NS:
                 self.span("compute", f"wait for the weights of {layers[op]}", before, start, iteration=iteration)
@@ -72,7 +80,10 @@ class Timeline:
         one_host = world.local_size == world.size  # then all ranks read the same clock
         shifts = [0 if one_host else now - other for _, other, _ in parts]
         ranks = [spans for _, _, spans in parts]
-        origin = min((begin + shift for spans, shift in zip(ranks, shifts, strict=True) for _, _, begin, _, _ in spans), default=0)
+        origin = min(
+            (begin + shift for spans, shift in zip(ranks, shifts, strict=True) for _, _, begin, _, _ in spans),
+            default=0,
+        )
         events: list[dict] = []
         for rank, (spans, shift) in enumerate(zip(ranks, shifts, strict=True)):
             events += _rank_events(rank, spans, shift - origin)

@@ -290,8 +290,7 @@ class Solver:
             log(f"Iteration {self.iteration}, Testing net (#{index})")
             count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
             values = evaluator.run(count)
-            for line in output_lines("Test", values, evaluator.loss_weights):
-                log(line)
+            evaluator.log_outputs(values)
             self.curve.test(self.iteration, values, evaluator.loss_weights, index)
 
     def snapshot(self) -> None:

@@ -63,7 +63,9 @@ def check_snapshot_folder(param: Any, where: str | None = None) -> None:
     if "%" in str(folder):  # %# and %* are filled in by each rank
         return
     if not folder.is_dir():
-        raise ConfigError(f"snapshot_prefix '{prefix}': there is no folder {folder}; create it, or --set snapshot_prefix=PATH", where)
+        raise ConfigError(
+            f"snapshot_prefix '{prefix}': there is no folder {folder}; create it, or --set snapshot_prefix=PATH", where
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"snapshot_prefix '{prefix}': folder {folder} cannot be written to", where)
 

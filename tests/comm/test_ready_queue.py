@@ -96,9 +96,7 @@ def test_events():
     assert [event[:3] for event in events] == [(5, 0, 3), (6, 0, 3)]
     assert queue.times(0) == events[1]
     times = [moment for event in events for moment in event[3:]]
-    assert [before, *times, time.clock_gettime_ns(time.CLOCK_MONOTONIC)] == sorted([before, *times, 1 << 62])[:-1] + [
-        pytest.approx(times[-1], abs=10**9)
-    ]
+    assert [before, *times] == sorted([before, *times]) and times[-1] <= time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     queue.record(False)
     queue.begin_step(7)
     queue.ready(0)

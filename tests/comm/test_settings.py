@@ -44,7 +44,7 @@ def test_a_malformed_list_names_the_variable(text):
 
 def test_a_short_list_says_what_is_missing():
     environ = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "1,2,3"}
-    with pytest.raises(ConfigError, match="lists 3 cores: expected 2 .* or 4 for the 2 ranks on this host"):
+    with pytest.raises(ConfigError, match=r"lists 3 cores: expected 2 .* or 4 for the 2 ranks on this host"):
         server_settings(0, 2, environ)
 
 

@@ -1,6 +1,7 @@
 """Every strategy on several ranks equals the update that one rank would have computed."""
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from engine import _core
 from engine.comm.buckets import make_buckets, segments_of
 from engine.comm.registry import make_strategy
 from engine.comm.strategy import Step, strategy_class
-from engine.comm.world import World, world
+from engine.comm.world import World
 from engine.errors import CommError, ConfigError
 from tests.mpi import run_ranks
 
@@ -20,9 +21,7 @@ STEPS = 6
 class Run:
     """A net of SIZES without its layers: gradients come from a seeded generator, their mean over ranks is known."""
 
-    def __init__(
-        self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, servers: str | None = None
-    ):
+    def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1):
         self.world, self.clip, self.iter_size = world, clip, iter_size
         parameters, offset = [], 0
         for i, size in enumerate(SIZES):
@@ -39,7 +38,7 @@ class Run:
         self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, threads)
 
     def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
-        """The mean gradient of slice `part` of a global batch of 12 samples: the mean over all slices is independent of `parts`."""
+        """The mean over slice `part` of 12 samples; the mean of all slices is the same for any `parts`."""
         samples = [np.random.default_rng((step, i)).standard_normal(self.gradients.size) for i in range(12)]
         return np.mean(samples[part * 12 // parts : (part + 1) * 12 // parts], axis=0)
 
@@ -112,8 +111,7 @@ def test_unknown_strategy():
 
 
 RANKS = """
-import sys, time
-sys.path.insert(0, {repo!r})
+from engine.comm.world import world
 from tests.comm.test_strategies import *
 w = world()
 run = Run(w, clip={clip}, iter_size={iter_size})
@@ -135,9 +133,7 @@ w.close()
 
 
 def ranks(count: int, servers: int, clip: float = 0.0, iter_size: int = 1) -> list[str]:
-    from tests.mpi import REPO
-
-    program = RANKS.format(repo=str(REPO), clip=clip, iter_size=iter_size)
+    program = RANKS.format(clip=clip, iter_size=iter_size)
     done = run_ranks(count, program, timeout=90, environ={"MLSL_NUM_SERVERS": str(servers)})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
@@ -164,6 +160,7 @@ def test_two_runs_have_the_same_bits():
 def failing(program: str, environ: dict[str, str] | None = None) -> str:
     """Runs `program` on two ranks of which some rank aborts; stderr."""
     frame = """
+from engine.comm.world import world
 from tests.comm.test_strategies import *
 from engine.errors import EngineError
 w = world()
@@ -220,6 +217,6 @@ assert len(os.sched_getaffinity(0)) == len(os.sched_getaffinity(os.getppid()))
 run.strategy.close()
 w.abort("seated")
 """
-    if len(__import__("os").sched_getaffinity(0)) < 2:
+    if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     assert failing(program, {"MLSL_NUM_SERVERS": "1", "MLSL_SERVER_AFFINITY": "1,0"}) == "seated"

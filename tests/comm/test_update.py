@@ -38,7 +38,7 @@ def reference(rule: str, w, d, h, u, rate: float, iteration: int, correction: fl
 
 
 class Arenas:
-    """Weights, gradients and histories of COUNT floats in two buckets; the middle segment has multipliers of its own."""
+    """Weights, gradients and histories of COUNT floats in two buckets; one segment has multipliers of its own."""
 
     def __init__(self, rule: str, seed: int = 3, **hyper):
         random = np.random.default_rng(seed)
@@ -131,7 +131,7 @@ def test_bad_arguments_are_named():
 
 
 def golden_net(parameters, x, labels):
-    """The net of golden/net.prototxt (3x3 convolution, ReLU, inner product, softmax loss): loss and gradients, float64."""
+    """Loss and gradients, in float64, of golden/net.prototxt: 3x3 convolution, ReLU, inner product, softmax loss."""
     conv_w, conv_b, ip_w, ip_b = parameters
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))  # n, c, y, x, ky, kx
     conv = np.einsum("ncyxij,ocij->noyx", windows, conv_w) + conv_b[:, None, None]

@@ -40,8 +40,8 @@ def test_a_launcher_without_mpi_is_explained(tmp_path):
         [sys.executable, "-c", program], cwd=REPO, env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == (
-        "started by mpiexec as rank 1 of 2, but MPI cannot be loaded (cannot load MPI library): install mpi4py and an MPI "
-        "library (pip install mpi4py mpich), or load the cluster's MPI module\n"
+        "started by mpiexec as rank 1 of 2, but MPI cannot be loaded (cannot load MPI library): install mpi4py and "
+        "an MPI library (pip install mpi4py mpich), or load the cluster's module\n"
     ), done.stderr
 
 

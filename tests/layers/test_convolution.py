@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.config import parse_net
 from engine.net import Net
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
@@ -124,3 +125,22 @@ def test_errors(params, message):
 
 def test_a_bottom_without_spatial_axes():
     assert "expected a bottom of at least 3 axes" in error_of(layer("num_output: 4 kernel_size: 3"), x=(2, 3))
+
+
+def test_a_branch_without_a_loss_has_no_gradient():
+    text = net_text(layer("num_output: 2 kernel_size: 3"), x=(2, 3, 5, 5)).replace("force_backward: true", "")
+    net = make_net(text)
+    net.forward()
+    net.backward()
+    assert not net.params["layer"][0].diff.get().any()
+
+
+def test_a_test_net_reads_the_weights_of_its_train_net():
+    text = net_text(layer("num_output: 2 kernel_size: 3"), x=(2, 3, 5, 5)).replace("force_backward: true", "")
+    train = make_net(text)
+    test = make_net(text, proto.TEST, share=train)
+    x = RANDOM.normal(size=(2, 3, 5, 5)).astype(np.float32)
+    train.params["layer"][1].set(np.array([1, 2], np.float32))
+    for net in (train, test):
+        net.blobs["x"].set(x)
+    np.testing.assert_allclose(test.forward()["y"], train.forward()["y"], atol=1e-6)

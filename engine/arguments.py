@@ -1,0 +1,235 @@
+"""What the verbs of the command line are called and take. Imports nothing heavy: --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help."""
+    return _parser().parse_args([_two_dashes(argument) for argument in arguments])
+
+
+def _two_dashes(argument: str) -> str:
+    """Caffe takes -solver as well as --solver."""
+    return f"-{argument}" if re.match(r"-[a-z_]{2,}(=|$)", argument) else argument
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="engine",
+        allow_abbrev=False,
+        description="Trains and tests the nets of Caffe's prototxt files on processors, on one rank or, under mpiexec, on many.",
+        epilog="engine VERB --help tells more. Flags are Caffe's; -flag and --flag, '=' and a blank are the same.",
+    )
+    verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
+    for add in (
+        _add_train,
+        _add_test,
+        _add_time,
+        _add_check,
+        _add_convert_imageset,
+        _add_compute_image_mean,
+        _add_device_query,
+    ):
+        add(verbs)
+    return parser
+
+
+def _add_verb(verbs, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    return verb
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs, but leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+def _comma_separated(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def _add_common(verb: argparse.ArgumentParser) -> None:
+    """What every verb has that builds nets."""
+    verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
+    verb.add_argument(
+        "--stage",
+        type=_comma_separated,
+        default=[],
+        metavar="A,B",
+        help="stages of the net's state, for layers with rules",
+    )
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="override a field of the solver or net, such as max_iter=100 or layer[data].data_param.source=/x (repeatable)",
+    )
+
+
+def _add_running(verb: argparse.ArgumentParser) -> None:
+    """What every verb has that runs nets."""
+    verb.add_argument("--precision", choices=["fp32"], default="fp32", help="of activations and gradients")
+    _add_common(verb)
+
+
+def _add_skip(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--skip_bad_images", action="store_true", help="replace images that cannot be decoded, and count them"
+    )
+
+
+def _add_train(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "train",
+        "train a net, or go on training it",
+        "Trains the net that a solver file names, from scratch, from the weights of another training (--weights) or from "
+        "where a snapshot left off (--snapshot). Under mpiexec every rank takes its share of the global batch: "
+        "batch_size in the net is per rank. SIGINT and SIGTERM stop after the current iteration, with a snapshot.",
+        "engine train --solver solvers/digits.prototxt\n"
+        "mpiexec -n 2 engine train --solver solvers/digits.prototxt --set max_iter=100\n"
+        "engine train --solver solver.prototxt --snapshot net_iter_1000.solverstate\n"
+        "engine train --solver collapse.prototxt --weights net_iter_7638.caffemodel",
+    )
+    verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
+    start = verb.add_mutually_exclusive_group()
+    start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to go on from")
+    start.add_argument(
+        "--weights",
+        type=_comma_separated,
+        default=[],
+        metavar="A,B",
+        help=".caffemodel files to start from, layer by layer",
+    )
+    effects = ("stop", "snapshot", "none")
+    verb.add_argument("--sigint_effect", choices=effects, default="stop", help="what SIGINT does (default: stop)")
+    verb.add_argument(
+        "--sighup_effect", choices=effects, default="snapshot", help="what SIGHUP does (default: snapshot)"
+    )
+    verb.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of a few iterations, of all ranks")
+    _add_skip(verb)
+    _add_running(verb)
+
+
+def _add_test(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "test",
+        "score a net with given weights",
+        "Runs a net in phase TEST and prints the averages of its outputs. Without --iterations it covers the whole test set "
+        "exactly once; with it, that many batches. Under mpiexec the ranks share the batches, the figures stay the same.",
+        "engine test --model nets/digits.prototxt --weights examples/digits/digits_iter_600.caffemodel\n"
+        "engine test --model net.prototxt --weights net.caffemodel --iterations 100",
+    )
+    verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
+    verb.add_argument(
+        "--weights", type=_comma_separated, required=True, metavar="A,B", help=".caffemodel files, layer by layer"
+    )
+    verb.add_argument("--iterations", type=_positive, metavar="N", help="batches to run (default: the whole set, once)")
+    verb.add_argument("--json", metavar="FILE", help="also write the averages as JSON ('-': standard output)")
+    _add_skip(verb)
+    _add_running(verb)
+
+
+def _add_time(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "time",
+        "measure the layers of a net, and whole training steps",
+        "Times every layer forward and backward, and whole steps (forward, backward, update), on made-up input in the "
+        "shapes of the net's data, which need not be there. Times are medians; the first iteration is told apart.",
+        "engine time --model nets/resnet50.prototxt --iterations 20\n"
+        "engine time --model net.prototxt --phase TEST --json times.json",
+    )
+    verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
+    verb.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)")
+    verb.add_argument("--iterations", type=_positive, default=10, metavar="N", help="that count (default: 10)")
+    verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    _add_running(verb)
+
+
+def _add_check(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "check",
+        "find what is wrong with nets and solvers, and what they cost",
+        "Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, shapes, "
+        "parameters, FLOPs and memory. All errors of all files are shown, then the exit status is 1. Where a data source is "
+        "missing, the shape of the images is taken from crop_size and the mean values.",
+        "engine check solvers/*.prototxt\nengine check nets/resnet50.prototxt --json",
+    )
+    verb.add_argument("files", nargs="+", metavar="FILE", help="a net or a solver; which one it is, its content says")
+    verb.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    _add_common(verb)
+
+
+def _add_convert_imageset(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "convert_imageset",
+        "make an LMDB of images",
+        "Writes the images of ROOT, a folder or a .zip (or a folder in one: data.zip/train), to a new LMDB. LIST has a line "
+        "'relative/path label' for each; without it the folders in ROOT are the classes, numbered in alphabetical order.",
+        "engine convert_imageset cifar10.zip/cifar10/train cifar10_train_lmdb --shuffle\n"
+        "engine convert_imageset images/ train.txt train_lmdb --encoded --resize_height 256 --resize_width 256",
+    )
+    verb.add_argument("root", metavar="ROOT", help="a folder or a .zip")
+    verb.add_argument(
+        "paths", nargs="+", metavar="[LIST] DB", help="the list of images, if there is one; the LMDB to make"
+    )
+    verb.add_argument("--shuffle", action="store_true", help="write the images in a random order")
+    verb.add_argument("--seed", type=int, default=1, help="of that order (default: 1)")
+    verb.add_argument("--resize_height", type=int, default=0, metavar="N", help="0: keep each image's own (default)")
+    verb.add_argument("--resize_width", type=int, default=0, metavar="N", help="0: keep each image's own (default)")
+    verb.add_argument("--gray", action="store_true", help="one channel")
+    verb.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
+    verb.add_argument(
+        "--encode_type", default="", metavar="KIND", help="their kind: jpg, png, bmp (default: each file's own)"
+    )
+    verb.add_argument(
+        "--skip_bad_images", action="store_true", help="leave out images that cannot be decoded, and count them"
+    )
+
+
+def _add_compute_image_mean(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "compute_image_mean",
+        "average the images of an LMDB",
+        "Writes the mean image of an LMDB as a .binaryproto for transform_param.mean_file, and prints the mean of each "
+        "channel for mean_value.",
+        "engine compute_image_mean cifar10_train_lmdb mean.binaryproto",
+    )
+    verb.add_argument("db", metavar="DB", help="the LMDB")
+    verb.add_argument("out", nargs="?", metavar="OUT", help="the .binaryproto to write (default: print only)")
+
+
+def _add_device_query(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "device_query",
+        "tell what this machine offers",
+        "Prints the processor, the cores that this process may use, its memory, and the versions of oneDNN and MPI.",
+        "engine device_query\nengine device_query --json",
+    )
+    verb.add_argument("--json", action="store_true", help="print JSON")

@@ -1,0 +1,231 @@
+"""`engine time`: every layer forward and backward, and whole training steps, on made-up input."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.comm.buckets import buckets_of, make_buckets, segments_of
+from engine.comm.registry import make_strategy
+from engine.comm.strategy import Step
+from engine.graph.build import TRAIN, Graph
+from engine.layers.base import Blob
+from engine.net import Net
+from engine.report.log import log
+from engine.report.progress import Progress
+from engine.report.table import human, table
+from engine.source_shapes import SourceShapes
+
+if TYPE_CHECKING:
+    from engine.comm.strategy import Strategy
+    from engine.comm.world import World
+    from engine.config import Config
+
+RATE = 1e-6  # the weights hardly move: the last step computes on the same numbers as the first
+PIXELS = 50.0  # standard deviation of made-up images, about that of a picture less its mean
+
+
+@dataclass
+class LayerTime:
+    """Medians over the iterations, in milliseconds. The time of a fused layer is that of the layer that does its work."""
+
+    name: str
+    type: str
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    flops: int = 0  # of a forward pass
+    implementations: list[str] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)  # of the tops
+
+
+@dataclass
+class Times:
+    """What was measured, on rank 0; images_per_second counts the images of all ranks.
+
+    A step is forward, backward and update in phase TRAIN, forward alone in phase TEST.
+    """
+
+    net: str
+    phase: str
+    precision: str
+    ranks: int
+    threads: int
+    batch: int  # per rank
+    iterations: int
+    first_iteration_ms: float
+    step_ms: float  # median
+    forward_ms: float
+    backward_ms: float
+    images_per_second: float
+    activation_bytes: int
+    scratch_bytes: int
+    peak_memory_bytes: int
+    onednn: str
+    isa: str
+    layers: list[LayerTime]
+
+
+def benchmark(config: Config, phase: int, iterations: int, world: World, precision: str = "fp32") -> Times:
+    """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
+    state = config.message.state
+    net = Net(config, phase, level=state.level, stages=state.stage, shapes_of=SourceShapes(phase, log))
+    feed_made_up(net, seed=1 + world.rank)
+    strategy = _strategy(net, world) if phase == TRAIN else None
+    first = _run(net, strategy, 0)
+    spans, steps = [], []
+    begin = time.perf_counter()
+    with Progress("Timing", iterations) as progress:
+        for iteration in range(1, iterations + 1):
+            steps.append(_run(net, strategy, iteration))
+            spans.append(net.program.spans())
+            progress.update(iteration)
+    if strategy:
+        strategy.wait_all()
+    seconds = time.perf_counter() - begin
+    if strategy:
+        strategy.close()
+    return _times(net, world, precision, first, steps, seconds, np.diff(np.array(spans), axis=2)[:, :, 0])
+
+
+def _run(net: Net, strategy: Strategy | None, iteration: int) -> float:
+    """One step; its seconds."""
+    begin = time.perf_counter()
+    net.run_forward(iteration)
+    if strategy:
+        strategy.wait_all()
+        net.program.zero_gradients()
+        strategy.start(Step(iteration, RATE))
+        net.program.backward()
+        strategy.backward_done()
+    return time.perf_counter() - begin
+
+
+def _strategy(net: Net, world: World) -> Strategy:
+    """SGD with momentum and weight decay, connected to the net's gradients as the solver does it."""
+    from engine import _core
+
+    buckets = make_buckets([(placed.name, placed.offset, placed.count) for placed in net.parameters])
+    weights, gradients = (np.frombuffer(arena, np.float32)[: net.arena_size] for arena in (net.weights, net.gradients))
+    segments = [[_core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, {})]
+    hyper = _core.Hyper(momentum=0.9, weight_decay=1e-4)
+    updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], segments, hyper)
+    queue = _core.ReadyQueue(len(buckets))
+    strategy = make_strategy(world, queue, updater, buckets, gradients, _core.threads())
+    net.program.set_queue(queue, net.gates(buckets_of(buckets)))
+    return strategy
+
+
+def feed_made_up(net: Net, seed: int = 1) -> None:
+    """Random values for every input: images around 0, labels that the net's losses know."""
+    generator = np.random.default_rng(seed)
+    own = {top for layer in net.self_fed for top in layer.tops}
+    for blob in net.inputs:
+        if blob in own:
+            continue
+        classes = _classes(net.graph, blob)
+        if classes:
+            values = generator.integers(0, classes, blob.shape)
+        else:
+            values = PIXELS * generator.standard_normal(blob.shape, np.float32)
+        net.feed(blob, np.asarray(values, np.float32))
+
+
+def _classes(graph: Graph, blob: Blob) -> int:
+    """How many classes an input has if it holds labels: those that the layers tell apart which take it as labels; else 0."""
+    for layer in graph.layers:
+        for i, bottom in enumerate(layer.bottoms):
+            if bottom is not blob:
+                continue
+            if layer.type == "Split":
+                found = max(_classes(graph, top) for top in layer.tops)
+            else:
+                scores = layer.bottoms[0].shape
+                is_label = i in layer.constant_bottoms or (i == 1 and not layer.differentiable)
+                found = scores[1] if is_label and len(scores) > 1 and scores != blob.shape else 0
+            if found:
+                return found
+    return 0
+
+
+def _times(
+    net: Net, world: World, precision: str, first: float, steps: list[float], seconds: float, spans: np.ndarray
+) -> Times:
+    """spans: (iterations, 2 ops) nanoseconds."""
+    from engine import _core
+
+    count = len(net.program)
+    median = np.median(spans, axis=0) / 1e6
+    layers: dict[str, LayerTime] = {}
+    for op, layer in enumerate(net.builder.layer_of_op):
+        row = layers.setdefault(layer.name, LayerTime(layer.name, layer.type, flops=layer.flops()))
+        row.forward_ms += float(median[op])
+        if net.phase == TRAIN and net.program.needs_backward(op):
+            row.backward_ms += float(median[2 * count - 1 - op])
+        row.implementations.append(net.program.implementation(op))
+        row.layouts = [net.tensors[top].layout for top in layer.tops if top in net.tensors]
+    shapes = [blob.shape for blob in net.inputs if blob.shape]
+    batch = shapes[0][0] if shapes else 1
+    return Times(
+        net=net.name,
+        phase="TRAIN" if net.phase == TRAIN else "TEST",
+        precision=precision,
+        ranks=world.size,
+        threads=_core.threads(),
+        batch=batch,
+        iterations=len(steps),
+        first_iteration_ms=1e3 * first,
+        step_ms=1e3 * float(np.median(steps)),
+        forward_ms=sum(layer.forward_ms for layer in layers.values()),
+        backward_ms=sum(layer.backward_ms for layer in layers.values()),
+        images_per_second=batch * world.size * len(steps) / seconds,
+        activation_bytes=net.program.activation_bytes,
+        scratch_bytes=net.program.scratch_bytes,
+        peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        onednn=_core.onednn_version(),
+        isa=_core.onednn_isa(),
+        layers=list(layers.values()),
+    )
+
+
+def to_json(times: Times) -> dict[str, Any]:
+    return asdict(times)
+
+
+def to_text(times: Times) -> str:
+    """For people: the layers in order, then the whole."""
+    rows = [
+        (
+            layer.name,
+            layer.type,
+            f"{layer.forward_ms:.3f}",
+            f"{layer.backward_ms:.3f}" if layer.backward_ms else "",
+            f"{100 * (layer.forward_ms + layer.backward_ms) / (times.forward_ms + times.backward_ms):.1f}%",
+            f"{layer.flops / layer.forward_ms / 1e6:.1f}" if layer.flops and layer.forward_ms else "",
+            " ".join(layer.layouts),
+            ", ".join(dict.fromkeys(layer.implementations)),
+        )
+        for layer in times.layers
+    ]
+    header = ("layer", "type", "forward ms", "backward ms", "share", "GFLOP/s fwd", "layout", "implementation")
+    total = ("total", "", f"{times.forward_ms:.3f}", f"{times.backward_ms:.3f}", "", "", "", "")
+    return "\n".join(["Average time per layer (median):", table(header, rows, "<<>>>><<", total), *_summary(times)])
+
+
+def _summary(times: Times) -> Iterator[str]:
+    steps = "forward, backward, update" if times.phase == "TRAIN" else "forward"
+    ranks = f"{times.ranks} ranks x " if times.ranks > 1 else ""
+    yield (
+        f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {times.threads} threads, "
+        f"oneDNN {times.onednn} with {times.isa}"
+    )
+    yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, the first {times.first_iteration_ms:.3f} ms"
+    yield f"images_per_second: {times.images_per_second:.2f}"
+    yield (
+        f"memory: {human(times.activation_bytes, 'B')} blobs and gradients, {human(times.scratch_bytes, 'B')} scratch, "
+        f"{human(times.peak_memory_bytes, 'B')} at most in the whole process"
+    )

@@ -1,0 +1,289 @@
+"""The command line: verbs that parse arguments, call and report. The only place that exits, and that prints errors.
+
+Everything heavy is imported by the verb that needs it, so that --help stays quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.arguments import parse
+from engine.errors import ConfigError, EngineError
+
+INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
+_LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `engine VERB ...` and returns its exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = VERBS[options.verb](options)
+        sys.stdout.flush()
+        _close_world()
+        return status
+    except BrokenPipeError:  # as in `engine check net.prototxt | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except EngineError as error:
+        own = "" if isinstance(error, ConfigError) else _rank_note()
+        return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()))
+    except Exception:
+        return _fail(
+            f"{traceback.format_exc()}engine: {_rank_note()}this is a defect of engine; please report it with the lines above"
+        )
+
+
+# Ends
+
+
+def _ranks():
+    """The world if it was made, else None."""
+    module = sys.modules.get("engine.comm.world")
+    return module.world() if module and module.world.cache_info().currsize else None
+
+
+def _rank_note() -> str:
+    world = _ranks()
+    return f"[rank {world.rank}] " if world and world.size > 1 else ""
+
+
+def _close_world() -> None:
+    world = _ranks()
+    if world and world.size > 1:
+        world.close()
+
+
+def _fail(message: str, status: int = 1) -> int:
+    """Prints the message once and ends every rank."""
+    sys.stdout.flush()
+    world = _ranks()
+    if world and world.size > 1:
+        world.abort(message, status)
+    from engine.comm.launch import detect
+
+    launch = detect()
+    if launch and launch.rank > 0:  # failed before MPI was there, and so did rank 0
+        time.sleep(_LAUNCHER_KILLS_AFTER)
+    else:
+        print(message, file=sys.stderr, flush=True)
+    return status
+
+
+# Verbs
+
+
+def _start() -> Any:
+    """The world of ranks, each with its share of the cores, and the log on rank 0."""
+    from engine.comm.world import world
+    from engine.cores import limit_spinning, share_cores
+    from engine.report.log import set_up
+
+    limit_spinning()
+    ranks = world()
+    set_up(ranks.rank)
+    share_cores(ranks)
+    return ranks
+
+
+def train(options: Namespace) -> int:
+    world = _start()
+    from engine.config import read_solver
+    from engine.solver.signals import Signals
+    from engine.solver.solver import Solver
+
+    config = read_solver(options.solver, options.set)
+    message = config.message
+    if options.level is not None:
+        message.train_state.level = options.level
+    message.train_state.stage.extend(options.stage)
+    timeline = None
+    if options.timeline:
+        from engine.report.timeline import Timeline
+
+        timeline = Timeline(options.timeline)
+    signals = Signals(options.sigint_effect, options.sighup_effect)
+    solver = Solver(config, world, signals=signals, timeline=timeline, skip_bad_images=options.skip_bad_images)
+    weights = options.weights or list(message.weights)
+    if options.snapshot:
+        solver.restore(options.snapshot)
+    elif weights:
+        solver.load_weights(weights)
+    solver.solve()
+    solver.close()
+    return 0
+
+
+def _read_model(options: Namespace, phase: int):
+    """The net of --model in the state that the options ask for."""
+    from engine.config import read_net
+
+    config = read_net(options.model, options.set)
+    state = config.message.state
+    state.phase = phase
+    if options.level is not None:
+        state.level = options.level
+    state.stage.extend(options.stage)
+    return config
+
+
+def _phase(name: str) -> int:
+    from engine import proto
+
+    return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
+
+
+def test(options: Namespace) -> int:
+    world = _start()
+    from engine.evaluate import Evaluator
+    from engine.report.log import log
+    from engine.report.metrics import elements, loss_note
+    from engine.weights import read_caffemodel
+
+    config = _read_model(options, _phase("TEST"))
+    evaluator = Evaluator(config, world=world, skip_bad_images=options.skip_bad_images)
+    for path in options.weights:
+        for layer in evaluator.net.load_weights(read_caffemodel(path), path):
+            log(f"Layer {layer} is not in {path}: it keeps its initial values")
+    log(
+        f"Running for {options.iterations} iterations."
+        if options.iterations
+        else f"Testing all {evaluator.feeder.size} samples."
+    )
+
+    def on_batch(k: int, outputs) -> None:
+        for name, value in elements(outputs):
+            log(f"Batch {k}, {name} = {value:g}")
+
+    values = evaluator.run(options.iterations, on_batch)
+    weights = evaluator.loss_weights
+    log(f"Loss: {sum(weights.get(name, 0.0) * value for name, value in elements(values)):g}")
+    for name, value in elements(values):
+        log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
+    _report_skipped(evaluator.feeder.skipped, log)
+    evaluator.close()
+    if options.json and world.rank == 0:
+        _write_json({name: value.tolist() for name, value in values.items()}, options.json)
+    return 0
+
+
+def _report_skipped(skipped: dict[str, str], log: Callable[[str], None]) -> None:
+    if skipped:
+        log(f"Skipped {len(skipped)} images that could not be decoded: {', '.join(list(skipped)[:3])}")
+
+
+def time_(options: Namespace) -> int:
+    world = _start()
+    from engine.benchmark import benchmark, to_json, to_text
+
+    phase = _phase(options.phase)
+    times = benchmark(_read_model(options, phase), phase, options.iterations, world, options.precision)
+    if world.rank == 0:
+        print(to_text(times))
+        if options.json:
+            _write_json(to_json(times), options.json)
+    return 0
+
+
+def check(options: Namespace) -> int:
+    from engine.check import check_file, raise_errors, to_json, to_text
+
+    reports = [check_file(path, options.set, options.level or 0, options.stage) for path in options.files]
+    if options.json:
+        _write_json({"files": [to_json(report) for report in reports]}, "-")
+    else:
+        print("\n\n".join(to_text(report) for report in reports))
+    raise_errors(reports)
+    return 0
+
+
+def convert_imageset(options: Namespace) -> int:
+    from engine.data.convert_imageset import convert_imageset
+    from engine.report.log import log, set_up
+    from engine.report.progress import Progress
+
+    *lists, db = options.paths
+    if len(lists) > 1:
+        raise ConfigError(f"expected ROOT [LIST] DB, got {len(options.paths) + 1} names")
+    set_up()
+    with Progress("Converting", line="Processed {done} of {total} files.") as progress:
+        done = convert_imageset(
+            options.root,
+            lists[0] if lists else None,
+            db,
+            shuffle=options.shuffle,
+            seed=options.seed,
+            resize_height=options.resize_height,
+            resize_width=options.resize_width,
+            gray=options.gray,
+            encoded=options.encoded,
+            encode_type=options.encode_type,
+            skip_bad_images=options.skip_bad_images,
+            progress=progress.update,
+        )
+    _report_skipped(done.skipped, log)
+    log(f"Wrote {done.images} images to {db}")
+    return 0
+
+
+def compute_image_mean(options: Namespace) -> int:
+    from engine.data.compute_image_mean import compute_image_mean
+    from engine.report.log import log, set_up
+    from engine.report.progress import Progress
+
+    set_up()
+    with Progress("Averaging", line="Processed {done} of {total} files.") as progress:
+        mean = compute_image_mean(options.db, options.out, progress=progress.update)
+    if options.out:
+        log(f"Write to {options.out}")
+    log(f"Number of channels: {mean.shape[0]}")
+    for channel, value in enumerate(mean.mean(axis=(1, 2))):
+        log(f"mean_value channel [{channel}]: {value:g}")
+    return 0
+
+
+def device_query(options: Namespace) -> int:
+    from engine.device import device, to_text
+
+    found = device()
+    if options.json:
+        _write_json(found, "-")
+    else:
+        print(to_text(found))
+    return 0
+
+
+def _write_json(value: Any, path: str) -> None:
+    """To a file, or to the standard output for "-"."""
+    import json
+
+    text = json.dumps(value, indent=1)
+    if path == "-":
+        print(text)
+        return
+    from engine.files import atomic_write
+
+    with atomic_write(path) as file:
+        file.write(text.encode() + b"\n")
+
+
+VERBS = {
+    "train": train,
+    "test": test,
+    "time": time_,
+    "check": check,
+    "convert_imageset": convert_imageset,
+    "compute_image_mean": compute_image_mean,
+    "device_query": device_query,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

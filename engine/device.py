@@ -1,0 +1,89 @@
+"""What this machine offers to a rank."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from engine.report.table import human, table
+
+
+def device() -> dict[str, Any]:
+    """Processor, cores, memory, libraries; None for what cannot be found out."""
+    from engine import _dnnl
+
+    _dnnl.preload()
+    from engine import _core
+
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "host": platform.node(),
+        "processor": _first_value("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores_of_machine": os.cpu_count(),
+        "cores_allowed": cores,
+        "threads": _core.threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "memory_bytes": _kilobytes("MemTotal"),
+        "memory_available_bytes": _kilobytes("MemAvailable"),
+        "onednn": _core.onednn_version(),
+        "isa": _core.onednn_isa(),
+        "mpi": _mpi(),
+        "python": platform.python_version(),
+    }
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """For people."""
+    cores = found["cores_allowed"]
+    available = f"{human(found['memory_available_bytes'], 'B')} of {human(found['memory_bytes'], 'B')} available"
+    rows = [
+        ("host", found["host"]),
+        ("processor", found["processor"]),
+        ("cores", f"{len(cores)} of {found['cores_of_machine']}: {ranges(cores)}"),
+        ("threads per rank", f"{found['threads']} (OMP_NUM_THREADS {found['omp_num_threads'] or 'not set'})"),
+        ("memory", available if found["memory_bytes"] else "unknown"),
+        ("oneDNN", f"{found['onednn']}, {found['isa']}"),
+        ("MPI", found["mpi"] or "none: pip install mpi4py and mpich, or load the cluster's MPI module"),
+        ("Python", found["python"]),
+    ]
+    return table(("what", "found"), rows, "<<")
+
+
+def ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _first_value(path: str, name: str) -> str | None:
+    """What follows `name :` in a file of the kernel."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith(name)), None)
+    except OSError:
+        return None
+
+
+def _kilobytes(name: str) -> int | None:
+    value = _first_value("/proc/meminfo", name)
+    return int(value.split()[0]) * 1024 if value else None
+
+
+def _mpi() -> str | None:
+    """The library that mpi4py finds; MPI itself is not started."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    return MPI.Get_library_version().splitlines()[0].strip("\0 ,")

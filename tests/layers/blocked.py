@@ -1,0 +1,50 @@
+"""Blobs in the kernels' own layouts: a convolution stands in front of the layer under test."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine import proto
+from engine.net import Net
+from tests.layers.harness import make_net, net_text
+
+CONVOLUTION = """layer {{ name: "{name}" type: "Convolution" bottom: "x" top: "{name}" convolution_param {{
+    num_output: {channels} kernel_size: 1 weight_filler {{ type: "gaussian" std: 0.5 }} }} }}"""
+
+
+def run_blocked(layer: str, phase: int = proto.TRAIN, size=(2, 3, 5, 6), plain=None, **channels: int) -> Net:
+    """A net in which convolutions make one blob for each of `channels`, by name, for the text of a layer; `plain` are further
+    inputs by name. It has run forward and backward; outputs have random gradients.
+
+    Also checks that the blobs of convolutions are blocked, and that results and parameter gradients are the same
+    when the memory plan may reuse and overwrite what nobody reads (`keep_all` off).
+    """
+    generator = np.random.default_rng(5)
+    inputs = {"x": generator.normal(size=size).astype(np.float32), **(plain or {})}
+    text = "".join(CONVOLUTION.format(name=name, channels=count) for name, count in channels.items()) + layer
+    text = net_text(text, **{name: values.shape for name, values in inputs.items()})
+    nets = [_run(text, phase, inputs, keep_all) for keep_all in (True, False)]
+    for name in channels:
+        assert not nets[0].blobs[name].tensor.is_plain
+    _same_results(*nets)
+    return nets[0]
+
+
+def _run(text: str, phase: int, inputs: dict[str, np.ndarray], keep_all: bool) -> Net:
+    net = make_net(text, phase, keep_all=keep_all)
+    for name, values in inputs.items():
+        net.blobs[name].set(values)
+    generator = np.random.default_rng(6)
+    for name, values in net.forward().items():
+        net.set_top_diff(name, generator.normal(size=values.shape))
+    net.backward()
+    return net
+
+
+def _same_results(kept: Net, planned: Net) -> None:
+    for name, values in kept.outputs().items():
+        np.testing.assert_array_equal(planned.outputs()[name], values, err_msg=name)
+    for layer, tensors in kept.params.items():
+        for ours, theirs in zip(tensors, planned.params[layer], strict=True):
+            if ours.diff is not None:
+                np.testing.assert_array_equal(theirs.diff.get(), ours.diff.get(), err_msg=f"gradient of {layer}")

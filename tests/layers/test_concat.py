@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from tests.layers.blocked import run_blocked
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+
+RANDOM = np.random.default_rng(1)
+
+
+def layer(param="", bottoms="a b"):
+    names = " ".join(f'bottom: "{bottom}"' for bottom in bottoms.split())
+    return f'layer {{ name: "layer" type: "Concat" {names} top: "y" concat_param {{ {param} }} }}'
+
+
+def check_against_reference(net, names, axis=1):
+    np.testing.assert_array_equal(net.blobs["y"].data, np.concatenate([net.blobs[name].data for name in names], axis))
+    gradients = np.concatenate([net.blobs[name].diff for name in names], axis)
+    np.testing.assert_array_equal(net.blobs["y"].diff, gradients)
+
+
+@golden("concat", "concat_axis0")
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize(
+    "a, b, param",
+    [
+        ((2, 3), (2, 4), ""),
+        ((2, 3), (1, 3), "axis: 0"),
+        ((2, 3), (1, 3), "concat_dim: 0"),
+        ((2, 3, 4, 5), (2, 3, 4, 2), "axis: -1"),
+        ((3,), (2,), "axis: 0"),
+    ],
+)
+def test_gradients(a, b, param):
+    check_gradients(net_text(layer(param), a=a, b=b), {"a": RANDOM.normal(size=a), "b": RANDOM.normal(size=b)})
+
+
+@pytest.mark.parametrize("a, b, c", [(32, 16, 48), (32, 48, 40), (40, 32, 16), (40, 24, 8)])
+def test_blocked(a, b, c):
+    net = run_blocked(layer(bottoms="a b c"), a=a, b=b, c=c)
+    check_against_reference(net, "abc")
+    assert net.blobs["y"].tensor.is_plain == (a % 16 > 0)  # a bottom cannot begin within a block
+
+
+@pytest.mark.parametrize("axis", [0, 2, 3])
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked_along_other_axes(axis, channels):
+    check_against_reference(run_blocked(layer(f"axis: {axis}"), a=channels, b=channels), "ab", axis)
+
+
+@pytest.mark.parametrize("channels", [3, 160])
+def test_row_major_and_blocked_together(channels):
+    plain = {"a": RANDOM.normal(size=(2, channels, 5, 6)).astype(np.float32)}
+    check_against_reference(run_blocked(layer(bottoms="a b c"), plain=plain, b=32, c=64), "abc")
+
+
+def test_one_bottom():
+    check_against_reference(run_blocked(layer(bottoms="c"), c=40), "c")
+
+
+def test_shape_and_errors():
+    assert make_net(net_text(layer(), a=(2, 3, 4), b=(2, 5, 4))).blobs["y"].shape == (2, 8, 4)
+    assert "expected bottoms that differ from (2, 3) in axis 1 only, got (3, 3) for bottom 1" in error_of(
+        layer(), a=(2, 3), b=(3, 3)
+    )

@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+
+from engine.net import PASSES
+from tests.layers.blocked import run_blocked
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+
+RANDOM = np.random.default_rng(1)
+
+
+def layer(param="", bottoms="a b", top="y"):
+    names = " ".join(f'bottom: "{bottom}"' for bottom in bottoms.split())
+    return f'layer {{ name: "layer" type: "Eltwise" {names} top: "{top}" eltwise_param {{ {param} }} }}'
+
+
+RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "z" }'
+PARAMS = ["", "coeff: 1 coeff: -0.5 coeff: 1", "coeff: 2 coeff: 3 coeff: 4", "operation: PROD", "operation: MAX"]
+
+
+def random_bottoms(names, shape):
+    """Further apart than the gradient checker's steps, which matters for MAX."""
+    values = RANDOM.permutation(len(names) * int(np.prod(shape))).reshape(len(names), *shape) * 0.05 - 2
+    return dict(zip(names, values))
+
+
+def reference(param, x, given):
+    """Top and gradients of the bottoms x."""
+    x = np.stack(x).astype(np.float64)
+    if "PROD" in param:
+        return x.prod(0), [given * np.delete(x, i, 0).prod(0) for i in range(len(x))]
+    if "MAX" in param:
+        which = np.where(x[0] > x[1], 0, 1)
+        for i in range(2, len(x)):
+            which = np.where(x[i] > np.take_along_axis(x, which[None], 0)[0], i, which)
+        return x.max(0), [given * (which == i) for i in range(len(x))]
+    coefficients = [float(word) for word in param.split()[1::2]] or [1.0] * len(x)
+    return sum(c * each for c, each in zip(coefficients, x)), [c * given for c in coefficients]
+
+
+def check_against_reference(net, param, names):
+    y = net.blobs["y"]
+    expected, gradients = reference(param, [net.blobs[name].data for name in names], y.diff)
+    np.testing.assert_allclose(y.data, expected, rtol=1e-5, atol=1e-5)
+    for name, gradient in zip(names, gradients):
+        np.testing.assert_allclose(net.blobs[name].diff, gradient, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@golden("eltwise_sum", "eltwise_coeff", "eltwise_prod", "eltwise_max")
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize("param", PARAMS)
+@pytest.mark.parametrize("shape", [(7,), (2, 3, 4)])
+def test_gradients(param, shape):
+    bottoms = random_bottoms("abc", shape)
+    check_gradients(net_text(layer(param, "a b c"), **{name: shape for name in "abc"}), bottoms)
+
+
+@pytest.mark.parametrize("param", PARAMS)
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked(param, channels):
+    check_against_reference(run_blocked(layer(param, "a b c"), a=channels, b=channels, c=channels), param, "abc")
+
+
+@pytest.mark.parametrize("param", PARAMS)
+def test_row_major_and_blocked_together(param):
+    plain = {"a": RANDOM.normal(size=(2, 40, 5, 6)).astype(np.float32)}
+    net = run_blocked(layer(param, "a b c"), plain=plain, b=40, c=40)
+    assert not net.blobs["y"].tensor.is_plain
+    check_against_reference(net, param, "abc")
+
+
+@pytest.mark.parametrize("param", PARAMS)
+@pytest.mark.parametrize("bottoms", ["x x x", "x a x"])
+def test_one_blob_several_times(param, bottoms):
+    shape = (2, 300)
+    values = random_bottoms("xa", shape)
+    if "MAX" in param and bottoms == "x x x":
+        return  # all are equal: no derivative
+    check_gradients(net_text(layer(param, bottoms), **{name: shape for name in "xa" if name in bottoms}),
+                    {name: values[name] for name in "xa" if name in bottoms})  # fmt: skip
+
+
+def test_the_gradient_of_equals_goes_where_caffe_sends_it():
+    shape = (1, 3)
+    net = run(layer("operation: MAX", "a b c"), **{name: np.zeros(shape, np.float32) for name in "abc"})
+    net.set_top_diff("y", np.ones(shape))
+    net.backward()
+    assert [net.blobs[name].diff.sum() for name in "abc"] == [0, 3, 0]
+
+
+@pytest.mark.parametrize("param", PARAMS[:3])
+@pytest.mark.parametrize("blocked", [True, False])
+def test_relu_behind_a_sum_is_fused(param, blocked):
+    """In every mix of gradients that are shared, scaled and in other layouts."""
+    text = layer(param, "a b c") + RELU
+    plain = {"a": RANDOM.normal(size=(2, 40, 5, 6)).astype(np.float32)}
+    if blocked:
+        net = run_blocked(text, plain=plain, b=40, c=40)
+        values = {name: net.blobs[name].data for name in "abc"}
+    else:
+        values = {name: RANDOM.normal(size=(2, 40, 5, 6)).astype(np.float32) for name in "abc"}
+        net = run(text, **values)
+        net.set_top_diff("z", RANDOM.normal(size=(2, 40, 5, 6)))
+        net.backward()
+    assert "y" not in net.blobs
+    z = net.blobs["z"]
+    expected, gradients = reference(param, [values[name] for name in "abc"], z.diff)
+    np.testing.assert_allclose(z.data, np.maximum(expected, 0), rtol=1e-5, atol=1e-5)
+    for name, gradient in zip("abc", gradients):
+        np.testing.assert_allclose(net.blobs[name].diff, np.where(z.data > 0, gradient, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_residual_block():
+    """x + f(x), then a ReLU, twice, with the memory plan and the fusion and without."""
+    convolution = """layer {{ name: "{0}" type: "Convolution" bottom: "{1}" top: "{0}" convolution_param {{
+        num_output: 32 kernel_size: 3 pad: 1 weight_filler {{ type: "msra" }} }} }}"""
+    relu = 'layer {{ name: "relu_{0}" type: "ReLU" bottom: "{0}" top: "{0}" }}'
+    text = convolution.format("s", "x")
+    for i in "12":
+        below = "s" if i == "1" else "sum1"
+        text += convolution.format(f"f{i}", below) + relu.format(f"f{i}")
+        text += layer("", f"{below} f{i}", f"sum{i}").replace('"layer"', f'"sum{i}"') + relu.format(f"sum{i}")
+    x = RANDOM.normal(size=(2, 3, 6, 6)).astype(np.float32)
+    results = []
+    for options in ({}, {"keep_all": False}, {"passes": PASSES - {"fuse"}, "keep_all": False}, {"passes": frozenset()}):
+        net = make_net(net_text(text, x=x.shape), **options)
+        net.blobs["x"].set(x)
+        net.set_top_diff("sum2", np.ones(net.forward()["sum2"].shape))
+        net.backward()
+        results.append([net.outputs()["sum2"], *(tensors[0].diff.get() for _, tensors in sorted(net.params.items()))])
+    for other in results[1:]:
+        for ours, theirs in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_errors():
+    assert "expected bottoms of one shape, (2, 3), got (2, 4) for bottom 1" in error_of(layer(), a=(2, 3), b=(2, 4))
+    assert "expected one coeff for each of 2 bottoms or none, got 1" in error_of(layer("coeff: 1"), a=(2, 3), b=(2, 3))
+    assert "expected coeff with operation SUM only" in error_of(
+        layer("operation: PROD coeff: 1 coeff: 2"), a=(2, 3), b=(2, 3)
+    )

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from tests.layers.blocked import run_blocked
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+
+LAYER = """layer {{ name: "layer" type: "LRN" bottom: "{bottom}" top: "y" lrn_param {{
+    local_size: {size} alpha: 2 beta: 0.75 k: 2 norm_region: {region} }} }}"""
+RANDOM = np.random.default_rng(1)
+
+
+def reference(x, size, region):
+    x = x.astype(np.float64)
+    half, squares = size // 2, np.zeros_like(x)
+    if region == "ACROSS_CHANNELS":
+        padded = np.pad(x**2, ((0, 0), (half, half), (0, 0), (0, 0)))
+        for i in range(size):
+            squares += padded[:, i : i + x.shape[1]]
+        return x / (2 + 2 / size * squares) ** 0.75
+    padded = np.pad(x**2, ((0, 0), (0, 0), (half, half), (half, half)))
+    for i in range(size):
+        for j in range(size):
+            squares += padded[:, :, i : i + x.shape[2], j : j + x.shape[3]]
+    return x / (1 + 2 / size**2 * squares) ** 0.75
+
+
+@golden("lrn_across", "lrn_within")
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_forward_and_gradients(region, size):
+    x = RANDOM.normal(size=(2, 6, 4, 5)).astype(np.float32)
+    layer = LAYER.format(bottom="x", size=size, region=region)
+    np.testing.assert_allclose(run(layer, x=x).blobs["y"].data, reference(x, size, region), rtol=1e-5)
+    check_gradients(net_text(layer, x=x.shape), {"x": x})
+
+
+@pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked(region, size, channels):
+    net = run_blocked(LAYER.format(bottom="c", size=size, region=region), c=channels)
+    c, y = net.blobs["c"], net.blobs["y"]
+    np.testing.assert_allclose(y.data, reference(c.data, size, region), rtol=1e-5, atol=1e-6)
+    plain = run(LAYER.format(bottom="x", size=size, region=region), x=c.data)
+    plain.set_top_diff("y", y.diff)
+    plain.backward()
+    np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-4, atol=1e-5)
+
+
+def test_errors():
+    assert "expected an odd local_size, got 4" in error_of(
+        LAYER.format(bottom="x", size=4, region="ACROSS_CHANNELS"), x=(2, 6, 4, 5)
+    )
+    assert "expected a bottom of 4 axes" in error_of(LAYER.format(bottom="x", size=5, region="WITHIN_CHANNEL"), x=(2, 6))

@@ -1,0 +1,144 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.layers.blocked import run_blocked
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+
+CASES = ["2x2", "3s2", "3s2p1", "ceil_clip", "floor", "global", "overlap", "rect"]
+# The border of some windows lies beyond bottom and padding: rounding up, with padding on one axis or on both.
+WINDOWS = [
+    "kernel_size: 2 stride: 2",
+    "kernel_size: 3 stride: 2",
+    "kernel_size: 3 stride: 2 pad: 1",
+    "kernel_size: 3 stride: 2 pad: 1 round_mode: FLOOR",
+    "kernel_h: 3 kernel_w: 4 stride_h: 2 stride_w: 3 pad_h: 1 pad_w: 2",
+    "kernel_h: 2 kernel_w: 4 stride_h: 2 stride_w: 3 pad_h: 0 pad_w: 1",
+    "kernel_size: 1 stride: 2",
+    "global_pooling: true",
+]
+
+
+def layer(window, pool="MAX", bottom="x"):
+    return f'layer {{ name: "layer" type: "Pooling" bottom: "{bottom}" top: "y" pooling_param {{ pool: {pool} {window} }} }}'
+
+
+def windows_of(net):
+    """(output index, slices of the bottom, elements of window within bottom and padding) for every window of the layer."""
+    pooling = net.graph.layers[-1]
+    window, sizes = pooling.window, pooling.shapes[0][2:]
+    for place in itertools.product(*(range(size) for size in pooling.tops[0].shape[2:])):
+        slices, area = [], 1
+        for i, at in enumerate(place):
+            begin = at * window["stride"][i] - window["pad"][i]
+            end = min(begin + window["kernel"][i], sizes[i] + window["pad"][i])
+            area *= end - begin
+            slices.append(slice(max(begin, 0), min(end, sizes[i])))
+        yield (slice(None), slice(None), *place), (slice(None), slice(None), *slices), area
+
+
+def check_against_reference(net, pool, bottom, include_pad=True):
+    x, y, given = net.blobs[bottom].data, net.blobs["y"].data, net.blobs["y"].diff
+    expected, gradient = np.zeros(y.shape), np.zeros(x.shape)
+    for out, inside, area in windows_of(net):
+        part = x[inside].reshape(*x.shape[:2], -1)
+        if pool == "MAX":
+            expected[out] = part.max(-1)
+            share = np.eye(part.shape[-1])[part.argmax(-1)]  # the first of equals
+        else:
+            share = np.full(part.shape, 1 / (area if include_pad else part.shape[-1]))
+            expected[out] = (part * share).sum(-1)
+        gradient[inside] += (share * given[out][..., None]).reshape(x[inside].shape)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(net.blobs[bottom].diff, gradient, rtol=1e-5, atol=1e-6)
+
+
+def distinct(shape):
+    """Values further apart than the gradient checker's steps, in random order."""
+    return np.random.default_rng(1).permutation(np.prod(shape)).reshape(shape) * 0.05
+
+
+@golden(*(f"pooling_{pool}_{case}" for pool in ("max", "ave") for case in CASES))
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_gradients(pool, window):
+    shape = (2, 2, 6, 8)
+    check_gradients(net_text(layer(window, pool), x=shape), {"x": distinct(shape)}, tolerance=5e-3)
+
+
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked(pool, window, channels):
+    check_against_reference(run_blocked(layer(window, pool, "c"), size=(2, 3, 6, 8), c=channels), pool, "c")
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 3, 5, 4, 6)])
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
+def test_other_numbers_of_spatial_axes(shape, pool):
+    net = run(layer("kernel_size: 3 stride: 2 pad: 1", pool), x=distinct(shape).astype(np.float32))
+    net.set_top_diff("y", np.random.default_rng(2).normal(size=net.blobs["y"].shape))
+    net.backward()
+    check_against_reference(net, pool, "x")
+
+
+@pytest.mark.parametrize("bottom", ["x", "c"])
+def test_the_first_of_equals_gets_the_gradient(bottom):
+    if bottom == "c":
+        net = run_blocked('layer { name: "r" type: "ReLU" bottom: "c" top: "r" }' + layer(WINDOWS[1], bottom="r"), c=40)
+        check_against_reference(net, "MAX", "r")
+        return
+    net = run(layer(WINDOWS[1]), x=np.zeros((1, 1, 5, 5), np.float32))
+    net.set_top_diff("y", np.ones((1, 1, 2, 2)))
+    net.backward()
+    assert np.argwhere(net.blobs["x"].diff[0, 0]).tolist() == [[0, 0], [0, 2], [2, 0], [2, 2]]
+
+
+def test_average_without_padding_in_the_divisor():
+    net = run_blocked(layer("kernel_size: 3 stride: 2 pad: 1 avg_include_pad: false", "AVE", "c"), c=32)
+    check_against_reference(net, "AVE", "c", include_pad=False)
+
+
+def test_negative_numbers_beside_padding():
+    y = run(layer("kernel_size: 3 stride: 2 pad: 1"), x=np.full((1, 1, 4, 4), -5, np.float32)).blobs["y"].data
+    assert (y == -5).all()
+
+
+@pytest.mark.parametrize(
+    "size, window, pooled",
+    [
+        (6, "kernel_size: 3 stride: 2", 3),
+        (6, "kernel_size: 3 stride: 2 round_mode: FLOOR", 2),
+        (5, "kernel_size: 2 stride: 3 pad: 1", 2),  # a third window would start in the padding
+        (5, "kernel_size: 1 stride: 3", 2),
+        (7, "kernel_size: 2 stride: 3 round_mode: FLOOR", 2),
+    ],
+)
+def test_sizes(size, window, pooled):
+    assert make_net(net_text(layer(window), x=(1, 1, size, size))).blobs["y"].shape == (1, 1, pooled, pooled)
+
+
+@pytest.mark.parametrize(
+    "window, message",
+    [
+        ("stride: 2", "kernel_size is missing"),
+        ("kernel_size: 2 pad: 2", "expected pad below kernel, got pad 2 and kernel 2"),
+        ("kernel_size: 9", "expected a kernel of at most 5 (size 5, pad 0), got 9"),
+        ("kernel_h: 2", "expected both kernel_h and kernel_w, got kernel_h alone"),
+        ("kernel_size: 2 kernel_w: 2", "expected kernel_w only in place of kernel_size"),
+        ("global_pooling: true kernel_size: 2", "expected no kernel_size with global_pooling"),
+        ("global_pooling: true pad: 1", "expected pad 0 with global_pooling"),
+        ("kernel_size: 2 stride: 0", "expected kernel and stride of at least 1"),
+    ],
+)
+def test_errors(window, message):
+    assert message in error_of(layer(window), x=(1, 2, 5, 6))
+
+
+def test_stochastic_pooling_is_refused():
+    assert "expected pool MAX or AVE" in error_of(layer("kernel_size: 2", "STOCHASTIC"), x=(1, 2, 5, 6))
