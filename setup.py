@@ -1,4 +1,4 @@
-"""Builds engine._core (C++ on oneDNN) and the compiled schema; everything else stands in pyproject.toml.
+"""Builds engine._ext (C++ on oneDNN) and the compiled schema; everything else stands in pyproject.toml.
 
 Objects stay in build/ between builds, isolated or not, and are compiled again only when their source or a header
 of csrc/ is newer. ENGINE_BUILD_JOBS sets the number of parallel compilations (all cores otherwise).
@@ -58,7 +58,7 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Keeps objects in build/, and notes beside engine._core which oneDNN it was linked with."""
+    """Keeps objects in build/, and notes beside engine._ext which oneDNN it was linked with."""
 
     def run(self):
         self.dnnl = find_dnnl()
@@ -90,7 +90,7 @@ def write_build_info(folder: Path, dnnl: Dnnl) -> None:
     own = repr(str(dnnl.library)) if dnnl.own else None
     (folder / "_build_info.py").write_text(
         '"""Written by setup.py."""\n\n'
-        f'DNNL_VERSION = "{dotted(dnnl.version)}"  # of the headers that engine._core was compiled with\n'
+        f'DNNL_VERSION = "{dotted(dnnl.version)}"  # of the headers that engine._ext was compiled with\n'
         f"DNNL_FOLDER = {own}  # of libdnnl.so when it is not the wheel's\n"
     )
 
@@ -98,7 +98,7 @@ def write_build_info(folder: Path, dnnl: Dnnl) -> None:
 setup(
     ext_modules=[
         Pybind11Extension(
-            "engine._core",
+            "engine._ext",
             SOURCES,
             cxx_std=17,
             include_dirs=["csrc"],

@@ -149,7 +149,7 @@ static py::array_t<int64_t> spans(const Program& program) {
 
 static void bind_program(py::module_& m) {
     py::class_<Program, std::shared_ptr<Program>>(m, "Program", "Ops in forward order, their memory, and the executor.")
-        .def(py::init<bool>(), "training"_a)
+        .def(py::init<bool>(), "backward"_a)
         .def("input", &Program::input, "name"_a, "shape"_a, "wants_gradient"_a = false)
         .def("parameter", &Program::parameter, "name"_a, "shape"_a, "wants_gradient"_a)
         .def("op", &add_op, "type"_a, "name"_a, "inputs"_a, "params"_a, "attributes"_a, "shapes"_a, "gradients"_a)
@@ -326,7 +326,7 @@ static std::string onednn_isa() {
 
 }  // namespace engine
 
-PYBIND11_MODULE(_core, m) {
+PYBIND11_MODULE(_ext, m) {
     using namespace engine;
     m.doc() = "The executor of engine: ops on oneDNN, run without the GIL.";
     bind_tensor(m);

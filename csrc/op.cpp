@@ -34,7 +34,7 @@ std::map<std::string, OpMaker>& op_registry() {
 bool Op::param_gradient(size_t i) const {
     const auto& wanted = spec_.output_gradients;
     const bool reached = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
-    return spec_.training && reached && i < spec_.params.size() && spec_.params[i]->diff;
+    return spec_.backward && reached && i < spec_.params.size() && spec_.params[i]->diff;
 }
 
 bool Op::needs_backward() const {

@@ -40,7 +40,7 @@ struct Counter {
 
 struct OpSpec {
     std::string name;                   // the layer's, for errors and timings
-    bool training = true;               // phase TRAIN
+    bool backward = true;               // gradients may be asked for: phase TRAIN, or force_backward
     Attributes attributes;
     std::vector<TensorPtr> inputs;      // bottoms
     std::vector<TensorPtr> params;
@@ -89,7 +89,7 @@ protected:
 
     const TensorPtr& input(size_t i) const { return spec_.inputs.at(i); }
     const TensorPtr& param(size_t i) const { return spec_.params.at(i); }
-    bool input_gradient(size_t i) const { return spec_.training && spec_.inputs.at(i)->diff; }
+    bool input_gradient(size_t i) const { return spec_.backward && spec_.inputs.at(i)->diff; }
     // Not where no gradient arrives (a test net, a branch without a loss), though the solver may know the parameter.
     bool param_gradient(size_t i) const;
     bool output_gradient(size_t i) const { return spec_.output_gradients.at(i); }

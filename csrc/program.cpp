@@ -34,7 +34,7 @@ TensorPtr Program::parameter(const std::string& name, const Dims& shape, bool wa
 std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     const auto found = op_registry().find(type);
     if (found == op_registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
-    spec.training = training_;
+    spec.backward = backward_;
     spec.counter = &counter_;
     const std::string name = spec.name;
     try {
@@ -66,7 +66,7 @@ std::vector<Program::Lifetime> Program::lifetimes() {
     ids_.clear();
     for (int i = 0; i < n; i++) {
         for (const auto& buffer : ops_[i]->touched(Pass::forward)) visit(i, buffer);
-        if (!training_ || !ops_[i]->needs_backward()) continue;
+        if (!backward_ || !ops_[i]->needs_backward()) continue;
         for (const auto& buffer : ops_[i]->touched(Pass::backward)) visit(2 * n - 1 - i, buffer);
     }
     return result;
@@ -77,7 +77,7 @@ std::vector<Program::Overwrite> Program::overwrites() {
     const int n = int(ops_.size());
     for (int i = 0; i < n; i++) {
         for (const auto& pair : ops_[i]->overwrites()) {
-            if (pair.pass == Pass::backward && !training_) continue;
+            if (pair.pass == Pass::backward && !backward_) continue;
             const int from = buffer_id(pair.input), to = buffer_id(pair.output);
             if (from >= 0 && to >= 0) result.push_back({pair.pass == Pass::forward ? i : 2 * n - 1 - i, from, to});
         }

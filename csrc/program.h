@@ -15,7 +15,7 @@ namespace engine {
 
 class Program {
 public:
-    explicit Program(bool training) : training_(training), stream_(cpu()) {}
+    explicit Program(bool backward) : backward_(backward), stream_(cpu()) {}
 
     // Building, in forward order.
     TensorPtr input(const std::string& name, const Dims& shape, bool wants_gradient);
@@ -66,7 +66,7 @@ private:
     int buffer_id(const BufferPtr& buffer);
     void timed(size_t step, Op& op, Pass pass);
 
-    bool training_;
+    bool backward_;
     dnnl::stream stream_;
     Counter counter_;
     std::vector<std::unique_ptr<Op>> ops_;

@@ -1,4 +1,4 @@
-"""Loads oneDNN's library before engine._core needs it."""
+"""Loads oneDNN's library before engine._ext needs it."""
 
 import ctypes
 from importlib import metadata
@@ -11,23 +11,23 @@ WHEEL = "onednn-cpu-gomp"
 
 
 def preload() -> None:
-    """Loads the wheel's libdnnl, wherever pip put it, so that importing engine._core finds it already there.
+    """Loads the wheel's libdnnl, wherever pip put it, so that importing engine._ext finds it already there.
 
-    engine._core's own search path covers a plain installation only, not an editable one or an unusual prefix. Nothing
-    is loaded when engine._core was built against the user's own oneDNN: that folder is part of its search path.
-    Raises EngineError when engine._core was never built, or when the library cannot be found.
+    engine._ext's own search path covers a plain installation only, not an editable one or an unusual prefix. Nothing
+    is loaded when engine._ext was built against the user's own oneDNN: that folder is part of its search path.
+    Raises EngineError when engine._ext was never built, or when the library cannot be found.
     """
     try:
         from engine._build_info import DNNL_FOLDER
     except ImportError as error:
-        raise EngineError("engine._core is not built: run `pip install .`, or `make build` in a checkout") from error
+        raise EngineError("engine._ext is not built: run `pip install .`, or `make build` in a checkout") from error
     if DNNL_FOLDER is not None:
         return
     paths = wheel_libraries()
     if not paths:
         raise EngineError(f"{LIBRARY} not found: `pip install {WHEEL}==2023.2.0` into the environment of engine")
     try:
-        # Kept local: the dynamic linker matches it to engine._core by its name, and no other module sees it.
+        # Kept local: the dynamic linker matches it to engine._ext by its name, and no other module sees it.
         ctypes.CDLL(paths[0])
     except OSError as error:
         raise EngineError(f"{paths[0]} cannot be loaded: {error}") from error

@@ -21,7 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="engine",
         allow_abbrev=False,
-        description="Trains and tests the nets of Caffe's prototxt files on processors, on one rank or, under mpiexec, on many.",
+        description="Trains and tests the nets of Caffe's prototxt files, on one rank or, under mpiexec, on many.",
         epilog="engine VERB --help tells more. Flags are Caffe's; -flag and --flag, '=' and a blank are the same.",
     )
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
@@ -82,7 +82,7 @@ def _add_common(verb: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH=VALUE",
-        help="override a field of the solver or net, such as max_iter=100 or layer[data].data_param.source=/x (repeatable)",
+        help="override a field of solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
     )
 
 
@@ -103,8 +103,8 @@ def _add_train(verbs) -> None:
         verbs,
         "train",
         "train a net, or go on training it",
-        "Trains the net that a solver file names, from scratch, from the weights of another training (--weights) or from "
-        "where a snapshot left off (--snapshot). Under mpiexec every rank takes its share of the global batch: "
+        "Trains the net that a solver file names, from scratch, from the weights of another training (--weights) or "
+        "from where a snapshot left off (--snapshot). Under mpiexec every rank takes its share of the global batch: "
         "batch_size in the net is per rank. SIGINT and SIGTERM stop after the current iteration, with a snapshot.",
         "engine train --solver solvers/digits.prototxt\n"
         "mpiexec -n 2 engine train --solver solvers/digits.prototxt --set max_iter=100\n"
@@ -136,8 +136,9 @@ def _add_test(verbs) -> None:
         verbs,
         "test",
         "score a net with given weights",
-        "Runs a net in phase TEST and prints the averages of its outputs. Without --iterations it covers the whole test set "
-        "exactly once; with it, that many batches. Under mpiexec the ranks share the batches, the figures stay the same.",
+        "Runs a net in phase TEST and prints the averages of its outputs. Without --iterations it covers the whole "
+        "test set exactly once; with it, that many batches. Under mpiexec the ranks share the batches, the figures "
+        "stay the same.",
         "engine test --model nets/digits.prototxt --weights examples/digits/digits_iter_600.caffemodel\n"
         "engine test --model net.prototxt --weights net.caffemodel --iterations 100",
     )
@@ -173,9 +174,9 @@ def _add_check(verbs) -> None:
         verbs,
         "check",
         "find what is wrong with nets and solvers, and what they cost",
-        "Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, shapes, "
-        "parameters, FLOPs and memory. All errors of all files are shown, then the exit status is 1. Where a data source is "
-        "missing, the shape of the images is taken from crop_size and the mean values.",
+        "Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, "
+        "shapes, parameters, FLOPs and memory. All errors of all files are shown, then the exit status is 1. Where a "
+        "data source is missing, the shape of the images is taken from crop_size and the mean values.",
         "engine check solvers/*.prototxt\nengine check nets/resnet50.prototxt --json",
     )
     verb.add_argument("files", nargs="+", metavar="FILE", help="a net or a solver; which one it is, its content says")
@@ -188,8 +189,9 @@ def _add_convert_imageset(verbs) -> None:
         verbs,
         "convert_imageset",
         "make an LMDB of images",
-        "Writes the images of ROOT, a folder or a .zip (or a folder in one: data.zip/train), to a new LMDB. LIST has a line "
-        "'relative/path label' for each; without it the folders in ROOT are the classes, numbered in alphabetical order.",
+        "Writes the images of ROOT, a folder or a .zip (or a folder in one: data.zip/train), to a new LMDB. LIST has a "
+        "line 'relative/path label' for each; without it the folders in ROOT are the classes, numbered in "
+        "alphabetical order.",
         "engine convert_imageset cifar10.zip/cifar10/train cifar10_train_lmdb --shuffle\n"
         "engine convert_imageset images/ train.txt train_lmdb --encoded --resize_height 256 --resize_width 256",
     )

@@ -32,7 +32,7 @@ PIXELS = 50.0  # standard deviation of made-up images, about that of a picture l
 
 @dataclass
 class LayerTime:
-    """Medians over the iterations, in milliseconds. The time of a fused layer is that of the layer that does its work."""
+    """Medians over the iterations, in milliseconds. A fused layer's time is that of the layer that does its work."""
 
     name: str
     type: str
@@ -136,7 +136,7 @@ def feed_made_up(net: Net, seed: int = 1) -> None:
 
 
 def _classes(graph: Graph, blob: Blob) -> int:
-    """How many classes an input has if it holds labels: those that the layers tell apart which take it as labels; else 0."""
+    """How many classes an input has if it holds labels, by the scores that come with them; 0 if it holds none."""
     for layer in graph.layers:
         for i, bottom in enumerate(layer.bottoms):
             if bottom is not blob:
@@ -223,7 +223,8 @@ def _summary(times: Times) -> Iterator[str]:
         f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {times.threads} threads, "
         f"oneDNN {times.onednn} with {times.isa}"
     )
-    yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, the first {times.first_iteration_ms:.3f} ms"
+    first = f"the first {times.first_iteration_ms:.3f} ms"
+    yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
     yield f"images_per_second: {times.images_per_second:.2f}"
     yield (
         f"memory: {human(times.activation_bytes, 'B')} blobs and gradients, {human(times.scratch_bytes, 'B')} scratch, "

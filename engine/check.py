@@ -15,8 +15,8 @@ from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.report.table import human, shape_text, table
 from engine.solver.lr import Plateau, learning_rate
-from engine.source_shapes import SourceShapes
 from engine.solver.validate import check_snapshot_folder, notes, validate
+from engine.source_shapes import SourceShapes
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 
@@ -63,7 +63,7 @@ class FileReport:
 
 
 def check_file(path: str, overrides: Iterable[str] = (), level: int = 0, stages: Iterable[str] = ()) -> FileReport:
-    """Reads a net or a solver (its content says which) and builds its graphs. Raises nothing: errors are in the report."""
+    """Reads a net or a solver (its content says which) and builds its graphs. Errors are in the report."""
     report = FileReport(path)
     try:
         config = read(path, overrides)

@@ -21,7 +21,7 @@ _LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all rank
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `engine VERB ...` and returns its exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
+    """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         status = VERBS[options.verb](options)
@@ -37,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = "" if isinstance(error, ConfigError) else _rank_note()
         return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()))
     except Exception:
-        return _fail(
-            f"{traceback.format_exc()}engine: {_rank_note()}this is a defect of engine; please report it with the lines above"
-        )
+        request = "this is a defect of engine; please report it with the lines above"
+        return _fail(f"{traceback.format_exc()}engine: {_rank_note()}{request}")
 
 
 # Ends

@@ -33,5 +33,5 @@ def share_cores(world: World) -> None:
 
 
 def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]]) -> int:
-    """Threads of a rank, from the (host, cores) of all ranks: ranks that a launcher has pinned apart keep all they have."""
+    """Threads of a rank, from the (host, cores) of all ranks: those that a launcher has pinned apart share nothing."""
     return max(1, len(mine[1]) // everyone.count(mine))

@@ -12,9 +12,7 @@ from engine.report.table import human, table
 
 def device() -> dict[str, Any]:
     """Processor, cores, memory, libraries; None for what cannot be found out."""
-    from engine import _dnnl
 
-    _dnnl.preload()
     from engine import _core
 
     cores = sorted(os.sched_getaffinity(0))

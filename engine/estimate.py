@@ -27,8 +27,8 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. activations: every blob, and in training every gradient, in memory of its own; planned: the same
-    sharing memory by the steps at which they are alive. The kernels' scratch and padding come on top."""
+    """Bytes of one rank. activations: every blob, and in training every gradient, in memory of its own; planned: the
+    same, sharing memory by the steps at which they are alive. The kernels' scratch and padding come on top."""
 
     parameters: int
     gradients: int
@@ -37,7 +37,7 @@ class Memory:
 
 
 def layer_costs(graph: Graph) -> list[LayerCost]:
-    """In the file's order; of a graph as it is built, before any pass. A shared parameter counts where it is first used."""
+    """In the file's order; of a graph as built, before any pass. A shared parameter counts where it is first used."""
     return [_layer_cost(layer) for layer in graph.layers]
 
 
@@ -72,8 +72,8 @@ def memory(graph: Graph) -> Memory:
 
 
 def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
-    """Of values and gradients. Layer i runs forward at step i and backward at step 2n - 1 - i, where it is taken to read its
-    bottoms and tops again; what works in place or gives a view has no memory of its own."""
+    """Of values and gradients. Layer i runs forward at step i and backward at step 2n - 1 - i, where it is taken to
+    read its bottoms and tops again; what works in place or gives a view has no memory of its own."""
     count = len(graph.layers)
     root: dict[Blob, Blob] = {}
     values: dict[Blob, list[int]] = {}  # steps at which they are needed

@@ -25,8 +25,8 @@ Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 class Evaluator:
     """A net, its data and the ranks that share the work.
 
-    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; the batches' results are added up in the
-    order of k. So any number of ranks gives the figures of one. `share`: the train net whose weights are tested.
+    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; the batches' results are added up in
+    the order of k. So any number of ranks gives the figures of one. `share`: the train net whose weights are tested.
     """
 
     def __init__(

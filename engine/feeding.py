@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Fed:
     """One batch for all data layers of a net; its arrays are valid until the next one is taken.
 
-    first_sample: its place among the samples of all ranks. size: samples in it, less than the net's batch at the end of an
-    epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops (data, labels).
+    first_sample: its place among the samples of all ranks. size: samples in it, less than the net's batch at the end
+    of an epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops (data,
+    labels).
     """
 
     first_sample: int
@@ -110,7 +111,7 @@ class Feeder:
         self._begin, self._taken = start, 0
 
     def start_epoch(self) -> None:
-        """Every item exactly once over all ranks, then take() returns None. Raises ConfigError if the layers disagree."""
+        """Every item exactly once over all ranks, then take() gives None. Raises ConfigError if the layers disagree."""
         self.stop()
         extents = {(opened.source.size, opened.batch_size) for opened in self._opened.values()}
         if len(extents) > 1:
@@ -122,7 +123,7 @@ class Feeder:
             self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
 
     def take(self) -> Fed | None:
-        """The next batch of every data layer; None at the end of an epoch. Raises DataError for an item that cannot be read."""
+        """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
         taken = {name: next(batches, None) for name, batches in self._batches.items()}
         self._taken += 1
         if any(batch is None for batch in taken.values()):
@@ -147,7 +148,7 @@ class Feeder:
         return fed.first_sample
 
     def describe_batch(self) -> str:
-        """The keys of the batch in use, for messages: "The batch holds keys '00000012_a.jpg', ... and 29 more. ", or ""."""
+        """The keys of the batch in use, for messages: "The batch holds keys 'a.jpg', ... and 29 more. ", or ""."""
         if not self._keys:
             return ""
         more = f" and {len(self._keys) - 3} more" if len(self._keys) > 3 else ""

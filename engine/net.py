@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from engine import _dnnl
 from engine.config import Config
 from engine.errors import WeightsError
 from engine.fillers import fill_parameter
@@ -90,7 +89,6 @@ class Net:
         accumulate: bool = False,
         plain_parameters: bool = False,
     ):
-        _dnnl.preload()
         self.phase, self.seed, self.message = phase, seed, config.message
         self.graph = prepare(build(config, phase, level=level, stages=stages, shapes_of=shapes_of), passes)
         self.name = self.graph.name

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from engine import _dnnl
 from engine.data import open_data, shape_without_data
 from engine.errors import ConfigError, EngineError
 from engine.layers.base import Shape
@@ -51,7 +50,6 @@ class SourceShapes:
 
     def _of_source(self, message: Any, where: str) -> tuple[int, int, int]:
         try:
-            _dnnl.preload()  # transforms are part of the extension
             return open_data(message, self._phase, 1, where).shapes[0]
         except ConfigError:
             raise

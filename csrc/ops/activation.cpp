@@ -1,5 +1,5 @@
-// Functions of one number whose gradient follows from their result, so that they can work in place: ReLU, Sigmoid, TanH.
-// inputs: x; attributes: negative_slope (ReLU).
+// Functions of one number whose gradient follows from their result, so that they can work in place: ReLU, Sigmoid,
+// TanH. inputs: x; attributes: negative_slope (ReLU).
 #include "onednn_util.h"
 
 namespace engine {
@@ -49,7 +49,8 @@ class ReLU : public Activation {
 public:
     // With a negative slope below zero, the sign of y says nothing about that of x.
     explicit ReLU(const OpSpec& spec)
-        : Activation(spec, folds(spec) ? algorithm::eltwise_relu : algorithm::eltwise_relu_use_dst_for_bwd, !folds(spec)) {}
+        : Activation(spec, folds(spec) ? algorithm::eltwise_relu : algorithm::eltwise_relu_use_dst_for_bwd,
+                     !folds(spec)) {}
 
 private:
     static bool folds(const OpSpec& spec) { return spec.attributes.real("negative_slope", 0) < 0; }

@@ -40,7 +40,8 @@ void Affine::build() {
     output(0, input(0)->layout);
     touch(Pass::forward, {input(0), outputs_[0]});
     may_overwrite(Pass::forward, input(0), outputs_[0]);
-    for (Coefficient* each : {&scale_, &shift_}) each->padded = scratch(plain_layout({copies_, rows_.padded_channels()}));
+    for (Coefficient* each : {&scale_, &shift_})
+        each->padded = scratch(plain_layout({copies_, rows_.padded_channels()}));
     if (needs_backward() && output_gradient(0)) build_backward();
 }
 

@@ -25,7 +25,7 @@ public:
 
         const auto pd = make_forward(float(attributes.real("eps")));
         build_forward(pd);
-        if (needs_backward() && spec_.training) build_backward(pd, float(attributes.real("eps")));
+        if (needs_backward() && spec_.backward) build_backward(pd, float(attributes.real("eps")));
     }
 
     void forward(const dnnl::stream& stream) override {
@@ -60,7 +60,7 @@ private:
                    {DNNL_ARG_VARIANCE, variance_->memory}}};
         if (scale_) call.args[DNNL_ARG_SCALE] = param(3)->memory;
         if (shift_) call.args[DNNL_ARG_SHIFT] = param(shift_index())->memory;
-        if (relu_ && spec_.training) {
+        if (relu_ && spec_.backward) {
             mask_ = workspace("relu", pd.workspace_desc());
             call.args[DNNL_ARG_WORKSPACE] = mask_->memory;
             touch(Pass::forward, mask_);

@@ -49,7 +49,8 @@ ENGINE_VECTORISED void affine_run(const float* x, float scale, float shift, floa
     for (int64_t i = 0; i < length; i++) y[i] = x[i] * scale + shift;
 }
 
-ENGINE_VECTORISED void affine_panel(const Panel& panel, const float* x, const float* scale, const float* shift, float* y) {
+ENGINE_VECTORISED void affine_panel(const Panel& panel, const float* x, const float* scale, const float* shift,
+                                    float* y) {
     with_lanes(panel.lanes, [&](auto lanes) __attribute__((always_inline)) {
         for (int64_t row = 0; row < panel.rows; row++, x += panel.step, y += panel.step) {
 #pragma omp simd
@@ -112,12 +113,14 @@ void sum_panel(const Panel& panel, const float* a, const float* b, double* sums)
 
 }  // namespace
 
-void affine_rows(const ChannelRows& rows, const float* x, const float* scale, const float* shift, bool per_outer, float* y) {
+void affine_rows(const ChannelRows& rows, const float* x, const float* scale, const float* shift, bool per_outer,
+                 float* y) {
     const int64_t blocks = rows.blocks();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (!rows.small())
     for (int64_t panel = 0; panel < rows.panels(); panel++) {
         const int64_t n = panel / blocks, block = panel % blocks;
-        const int64_t at = rows.offset(n, block), channel = (per_outer ? n * rows.padded_channels() : 0) + block * rows.lanes;
+        const int64_t at = rows.offset(n, block),
+                      channel = (per_outer ? n * rows.padded_channels() : 0) + block * rows.lanes;
         if (rows.lanes == 1 && rows.inner_stride == 1)
             affine_run(x + at, scale[channel], shift[channel], y + at, rows.inner);
         else
@@ -127,7 +130,7 @@ void affine_rows(const ChannelRows& rows, const float* x, const float* scale, co
 
 void sum_rows(const ChannelRows& rows, const float* a, const float* b, double* sums) {
     const int64_t blocks = rows.blocks();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (!rows.small())
     for (int64_t panel = 0; panel < rows.panels(); panel++) {
         const int64_t n = panel / blocks, block = panel % blocks;
         const int64_t at = rows.offset(n, block);

@@ -1,8 +1,7 @@
-// Sets each element to zero with probability `ratio` and scales the others by 1 / (1 - ratio); with ratio 0 (at test time) does
-// nothing.
-// inputs: x (N, ...); attributes: ratio. Which elements survive is a function of the seed, the layer's name, the step, the sample's
-// place in the global batch and the element's place in the sample: the same on however many ranks, and for backward there is no
-// mask to store.
+// Sets each element to zero with probability `ratio` and scales the others by 1 / (1 - ratio); with ratio 0 (at test
+// time) does nothing. inputs: x (N, ...); attributes: ratio. Which elements survive is a function of the seed, the
+// layer's name, the step, the sample's place in the global batch and the element's place in the sample: the same on
+// however many ranks, and for backward there is no mask to store.
 #include <stdexcept>
 
 #include "channel_rows.h"
@@ -43,9 +42,10 @@ struct Mask {
     }
 };
 
-// `rows` rows of `lanes` elements, `step` apart in memory; neighbours in a row are `stride` elements apart in the sample, rows one.
-ENGINE_VECTORISED void drop(const Mask& mask, const float* x, float* y, int64_t rows, int64_t step, int64_t lanes, uint32_t first,
-                            uint32_t stride) {
+// `rows` rows of `lanes` elements, `step` apart in memory; neighbours in a row are `stride` elements apart in the
+// sample, rows one.
+ENGINE_VECTORISED void drop(const Mask& mask, const float* x, float* y, int64_t rows, int64_t step, int64_t lanes,
+                            uint32_t first, uint32_t stride) {
     const Mask local = mask;
     for (int64_t row = 0; row < rows; row++, x += step, y += step, first++) {
 #pragma omp simd
@@ -92,7 +92,7 @@ private:
         const float* const x = from->data();
         float* const y = to->data();
         const int64_t blocks = rows_.blocks();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (!rows_.small())
         for (int64_t panel = 0; panel < rows_.panels(); panel++) {
             const int64_t n = panel / blocks, block = panel % blocks, at = rows_.offset(n, block);
             const uint64_t key = mix(layer_and_step + counter.first_sample + uint64_t(n));

@@ -19,7 +19,8 @@ ENGINE_VECTORISED static void clamp(float* y, int64_t length) {
     for (int64_t i = 0; i < length; i++) y[i] = y[i] < 0 ? 0.f : y[i];
 }
 
-void weighted_sum(const std::vector<const float*>& x, const std::vector<float>& coefficients, float* y, int64_t count, bool relu) {
+void weighted_sum(const std::vector<const float*>& x, const std::vector<float>& coefficients, float* y, int64_t count,
+                  bool relu) {
     if (x.size() == 1) {
         in_chunks(count, [&](int64_t begin, int64_t length) {
             scaled(x[0] + begin, coefficients[0], y + begin, length);

@@ -15,12 +15,12 @@ constexpr int64_t chunk_size = 2048;
 // Calls work(begin, length) for pieces of [0, count), in parallel.
 template <typename Work>
 void in_chunks(int64_t count, const Work& work) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (count > chunk_size)
     for (int64_t begin = 0; begin < count; begin += chunk_size) work(begin, std::min(chunk_size, count - begin));
 }
 
-// Folds x[0], x[1], ... into y, piece by piece: combine(i, so_far, x[i], into, begin, length) for every i from 1 on. All x are read
-// before y is written, so y may be any of them.
+// Folds x[0], x[1], ... into y, piece by piece: combine(i, so_far, x[i], into, begin, length) for every i from 1 on.
+// All x are read before y is written, so y may be any of them.
 template <typename Combine>
 void fold_chunks(const std::vector<const float*>& x, float* y, int64_t count, const Combine& combine) {
     in_chunks(count, [&](int64_t begin, int64_t length) {

@@ -19,7 +19,8 @@ ENGINE_VECTORISED void multiply(const float* a, const float* b, float* y, int64_
 }
 
 // Where x reaches `bar` or, with `strict`, exceeds it, y is x and `which` becomes `index`.
-ENGINE_VECTORISED void raise(const float* bar, const float* x, bool strict, uint8_t index, float* y, uint8_t* which, int64_t length) {
+ENGINE_VECTORISED void raise(const float* bar, const float* x, bool strict, uint8_t index, float* y, uint8_t* which,
+                             int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) {
         const bool higher = strict ? x[i] > bar[i] : !(bar[i] > x[i]);
@@ -29,7 +30,8 @@ ENGINE_VECTORISED void raise(const float* bar, const float* x, bool strict, uint
 }
 
 // The gradient of a coefficient times x behind a ReLU whose result is y.
-ENGINE_VECTORISED void pass_positive(const float* y, const float* given, float coefficient, float* into, int64_t length) {
+ENGINE_VECTORISED void pass_positive(const float* y, const float* given, float coefficient, float* into,
+                                     int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) into[i] = y[i] > 0 ? coefficient * given[i] : 0.f;
 }
@@ -65,7 +67,8 @@ protected:
     }
 
     // The inputs' values, `memories` in layout_ once `reorders` have run.
-    const std::vector<const float*>& sources(const std::vector<memory>& memories, const Calls& reorders, const dnnl::stream& stream) {
+    const std::vector<const float*>& sources(const std::vector<memory>& memories, const Calls& reorders,
+                                             const dnnl::stream& stream) {
         run(reorders, stream);
         std::transform(memories.begin(), memories.end(), sources_.begin(), floats);
         return sources_;
@@ -113,7 +116,8 @@ public:
         for (double coefficient : spec_.attributes.reals("coefficients")) coefficients_.push_back(float(coefficient));
         if (!needs_backward() || !output_gradient(0)) return;
         if (relu_) touch(Pass::backward, outputs_[0]);
-        // Inputs that are summed as they are have one gradient in common: one buffer, which without ReLU is that of the sum.
+        // Inputs that are summed as they are have one gradient in common: one buffer, which without ReLU is that of the
+        // sum.
         TensorPtr common = relu_ ? nullptr : outputs_[0]->diff;
         for (size_t i = 0; i < x_.size(); i++) {
             if (!input_gradient(i)) continue;
@@ -158,7 +162,9 @@ public:
     }
 
     void forward(const dnnl::stream& stream) override {
-        const auto times = [](size_t, const float* a, const float* b, float* y, int64_t, int64_t length) { multiply(a, b, y, length); };
+        const auto times = [](size_t, const float* a, const float* b, float* y, int64_t, int64_t length) {
+            multiply(a, b, y, length);
+        };
         fold_chunks(sources(x_, forward_calls_, stream), outputs_[0]->data(), count_, times);
     }
 

@@ -1,6 +1,6 @@
-// Local response normalisation: y = x / (k + alpha/count * sum of x^2 over the neighbourhood)^beta, the neighbourhood being
-// `local_size` channels, or a square of that side in the same channel (then count is its area).
-// inputs: x (N, C, H, W); attributes: local_size, alpha, beta, k, across_channels.
+// Local response normalisation: y = x / (k + alpha/count * sum of x^2 over the neighbourhood)^beta, the neighbourhood
+// being `local_size` channels, or a square of that side in the same channel (then count is its area). inputs: x (N, C,
+// H, W); attributes: local_size, alpha, beta, k, across_channels.
 #include "onednn_util.h"
 
 namespace engine {
@@ -11,10 +11,12 @@ public:
         const auto& attributes = spec_.attributes;
         const Layout& layout = input(0)->layout;
         const int64_t size = attributes.integer("local_size");
-        const float alpha = float(attributes.real("alpha")), beta = float(attributes.real("beta")), k = float(attributes.real("k"));
-        const auto how = attributes.flag("across_channels") ? algorithm::lrn_across_channels : algorithm::lrn_within_channel;
-        const dnnl::lrn_forward::primitive_desc pd(cpu(), forward_kind(spec_), how, layout, layout, size, alpha, beta, k,
-                                                   user_scratchpad());
+        const float alpha = float(attributes.real("alpha")), beta = float(attributes.real("beta")),
+                    k = float(attributes.real("k"));
+        const auto how =
+            attributes.flag("across_channels") ? algorithm::lrn_across_channels : algorithm::lrn_within_channel;
+        const dnnl::lrn_forward::primitive_desc pd(cpu(), forward_kind(spec_), how, layout, layout, size, alpha, beta,
+                                                   k, user_scratchpad());
         build_forward(pd);
         if (!input_gradient(0) || !output_gradient(0)) return;
         build_backward({cpu(), how, layout, layout, layout, size, alpha, beta, k, pd, user_scratchpad()});

@@ -20,7 +20,7 @@ inline primitive_attr user_scratchpad() {
 }
 
 inline prop_kind forward_kind(const OpSpec& spec) {
-    return spec.training ? prop_kind::forward_training : prop_kind::forward_inference;
+    return spec.backward ? prop_kind::forward_training : prop_kind::forward_inference;
 }
 
 }  // namespace engine

@@ -11,8 +11,9 @@ Layout layout_like(const Layout& layout, const Dims& dims) {
     const auto type = layout.get_data_type();
     const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks();
     if (!blocks.empty()) {
-        static const tag tags[][3] = {
-            {tag::aBc4b, tag::aBc8b, tag::aBc16b}, {tag::aBcd4b, tag::aBcd8b, tag::aBcd16b}, {tag::aBcde4b, tag::aBcde8b, tag::aBcde16b}};
+        static const tag tags[][3] = {{tag::aBc4b, tag::aBc8b, tag::aBc16b},
+                                      {tag::aBcd4b, tag::aBcd8b, tag::aBcd16b},
+                                      {tag::aBcde4b, tag::aBcde8b, tag::aBcde16b}};
         if (dims.size() < 3 || dims.size() > 5) return plain_layout(dims, type);
         for (const tag candidate : tags[dims.size() - 3])
             if (Layout(layout.get_dims(), type, candidate) == layout) return Layout(dims, type, candidate);
@@ -48,8 +49,8 @@ void Parts::copy(const memory& from, const memory& to, Calls& calls) {
     const dnnl::reorder::primitive_desc pd(from, to, user_scratchpad());
     fresh_scratch();
     implementation_ = pd.impl_info_str();
-    calls.push_back(
-        {dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    calls.push_back({dnnl::reorder(pd),
+                     {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
 }
 
 }  // namespace engine

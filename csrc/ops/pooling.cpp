@@ -1,6 +1,6 @@
 // The maximum or the average over windows, in one to three spatial dimensions.
-// inputs: x (N, C, ...); attributes: method (MAX, AVE), kernel, stride, pad (one each per spatial axis), include_pad (AVE: padding
-// counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
+// inputs: x (N, C, ...); attributes: method (MAX, AVE), kernel, stride, pad (one each per spatial axis), include_pad
+// (AVE: padding counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
 #include <algorithm>
 #include <stdexcept>
 
@@ -24,8 +24,8 @@ public:
                : include_pad && has_padding()     ? algorithm::pooling_avg_include_padding
                                                   : algorithm::pooling_avg_exclude_padding;
         const forward_pd pd(cpu(), forward_kind(spec_), how_, input(0)->layout,
-                            any_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()), stride_, kernel_, dilation_, pad_,
-                            pad_end_, user_scratchpad());
+                            any_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()), stride_, kernel_,
+                            dilation_, pad_, pad_end_, user_scratchpad());
         build_forward(pd);
         if (how_ == algorithm::pooling_avg_include_padding) find_border();
         if (input_gradient(0) && output_gradient(0)) build_backward(pd);
@@ -50,7 +50,9 @@ private:
     int64_t size(size_t axis) const { return input(0)->shape[axis + 2]; }
     int64_t output_size(size_t axis) const { return spec_.output_shapes[0][axis + 2]; }
     // How far the last window goes beyond the input.
-    int64_t reach(size_t axis) const { return (output_size(axis) - 1) * stride_[axis] + kernel_[axis] - size(axis) - pad_[axis]; }
+    int64_t reach(size_t axis) const {
+        return (output_size(axis) - 1) * stride_[axis] + kernel_[axis] - size(axis) - pad_[axis];
+    }
     bool has_padding() const {
         return std::any_of(pad_.begin(), pad_.end(), [](int64_t pad) { return pad > 0; });
     }
@@ -73,8 +75,8 @@ private:
 
     void build_backward(const forward_pd& hint) {
         const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
-        const dnnl::pooling_backward::primitive_desc pd(cpu(), how_, wanted->layout, given->layout, stride_, kernel_, dilation_, pad_,
-                                                        pad_end_, hint, user_scratchpad());
+        const dnnl::pooling_backward::primitive_desc pd(cpu(), how_, wanted->layout, given->layout, stride_, kernel_,
+                                                        dilation_, pad_, pad_end_, hint, user_scratchpad());
         fresh_scratch();
         if (!border_.empty()) scaled_ = scratch(given->layout);
         Call call{dnnl::pooling_backward(pd),
@@ -89,8 +91,8 @@ private:
         backward_calls_.push_back(call);
     }
 
-    // oneDNN divides by the whole window, Caffe only by what lies within input and padding. They differ in the last window of an
-    // axis at most, where it runs past the padding.
+    // oneDNN divides by the whole window, Caffe only by what lies within input and padding. They differ in the last
+    // window of an axis at most, where it runs past the padding.
     void find_border() {
         std::vector<int64_t> position(kernel_.size(), 0);
         const int64_t positions = count_of({spec_.output_shapes[0].begin() + 2, spec_.output_shapes[0].end()});
@@ -113,11 +115,12 @@ private:
     void scale_border(float* y) const {
         if (border_.empty()) return;
         const int64_t blocks = rows_.blocks();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (!rows_.small())
         for (int64_t panel = 0; panel < rows_.panels(); panel++) {
             float* const start = y + rows_.offset(panel / blocks, panel % blocks);
             for (const auto& [position, factor] : border_)
-                for (int64_t lane = 0; lane < rows_.lanes; lane++) start[position * rows_.inner_stride + lane] *= factor;
+                for (int64_t lane = 0; lane < rows_.lanes; lane++)
+                    start[position * rows_.inner_stride + lane] *= factor;
         }
     }
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Affine(Layer):
     """Bottoms: x and, in the two-bottom form, the coefficients; top: x's shape.
 
-    The coefficients have the shape of x's axes from `axis` (1) on: as many as the second bottom has, or, where they are a
-    parameter, `num_axes` (1; -1: all that follow).
+    The coefficients have the shape of x's axes from `axis` (1) on: as many as the second bottom has, or, where they
+    are a parameter, `num_axes` (1; -1: all that follow).
     """
 
     bottom_range = (1, 2)
@@ -39,9 +39,11 @@ class Affine(Layer):
     def infer(self) -> list[Shape]:
         x, axis, num_axes = self.shapes[0], self.axis, self.param.num_axes
         if len(self.shapes) == 2:
-            covered = x[axis : axis + len(self.shapes[1])]
-            if covered != self.shapes[1]:
-                raise self.error(f"expected a second bottom shaped as the first from axis {axis} on, {covered}, got {self.shapes[1]}")
+            covered, given = x[axis : axis + len(self.shapes[1])], self.shapes[1]
+            if covered != given:
+                raise self.error(
+                    f"expected a second bottom shaped as the first from axis {axis} on, {covered}, got {given}"
+                )
         elif num_axes < -1 or axis + num_axes > len(x):
             raise self.error(f"expected num_axes -1 or up to {len(x) - axis} from axis {axis} of {x}, got {num_axes}")
         return [x]

@@ -22,7 +22,8 @@ class Concat(Layer):
         first, axis = self.shapes[0], self.axis
         for number, shape in enumerate(self.shapes):
             if len(shape) != len(first) or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]:
-                raise self.error(f"expected bottoms that differ from {first} in axis {axis} only, got {shape} for bottom {number}")
+                wanted = f"bottoms that differ from {first} in axis {axis} only"
+                raise self.error(f"expected {wanted}, got {shape} for bottom {number}")
         return [(*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])]
 
     def attributes(self) -> dict[str, Any]:

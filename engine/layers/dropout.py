@@ -11,8 +11,8 @@ from engine.layers.registry import register
 
 @register("Dropout")
 class Dropout(Activation):
-    """Bottom and top: any shape, of which the first axis counts samples. At training each element becomes 0 with probability
-    `dropout_ratio`, the others are multiplied by 1 / (1 - dropout_ratio)."""
+    """Bottom and top: any shape, of which the first axis counts samples. At training each element becomes 0 with
+    probability `dropout_ratio`, the others are multiplied by 1 / (1 - dropout_ratio)."""
 
     def infer(self) -> list[Shape]:
         ratio = self.message.dropout_param.dropout_ratio

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.layers.base import Layer, Shape
 from engine.layers.registry import register
 
-if TYPE_CHECKING:
-    from engine.graph.lower import Builder
-
 
 @register("LRN")
 class LRN(Layer):
-    """Bottom and top (N, C, H, W): x / (k + alpha/count * sum of x^2)^beta, over `local_size` channels, or, WITHIN_CHANNEL, over a
-    square of that side; there k is 1 whatever the net says."""
+    """Bottom and top (N, C, H, W): x / (k + alpha/count * sum of x^2)^beta, over `local_size` channels, or,
+    WITHIN_CHANNEL, over a square of that side; there k is 1 whatever the net says."""
 
     @property
     def param(self):

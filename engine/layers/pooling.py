@@ -29,41 +29,44 @@ class Pooling(Layer):
             raise self.error("expected pool MAX or AVE, got STOCHASTIC, which is not supported")
         if param.axis != 1:
             raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
-        window = self.window
-        for i, size in enumerate(shape[2:]):
-            kernel, stride, pad = (window[what][i] for what in ("kernel", "stride", "pad"))
-            if kernel < 1 or stride < 1:
-                raise self.error(f"expected kernel and stride of at least 1, got {kernel} and {stride}")
-            if pad >= kernel:
-                raise self.error(f"expected pad below kernel, got pad {pad} and kernel {kernel}")
-            if kernel > size + 2 * pad:
-                raise self.error(f"expected a kernel of at most {size + 2 * pad} (size {size}, pad {pad}), got {kernel}")
         return [(*shape[:2], *(self._pooled(i, size) for i, size in enumerate(shape[2:])))]
 
     def _pooled(self, i: int, size: int) -> int:
         kernel, stride, pad = (self.window[what][i] for what in ("kernel", "stride", "pad"))
+        if kernel < 1 or stride < 1:
+            raise self.error(f"expected kernel and stride of at least 1, got {kernel} and {stride}")
+        if pad >= kernel:
+            raise self.error(f"expected pad below kernel, got pad {pad} and kernel {kernel}")
         room = size + 2 * pad - kernel
         pooled = 1 + (room // stride if self.param.round_mode == self.param.FLOOR else -(-room // stride))
+        if pooled < 1:
+            raise self.error(
+                f"expected a kernel that fits into the padded bottom (size {size}, pad {pad}), got {kernel}"
+            )
         return pooled - ((pooled - 1) * stride >= size + pad)  # a window that starts behind the bottom is dropped
 
     @property
     def window(self) -> dict[str, list[int]]:
         """kernel, stride and pad, one each per spatial axis."""
-        param, spatial = self.param, self.shapes[0][2:]
-        if param.global_pooling:
-            given = [f for f in ("kernel_size", "kernel_h", "kernel_w") if param.HasField(f)]
-            if given:
-                raise self.error(f"expected no {given[0]} with global_pooling, which takes the whole plane")
-            window = {"kernel": list(spatial), "stride": [1] * len(spatial), "pad": [0] * len(spatial)}
-            for what in ("stride", "pad"):
-                if self._per_axis(what, what) != window[what]:
-                    raise self.error(f"expected {what} {window[what][0]} with global_pooling, got {self._per_axis(what, what)}")
-            return window
+        if self.param.global_pooling:
+            return self._whole_plane()
         return {
             "kernel": self._per_axis("kernel", "kernel_size"),
             "stride": self._per_axis("stride", "stride"),
             "pad": self._per_axis("pad", "pad"),
         }
+
+    def _whole_plane(self) -> dict[str, list[int]]:
+        spatial = self.shapes[0][2:]
+        for field in ("kernel_size", "kernel_h", "kernel_w"):
+            if self.param.HasField(field):
+                raise self.error(f"expected no {field} with global_pooling, which takes the whole plane")
+        window = {"kernel": list(spatial), "stride": [1] * len(spatial), "pad": [0] * len(spatial)}
+        for what in ("stride", "pad"):
+            given = self._per_axis(what, what)
+            if given != window[what]:
+                raise self.error(f"expected {what} {window[what][0]} with global_pooling, got {given}")
+        return window
 
     def _per_axis(self, name: str, square: str) -> list[int]:
         """From the field `square`, or from name_h and name_w."""

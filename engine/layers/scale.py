@@ -13,8 +13,8 @@ from engine.layers.registry import register
 
 @register("Scale")
 class Scale(Affine):
-    """Bottoms: x, and the scale in the two-bottom form; top: x's shape; params: scale (in the one-bottom form; 1 without a
-    filler) and, with `bias_term`, shift (0 without a filler), of the scale's shape."""
+    """Bottoms: x, and the scale in the two-bottom form; top: x's shape; params: scale (in the one-bottom form; 1
+    without a filler) and, with `bias_term`, shift (0 without a filler), of the scale's shape."""
 
     @property
     def param(self):

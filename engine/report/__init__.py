@@ -1,1 +1,1 @@
-"""What a run tells: log lines, progress, metrics, timelines, tables and curves. Knows numbers and names, never how they came about."""
+"""What a run tells: log lines, progress, metrics, timelines, tables and curves. Knows numbers and names only."""

@@ -76,7 +76,7 @@ class Console(logging.StreamHandler):
 
 
 def set_up(rank: int = 0) -> Console:
-    """Sends the log to stderr: everything on rank 0, errors only elsewhere. May be called again; returns the console."""
+    """Sends the log to stderr: everything on rank 0, errors only elsewhere. Returns the console."""
     for handler in list(_logger.handlers):
         _logger.removeHandler(handler)
     console = Console()

@@ -67,8 +67,8 @@ class History:
 
 
 def write_curve(history: History, prefix: str) -> str | None:
-    """Writes <prefix>_curve.png, or .svg where matplotlib is not installed; returns the path, None if there is nothing to
-    draw. Raises EngineError if it cannot be written."""
+    """Writes <prefix>_curve.png, or .svg where matplotlib is not installed; returns the path, None if there is nothing
+    to draw. Raises EngineError if it cannot be written."""
     panels = history.panels()
     if not panels:
         return None

@@ -48,8 +48,9 @@ def _panel(panel: Panel, x_range: tuple[float, float]) -> list[str]:
     for tick in ticks(*x_range, 8):
         x = at(tick, y_range[0])[0]
         parts += [_line(x, TOP, x, bottom), _text(x, bottom + 16, f"{tick:g}", "middle")]
+    upright = f'transform="translate(16 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle"'
     parts += [
-        f'<text transform="translate(16 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{escape(panel.title)}</text>',
+        f"<text {upright}>{escape(panel.title)}</text>",
         _text((LEFT + right) / 2, bottom + 32, "iteration", "middle"),
     ]
     for number, series in enumerate(panel.series):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], align: str = "", total: Sequence[object] | None = None
 ) -> str:
-    """Lines of aligned columns. align: "<" or ">" for each column (default: left for the first, else right); `total` is a
-    last row below a rule."""
+    """Lines of aligned columns. align: "<" or ">" for each column (default: left for the first, else right); `total` is
+    a last row below a rule."""
     align = align or "<" + ">" * (len(header) - 1)
     cells = [[str(cell) for cell in row] for row in [header, *rows, *([total] if total else [])]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]

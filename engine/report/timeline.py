@@ -1,5 +1,5 @@
-"""A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): a process for each rank, rows for its
-compute, its data and its communication servers."""
+"""A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): a process for each rank, rows
+for its compute and its communication servers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Timeline:
             arguments = {"iteration": step, "bucket": bucket, "waited_us": max(0, start - ready) / 1000}
             if reduced > start:
                 self.span(f"server {server}: reduce", f"reduce {names[bucket]}", start, reduced, **arguments)
-            # With clipping, reduced buckets wait for the norm: their updates begin when the server is done with the one before.
+            # With clipping, reduced buckets wait for the norm: an update begins when the one before is done.
             begin = max(reduced, start, self._busy.get(server, 0))
             self.span(f"server {server}: update", f"update {names[bucket]}", begin, max(begin, end), **arguments)
             self._busy[server] = end

@@ -55,7 +55,7 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
 
 
 def check_snapshot_folder(param: Any, where: str | None = None) -> None:
-    """Raises ConfigError now rather than at the first snapshot, if there is no folder for it or it cannot be written to."""
+    """Raises ConfigError now, not at the first snapshot, if there is no folder for it or it cannot be written to."""
     if not (param.snapshot or param.snapshot_after_train):
         return
     prefix = param.snapshot_prefix

@@ -10,12 +10,11 @@ import pytest
 from google.protobuf import text_format
 from PIL import Image
 
-from engine import _dnnl, proto
+from engine import proto
 from engine.data import open_data
 from engine.data.data_source import DataSource
 from tests.data.pictures import random_pixels
 
-_dnnl.preload()  # engine._core is imported by the transforms
 
 
 @pytest.fixture

@@ -203,7 +203,6 @@ def test_close_stops_threads_that_wait(lmdb_path, open_layer):
 def test_a_process_ends_without_close(lmdb_path):
     """Threads that still wait must not keep a process from ending, as after an exception."""
     code = f"""
-from engine import _dnnl; _dnnl.preload()
 from engine import proto
 from engine.data import open_data
 layer = proto.LayerParameter()

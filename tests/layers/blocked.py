@@ -13,8 +13,8 @@ CONVOLUTION = """layer {{ name: "{name}" type: "Convolution" bottom: "x" top: "{
 
 
 def run_blocked(layer: str, phase: int = proto.TRAIN, size=(2, 3, 5, 6), plain=None, **channels: int) -> Net:
-    """A net in which convolutions make one blob for each of `channels`, by name, for the text of a layer; `plain` are further
-    inputs by name. It has run forward and backward; outputs have random gradients.
+    """A net in which convolutions make one blob for each of `channels`, by name, for the text of a layer; `plain` are
+    further inputs by name. It has run forward and backward; outputs have random gradients.
 
     Also checks that the blobs of convolutions are blocked, and that results and parameter gradients are the same
     when the memory plan may reuse and overwrite what nobody reads (`keep_all` off).

@@ -9,7 +9,8 @@ RANDOM = np.random.default_rng(1)
 
 def layer(param="", bottoms="x", top="y"):
     names = " ".join(f'bottom: "{bottom}"' for bottom in bottoms.split())
-    return f'layer {{ name: "layer" type: "Bias" {names} top: "{top}" bias_param {{ filler {{ type: "uniform" }} {param} }} }}'
+    param = f'filler {{ type: "uniform" }} {param}'
+    return f'layer {{ name: "layer" type: "Bias" {names} top: "{top}" bias_param {{ {param} }} }}'
 
 
 @golden("bias", "bias_two_bottoms")
@@ -43,8 +44,9 @@ def test_blocked(channels, top):
 
 def test_padding_of_the_layout_stays_zero():
     """The next convolution sums over whole blocks."""
-    ones = 'layer { name: "d" type: "Convolution" bottom: "y" top: "d" convolution_param { num_output: 16 kernel_size: 3 } }'
-    net = run_blocked(layer(bottoms="c") + ones, c=40)
+    convolution = """layer { name: "d" type: "Convolution" bottom: "y" top: "d" convolution_param {
+        num_output: 16 kernel_size: 3 } }"""
+    net = run_blocked(layer(bottoms="c") + convolution, c=40)
     net.params["d"][0].set(np.ones((16, 40, 3, 3), np.float32))
     net.params["d"][1].set(np.zeros(16, np.float32))
     y = net.blobs["y"].data

@@ -9,7 +9,8 @@ SHAPE = (4, 40, 9, 8)
 
 
 def layer(ratio=0.3, bottom="x", top="y", name="layer"):
-    return f'layer {{ name: "{name}" type: "Dropout" bottom: "{bottom}" top: "{top}" dropout_param {{ dropout_ratio: {ratio} }} }}'
+    param = f"dropout_param {{ dropout_ratio: {ratio} }}"
+    return f'layer {{ name: "{name}" type: "Dropout" bottom: "{bottom}" top: "{top}" {param} }}'
 
 
 def kept(shape=SHAPE, step=0, first_sample=0, seed=1, **options):

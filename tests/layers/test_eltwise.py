@@ -54,7 +54,7 @@ def test_golden(case):
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 4)])
 def test_gradients(param, shape):
     bottoms = random_bottoms("abc", shape)
-    check_gradients(net_text(layer(param, "a b c"), **{name: shape for name in "abc"}), bottoms)
+    check_gradients(net_text(layer(param, "a b c"), **dict.fromkeys("abc", shape)), bottoms)
 
 
 @pytest.mark.parametrize("param", PARAMS)

@@ -16,16 +16,18 @@ WINDOWS = [
     "kernel_h: 3 kernel_w: 4 stride_h: 2 stride_w: 3 pad_h: 1 pad_w: 2",
     "kernel_h: 2 kernel_w: 4 stride_h: 2 stride_w: 3 pad_h: 0 pad_w: 1",
     "kernel_size: 1 stride: 2",
+    "kernel_size: 7 stride: 7",  # larger than the bottom
     "global_pooling: true",
 ]
 
 
 def layer(window, pool="MAX", bottom="x"):
-    return f'layer {{ name: "layer" type: "Pooling" bottom: "{bottom}" top: "y" pooling_param {{ pool: {pool} {window} }} }}'
+    param = f"pooling_param {{ pool: {pool} {window} }}"
+    return f'layer {{ name: "layer" type: "Pooling" bottom: "{bottom}" top: "y" {param} }}'
 
 
 def windows_of(net):
-    """(output index, slices of the bottom, elements of window within bottom and padding) for every window of the layer."""
+    """For every window: its place in the top, in the bottom, and how many elements lie within bottom and padding."""
     pooling = net.graph.layers[-1]
     window, sizes = pooling.window, pooling.shapes[0][2:]
     for place in itertools.product(*(range(size) for size in pooling.tops[0].shape[2:])):
@@ -128,7 +130,7 @@ def test_sizes(size, window, pooled):
     [
         ("stride: 2", "kernel_size is missing"),
         ("kernel_size: 2 pad: 2", "expected pad below kernel, got pad 2 and kernel 2"),
-        ("kernel_size: 9", "expected a kernel of at most 5 (size 5, pad 0), got 9"),
+        ("kernel_size: 9", "expected a kernel that fits into the padded bottom (size 5, pad 0), got 9"),
         ("kernel_h: 2", "expected both kernel_h and kernel_w, got kernel_h alone"),
         ("kernel_size: 2 kernel_w: 2", "expected kernel_w only in place of kernel_size"),
         ("global_pooling: true kernel_size: 2", "expected no kernel_size with global_pooling"),

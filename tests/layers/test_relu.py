@@ -4,7 +4,8 @@ import pytest
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_golden, check_gradients, golden, net_text
 
-LAYER = 'layer {{ name: "layer" type: "ReLU" bottom: "{bottom}" top: "{top}" relu_param {{ negative_slope: {slope} }} }}'
+LAYER = """layer {{ name: "layer" type: "ReLU" bottom: "{bottom}" top: "{top}" relu_param {{
+    negative_slope: {slope} }} }}"""
 
 
 def away_from_zero(shape):

@@ -25,7 +25,13 @@ def test_golden(case):
 
 @pytest.mark.parametrize(
     "shape, param",
-    [((2, 6), ""), ((2, 6), "slice_point: 5"), ((4, 3), "axis: 0"), ((4, 3), "slice_dim: 0"), ((2, 3, 4, 5), "axis: -1 slice_point: 2")],
+    [
+        ((2, 6), ""),
+        ((2, 6), "slice_point: 5"),
+        ((4, 3), "axis: 0"),
+        ((4, 3), "slice_dim: 0"),
+        ((2, 3, 4, 5), "axis: -1 slice_point: 2"),
+    ],
 )
 def test_gradients(shape, param):
     check_gradients(net_text(layer(param), x=shape), {"x": RANDOM.normal(size=shape)})
@@ -55,11 +61,12 @@ def test_one_top():
 def test_a_part_without_a_loss_has_no_gradient(channels):
     """Its share of the bottom's gradient is zero, although memory is reused."""
     text = layer("slice_point: 32", "c")
-    text += 'layer { name: "max" type: "Convolution" bottom: "y0" top: "z" convolution_param { num_output: 8 kernel_size: 1 } }'
+    text += 'layer { name: "z" type: "ReLU" bottom: "y0" top: "z" }'
     text += 'layer { name: "nothing" type: "Silence" bottom: "y1" }'
     net = run_blocked(text, c=channels)
     assert net.blobs["y1"].tensor.diff is None
     np.testing.assert_array_equal(net.blobs["c"].diff[:, :32], net.blobs["y0"].diff)
+    assert net.blobs["y0"].diff.any()
     assert not net.blobs["c"].diff[:, 32:].any()
 
 
@@ -67,6 +74,8 @@ def test_shapes_and_errors():
     blobs = make_net(net_text(layer("slice_point: 1 slice_point: 4", tops=3), x=(2, 6, 4))).blobs
     assert [blobs[f"y{i}"].shape for i in range(3)] == [(2, 1, 4), (2, 3, 4), (2, 2, 4)]
     assert "expected 2 equal parts, but axis 1 has size 5" in error_of(layer(), x=(2, 5))
-    assert "expected 1 slice_point values for 2 tops, got 2" in error_of(layer("slice_point: 1 slice_point: 2"), x=(2, 5))
+    assert "expected 1 slice_point values for 2 tops, got 2" in error_of(
+        layer("slice_point: 1 slice_point: 2"), x=(2, 5)
+    )
     for points in ("slice_point: 5", "slice_point: 0"):
         assert "expected rising slice_point values within (0, 5)" in error_of(layer(points), x=(2, 5))
