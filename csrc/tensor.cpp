@@ -85,23 +85,26 @@ dnnl::memory Tensor::as(const Layout& other) const {
     return view;
 }
 
+// Row-major on both sides is a plain copy; anything else is a reorder that oneDNN compiles for the pair.
 static void copy(const dnnl::memory& from, const dnnl::memory& to) {
+    if (from.get_desc() == to.get_desc()) {
+        std::memcpy(to.get_data_handle(), from.get_data_handle(), to.get_desc().get_size());
+        return;
+    }
     dnnl::stream stream(cpu());
     dnnl::memory source = from, target = to;
     dnnl::reorder(source, target).execute(stream, source, target);
     stream.wait();
 }
 
-void Tensor::read(float* plain) const {
-    if (!buffer || !buffer->address()) throw std::runtime_error("tensor '" + name + "' has no memory yet");
-    const Layout seen = plain_override.get_ndims() ? plain_override : plain_layout(layout.get_dims());
-    copy(memory, dnnl::memory(seen, cpu(), plain));
+// How files and Python see the values.
+static Layout outside(const Tensor& tensor) {
+    if (!tensor.buffer || !tensor.buffer->address()) throw std::runtime_error("tensor '" + tensor.name + "' has no memory yet");
+    return tensor.plain_override.get_ndims() ? tensor.plain_override : plain_layout(tensor.layout.get_dims());
 }
 
-void Tensor::write(const float* plain) {
-    if (!buffer || !buffer->address()) throw std::runtime_error("tensor '" + name + "' has no memory yet");
-    const Layout seen = plain_override.get_ndims() ? plain_override : plain_layout(layout.get_dims());
-    copy(dnnl::memory(seen, cpu(), const_cast<float*>(plain)), memory);
-}
+void Tensor::read(float* plain) const { copy(memory, dnnl::memory(outside(*this), cpu(), plain)); }
+
+void Tensor::write(const float* plain) { copy(dnnl::memory(outside(*this), cpu(), const_cast<float*>(plain)), memory); }
 
 }  // namespace engine

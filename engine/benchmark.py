@@ -40,6 +40,7 @@ class LayerTime:
     backward_ms: float = 0.0
     flops: int = 0  # of a forward pass
     implementations: list[str] = field(default_factory=list)
+    reorders: int = 0  # ops that do nothing but change the layout, on the way into the layer
     layouts: list[str] = field(default_factory=list)  # of the tops
 
 
@@ -167,6 +168,7 @@ def _times(
         if net.phase == TRAIN and net.program.needs_backward(op):
             row.backward_ms += float(median[2 * count - 1 - op])
         row.implementations.append(net.program.implementation(op))
+        row.reorders += net.builder.type_of_op[op] == "Plain"
         row.layouts = [net.tensors[top].layout for top in layer.tops if top in net.tensors]
     shapes = [blob.shape for blob in net.inputs if blob.shape]
     batch = shapes[0][0] if shapes else 1
@@ -207,7 +209,8 @@ def to_text(times: Times) -> str:
             f"{100 * (layer.forward_ms + layer.backward_ms) / (times.forward_ms + times.backward_ms):.1f}%",
             f"{layer.flops / layer.forward_ms / 1e6:.1f}" if layer.flops and layer.forward_ms else "",
             " ".join(layer.layouts),
-            ", ".join(dict.fromkeys(layer.implementations)),
+            ", ".join(dict.fromkeys(layer.implementations))
+            + (f" ({layer.reorders} reorder)" if layer.reorders else ""),
         )
         for layer in times.layers
     ]

@@ -75,29 +75,37 @@ def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
     """Of values and gradients. Layer i runs forward at step i and backward at step 2n - 1 - i, where it is taken to
     read its bottoms and tops again; what works in place or gives a view has no memory of its own."""
     count = len(graph.layers)
-    root: dict[Blob, Blob] = {}
+    value_of, gradient_of = _Shared(), _Shared()
     values: dict[Blob, list[int]] = {}  # steps at which they are needed
     gradients: dict[Blob, list[int]] = {}
     for i, layer in enumerate(graph.layers):
         for top in layer.tops:
-            shared = layer.bottoms and (layer.type in VIEWS or _in_place(layer, top))
-            root[top] = root.get(layer.bottoms[0], layer.bottoms[0]) if shared else top
+            in_place = top.name in layer.message.bottom and layer.type != "Split"
+            if layer.bottoms and (in_place or layer.type in VIEWS):
+                value_of.join(top, layer.bottoms[0])
+                if layer.type != "Split":  # its bottom's gradient is the sum of its tops'
+                    gradient_of.join(top, layer.bottoms[0])
         backward = training and _runs_backward(layer)
         for blob in (*layer.bottoms, *layer.tops):
-            values.setdefault(root.get(blob, blob), []).extend([i, 2 * count - 1 - i] if backward else [i])
+            values.setdefault(value_of[blob], []).extend([i, 2 * count - 1 - i] if backward else [i])
             if blob.needs_gradient and backward:
-                in_place = root.get(blob, blob) if any(_in_place(layer, top) for top in layer.tops) else blob
-                gradients.setdefault(in_place, []).append(2 * count - 1 - i)
+                gradients.setdefault(gradient_of[blob], []).append(2 * count - 1 - i)
     alive = [*values.items(), *gradients.items()]
     return [Lifetime(FLOAT_BYTES * _count(blob), min(steps), max(steps)) for blob, steps in alive]
 
 
+class _Shared(dict[Blob, Blob]):
+    """Blob -> the first of those that are the same memory."""
+
+    def __missing__(self, blob: Blob) -> Blob:
+        return blob
+
+    def join(self, blob: Blob, first: Blob) -> None:
+        self[blob] = self[first]
+
+
 def _runs_backward(layer: Layer) -> bool:
     return any(blob.needs_gradient for blob in layer.bottoms) or any((p.owner or p).learnable for p in layer.params)
-
-
-def _in_place(layer: Layer, top: Blob) -> bool:
-    return layer.type != "Split" and top.name in layer.message.bottom
 
 
 def _count(blob: Blob) -> int:

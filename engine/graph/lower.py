@@ -28,6 +28,7 @@ class Builder:
         self.inputs: dict[Blob, Tensor] = {}
         self.op_params: list[list[Parameter]] = []  # owners, op by op
         self.layer_of_op: list[Layer] = []
+        self.type_of_op: list[str] = []
 
     def tensor(self, blob: Blob) -> Tensor:
         """The tensor of a blob that an earlier layer made."""
@@ -90,6 +91,7 @@ class Builder:
             raise EngineError(f"layer '{layer.name}' ({type}): {error}", layer.where) from error
         self.op_params.append([parameter.owner or parameter for parameter in params])
         self.layer_of_op.append(layer)
+        self.type_of_op.append(type)
         for blob, tensor in zip(tops, outputs, strict=False):
             self.tensors[blob] = tensor
         return outputs

@@ -1,0 +1,98 @@
+"""Chrome traces, from made-up spans."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from engine.comm.strategy import Event
+from engine.comm.world import World
+from engine.report.timeline import Timeline
+
+
+class Program:
+    """Two ops of which the second alone runs backward; times in microseconds for readability."""
+
+    def __init__(self, spans):
+        self._spans = np.array(spans, np.int64) * 1000
+
+    def __len__(self):
+        return 2
+
+    def spans(self):
+        return self._spans
+
+    def needs_backward(self, op):
+        return op == 1
+
+
+class TwoRanks(World):
+    """Rank 0 of two: the other sends the same spans, 1000 ns later."""
+
+    size = local_size = 2
+
+    def gather(self, value):
+        local_size, now, spans = value
+        return [
+            value,
+            (local_size, now, [(row, name, begin + 1000, end + 1000, a) for row, name, begin, end, a in spans]),
+        ]
+
+
+def net(spans):
+    layers = [SimpleNamespace(name=name) for name in ("conv1", "loss")]
+    return SimpleNamespace(program=Program(spans), builder=SimpleNamespace(layer_of_op=layers))
+
+
+def spans_of(path, pid=0):
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    rows = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name" and event["pid"] == pid
+    }
+    return [(rows[e["tid"]], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == pid]
+
+
+def test_compute_and_servers(tmp_path):
+    timeline = Timeline(tmp_path / "trace.json")
+    # conv1 forward, loss forward after a pause, loss backward; conv1 has no backward.
+    timeline.compute(net([[10, 20], [60, 70], [70, 90], [0, 0]]), 5)
+    timeline.communication([Event(5, 0, 0, 90_000, 95_000, 120_000, 125_000)], ["loss[0]"])
+    timeline.write(World())
+    assert spans_of(tmp_path / "trace.json") == [
+        ("compute", "conv1 fwd", 0.0, 10.0),
+        ("compute", "wait for the weights of loss", 10.0, 40.0),
+        ("compute", "loss fwd", 50.0, 10.0),
+        ("compute", "loss bwd", 60.0, 20.0),
+        ("server 0: reduce", "reduce loss[0]", 85.0, 25.0),
+        ("server 0: update", "update loss[0]", 110.0, 5.0),
+    ]
+
+
+def test_updates_that_waited_for_the_norm_do_not_overlap(tmp_path):
+    timeline = Timeline(tmp_path / "trace.json")
+    events = [Event(0, 0, 0, 0, 0, 10_000, 50_000), Event(0, 2, 0, 0, 10_000, 30_000, 60_000)]
+    timeline.communication(events, ["a", "b", "c"])
+    timeline.write(World())
+    updates = [span[2:] for span in spans_of(tmp_path / "trace.json") if span[0].endswith("update")]
+    assert updates == [(10.0, 40.0), (50.0, 10.0)]
+
+
+def test_ranks_are_merged(tmp_path):
+    timeline = Timeline(tmp_path / "trace.json")
+    timeline.span("test", "test net 0", 5000, 9000)
+    timeline.write(TwoRanks())
+    assert spans_of(tmp_path / "trace.json", 0) == [("test", "test net 0", 0.0, 4.0)]
+    assert spans_of(tmp_path / "trace.json", 1) == [("test", "test net 0", 1.0, 4.0)]
+
+
+@pytest.mark.parametrize("first", [0, 50])
+def test_it_wants_a_few_iterations_after_the_warm_up(first):
+    timeline = Timeline("x", iterations=2, warm_up=1)
+    assert [timeline.wants(iteration) for iteration in range(first, first + 5)] == [False, True, True, False, False]
+    timeline.compute(net([[10, 20], [20, 30], [30, 40], [0, 0]]), first)
+    timeline.compute(net([[10, 20], [20, 30], [30, 40], [0, 0]]), first)
+    assert len(timeline._spans) == 3  # an iteration is shown once

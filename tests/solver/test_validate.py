@@ -1,0 +1,67 @@
+"""What a solver must say."""
+
+import pytest
+
+from engine.config import parse_solver
+from engine.errors import ConfigError, ConfigErrors
+from engine.solver.validate import check_snapshot_folder, notes, validate
+
+GOOD = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 10'
+
+
+def check(text: str) -> None:
+    config = parse_solver(text, "solver.prototxt")
+    validate(config.message, lambda field: config.where(path=field))
+
+
+def test_a_good_solver():
+    check(GOOD)
+    check(GOOD + " test_iter: 1 test_interval: 5 momentum: 0.9 iter_size: 2")
+
+
+@pytest.mark.parametrize(
+    "more, reason",
+    [
+        ("momentum: 1", "momentum: expected 0 or more and less than 1, got 1"),
+        ("iter_size: 0", "iter_size: expected 1 or more, got 0"),
+        ('type: "sgd"', "unknown solver type 'sgd'; did you mean 'SGD'?"),
+        ('type: "AdaGrad" momentum: 0.9', "type AdaGrad has no momentum"),
+        ('regularization_type: "L3"', "unknown regularization_type 'L3'"),
+        ("test_iter: 5", "test_iter is given, but no test_interval"),
+        ("test_iter: 0 test_interval: 5", "test_iter: expected 1 or more, got 0"),
+        ("stepvalue: 20 stepvalue: 10", "stepvalue must ascend, got 20, 10"),
+        ("local_lr_auto: true", "local_lr_auto is not supported"),
+        ('eval_type: "detection"', "eval_type 'detection' is not supported"),
+        ("snapshot: -1", "snapshot: expected 0 or more"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_place(more, reason):
+    with pytest.raises(ConfigError) as raised:
+        check(f"{GOOD}\n{more}")
+    assert reason in str(raised.value)
+    assert str(raised.value).startswith("solver.prototxt:2:")
+
+
+def test_all_complaints_come_together():
+    with pytest.raises(ConfigErrors) as raised:
+        check('base_lr: -1 lr_policy: "wrong" iter_size: 0')
+    assert len(raised.value.errors) == 4  # base_lr, iter_size, no max_iter, lr_policy
+    assert len(str(raised.value).splitlines()) == 4
+
+
+def test_the_snapshot_folder(tmp_path):
+    def prefix(value, more=""):
+        check_snapshot_folder(parse_solver(f'{GOOD} snapshot_prefix: "{value}" {more}').message, "s.prototxt:1:1")
+
+    prefix(f"{tmp_path}/net")
+    prefix(f"{tmp_path}/")
+    prefix("net")
+    prefix("nowhere/net", "snapshot_after_train: false")
+    with pytest.raises(ConfigError, match=r"s\.prototxt:1:1: snapshot_prefix .*no folder nowhere"):
+        prefix("nowhere/net")
+
+
+def test_notes():
+    message = parse_solver(f"{GOOD} solver_mode: GPU device_id: 1 warmup_iter: 20").message
+    assert [note.split()[0] for note in notes(message)] == ["solver_mode:", "device_id", "warmup_iter"]
+    assert list(notes(parse_solver(f"{GOOD} solver_mode: CPU").message)) == []

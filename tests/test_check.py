@@ -1,0 +1,145 @@
+"""`engine check`: reports and errors, without data."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.check import all_errors, check_file, to_json, to_text
+from engine.config import parse_net
+from engine.estimate import layer_costs, memory
+from engine.graph.build import build
+from engine.net import prepare
+from tests.shared import SHARED, needs_shared
+
+REPO = Path(__file__).resolve().parents[1]
+
+# Two branches, one of which works in place; the data source exists nowhere.
+NET = """
+name: "small"
+layer { name: "data" type: "Data" top: "data" top: "label"
+  transform_param { crop_size: 4 mean_value: 1 mean_value: 2 mean_value: 3 }
+  data_param { source: "/nowhere/lmdb" backend: LMDB batch_size: 2 } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 5 kernel_size: 3 pad: 1 } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "ip" type: "InnerProduct" bottom: "conv" top: "ip" inner_product_param { num_output: 7 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" include { phase: TRAIN } }
+layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" include { phase: TEST } }
+"""
+
+
+@pytest.fixture
+def net_file(tmp_path):
+    path = tmp_path / "small.prototxt"
+    path.write_text(NET)
+    return path
+
+
+def test_costs(net_file):
+    report = check_file(str(net_file))
+    assert report.errors == [] and report.kind == "net"
+    train, test = report.nets
+    assert (train.phases, test.phases) == (["TRAIN"], ["TEST"])
+    by_name = {layer.name: layer for layer in train.layers}
+    assert list(by_name) == ["data", "conv", "relu", "ip", "loss"]
+    assert by_name["data"].tops == [("data", (2, 3, 4, 4)), ("label", (2,))]
+    assert by_name["conv"].parameters == 5 * 3 * 9 + 5
+    assert by_name["conv"].flops == 2 * 5 * 16 * (2 * 27 + 1)
+    assert by_name["relu"].bytes == 0  # in place
+    assert train.parameters == 5 * 27 + 5 + 80 * 7 + 7
+    assert any("/nowhere/lmdb" in note and "3 x 4 x 4" in note for note in report.notes)
+    text = to_text(report)
+    assert re.search(r"^conv +Convolution +2 x 5 x 4 x 4 +140 ", text, re.MULTILINE)
+
+
+def test_memory_estimate(net_file):
+    graph = build(parse_net(NET), 0, shapes_of=lambda message, where: [(2, 3, 4, 4), (2,)])
+    assert len(layer_costs(graph)) == 5
+    used = memory(prepare(graph, frozenset()))
+    parameters = 5 * 27 + 5 + 80 * 7 + 7
+    values = 2 * 48 + 2 + 160 + 14 + 1  # data, label, conv with its relu, ip, loss
+    gradients = 160 + 14
+    assert used.parameters == used.gradients == 4 * parameters
+    assert used.activations == 4 * (values + gradients)
+    assert 4 * (values - 1) <= used.planned <= used.activations + 64 * 8
+
+
+def test_json_is_plain(net_file):
+    found = json.loads(json.dumps(to_json(check_file(str(net_file)))))
+    assert found["kind"] == "net" and found["errors"] == []
+    layers = found["nets"][0]["layers"]
+    assert layers[1]["tops"] == [{"name": "conv", "shape": [2, 5, 4, 4]}]
+    assert found["nets"][0]["flops"] == sum(layer["flops"] for layer in layers)
+
+
+def test_a_phase_that_nothing_feeds_is_left_out(tmp_path):
+    path = tmp_path / "val.prototxt"
+    path.write_text(NET.replace('type: "Data"', 'type: "Data" include { phase: TEST }'))
+    report = check_file(str(path))
+    assert report.errors == [] and [net.phases for net in report.nets] == [["TEST"]]
+    assert any("TRAIN" in note for note in report.notes)
+
+
+def test_the_same_net_in_both_phases_is_shown_once(tmp_path):
+    path = tmp_path / "deploy.prototxt"
+    path.write_text(
+        'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 } } }\n'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } param { lr_mult: 0 }'
+        " param { lr_mult: 0 } }"
+    )
+    report = check_file(str(path))
+    assert report.errors == [] and [net.phases for net in report.nets] == [["TRAIN", "TEST"]]
+
+
+def test_all_errors_are_found(tmp_path):
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.replace('"ReLU"', '"RelU"').replace('bottom: "ip" bottom: "label"', 'bottom: "ipp" bottom: "label"'))
+    errors = check_file(str(net)).errors
+    assert any("did you mean 'ReLU'" in error and "net.prototxt:9:1" in error for error in errors)
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{net}" lr_policy: "stepp" momentum: 1.5 max_iter: 10 base_lr: 1 snapshot_prefix: "x"')
+    report = check_file(str(solver))
+    assert any("stepp" in error and "did you mean 'step'" in error for error in report.errors)
+    assert any("momentum: expected" in error for error in report.errors)
+    assert set(errors) <= set(report.errors)
+    assert len(list(all_errors([report, report]))) == len(report.errors)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    assert check_file(str(tmp_path / "none.prototxt")).errors
+    broken = tmp_path / "broken.prototxt"
+    broken.write_text("layer { name: ")
+    assert check_file(str(broken)).errors
+
+
+def test_a_source_that_is_damaged_is_an_error(tmp_path):
+    lmdb = tmp_path / "lmdb"
+    lmdb.mkdir()
+    (lmdb / "data.mdb").write_bytes(b"nonsense" * 1000)
+    path = tmp_path / "net.prototxt"
+    path.write_text(NET.replace("/nowhere/lmdb", str(lmdb)))
+    errors = check_file(str(path)).errors
+    assert len(errors) == 1 and str(lmdb) in errors[0] and "net.prototxt:3:1" in errors[0]
+
+
+@pytest.mark.parametrize("solver", sorted((REPO / "solvers").glob("*.prototxt")), ids=lambda path: path.stem)
+def test_our_own_solvers(solver, monkeypatch):
+    monkeypatch.chdir(REPO)
+    report = check_file(str(solver))
+    if any("the size of the images is unknown" in error for error in report.errors):
+        pytest.skip("its LMDB is not made yet, and nothing else tells the size of its images")
+    assert report.errors == []
+    assert report.schedule[0][0] == 0 and all(math.isfinite(rate) for _, rate in report.schedule)
+
+
+@needs_shared("zoo")
+@pytest.mark.parametrize("name", ["solver", "solver_collapse", "train_val", "train_val_noaug"])
+def test_the_papers_own_files(name):
+    report = check_file(str(SHARED / "zoo/surfsara/models/multinode/resnet50_448nodes" / f"{name}.prototxt"))
+    assert report.errors == []
+    learnable = report.nets[0].memory.gradients // 4
+    assert learnable == 25_557_032  # ResNet-50
+    assert report.nets[0].flops / report.nets[0].batch == pytest.approx(8.2e9, rel=0.05)
