@@ -20,7 +20,9 @@ from engine.graph.passes.split import insert_splits
 from engine.layers.base import Blob, Layer, Parameter
 from engine.weights import shape_text
 
-PASSES = frozenset({"fuse", "memory_plan"})  # those that can be switched off; splits and gradients are the graph's meaning
+PASSES = frozenset(
+    {"fuse", "memory_plan"}
+)  # those that can be switched off; splits and gradients are the graph's meaning
 
 
 @dataclass
@@ -53,7 +55,8 @@ class BlobView:
 
     @property
     def data(self) -> np.ndarray:
-        """A copy, shaped as Caffe's blob. Only meaningful while the memory plan keeps the blob (`keep_all`, outputs)."""
+        """A copy, shaped as Caffe's blob. Only meaningful while the memory plan keeps the blob (`keep_all`,
+        outputs)."""
         return self.tensor.get().reshape(self.shape)
 
     @property
@@ -68,10 +71,11 @@ class BlobView:
 class Net:
     """One phase of a net, ready to run.
 
-    `share` is a net whose weights this one reads (a test net and its train net). `shapes_of(layer, where)` gives the shapes
-    that data layers feed. `keep_all` keeps every blob and gradient readable after a run; `accumulate` makes parameter
-    gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in row-major layout, for
-    ranks whose processors would choose differently. Raises ConfigErrors for a net that does not fit together.
+    `share` is a net whose weights this one reads (a test net and its train net). `shapes_of(layer, where)` gives the
+    shapes that data layers feed. `keep_all` keeps every blob and gradient readable after a run; `accumulate` makes
+    parameter gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in
+    row-major layout, for ranks whose processors would choose differently. Raises ConfigErrors for a net that does not
+    fit together.
     """
 
     def __init__(
@@ -107,7 +111,10 @@ class Net:
         shared = {}
         if share is not None:
             shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items()}
-        self.builder = Builder(self.program, shared, accumulate, plain_parameters)
+        summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
+        if accumulate:
+            summed.update(self.graph.params)
+        self.builder = Builder(self.program, shared, summed, plain_parameters)
         for layer in self.graph.layers:
             layer.lower(self.builder)
         self.tensors = self.builder.tensors
@@ -186,8 +193,9 @@ class Net:
         return layouts if layouts_only else f"oneDNN {_core.onednn_version()} {_core.onednn_isa()} {layouts}"
 
     def gates(self, buckets_of: dict[str, list[int]]) -> list[tuple[list[int], list[int]]]:
-        """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the first op
-        that reads any of its parameters, the last in backward, has written its gradient. `buckets_of`: by parameter name."""
+        """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the
+        first op that reads any of its parameters, the last in backward, has written its gradient. `buckets_of`: by
+        parameter name."""
         waits: list[list[int]] = [[] for _ in range(len(self.program))]
         readies: list[list[int]] = [[] for _ in range(len(self.program))]
         first_use = {parameter.name: op for parameter, op in self.first_uses().items()}
@@ -214,7 +222,8 @@ class Net:
 
     @property
     def params(self) -> dict[str, list[Any]]:
-        """Tensors by layer name, as pycaffe's `net.params`; shared parameters appear under every layer that has them."""
+        """Tensors by layer name, as pycaffe's `net.params`; shared parameters appear under every layer that has
+        them."""
         result: dict[str, list[Any]] = {}
         for parameter in self.all_params():
             result.setdefault(parameter.layer, []).append(self.tensor_of[parameter.owner or parameter])
@@ -243,7 +252,9 @@ class Net:
         fitted = []
         for layer, params in mine.items():
             if layer in blobs and len(blobs[layer]) != len(params):
-                raise WeightsError(f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source)
+                raise WeightsError(
+                    f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source
+                )
             for parameter, values in zip(params, blobs.get(layer, []), strict=False):
                 if not _fits(values.shape, parameter.shape):
                     raise WeightsError(
@@ -259,14 +270,15 @@ class Net:
     # Running
 
     def feed(self, blob: Blob, values: np.ndarray) -> None:
-        """Points an input at `values` (row-major float32 of the blob's shape); the array is read in place, not copied."""
+        """Points an input at `values` (row-major float32 of the blob's shape); the array is read in place, not
+        copied."""
         values = np.ascontiguousarray(values, np.float32)
         self.tensors[blob].attach(values)
         self._fed[blob] = values
 
     def forward(self, step: int = 0, first_sample: int = 0) -> dict[str, np.ndarray]:
-        """Runs all layers; returns the outputs (blobs that nobody reads) by name. `step` and `first_sample` (this rank's
-        place in the global batch) count the randomness of this pass."""
+        """Runs all layers; returns the outputs (blobs that nobody reads) by name. `step` and `first_sample` (this
+        rank's place in the global batch) count the randomness of this pass."""
         self.run_forward(step, first_sample)
         return self.outputs()
 
@@ -279,7 +291,11 @@ class Net:
         self.program.forward()
 
     def outputs(self) -> dict[str, np.ndarray]:
-        return {blob.name: self.tensors[blob].get().reshape(blob.shape) for blob in self.graph.outputs if blob in self.tensors}
+        return {
+            blob.name: self.tensors[blob].get().reshape(blob.shape)
+            for blob in self.graph.outputs
+            if blob in self.tensors
+        }
 
     def set_top_diff(self, name: str, values: np.ndarray) -> None:
         """The gradient of an output that is no loss (`force_backward`)."""

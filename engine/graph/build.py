@@ -100,7 +100,9 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
     is_loss = layer.type.endswith("Loss")
     given = list(layer.message.loss_weight)
     if given and len(given) != len(layer.tops):
-        raise layer.error(f"loss_weight is given {len(given)} times, expected once for each of its {len(layer.tops)} tops")
+        raise layer.error(
+            f"loss_weight is given {len(given)} times, expected once for each of its {len(layer.tops)} tops"
+        )
     layer.loss_weights = given or [1.0 if is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
 
 
@@ -182,12 +184,18 @@ class _Connector:
             import difflib
 
             near = difflib.get_close_matches(name, self.current, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"blobs known here: {', '.join(sorted(self.current)) or 'none'}"
+            hint = (
+                f"did you mean '{near[0]}'?"
+                if near
+                else f"blobs known here: {', '.join(sorted(self.current)) or 'none'}"
+            )
             return layer.error(f"no layer makes its bottom '{name}'; {hint}")
         path = self._cycle(layer.message, later[0])
         if path:
             return layer.error(f"cycle: {' -> '.join(path)}")
-        return layer.error(f"its bottom '{name}' is made by the later layer '{later[0].name}'; move that layer above this one")
+        return layer.error(
+            f"its bottom '{name}' is made by the later layer '{later[0].name}'; move that layer above this one"
+        )
 
     def _cycle(self, start, producer) -> list[str] | None:
         """Names of the layers from `start` back to itself, if what `producer` reads depends on it."""

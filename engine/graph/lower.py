@@ -5,6 +5,7 @@ The builder is what a layer's `lower` sees: tensors of blobs, parameters, and a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
@@ -15,13 +16,20 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Collects the ops of one net. `shared` maps parameters (layer name, index) to tensors of a program built before: a test
-    net reads the train net's weights."""
+    """Collects the ops of one net. `shared` maps parameters (layer name, index) to tensors of a program built before:
+    a test net reads the train net's weights. Parameters in `summed` have several writers, so that each adds its
+    gradient."""
 
-    def __init__(self, program: Program, shared: dict[tuple[str, int], Tensor] | None = None, accumulate=False, plain_parameters=False):
+    def __init__(
+        self,
+        program: Program,
+        shared: dict[tuple[str, int], Tensor] | None = None,
+        summed: Collection[Parameter] = (),
+        plain_parameters: bool = False,
+    ):
         self.program = program
         self.shared = shared or {}
-        self.accumulate = accumulate
+        self.summed = summed
         self.plain_parameters = plain_parameters
         self.tensors: dict[Blob, Tensor] = {}
         self.params: dict[Parameter, Tensor] = {}
@@ -38,7 +46,8 @@ class Builder:
         self.tensors[blob] = tensor
 
     def input(self, blob: Blob) -> Tensor:
-        """A blob that comes from outside (data, labels): float32, row-major, pointed at the caller's memory before each run."""
+        """A blob that comes from outside (data, labels): float32, row-major, pointed at the caller's memory before
+        each run."""
         tensor = self.program.input(blob.name, list(blob.shape), blob.needs_gradient)
         self.inputs[blob] = self.tensors[blob] = tensor
         return tensor
@@ -53,12 +62,10 @@ class Builder:
             else:
                 tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)
                 if tensor.diff is not None:
-                    tensor.diff.accumulate = self.accumulate
+                    tensor.diff.accumulate = owner in self.summed  # known before the first of its ops is built
                 if self.plain_parameters:
                     tensor.decide_plain()
                 self.params[owner] = tensor
-        elif parameter.owner and self.params[owner].diff is not None:
-            self.params[owner].diff.accumulate = True  # a second writer adds
         return self.params[owner]
 
     def op(
@@ -72,8 +79,9 @@ class Builder:
         tops: list[Blob] | None = None,
         shapes: list[Shape] | None = None,
     ) -> list[Tensor]:
-        """Adds an op and returns its outputs. By default its params and tops are the layer's; `shapes` overrides the shapes that
-        the op sees (a view of the top), `tops=[]` with `shapes` makes intermediate tensors that belong to no blob."""
+        """Adds an op and returns its outputs. By default its params and tops are the layer's; `shapes` overrides the
+        shapes that the op sees (a view of the top), `tops=[]` with `shapes` makes intermediate tensors that belong to
+        no blob."""
         params = layer.params if params is None else params
         tops = layer.tops if tops is None else tops
         shapes = [blob.shape for blob in tops] if shapes is None else shapes

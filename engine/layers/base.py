@@ -1,7 +1,8 @@
 """What every layer is: a node of the graph that knows its parameters, its shapes and the ops it becomes.
 
-A layer type overrides `infer` (shapes), `make_params` (parameters), `attributes` (what its op needs to know) and, only when it
-becomes something else than one op of its own name, `lower`. It knows neither ranks nor data sources nor other layers.
+A layer type overrides `infer` (shapes), `make_params` (parameters), `attributes` (what its op needs to know) and,
+only when it becomes something else than one op of its own name, `lower`. It knows neither ranks nor data sources nor
+other layers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Parameter:
 
 @dataclass(eq=False)
 class Layer:
-    """A node. `message` is its LayerParameter, `where` its "file:line:column" for errors, `phase` TRAIN (0) or TEST (1)."""
+    """A node. `message` is its LayerParameter, `where` its "file:line:column" for errors, `phase` TRAIN (0) or TEST
+    (1).
+    """
 
     message: Any
     where: str
@@ -112,11 +115,13 @@ class Layer:
         builder.op(self.type, self, inputs, self.attributes())
 
     def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
-        """Values of fed tops for this step, for layers that make them up themselves (DummyData); {} leaves them as they are."""
+        """Values of fed tops for this step, for layers that make them up themselves (DummyData); {} leaves them as
+        they are."""
         return {}
 
     def absorb(self, following: Layer) -> bool:
-        """Called by the fusion pass with the only reader of this layer's top: True if this layer now does its work too."""
+        """Called by the fusion pass with the only reader of this layer's top: True if this layer now does its work
+        too."""
         return False
 
     def flops(self) -> int:

@@ -25,7 +25,8 @@ class SnapshotFiles:
         self.samples_before = 0
 
     def prefix(self) -> str:
-        """snapshot_prefix with %# and %* expanded; the solver's own name where there is none or where it is a folder."""
+        """snapshot_prefix with %# and %* expanded; the solver's own name where there is none or where it is a
+        folder."""
         param, world = self.solver.param, self.solver.world
         prefix = param.snapshot_prefix or Path(self.solver.config.path).with_suffix("").name
         prefix = expand_ranks(prefix, world.rank, world.size)
@@ -34,13 +35,17 @@ class SnapshotFiles:
         return prefix
 
     def names(self) -> tuple[Path, Path]:
-        """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is asked for."""
+        """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is
+        asked for.
+        """
         tail = ".h5" if self.solver.param.snapshot_format == proto.SolverParameter.HDF5 else ""
         stem = f"{self.prefix()}_iter_{self.solver.iteration}"
         return Path(f"{stem}.caffemodel{tail}"), Path(f"{stem}.solverstate{tail}")
 
     def write(self) -> None:
-        """Rank 0 writes both files. Raises EngineError that names file and reason (a full disk); older ones stay whole."""
+        """Rank 0 writes both files. Raises EngineError that names file and reason (a full disk); older ones stay
+        whole.
+        """
         solver = self.solver
         model, state = self.names()
         if solver.world.rank == 0:
@@ -78,8 +83,8 @@ class SnapshotFiles:
                     log(f"Layer {layer} is not in {path}: it keeps its initial values")
 
     def restore(self, path: str) -> None:
-        """Weights, history and position of a solverstate, written by this engine or by Caffe. The order of samples goes on
-        where it stopped, also with another number of ranks."""
+        """Weights, history and position of a solverstate, written by this engine or by Caffe. The order of samples
+        goes on where it stopped, also with another number of ranks."""
         solver = self.solver
         state = solver.world.broadcast_object(weights.read_solverstate(path) if solver.world.rank == 0 else None)
         model = _find_model(state.learned_net, path)
@@ -101,7 +106,9 @@ class SnapshotFiles:
 
     def _same_seed(self, seed: int, path: str) -> None:
         if seed != self.solver.seed:
-            raise WeightsError(f"{path}: was trained with random_seed {seed}; set it to go on with the same order of samples")
+            raise WeightsError(
+                f"{path}: was trained with random_seed {seed}; set it to go on with the same order of samples"
+            )
 
 
 def _find_model(named: str, state: str) -> str:

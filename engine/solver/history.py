@@ -11,7 +11,9 @@ from engine.net import Net
 
 
 class History:
-    """`sets` arenas (1 for SGD, 2 for Adam and AdaDelta), zero at first. `arrays` are their float32 views for the updater."""
+    """`sets` arenas (1 for SGD, 2 for Adam and AdaDelta), zero at first. `arrays` are their float32 views for the
+    updater.
+    """
 
     def __init__(self, net: Net, sets: int):
         from engine import _core
@@ -28,13 +30,15 @@ class History:
             self._tensors.append(tensors)
 
     def to_blobs(self) -> list[np.ndarray]:
-        """One array for each parameter of the net in the file's order, set after set: BVLC's SolverState.history. Parameters
-        that do not learn have zeros, as Caffe writes them."""
+        """One array for each parameter of the net in the file's order, set after set: BVLC's SolverState.history.
+        Parameters that do not learn have zeros, as Caffe writes them."""
         blobs = []
         for tensors in self._tensors:
             for parameter in self.net.graph.params:
                 tensor = tensors.get(parameter)
-                values = np.zeros(parameter.shape, np.float32) if tensor is None else tensor.get().reshape(parameter.shape)
+                values = (
+                    np.zeros(parameter.shape, np.float32) if tensor is None else tensor.get().reshape(parameter.shape)
+                )
                 blobs.append(values)
         return blobs
 
@@ -43,13 +47,15 @@ class History:
         params = self.net.graph.params
         if len(blobs) != len(params) * len(self._tensors):
             raise WeightsError(
-                f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} for this net and solver type"
+                f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} "
+                "for this net and solver type"
             )
         for number, tensors in enumerate(self._tensors):
             for parameter, values in zip(params, blobs[number * len(params) :], strict=False):
                 if values.size != parameter.count:
                     raise WeightsError(
-                        f"{source}: history of {parameter.name}: expected shape {parameter.shape}, got {tuple(values.shape)}"
+                        f"{source}: history of {parameter.name}: expected shape {parameter.shape}, "
+                        f"got {tuple(values.shape)}"
                     )
                 if parameter in tensors:
                     tensors[parameter].set(np.ascontiguousarray(values, np.float32).ravel())

@@ -31,8 +31,8 @@ def policy(name: str, *required: str):
 
 
 def learning_rate(param: Any, where: str | None = None) -> Rate:
-    """The rate of a SolverParameter, warm-up included: while iteration < warmup_iter it rises linearly from warmup_start_lr
-    to base_lr; afterwards the policy sees the absolute iteration (P, III.B; Goyal et al. 2017).
+    """The rate of a SolverParameter, warm-up included: while iteration < warmup_iter it rises linearly from
+    warmup_start_lr to base_lr; afterwards the policy sees the absolute iteration (P, III.B; Goyal et al. 2017).
 
     Raises ConfigError for an unknown policy or a field that it needs and does not find.
     """
@@ -89,7 +89,8 @@ def _poly(param):
 
 @policy("poly_cyc", "base_lr", "power", "lr_iter")
 def _poly_cyc(param):
-    """Polynomial decay towards lr_iter, which may lie beyond max_iter: the run ends before the rate has come down to 0."""
+    """Polynomial decay towards lr_iter, which may lie beyond max_iter: the run ends before the rate has come down to
+    0."""
     return lambda iteration: param.base_lr * max(0.0, 1 - iteration / param.lr_iter) ** param.power
 
 
@@ -110,7 +111,8 @@ def _multifixed(param):
 
 
 class Plateau:
-    """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed loss.
+    """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
+    loss.
 
     `see(loss)` takes the loss of the iteration about to be rated, averaged over ranks so that all agree. The fields are
     those of SolverState.

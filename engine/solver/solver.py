@@ -1,4 +1,6 @@
-"""The training loop: batches, forward, backward, update; tests, display, snapshots; the same decisions on every rank."""
+"""The training loop: batches, forward, backward, update; tests, display, snapshots; the same decisions on every
+rank.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.validate import validate
 
 # SolverParameter.type -> update rule of the extension.
-RULES = {"SGD": "sgd", "Nesterov": "nesterov", "AdaGrad": "adagrad", "RMSProp": "rmsprop", "AdaDelta": "adadelta", "Adam": "adam"}
+RULES = {
+    "SGD": "sgd",
+    "Nesterov": "nesterov",
+    "AdaGrad": "adagrad",
+    "RMSProp": "rmsprop",
+    "AdaDelta": "adadelta",
+    "Adam": "adam",
+}
 
 
 class Solver:
@@ -40,8 +49,15 @@ class Solver:
     engine.errors.
     """
 
-    def __init__(self, config: Config, world: World, *, signals: Signals | None = None, timeline: Timeline | None = None,
-                 skip_bad_images: bool = False):
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        *,
+        signals: Signals | None = None,
+        timeline: Timeline | None = None,
+        skip_bad_images: bool = False,
+    ):
         self.config, self.param, self.world = config, config.message, world
         self.signals = signals or Signals()
         self.timeline = timeline
@@ -98,7 +114,9 @@ class Solver:
         self.history = History(net, core.update_rules()[rule])
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
-        multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
+        multipliers = {
+            placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters
+        }
         segments = [[core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, multipliers)]
         hyper = core.Hyper(
             momentum=param.momentum,
@@ -121,7 +139,9 @@ class Solver:
         if not self.param.test_interval and not self.param.test_iter:
             return []
         return [
-            Evaluator(config, proto.TEST, share=self.net, world=self.world, seed=self.seed, skip_bad_images=skip_bad_images)
+            Evaluator(
+                config, proto.TEST, share=self.net, world=self.world, seed=self.seed, skip_bad_images=skip_bad_images
+            )
             for config in nets.tests
         ]
 
@@ -178,9 +198,14 @@ class Solver:
 
     def _describe(self) -> str:
         batch, images = self.feeder.batch_size, self.feeder.size
-        epoch = f", {images / self.samples_per_iteration:.1f} iterations per epoch of {images} samples" if images and batch else ""
+        epoch = (
+            f", {images / self.samples_per_iteration:.1f} iterations per epoch of {images} samples"
+            if images and batch
+            else ""
+        )
         return (
-            f"Global batch {self.samples_per_iteration} = {self.world.size} ranks x {batch} x iter_size {self.iter_size}{epoch}; "
+            f"Global batch {self.samples_per_iteration} = {self.world.size} ranks x {batch} x "
+            f"iter_size {self.iter_size}{epoch}; "
             f"{self.strategy.describe()}; {self.threads} threads per rank"
         )
 
@@ -212,7 +237,9 @@ class Solver:
         return self.iteration > 0 or self.param.test_initialization
 
     def step(self) -> None:
-        """One iteration: iter_size micro-batches and an update, which the next forward waits for, parameter by parameter."""
+        """One iteration: iter_size micro-batches and an update, which the next forward waits for, parameter by
+        parameter.
+        """
         loss = 0.0
         for micro in range(self.iter_size):
             last = micro == self.iter_size - 1
@@ -238,7 +265,8 @@ class Solver:
             self.strategy.wait_all()
             culprit = self.net.program.first_nonfinite() or "the update"
             raise NumericalError(
-                f"iteration {self.iteration}: the loss is {loss}; layer '{culprit}' is the first whose output is not finite. "
+                f"iteration {self.iteration}: the loss is {loss}; "
+                f"layer '{culprit}' is the first whose output is not finite. "
                 f"{self.feeder.describe_batch()}Lower base_lr or warm up, or set clip_gradients"
             )
         return loss
@@ -303,7 +331,9 @@ class Solver:
         self.world.allreduce_mean(self.net.statistics())
 
     def _trace(self) -> None:
-        """This iteration's spans, if the timeline wants them; servers are still busy with it, their events come later."""
+        """This iteration's spans, if the timeline wants them; servers are still busy with it, their events come
+        later.
+        """
         if self.timeline is None:
             return
         done = self.iteration - 1

@@ -16,7 +16,6 @@ from engine.data.data_source import DataSource
 from tests.data.pictures import random_pixels
 
 
-
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """Three classes of 4 PNG images of 3 x 12 x 16, and what is in them: random_pixels(10 * label + number)."""

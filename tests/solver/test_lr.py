@@ -19,7 +19,9 @@ FORMULAS = {
     'lr_policy: "step" base_lr: 0.1 gamma: 0.5 stepsize: 7': lambda i: 0.1 * 0.5 ** (i // 7),
     'lr_policy: "exp" base_lr: 0.1 gamma: 0.9': lambda i: 0.1 * 0.9**i,
     'lr_policy: "inv" base_lr: 0.1 gamma: 0.01 power: 0.75': lambda i: 0.1 * (1 + 0.01 * i) ** -0.75,
-    'lr_policy: "multistep" base_lr: 0.1 gamma: 0.5 stepvalue: 5 stepvalue: 9': lambda i: 0.1 * 0.5 ** ((i >= 5) + (i >= 9)),
+    'lr_policy: "multistep" base_lr: 0.1 gamma: 0.5 stepvalue: 5 stepvalue: 9': lambda i: (
+        0.1 * 0.5 ** ((i >= 5) + (i >= 9))
+    ),
     'lr_policy: "poly" base_lr: 0.1 power: 2 max_iter: 100': lambda i: 0.1 * (1 - i / 100) ** 2,
     'lr_policy: "poly_cyc" base_lr: 0.1 power: 1 max_iter: 50 lr_iter: 100': lambda i: 0.1 * (1 - i / 100),
     'lr_policy: "sigmoid" base_lr: 0.1 gamma: 0.2 stepsize: 9': lambda i: 0.1 / (1 + math.exp(-0.2 * (i - 9))),

@@ -3,11 +3,12 @@
 
     python tools/bench/train.py --model nets/resnet50.prototxt --batch 32 --rounds 3 \\
         --rival 'PyTorch' 'python peer_torch.py --net resnet50 --batch 32 --threads 2' \\
-        --rival 'PyTorch, tcmalloc' 'env LD_PRELOAD=libtcmalloc.so.4 python peer_torch.py --net resnet50 --batch 32 --threads 2'
+        --rival 'PyTorch, tcmalloc' 'env LD_PRELOAD=libtcmalloc.so.4 python peer_torch.py --net resnet50 --batch 32
+        --threads 2'
 
-Each rival is a name and a command that prints `N images/s` on its last line. Every round runs engine and each rival once; the
-table has medians over the rounds, the spread, and how many times as fast engine is in the same round (median of ratios).
-Threads: OMP_NUM_THREADS, as everywhere.
+Each rival is a name and a command that prints `N images/s` on its last line. Every round runs engine and each rival
+once; the table has medians over the rounds, the spread, and how many times as fast engine is in the same round
+(median of ratios). Threads: OMP_NUM_THREADS, as everywhere.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def measure_engine(model: str, batch: int, precision: str, iterations: int) -> f
         command = [sys.executable, "-m", "engine.cli", "time", "--model", model, "--phase", "TRAIN"]
         command += ["--iterations", str(iterations), "--precision", precision, "--json", str(report)]
         command += ["--set", f"layer[data].data_param.batch_size={batch}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return json.loads(report.read_text())["images_per_second"]
 
 
@@ -62,7 +63,10 @@ def main() -> None:
             rivals[name].append(measure_rival(command))
         shown = ", ".join(f"{name} {values[-1]:.2f}" for name, values in {"engine": ours, **rivals}.items())
         print(f"round {number + 1} of {options.rounds}, images/s: {shown}", file=sys.stderr, flush=True)
-    print(f"{Path(options.model).stem}, batch {options.batch}, {options.precision}, images/s, median of {options.rounds} rounds")
+    print(
+        f"{Path(options.model).stem}, batch {options.batch}, {options.precision}: images/s, "
+        f"median of {options.rounds} rounds"
+    )
     print(f"{'':24s}{'median':>10s}{'least':>10s}{'most':>10s}{'engine is':>12s} times as fast")
     print(row("engine", ours, None))
     for name, values in rivals.items():

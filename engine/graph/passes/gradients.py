@@ -1,4 +1,6 @@
-"""Which blobs need a gradient: something below them learns, and a loss lies above them. The rest of backward is pruned."""
+"""Which blobs need a gradient: something below them learns, and a loss lies above them. The rest of backward is
+pruned.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def _below(graph: Graph) -> set[Blob]:
     for layer in graph.layers:
         learns = any((parameter.owner or parameter).learnable for parameter in layer.params)
         passes = any(
-            blob in wanted and _propagates(layer, i) and i not in layer.constant_bottoms for i, blob in enumerate(layer.bottoms)
+            blob in wanted and _propagates(layer, i) and i not in layer.constant_bottoms
+            for i, blob in enumerate(layer.bottoms)
         )
         is_input = graph.force_backward and not layer.bottoms
         if layer.differentiable and (learns or passes or is_input):

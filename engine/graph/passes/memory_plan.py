@@ -19,8 +19,8 @@ class Lifetime:
 def plan(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
     """Offsets of the buffers in one arena, and its size, such that buffers alive at the same step do not overlap.
 
-    Greedy by size, each in the lowest gap that fits: within a few per cent of the lower bound (the most bytes alive at one
-    step) on the nets of nets/.
+    Greedy by size, each in the lowest gap that fits: within a few per cent of the lower bound (the most bytes alive
+    at one step) on the nets of nets/.
     """
     order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].bytes, lifetimes[i].first))
     offsets = [0] * len(lifetimes)
@@ -74,7 +74,8 @@ def place(program, enabled: bool = True) -> int:
 
 
 def _join_one_round(program) -> bool:
-    """Joins every pair that can be joined now; each buffer at most once, since its lifetime changes. True if any was."""
+    """Joins every pair that can be joined now; each buffer at most once, since its lifetime changes. True if any
+    was."""
     lifetimes = [Lifetime(*each) for each in program.lifetimes()]
     touched: set[int] = set()
     for step, source, result in program.overwrites():

@@ -1,0 +1,96 @@
+"""What the solver's tests share: small nets on real data, solvers from text, and what two runs are compared by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from engine.comm.world import World
+from engine.config import parse_solver
+from engine.solver.solver import Solver
+from engine.weights import read_caffemodel, read_solverstate
+from tests.mpi import REPO
+
+DIGITS = REPO / "examples/digits"
+
+# Caffe's order of a run: data from an LMDB, no BatchNorm (its statistics depend on the batch of a rank).
+DIGITS_NET = """
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { scale: 0.0625 crop_size: 6 mirror: true }
+  data_param { source: "%(digits)s/digits_train_lmdb" backend: LMDB batch_size: %(batch)d shuffle: true } }
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
+  transform_param { scale: 0.0625 crop_size: 6 }
+  data_param { source: "%(digits)s/digits_test_lmdb" backend: LMDB batch_size: 47 } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+  convolution_param { num_output: 8 kernel_size: 3 weight_filler { type: "msra" } } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "ip1" type: "InnerProduct" bottom: "conv" top: "ip1"
+  inner_product_param { num_output: 32 weight_filler { type: "xavier" } } }
+layer { name: "tanh" type: "TanH" bottom: "ip1" top: "ip1" }
+layer { name: "drop" type: "Dropout" bottom: "ip1" top: "ip1" dropout_param { dropout_ratio: 0.3 } }
+layer { name: "ip2" type: "InnerProduct" bottom: "ip1" top: "ip2"
+  inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "accuracy" include { phase: TEST } }
+"""
+
+
+def digits_net(batch: int = 16) -> str:
+    """Convolution, dropout and two inner products on crops of the digits, mirrored at random."""
+    return DIGITS_NET % {"digits": DIGITS, "batch": batch}
+
+
+def make_solver(text: str, net: str, folder: Path | str = "", world: World | None = None, **options) -> Solver:
+    """A solver of `net`, both as text; with a `folder` it is "net.prototxt" in there, and snapshots go there, too.
+    Defaults to SGD at a fixed rate of 0.01 for 20 iterations without files; protobuf's text takes the later of two."""
+    defaults = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 20 snapshot_after_train: %s' % str(bool(folder)).lower()
+    given = {field.split(":")[0] for field in text.split() if field.endswith(":")}
+    pairs = zip(defaults.split()[::2], defaults.split()[1::2])
+    missing = " ".join(f"{name} {value}" for name, value in pairs if name[:-1] not in given)
+    if folder and "snapshot_prefix" not in given:
+        missing += f' snapshot_prefix: "{folder}/net"'
+    config = parse_solver(f"{missing} {text} net_param {{ {net} }}", str(Path(folder) / "net.prototxt"))
+    return Solver(config, world or World(), **options)
+
+
+def solve(text: str, net: str, folder: Path | str = "", *, restore: Path | str = "", world: World | None = None) -> Solver:
+    """A solver that has run to its end, from the start or from a solverstate."""
+    solver = make_solver(text, net, folder, world)
+    if restore:
+        solver.restore(str(restore))
+    assert solver.solve()
+    solver.close()
+    return solver
+
+
+def learned(solver: Solver) -> dict[str, np.ndarray]:
+    """Weights, histories and statistics by name: copies, in Caffe's shapes."""
+    solver.strategy.wait_all()
+    values = {
+        f"{layer}[{i}]": blob
+        for layer, blobs in solver.net.weights_by_layer().items()
+        for i, blob in enumerate(blobs)
+    }
+    return values | {f"history {i}": blob for i, blob in enumerate(solver.history.to_blobs())}
+
+
+def in_files(folder: Path, iteration: int) -> dict[str, np.ndarray]:
+    """The same from the snapshot of an iteration."""
+    stem = folder / f"net_iter_{iteration}"
+    model = read_caffemodel(f"{stem}.caffemodel")
+    values = {f"{layer}[{i}]": blob for layer, blobs in model.items() for i, blob in enumerate(blobs)}
+    history = read_solverstate(f"{stem}.solverstate").history
+    return values | {f"history {i}": blob for i, blob in enumerate(history)}
+
+
+def different(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:
+    """Names of arrays that are not the same bits."""
+    assert a.keys() == b.keys()
+    return [name for name in a if a[name].tobytes() != b[name].tobytes()]
+
+
+def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """The largest difference in any array, relative to the array's largest element."""
+    assert a.keys() == b.keys()
+    return max(float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max()) for name in a)

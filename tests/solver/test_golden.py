@@ -1,0 +1,71 @@
+"""BVLC Caffe's own runs: the same losses and weights, and its files go on where it stopped."""
+
+import numpy as np
+import pytest
+
+from engine.solver.solver import Solver
+from engine.weights import read_caffemodel
+from tests.shared import SHARED, needs_shared
+from tests.solver.harness import distance, learned, make_solver
+
+CASES = """sgd nesterov adagrad rmsprop adadelta adam sgd_l1 sgd_clip sgd_iter_size policy_exp policy_inv
+policy_multistep policy_poly policy_sigmoid policy_step""".split()
+FILES = SHARED / "golden/files"
+
+pytestmark = [needs_shared("golden/solvers"), pytest.mark.parametrize("case", CASES)]
+
+
+def open_case(case: str) -> tuple[Solver, dict[str, np.ndarray]]:
+    """A solver of the case on its one batch, with weights of our own, and the case's arrays."""
+    arrays = dict(np.load(SHARED / f"golden/solvers/{case}.npz"))
+    solver = make_solver(str(arrays["solver"]), str(arrays["net"]))
+    for blob in ("x", "l"):
+        solver.net.blobs[blob].set(arrays[blob])
+    return solver, arrays
+
+
+def weights(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, list[np.ndarray]]:
+    return {layer: [arrays[f"{prefix}_{layer}_{i}"] for i in (0, 1)] for layer in ("conv", "ip")}
+
+
+def run(solver: Solver, steps: int) -> list[float]:
+    """The loss before each update."""
+    solver.feeder.start(solver.samples_seen())
+    losses = []
+    for _ in range(steps):
+        solver.step()
+        losses.append(solver.recent_loss.recent[-1])
+    return losses
+
+
+def test_ten_steps(case):
+    solver, arrays = open_case(case)
+    assert solver.net.load_weights(weights(arrays, "before"), case) == []
+    np.testing.assert_allclose(run(solver, 10), arrays["losses"], rtol=3e-5)
+    after = solver.net.weights_by_layer()
+    for layer, blobs in weights(arrays, "after10").items():
+        for ours, theirs in zip(after[layer], blobs, strict=True):
+            # Steps of RMSProp and Adam do not shrink with the gradient: those that are nearly 0 keep few digits.
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4 if case == "rmsprop" else 2e-6)
+
+
+@needs_shared("golden/files")
+def test_caffe_s_files_go_on(case):
+    """Steps 11 and 12 from Caffe's snapshot, and those of a run of ours."""
+    whole, arrays = open_case(case)
+    whole.net.load_weights(weights(arrays, "before"), case)
+    losses = run(whole, 12)
+    resumed, _ = open_case(case)
+    resumed.restore(str(FILES / f"{case}_iter_10.solverstate"))
+    assert resumed.iteration == 10
+    np.testing.assert_allclose(run(resumed, 2), losses[10:], rtol=2e-4 if case == "rmsprop" else 1e-5)
+    assert distance(learned(whole), learned(resumed)) < (2e-3 if case == "rmsprop" else 2e-5)
+
+
+@needs_shared("golden/files")
+def test_caffe_s_weights_by_layer_name(case):
+    arrays = dict(np.load(SHARED / f"golden/solvers/{case}.npz"))
+    read = read_caffemodel(FILES / f"{case}_iter_10.caffemodel")
+    for layer, blobs in weights(arrays, "after10").items():
+        for ours, theirs in zip(read[layer], blobs, strict=True):
+            np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,68 @@
+"""`engine time` on small nets: what it counts, not how fast it is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.benchmark import benchmark, feed_made_up, to_json, to_text
+from engine.comm.world import World
+from engine.config import parse_net, read_net
+from engine.graph.build import TEST, TRAIN
+from engine.net import Net
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def in_repo(monkeypatch):
+    monkeypatch.chdir(REPO)
+
+
+@pytest.fixture(scope="module")
+def times():
+    config = read_net(REPO / "nets/digits.prototxt", [f"layer[data].data_param.source={REPO}/nowhere"])
+    for layer in config.message.layer[:2]:
+        layer.transform_param.crop_size = 8
+        layer.transform_param.force_gray = True
+    return benchmark(config, TRAIN, 3, World())
+
+
+def test_every_layer_is_timed(times):
+    layers = {layer.name: layer for layer in times.layers}
+    assert {"conv1", "conv2", "pool2", "ip1", "ip2", "loss"} <= set(layers)
+    assert all(layer.forward_ms > 0 for layer in times.layers)
+    assert layers["conv2"].backward_ms > 0
+    assert layers["conv2"].implementations and layers["conv2"].layouts
+
+
+def test_steps(times):
+    assert (times.batch, times.iterations, times.ranks, times.phase) == (32, 3, 1, "TRAIN")
+    assert times.images_per_second == pytest.approx(32e3 / times.step_ms, rel=0.9)
+    assert times.forward_ms + times.backward_ms > 0 and times.peak_memory_bytes > times.activation_bytes > 0
+
+
+def test_what_is_told(times):
+    text = to_text(times)
+    assert "Average time per layer" in text and "images_per_second:" in text and "conv2" in text
+    assert to_json(times)["layers"][0]["name"] == times.layers[0].name
+
+
+def test_phase_test_runs_forward_only():
+    times = benchmark(read_net("nets/digits.prototxt"), TEST, 1, World())
+    assert times.backward_ms == 0 and times.phase == "TEST" and times.batch == 60
+
+
+def test_made_up_labels_fit_the_losses():
+    config = parse_net("""
+        layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 50 dim: 4 } } }
+        layer { name: "y" type: "Input" top: "y" input_param { shape { dim: 50 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 3 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "y" top: "loss" }
+        layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "y" top: "accuracy" }
+    """)
+    net = Net(config, TEST)
+    feed_made_up(net)
+    assert set(np.unique(net.blobs["y"].data)) == {0, 1, 2}
+    assert len(np.unique(net.blobs["x"].data)) > 100
+    assert np.isfinite(net.forward()["loss"])

@@ -1,0 +1,61 @@
+"""Who computes with how many threads."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.comm.world import World
+from engine.cores import limit_spinning, share_cores, threads_for
+from engine.device import ranges
+
+
+def test_ranks_on_the_same_cores_divide_them():
+    shared = ("node1", (0, 1, 2, 3))
+    assert threads_for(shared, [shared, shared]) == 2
+    assert threads_for(shared, [shared] * 3) == 1
+    assert threads_for(shared, [shared] * 9) == 1
+
+
+def test_ranks_that_are_pinned_apart_or_elsewhere_keep_theirs():
+    first, second, other = ("node1", (0, 1)), ("node1", (2, 3)), ("node2", (0, 1))
+    assert threads_for(first, [first, second, other]) == 2
+
+
+def test_what_the_user_set_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    share_cores(World())
+    limit_spinning()
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("7", "5")
+
+
+@pytest.mark.parametrize("variable, value", [("OMP_NUM_THREADS", len(os.sched_getaffinity(0))), ("GOMP_SPINCOUNT", 1000)])
+def test_defaults(monkeypatch, variable, value):
+    # Set before they are deleted, so that they are put back to what they were.
+    monkeypatch.setenv(variable, "")
+    monkeypatch.delenv(variable)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    share_cores(World())
+    limit_spinning()
+    assert os.environ[variable] == str(value)
+
+
+def test_the_extension_takes_the_threads():
+    program = """
+from engine.comm.world import world
+from engine.cores import limit_spinning, share_cores
+import os
+os.environ.pop("OMP_NUM_THREADS", None)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+limit_spinning()
+share_cores(world())
+from engine import _core
+assert _core.threads() == 1, _core.threads()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_ranges():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and ranges([3]) == "3"
