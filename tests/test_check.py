@@ -87,8 +87,8 @@ def test_the_same_net_in_both_phases_is_shown_once(tmp_path):
     path = tmp_path / "deploy.prototxt"
     path.write_text(
         'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 } } }\n'
-        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } param { lr_mult: 0 }'
-        " param { lr_mult: 0 } }"
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 }'
+        " param { lr_mult: 0 } param { lr_mult: 0 } }"
     )
     report = check_file(str(path))
     assert report.errors == [] and [net.phases for net in report.nets] == [["TRAIN", "TEST"]]
@@ -96,7 +96,9 @@ def test_the_same_net_in_both_phases_is_shown_once(tmp_path):
 
 def test_all_errors_are_found(tmp_path):
     net = tmp_path / "net.prototxt"
-    net.write_text(NET.replace('"ReLU"', '"RelU"').replace('bottom: "ip" bottom: "label"', 'bottom: "ipp" bottom: "label"'))
+    net.write_text(
+        NET.replace('"ReLU"', '"RelU"').replace('bottom: "ip" bottom: "label"', 'bottom: "ipp" bottom: "label"')
+    )
     errors = check_file(str(net)).errors
     assert any("did you mean 'ReLU'" in error and "net.prototxt:8:1" in error for error in errors)
     solver = tmp_path / "solver.prototxt"

@@ -52,7 +52,9 @@ def test_help_is_quick():
 
 
 def test_help_imports_nothing_heavy():
-    program = "import sys; from engine.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    program = (
+        "import sys; from engine.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, text=True, capture_output=True, check=True)
     assert not {"numpy", "google.protobuf", "lmdb", "PIL", "mpi4py", "engine.proto"} & set(done.stdout.split())
 
@@ -74,7 +76,13 @@ def test_flags_in_caffes_forms(form):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["trane"], ["train"], ["train", "--solver", "x", "--snapshot", "y", "--weights", "z"], ["time", "--model", "x", "--iterations", "0"]],
+    [
+        [],
+        ["trane"],
+        ["train"],
+        ["train", "--solver", "x", "--snapshot", "y", "--weights", "z"],
+        ["time", "--model", "x", "--iterations", "0"],
+    ],
 )
 def test_wrong_usage_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as left:
@@ -92,6 +100,7 @@ def test_errors_are_one_line_each(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"x" * 100)
     line = fails("train", *DIGITS, "--set", f"layer[data@TRAIN].data_param.source={tmp_path}")
     assert f"{tmp_path}" in line and "nets/digits.prototxt:3:1" in line
+    assert "no folder /nowhere" in fails("train", *DIGITS, "--set", "snapshot_prefix=/nowhere/digits")
 
 
 def test_check_shows_all_errors(tmp_path):
@@ -132,12 +141,14 @@ def test_images_to_trained_net(tmp_path):
     net, solver = tmp_path / "net.prototxt", tmp_path / "solver.prototxt"
     net.write_text(f"""
         name: "kinds"
-        layer {{ name: "data" type: "Data" top: "data" top: "label" data_param {{ source: "{tmp_path}/lmdb" batch_size: 4 }}
+        layer {{ name: "data" type: "Data" top: "data" top: "label"
+          data_param {{ source: "{tmp_path}/lmdb" batch_size: 4 }}
           transform_param {{ mean_file: "{tmp_path}/mean.binaryproto" scale: 0.01 }} }}
         layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
           inner_product_param {{ num_output: 2 weight_filler {{ type: "xavier" }} }} }}
         layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
-        layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include {{ phase: TEST }} }}
+        layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy"
+          include {{ phase: TEST }} }}
     """)
     solver.write_text(
         f'net: "{net}" base_lr: 0.01 lr_policy: "fixed" max_iter: 20 display: 10 test_iter: 4 test_interval: 10 '
@@ -193,13 +204,17 @@ def in_repo(monkeypatch):
 def test_two_ranks_train_and_test(tmp_path, in_repo):
     prefix = tmp_path / "digits"
     done = on_ranks(
-        2, "train", *DIGITS, "--set", f"snapshot_prefix={prefix}", "--set", "max_iter=300", "--timeline", tmp_path / "t.json"
+        2,
+        *("train", *DIGITS, "--set", "max_iter=300", "--set", f"snapshot_prefix={prefix}"),
+        *("--timeline", tmp_path / "t.json"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Solving digits") == 1
     accuracy = float(re.findall(r"Test net output #\d+: accuracy = (\S+)", done.stderr)[-1])
     assert accuracy > 0.97
-    names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["pid"] == 1}
+    names = {
+        event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["pid"] == 1
+    }
     assert {"conv2 fwd", "conv2 bwd"} <= names and any(name.startswith("reduce ") for name in names)
     model = ["--model", "nets/digits.prototxt", "--weights", f"{prefix}_iter_300.caffemodel"]
     for ranks in (1, 2):

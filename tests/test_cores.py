@@ -31,7 +31,9 @@ def test_what_the_user_set_stays(monkeypatch):
     assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("7", "5")
 
 
-@pytest.mark.parametrize("variable, value", [("OMP_NUM_THREADS", len(os.sched_getaffinity(0))), ("GOMP_SPINCOUNT", 1000)])
+@pytest.mark.parametrize(
+    "variable, value", [("OMP_NUM_THREADS", len(os.sched_getaffinity(0))), ("GOMP_SPINCOUNT", 1000)]
+)
 def test_defaults(monkeypatch, variable, value):
     # Set before they are deleted, so that they are put back to what they were.
     monkeypatch.setenv(variable, "")

@@ -45,7 +45,9 @@ def test_batches_are_told_and_averaged():
 
 
 def test_a_net_without_an_end_needs_iterations():
-    config = parse_net('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }', "x.prototxt")
+    config = parse_net(
+        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }', "x.prototxt"
+    )
     test = Evaluator(config, world=World())
     with pytest.raises(ConfigError, match=r"x\.prototxt: .*--iterations"):
         test.run()
@@ -53,7 +55,9 @@ def test_a_net_without_an_end_needs_iterations():
 
 
 def test_outputs_by_sample_are_averaged():
-    text = (REPO / "nets/digits.prototxt").read_text() + 'layer { name: "prob" type: "Softmax" bottom: "ip2" top: "prob" }'
+    text = (
+        REPO / "nets/digits.prototxt"
+    ).read_text() + 'layer { name: "prob" type: "Softmax" bottom: "ip2" top: "prob" }'
     config = parse_net(text, "digits", ["layer[data@TEST].data_param.batch_size=200"])
     prob = Evaluator(config, world=World()).run()["prob"]
     assert prob.shape == (10,) and prob.sum() == pytest.approx(1, abs=1e-5)
