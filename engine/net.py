@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import Config
-from engine.errors import WeightsError
+from engine.errors import DataError, WeightsError
 from engine.fillers import fill_parameter
 from engine.graph.build import TRAIN, Graph, ShapesOf, build
 from engine.graph.lower import Builder
@@ -283,12 +283,15 @@ class Net:
         return self.outputs()
 
     def run_forward(self, step: int = 0, first_sample: int = 0) -> None:
-        """forward() without looking at the outputs."""
+        """forward() without looking at the outputs. Raises DataError for input that an op cannot take."""
         for layer in self.self_fed:
             for blob, values in layer.feed(step, self.seed).items():
                 self.feed(blob, values)
         self.program.set_counter(self.seed, step, first_sample)
-        self.program.forward()
+        try:
+            self.program.forward()
+        except RuntimeError as error:  # what an op found in its input: a label out of range
+            raise DataError(str(error)) from None
 
     def outputs(self) -> dict[str, np.ndarray]:
         return {

@@ -13,6 +13,7 @@ from engine.report.table import shape_text
 
 # Types of data layers whose shapes can be known, by the field that holds their batch_size.
 BATCH_FIELDS = {"Data": "data_param", "ImageData": "image_data_param", "MemoryData": "memory_data_param"}
+UNKNOWN = (3, 224, 224)
 
 
 class SourceShapes:
@@ -44,8 +45,11 @@ class SourceShapes:
         source = message.data_param.source
         if os.path.exists(source.replace("%#", "0").replace("%*", "1")):
             return self._of_source(message, where)
-        shape = shape_without_data(message, where)
-        self._note(f"{where}: source {source} is not here; taking images of {shape_text(shape)}")
+        try:
+            shape, why = shape_without_data(message, where), "taking images of"
+        except ConfigError:  # no crop, no resize, no mean file: only the source knows
+            shape, why = UNKNOWN, "nothing else tells the size of its images, assuming"
+        self._note(f"{where}: source {source} is not here; {why} {shape_text(shape)}")
         return shape
 
     def _of_source(self, message: Any, where: str) -> tuple[int, int, int]:

@@ -15,12 +15,13 @@ from engine.comm.registry import make_strategy
 from engine.comm.strategy import Step
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
-from engine.errors import CommError, NumericalError
+from engine.errors import CommError, DataError, NumericalError
 from engine.feeding import Feeder
 from engine.net import Net
 from engine.report import plot
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.report.metrics import LossWindow, output_lines
+from engine.report.progress import Progress
 from engine.report.timeline import Timeline
 from engine.solver.files import SnapshotFiles
 from engine.solver.history import History
@@ -181,6 +182,7 @@ class Solver:
             return True
         finally:
             self.feeder.close()
+            self._report_skipped()
 
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""
@@ -211,15 +213,17 @@ class Solver:
 
     def _run(self, until: int) -> bool:
         self._mark = (time.monotonic(), self.iteration)
-        while self.iteration < until:
-            asked = self.world.agree(self.signals.flags)
-            if self._test_is_due():
-                self.test()
-            self.step()
-            if self.param.snapshot and self.iteration % self.param.snapshot == 0:
-                self.snapshot()
-            if not self._obey(asked.finish()):
-                return False
+        with Progress("Training", until, begin=self.iteration) as progress:
+            while self.iteration < until:
+                asked = self.world.agree(self.signals.flags)
+                if self._test_is_due():
+                    self.test()
+                self.step()
+                progress.update(self.iteration, note=f"loss = {self.recent_loss.value:.4g}")
+                if self.param.snapshot and self.iteration % self.param.snapshot == 0:
+                    self.snapshot()
+                if not self._obey(asked.finish()):
+                    return False
         return True
 
     def _obey(self, flags: int) -> bool:
@@ -259,7 +263,10 @@ class Solver:
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
-        self.net.run_forward(self.iteration * self.iter_size + micro, first_sample)
+        try:
+            self.net.run_forward(self.iteration * self.iter_size + micro, first_sample)
+        except DataError as error:
+            raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = float(sum(weight * tensor.get().sum() for tensor, weight in self.losses))
         if not np.isfinite(loss):
             self.strategy.wait_all()
@@ -329,6 +336,14 @@ class Solver:
         """Every update is in the weights, and statistics are the ranks' mean."""
         self.strategy.wait_all()
         self.world.allreduce_mean(self.net.statistics())
+
+    def _report_skipped(self) -> None:
+        """The images of this rank that --skip_bad_images left out."""
+        skipped = self.feeder.skipped
+        for key, reason in list(skipped.items())[:10]:
+            warn(f"Skipped '{key}': {reason}")
+        if skipped:
+            warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")
 
     def _trace(self) -> None:
         """This iteration's spans, if the timeline wants them; servers are still busy with it, their events come

@@ -1,0 +1,150 @@
+"""A run that stops and goes on ends with the same bits as one that never stopped."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from engine.data.convert_imageset import convert_imageset
+from engine.errors import WeightsError
+from engine.weights import read_solverstate
+from tests.data.pictures import random_pixels
+from tests.mpi import REPO, run_ranks
+from tests.solver.harness import different, digits_net, distance, in_files, learned, make_solver, solve
+
+MOMENTUM = 'momentum: 0.9 weight_decay: 0.01 lr_policy: "inv" gamma: 0.1 power: 0.75 random_seed: 7 '
+PHOTO_NET = """
+layer { name: "data" type: "Data" top: "data" top: "label"
+  transform_param { crop_size: 8 mirror: true scale: 0.01 mean_value: 120 random_resize_param { min_size: 9 max_size: 14 } }
+  data_param { source: "%s" backend: LMDB batch_size: 5 shuffle: true } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 8 kernel_size: 3 bias_term: false weight_filler { type: "msra" } } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }
+layer { name: "scale" type: "Scale" bottom: "conv" top: "conv" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "drop" type: "Dropout" bottom: "conv" top: "conv" }
+layer { name: "ip" type: "InnerProduct" bottom: "conv" top: "ip"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A net on an LMDB of 22 JPEG files, augmented."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(22):
+        folder = root / "images" / "abc"[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_pixels(number, 14, 18)).save(folder / f"{number}.jpg")
+    convert_imageset(root / "images", None, root / "lmdb", encoded=True)
+    return PHOTO_NET % (root / "lmdb")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MOMENTUM + "momentum_correction: true warmup_iter: 14 warmup_start_lr: 0.001 average_loss: 5 iter_size: 2",
+        MOMENTUM + 'type: "Nesterov" clip_gradients: 0.5 regularization_type: "L1"',
+        'type: "Adam" momentum: 0.9',
+        'type: "AdaDelta" momentum: 0.95 delta: 1e-6 base_lr: 1',
+        'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 3 average_loss: 3 momentum: 0.9',
+        'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 3 warmup_iter: 4 momentum: 0.9',
+    ],
+    ids=["corrected momentum", "nesterov", "adam", "adadelta", "plateau", "plateau after warm-up"],
+)
+def test_the_same_bits(photos, tmp_path, text):
+    solve(text, photos, tmp_path)
+    without = in_files(tmp_path, 20)
+    whole = solve(text + " snapshot: 9", photos, tmp_path)
+    assert different(without, in_files(tmp_path, 20)) == [], "a snapshot changed the run"
+    resumed = solve(text, photos, tmp_path, restore=tmp_path / "net_iter_9.solverstate")
+    assert different(without, in_files(tmp_path, 20)) == []
+    assert different(learned(whole), learned(resumed)) == []
+    assert resumed.recent_loss.recent == whole.recent_loss.recent
+    assert resumed.last_rate == whole.last_rate
+
+
+def test_weights_that_moved_with_their_state(photos, tmp_path):
+    solve("max_iter: 3", photos, tmp_path)
+    (moved := tmp_path / "moved").mkdir()
+    for name in ("net_iter_3.caffemodel", "net_iter_3.solverstate"):
+        (tmp_path / name).rename(moved / name)
+    solver = make_solver("", photos)
+    solver.restore(str(moved / "net_iter_3.solverstate"))
+    assert (solver.iteration, solver.samples_seen()) == (3, 15)
+    (moved / "net_iter_3.caffemodel").unlink()
+    with pytest.raises(WeightsError, match=r"net_iter_3\.solverstate: its weights '.*' do not exist"):
+        solver.restore(str(moved / "net_iter_3.solverstate"))
+
+
+def test_states_of_other_runs_are_refused(photos, tmp_path):
+    solve("max_iter: 3 random_seed: 5", photos, tmp_path)
+    state = str(tmp_path / "net_iter_3.solverstate")
+    with pytest.raises(WeightsError, match="was trained with random_seed 5"):
+        make_solver("", photos).restore(state)
+    with pytest.raises(WeightsError, match="7 history blobs, expected 14 for this net and solver type"):
+        make_solver('type: "Adam" random_seed: 5', photos).restore(state)
+
+
+RANKS = """
+from engine.comm.world import world
+from tests.solver.harness import *
+solve({text!r}, digits_net({batch}), {folder!r}, restore={restore!r}, world=world())
+world().close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_with_the_same_samples(tmp_path, before, after):
+    """The data, dropout and augmentation of 16 samples per iteration, whoever takes them."""
+    (whole := tmp_path / "whole").mkdir()
+    solve(MOMENTUM, digits_net(16), whole)
+    text, restore = MOMENTUM + "snapshot: 10", ""
+    for ranks, until in ((before, 10), (after, 20)):
+        run = f"{text} max_iter: {until}"
+        program = RANKS.format(text=run, batch=16 // ranks, folder=str(tmp_path), restore=restore)
+        done = run_ranks(ranks, program)
+        assert done.returncode == 0, done.stderr
+        restore = str(tmp_path / "net_iter_10.solverstate")
+    assert read_solverstate(restore).samples_seen == 160
+    assert distance(in_files(tmp_path, 20), in_files(whole, 20)) < 1e-5
+
+
+SOLVER = """
+net: "{folder}/train.prototxt" {momentum} base_lr: 0.01 display: 1 max_iter: {until} iter_size: 2
+snapshot_prefix: "{folder}/net"
+"""
+
+
+def engine_train(folder, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
+    return subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
+
+
+def test_sigterm_stops_between_two_steps_and_the_run_goes_on(photos, tmp_path):
+    (tmp_path / "train.prototxt").write_text(photos)
+    (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path, momentum=MOMENTUM, until=10**6))
+    process = engine_train(tmp_path)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "Iteration 5," in line:
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0, "".join(lines)
+    assert "Optimization stopped early." in lines[-1]
+    last = int(re.search(r"Iteration (\d+), lr", next(line for line in reversed(lines) if ", lr" in line)).group(1))
+    state = tmp_path / f"net_iter_{last + 1}.solverstate"
+    assert read_solverstate(state).iteration == last + 1
+
+    until = last + 11
+    _, errors = engine_train(tmp_path, "--snapshot", str(state), "--set", f"max_iter={until}").communicate(timeout=60)
+    assert "Optimization Done." in errors
+    resumed = in_files(tmp_path, until)
+    _, errors = engine_train(tmp_path, "--set", f"max_iter={until}").communicate(timeout=60)
+    assert "Optimization Done." in errors
+    assert different(resumed, in_files(tmp_path, until)) == []
