@@ -45,10 +45,14 @@ def learning_rate(param: Any, where: str | None = None) -> Rate:
         if not _given(param, field):
             raise ConfigError(f"lr_policy '{name}' needs {field}", where)
     rate = _policies[name](param)
-    start, base, warmup = param.warmup_start_lr, param.base_lr, param.warmup_iter
-    if warmup <= 0:
+    if param.warmup_iter <= 0 or isinstance(rate, Plateau):  # the solver talks to a Plateau: it warms up by itself
         return rate
-    return lambda iteration: start + (base - start) * iteration / warmup if iteration < warmup else rate(iteration)
+    return lambda iteration: _warm_up(param, iteration) if iteration < param.warmup_iter else rate(iteration)
+
+
+def _warm_up(param: Any, iteration: int) -> float:
+    start = param.warmup_start_lr
+    return start + (param.base_lr - start) * iteration / param.warmup_iter
 
 
 def _given(param: Any, field: str) -> bool:
@@ -127,6 +131,8 @@ class Plateau:
         self.loss = loss
 
     def __call__(self, iteration: int) -> float:
+        if iteration < self.param.warmup_iter:
+            return _warm_up(self.param, iteration)
         if self.loss < self.minimum_loss:
             self.minimum_loss, self.last_event = self.loss, iteration
         windows = self.param.plateau_winsize

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.errors import DataError
 from tests.layers.harness import check_golden, error_of, golden, make_net, net_text, run
 
 RANDOM = np.random.default_rng(5)
@@ -71,7 +72,7 @@ def test_beside_a_loss_it_takes_no_part_in_backward():
 def test_a_label_that_is_no_class():
     net = make_net(net_text(layer(), x=(2, 3), l=(2,)), proto.TEST)
     net.blobs["l"].set(np.array([0, 3], np.float32))
-    with pytest.raises(RuntimeError, match=r"layer 'layer': label 3 at position 1 is outside \[0, 3\)"):
+    with pytest.raises(DataError, match=r"layer 'layer': label 3 at position 1 is outside \[0, 3\)"):
         net.forward()
 
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from engine.errors import DataError
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
 
 RANDOM = np.random.default_rng(2)
@@ -118,7 +119,7 @@ def test_not_a_number_shows():
 def test_a_label_that_is_no_class(label, shown):
     net = make_net(net_text(layer(), x=(3, 4), l=(3,)))
     net.blobs["l"].set(np.array([0, 1, label], np.float32))
-    with pytest.raises(RuntimeError, match=rf"layer 'layer': label {shown} at position 2 is outside \[0, 4\)"):
+    with pytest.raises(DataError, match=rf"layer 'layer': label {shown} at position 2 is outside \[0, 4\)"):
         net.forward()
 
 

@@ -86,7 +86,7 @@ def test_states_of_other_runs_are_refused(photos, tmp_path):
     state = str(tmp_path / "net_iter_3.solverstate")
     with pytest.raises(WeightsError, match="was trained with random_seed 5"):
         make_solver("", photos).restore(state)
-    with pytest.raises(WeightsError, match="7 history blobs, expected 14 for this net and solver type"):
+    with pytest.raises(WeightsError, match="8 history blobs, expected 16 for this net and solver type"):
         make_solver('type: "Adam" random_seed: 5', photos).restore(state)
 
 

@@ -4,7 +4,6 @@ pruned.
 
 from __future__ import annotations
 
-from engine.errors import ConfigError
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
 
@@ -17,21 +16,22 @@ def mark_gradients(graph: Graph, training: bool) -> None:
     if not training and not graph.force_backward:
         return
     wanted = _below(graph)
-    reached: set[Blob] = set(graph.outputs) if graph.force_backward else set()
+    leads: set[Blob] = set(graph.outputs) if graph.force_backward else set()  # to a loss
     for layer in reversed(graph.layers):
-        loss = any(layer.loss_weights)
-        if not (loss or any(top in reached for top in layer.tops)):
-            continue
-        if not layer.differentiable:
+        if not (any(layer.loss_weights) or any(top in leads for top in layer.tops)):
             continue
         for i, blob in enumerate(layer.bottoms):
-            if blob in wanted and i not in layer.constant_bottoms and _propagates(layer, i):
-                reached.add(blob)
-                blob.needs_gradient = True
+            if i in layer.constant_bottoms or not _propagates(layer, i):
+                continue
+            if layer.differentiable:
+                leads.add(blob)
+                blob.needs_gradient = blob in wanted
+            elif blob in wanted and not graph.force_backward:
+                raise layer.error("has no backward, but a loss needs one through it; set propagate_down: false")
     for layer in graph.layers:
-        _check_passable(layer)
+        _mark_weighted_tops(layer, wanted)
     for blob in graph.outputs:  # gradients that Python sets
-        blob.needs_gradient = graph.force_backward and blob in wanted
+        blob.needs_gradient |= graph.force_backward and blob in wanted
 
 
 def _below(graph: Graph) -> set[Blob]:
@@ -54,11 +54,14 @@ def _propagates(layer: Layer, i: int) -> bool:
     return flags[i] if i < len(flags) else True
 
 
-def _check_passable(layer: Layer) -> None:
-    blocked = not layer.differentiable and any(top.needs_gradient for top in layer.tops)
-    if blocked:
-        raise ConfigError(
-            f"layer '{layer.name}' ({layer.type}) has no backward, but a loss above it needs one; "
-            "set propagate_down: false on the layer that reads it",
-            layer.where,
-        )
+def _mark_weighted_tops(layer: Layer, wanted: set[Blob]) -> None:
+    """A top of a layer that is no loss, but has a loss_weight: that weight is its gradient."""
+    if layer.type.endswith("Loss"):
+        return
+    for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
+        if weight and top.needs_gradient:
+            raise layer.error(
+                f"top '{top.name}' has a loss_weight and is read by a layer that sends a gradient, too; "
+                "read it through a layer of its own"
+            )
+        top.needs_gradient |= bool(weight) and top in wanted

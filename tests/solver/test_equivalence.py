@@ -1,0 +1,74 @@
+"""Many ranks train as one does: 1 rank x 16, 2 x 8 and 4 x 4 samples, 50 iterations of 2 micro-batches."""
+
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.mpi import run_ranks
+from tests.solver.harness import different, distance
+
+pytestmark = pytest.mark.mpi
+
+COMMON = "max_iter: 50 iter_size: 2 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
+WARM = "warmup_iter: 15 warmup_start_lr: 0.002 clip_gradients: 0.5 "
+OPTIONS = {
+    "sgd": WARM + 'lr_policy: "poly" power: 1 momentum_correction: true',
+    "nesterov": WARM + 'lr_policy: "step" gamma: 0.5 stepsize: 20 type: "Nesterov"',
+    "l1": 'regularization_type: "L1" weight_decay: 0.0001',
+    "adam": 'type: "Adam" base_lr: 0.001 delta: 1e-4 clip_gradients: 0.5',
+    "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 3 plateau_winsize: 3 average_loss: 4',
+}
+
+PROGRAM = """
+import functools, hashlib
+import numpy as np
+import engine.solver.solver
+from engine.comm.buckets import make_buckets
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_equivalence import COMMON, OPTIONS
+world = world()
+engine.solver.solver.make_buckets = functools.partial(make_buckets, bucket_bytes=6000)  # else all is in one
+for name, text in OPTIONS.items():
+    given = {{word for word in text.split() if word.endswith(":")}}
+    pairs = zip(COMMON.split()[::2], COMMON.split()[1::2])
+    common = " ".join(f"{{field}} {{value}}" for field, value in pairs if field not in given)
+    solver = solve(f"{{common}} {{text}}", digits_net(16 // world.size), world=world)
+    assert len(solver.strategy.buckets) > 2
+    digests = world.gather(hashlib.sha256(solver.weights.tobytes() + solver.history.arrays[0].tobytes()).hexdigest())
+    if world.rank == 0:
+        assert len(set(digests)) == 1, f"{{name}}: the ranks differ"
+        np.savez({folder!r} + f"/{{name}}.npz", rate=solver.last_rate, **learned(solver))
+world.close()
+"""
+
+
+@functools.cache
+def trained(ranks: int, servers: int = 2, attempt: int = 0) -> dict[str, dict[str, np.ndarray]]:
+    """Option -> what rank 0 learned with it; the ranks have compared their bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = PROGRAM.format(folder=folder)
+        if ranks > 1:
+            done = run_ranks(ranks, program, timeout=120, environ={"MLSL_NUM_SERVERS": str(servers)})
+        else:
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {name: dict(np.load(Path(folder) / f"{name}.npz")) for name in OPTIONS}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_same_weights_on_any_number_of_ranks(ranks, option):
+    one, many = trained(1)[option], trained(ranks)[option]
+    assert distance(one, many) <= 1e-5
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(("servers", "attempt"), [(2, 1), (1, 0), (0, 0)])
+def test_the_same_bits_in_another_run_and_with_any_number_of_servers(servers, attempt, option):
+    assert different(trained(2)[option], trained(2, servers, attempt)[option]) == []
