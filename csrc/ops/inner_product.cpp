@@ -1,14 +1,13 @@
 // y = x W' + b, over everything from the given axis on.
 // inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
 // `transpose`, and bias (O); attributes: bias, transpose.
-#include "onednn_util.h"
+#include "weighted.h"
 
 namespace engine {
 
-class InnerProduct : public Op {
+class InnerProduct : public Weighted {
 public:
-    explicit InnerProduct(OpSpec spec) : Op(std::move(spec)) {
-        bias_ = spec_.attributes.flag("bias");
+    explicit InnerProduct(OpSpec spec) : Weighted(std::move(spec)) {
         const auto type = input(0)->layout.get_data_type();
         const Dims& in = input(0)->layout.get_dims();
         const Dims& out = spec_.output_shapes[0];
@@ -23,16 +22,17 @@ public:
             if (param_gradient(0)) param(0)->diff->plain_override = param(0)->plain_override;
         }
 
-        forward_pd pd = make_forward();
-        if (pd.src_desc() != input(0)->layout) keep_source(pd);
-        build_forward(pd);
-        if (param_gradient(0) || (bias_ && param_gradient(1))) build_backward_weights(pd);
-        if (input_gradient(0)) build_backward_data(pd);
-        touch(Pass::forward, {input(0), outputs_[0]});
+        forward_pd forward = make_forward();
+        if (forward.src_desc() != input(0)->layout) keep_source(forward);
+        add_forward<dnnl::inner_product_forward>(forward);
+        if (weights_learn()) add_backward_weights<dnnl::inner_product_backward_weights>(make_backward_weights(forward));
+        if (input_gradient(0)) add_backward_data<dnnl::inner_product_backward_data>(make_backward_data(forward));
     }
 
 private:
     using forward_pd = dnnl::inner_product_forward::primitive_desc;
+    using weights_pd = dnnl::inner_product_backward_weights::primitive_desc;
+    using data_pd = dnnl::inner_product_backward_data::primitive_desc;
 
     // Rows of the file's array are inputs, columns outputs.
     static Layout transposed(const Dims& weights, memory::data_type type) {
@@ -52,6 +52,15 @@ private:
         return forward_pd(cpu(), kind, src_, weights_, dst_, user_scratchpad());
     }
 
+    weights_pd make_backward_weights(const forward_pd& hint) const {
+        if (bias_) return weights_pd(cpu(), src_, weights_, bias_layout_, dst_, hint, user_scratchpad());
+        return weights_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
+    }
+
+    data_pd make_backward_data(const forward_pd& hint) const {
+        return data_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
+    }
+
     // Weights can follow the layout of x for free, unless only the reference kernel would take it.
     void keep_source(forward_pd& pd) {
         const Layout preferred = src_;
@@ -67,57 +76,6 @@ private:
         }
         src_ = preferred;
     }
-
-    void build_forward(const forward_pd& pd) {
-        const memory src = reading(input(0), pd.src_desc(), forward_calls_);
-        const memory weights = reading_param(0, pd.weights_desc(), forward_calls_);
-        output(0, pd.dst_desc());
-        Call call{dnnl::inner_product_forward(pd),
-                  {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, outputs_[0]->memory}}};
-        if (bias_) call.args[DNNL_ARG_BIAS] = reading_param(1, pd.bias_desc(), forward_calls_);
-        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
-        forward_calls_.push_back(call);
-        implementation_ = pd.impl_info_str();
-    }
-
-    void build_backward_weights(const forward_pd& hint) {
-        using backward_pd = dnnl::inner_product_backward_weights::primitive_desc;
-        const backward_pd pd = bias_ ? backward_pd(cpu(), src_, weights_, bias_layout_, dst_, hint, user_scratchpad())
-                                     : backward_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
-        fresh_scratch();
-        const memory src = reading(input(0), pd.src_desc(), backward_calls_);
-        const memory diff_dst = reading(outputs_[0]->diff, pd.diff_dst_desc(), backward_calls_);
-        const Target weights = writing_gradient(0, pd.diff_weights_desc());
-        Call call{dnnl::inner_product_backward_weights(pd),
-                  {{DNNL_ARG_SRC, src}, {DNNL_ARG_DIFF_DST, diff_dst}, {DNNL_ARG_DIFF_WEIGHTS, weights.memory}}};
-        Target bias;
-        if (bias_) {
-            bias = writing_gradient(1, pd.diff_bias_desc());
-            call.args[DNNL_ARG_DIFF_BIAS] = bias.memory;
-        }
-        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
-        backward_calls_.push_back(call);
-        finish(weights, backward_calls_);
-        finish(bias, backward_calls_);
-        touch(Pass::backward, {input(0), outputs_[0]->diff});
-    }
-
-    void build_backward_data(const forward_pd& hint) {
-        const dnnl::inner_product_backward_data::primitive_desc pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
-        fresh_scratch();
-        const memory diff_dst = reading(outputs_[0]->diff, pd.diff_dst_desc(), backward_calls_);
-        const memory weights = reading_param(0, pd.weights_desc(), backward_calls_);
-        const Target diff_src = writing(input(0)->diff, pd.diff_src_desc());
-        Call call{dnnl::inner_product_backward_data(pd),
-                  {{DNNL_ARG_DIFF_DST, diff_dst}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DIFF_SRC, diff_src.memory}}};
-        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
-        backward_calls_.push_back(call);
-        finish(diff_src, backward_calls_);
-        touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
-    }
-
-    bool bias_;
-    Layout src_, dst_, weights_, bias_layout_;
 };
 
 static const RegisterOp<InnerProduct> registered("InnerProduct");

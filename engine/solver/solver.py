@@ -360,7 +360,8 @@ class Solver:
 
     def _write_reports(self) -> None:
         """The curve beside the snapshots (rank 0), and the timeline (all ranks)."""
-        if self.world.rank == 0:
+        saves = self.param.snapshot_prefix or self.param.snapshot or self.param.snapshot_after_train
+        if self.world.rank == 0 and saves:
             path = plot.write_curve(self.curve, str(self.files.prefix()))
             if path:
                 log(f"Curve in {path}")
