@@ -89,7 +89,7 @@ def _check_solver(config: Config, report: FileReport) -> None:
     for text in notes(config.message):
         report.note(text)
     try:
-        check_snapshot_folder(config.message, place("snapshot_prefix"))
+        check_snapshot_folder(config.message, config.path, place("snapshot_prefix"))
     except ConfigError as error:
         report.note(str(error))  # of the machine that trains, which need not be this one
     nets = nets_of_solver(config)

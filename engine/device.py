@@ -12,8 +12,8 @@ from engine.report.table import human, table
 
 def device() -> dict[str, Any]:
     """Processor, cores, memory, libraries; None for what cannot be found out."""
-
     from engine import _core
+    from engine.comm.mpi_world import mpi_library
 
     cores = sorted(os.sched_getaffinity(0))
     return {
@@ -27,7 +27,7 @@ def device() -> dict[str, Any]:
         "memory_available_bytes": _kilobytes("MemAvailable"),
         "onednn": _core.onednn_version(),
         "isa": _core.onednn_isa(),
-        "mpi": _mpi(),
+        "mpi": mpi_library(),
         "python": platform.python_version(),
     }
 
@@ -72,16 +72,3 @@ def _first_value(path: str, name: str) -> str | None:
 def _kilobytes(name: str) -> int | None:
     value = _first_value("/proc/meminfo", name)
     return int(value.split()[0]) * 1024 if value else None
-
-
-def _mpi() -> str | None:
-    """The library that mpi4py finds; MPI itself is not started."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    return MPI.Get_library_version().splitlines()[0].strip("\0 ,")

@@ -128,15 +128,18 @@ class Net:
         for blob, tensor in self.tensors.items():
             if keep_all or blob in self.graph.outputs:
                 self.program.own(tensor)
-        self._own_loss_weights()
+        self._own_losses()
         memory_plan.place(self.program, "memory_plan" in passes)
 
-    def _own_loss_weights(self) -> None:
-        """A layer that is no loss but has a loss_weight: the gradient of its top is that weight."""
+    def _own_losses(self) -> None:
+        """The solver reads losses, also those that another layer reads, too. And a layer that is no loss but has a
+        loss_weight: the gradient of its top is that weight."""
         for layer in self.graph.layers:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
-                if weight and not layer.type.endswith("Loss") and self.tensors[top].diff is not None:
-                    self.program.own(self.tensors[top])
+                if not weight:
+                    continue
+                self.program.own(self.tensors[top])
+                if not layer.type.endswith("Loss") and self.tensors[top].diff is not None:
                     self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
     def _place_parameters(self, placed_already: set) -> None:
@@ -231,7 +234,7 @@ class Net:
 
     def all_params(self) -> list[Parameter]:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
-        return [parameter for layer in self.graph.layers for parameter in layer.params]
+        return self.graph.all_params
 
     def weights_by_layer(self) -> dict[str, list[np.ndarray]]:
         """Plain copies in Caffe's shapes, for files."""

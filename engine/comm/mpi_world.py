@@ -19,16 +19,30 @@ from engine.errors import CommError
 PIECE_BYTES = 256 << 20
 
 
+def _import_mpi():
+    import mpi4py
+
+    # Initialised by _load_mpi, and finalised only by close(): at the exit of a rank that failed, MPI_Finalize would
+    # wait for the others.
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    return MPI
+
+
+def mpi_library() -> str | None:
+    """Name and version of the library that mpi4py finds, None if there is none; MPI itself is not started."""
+    try:
+        return _library(_import_mpi())
+    except (ImportError, RuntimeError):
+        return None
+
+
 def _load_mpi(launch: Launch):
     """mpi4py's MPI module, initialised for calls from any thread."""
     try:
-        import mpi4py
-
-        # Initialised here, and finalised only by close(): at the exit of a rank that failed, MPI_Finalize would wait
-        # for the others.
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        MPI = _import_mpi()
     except (ImportError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CommError(

@@ -21,17 +21,20 @@ ShapesOf = Callable[[Any, str], list[Shape]]
 
 @dataclass(eq=False)
 class Graph:
-    """Layers in execution order. `outputs` are the blobs that nobody reads, `params` the owners of all parameters."""
+    """Layers in execution order. `outputs` are the blobs that nobody reads, `all_params` every layer's parameters in the
+    order of the file, which rewrites of `layers` do not change: that of snapshots."""
 
     name: str
     phase: int
     layers: list[Layer] = field(default_factory=list)
     outputs: list[Blob] = field(default_factory=list)
+    all_params: list[Parameter] = field(default_factory=list)
     force_backward: bool = False
 
     @property
     def params(self) -> list[Parameter]:
-        return [parameter for layer in self.layers for parameter in layer.params if parameter.owner is None]
+        """Those that belong to their layer, or to several of which it is the first."""
+        return [parameter for parameter in self.all_params if parameter.owner is None]
 
     def blobs(self) -> dict[str, Blob]:
         """The last version of every named blob."""
@@ -62,6 +65,7 @@ def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: S
             connect.broken(message)
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+    graph.all_params = [parameter for layer in graph.layers for parameter in layer.params]
     consumed = {blob for layer in graph.layers for blob in layer.bottoms}
     graph.outputs = [blob for layer in graph.layers for blob in layer.tops if blob not in consumed]
     return graph

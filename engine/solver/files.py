@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine import proto, weights
 from engine.config import expand_ranks
 from engine.errors import WeightsError
@@ -25,10 +27,9 @@ class SnapshotFiles:
         self.samples_before = 0
 
     def prefix(self) -> str:
-        """snapshot_prefix with %# and %* expanded; the solver's own name where there is none or where it is a
-        folder."""
+        """snapshot_prefix with %# and %* expanded; where there is none, or where it is a folder, the solver's name."""
         param, world = self.solver.param, self.solver.world
-        prefix = param.snapshot_prefix or Path(self.solver.config.path).with_suffix("").name
+        prefix = param.snapshot_prefix or str(Path(self.solver.config.path).with_suffix(""))
         prefix = expand_ranks(prefix, world.rank, world.size)
         if prefix.endswith("/") or Path(prefix).is_dir():
             prefix = str(Path(prefix) / Path(self.solver.config.path).stem)
@@ -48,14 +49,17 @@ class SnapshotFiles:
         """
         solver = self.solver
         model, state = self.names()
+        recent_loss = np.array(solver.recent_loss.recent)
+        solver.world.allreduce(recent_loss)
+        recent_loss /= solver.world.size
         if solver.world.rank == 0:
             log(f"Snapshotting to binary proto file {model}")
             weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer())
             log(f"Snapshotting solver state to binary proto file {state}")
-            weights.write_solverstate(state, self._state(str(model)))
+            weights.write_solverstate(state, self._state(str(model), recent_loss.tolist()))
         solver.world.barrier()  # nobody runs ahead of a snapshot that fails
 
-    def _state(self, model: str) -> SolverState:
+    def _state(self, model: str, recent_loss: list[float]) -> SolverState:
         solver = self.solver
         state = SolverState(
             iteration=solver.iteration,
@@ -64,7 +68,7 @@ class SnapshotFiles:
             random_seed=solver.seed,
             ranks=solver.world.size,
             samples_seen=solver.samples_seen(),
-            recent_loss=solver.recent_loss.recent,
+            recent_loss=recent_loss,
             last_rate=solver.last_rate,
         )
         if isinstance(solver.rate, Plateau):

@@ -329,7 +329,14 @@ class Solver:
             self.curve.test(self.iteration, values, evaluator.loss_weights, index)
 
     def snapshot(self) -> None:
+        """Raises NumericalError, before anything is written, if the last update has spoilt the weights."""
         self._settle()
+        if not np.isfinite(self.weights).all():
+            bad = next(placed for placed in self.net.parameters if not np.isfinite(placed.tensor.get()).all())
+            raise NumericalError(
+                f"iteration {self.iteration}: the update has made weights of {bad.name} infinite or NaN; no snapshot is "
+                "written. Lower base_lr or warm up, or set clip_gradients"
+            )
         self.files.write()
 
     def _settle(self) -> None:

@@ -54,11 +54,11 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
-def check_snapshot_folder(param: Any, where: str | None = None) -> None:
-    """Raises ConfigError now, not at the first snapshot, if there is no folder for it or it cannot be written to."""
+def check_snapshot_folder(param: Any, path: str, where: str | None = None) -> None:
+    """For the solver of file `path`. Raises ConfigError now, not at the first snapshot, if there is no folder for it or it cannot be written to."""
     if not (param.snapshot or param.snapshot_after_train):
         return
-    prefix = param.snapshot_prefix
+    prefix = param.snapshot_prefix or path
     folder = Path(prefix) if prefix.endswith("/") or Path(prefix).is_dir() else Path(prefix).parent
     if "%" in str(folder):  # %# and %* are filled in by each rank
         return

@@ -1,8 +1,6 @@
 """Many ranks train as one does: 1 rank x 16, 2 x 8 and 4 x 4 samples, 50 iterations of 2 micro-batches."""
 
 import functools
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -53,10 +51,7 @@ def trained(ranks: int, servers: int = 2, attempt: int = 0) -> dict[str, dict[st
     """Option -> what rank 0 learned with it; the ranks have compared their bits."""
     with tempfile.TemporaryDirectory() as folder:
         program = PROGRAM.format(folder=folder)
-        if ranks > 1:
-            done = run_ranks(ranks, program, timeout=120, environ={"MLSL_NUM_SERVERS": str(servers)})
-        else:
-            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        done = run_ranks(ranks, program, timeout=120, environ={"MLSL_NUM_SERVERS": str(servers)})
         assert done.returncode == 0, done.stdout + done.stderr
         return {name: dict(np.load(Path(folder) / f"{name}.npz")) for name in OPTIONS}
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -103,8 +104,8 @@ world().close()
 def test_another_number_of_ranks_goes_on_with_the_same_samples(tmp_path, before, after):
     """The data, dropout and augmentation of 16 samples per iteration, whoever takes them."""
     (whole := tmp_path / "whole").mkdir()
-    solve(MOMENTUM, digits_net(16), whole)
-    text, restore = MOMENTUM + "snapshot: 10", ""
+    text, restore = MOMENTUM + "average_loss: 15", ""
+    solve(text, digits_net(16), whole)
     for ranks, until in ((before, 10), (after, 20)):
         run = f"{text} max_iter: {until}"
         program = RANKS.format(text=run, batch=16 // ranks, folder=str(tmp_path), restore=restore)
@@ -113,6 +114,8 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples(tmp_path, before,
         restore = str(tmp_path / "net_iter_10.solverstate")
     assert read_solverstate(restore).samples_seen == 160
     assert distance(in_files(tmp_path, 20), in_files(whole, 20)) < 1e-5
+    losses = [read_solverstate(folder / "net_iter_20.solverstate").recent_loss for folder in (tmp_path, whole)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)  # the window reaches back over the break, and over ranks
 
 
 SOLVER = """

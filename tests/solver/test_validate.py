@@ -51,8 +51,10 @@ def test_all_complaints_come_together():
 
 def test_the_snapshot_folder(tmp_path):
     def prefix(value, more=""):
-        check_snapshot_folder(parse_solver(f'{GOOD} snapshot_prefix: "{value}" {more}').message, "s.prototxt:1:1")
+        message = parse_solver(f'{GOOD} snapshot_prefix: "{value}" {more}').message
+        check_snapshot_folder(message, f"{tmp_path}/s.prototxt", "s.prototxt:1:1")
 
+    prefix("")  # beside the solver
     prefix(f"{tmp_path}/net")
     prefix(f"{tmp_path}/")
     prefix("net")

@@ -9,8 +9,7 @@ from engine.layers.registry import layer_type
 
 
 def insert_splits(graph: Graph) -> None:
-    """Gives every tensor exactly one reader, so that every gradient has exactly one writer. A loss that is also read by
-    another layer counts as a reader of its own, as in Caffe."""
+    """Gives every tensor exactly one reader, so that every gradient has exactly one writer."""
     readers: dict[Blob, list[tuple]] = {}
     for layer in graph.layers:
         for i, blob in enumerate(layer.bottoms):

@@ -1,0 +1,328 @@
+"""The loop: what happens at which iteration, what is written, and what is said about it."""
+
+import logging
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import NumericalError, WeightsError
+from engine.report.log import GlogFormatter
+from engine.solver.signals import Signals
+from engine.weights import read_caffemodel, read_solverstate
+from tests.mpi import run_ranks
+from tests.solver.harness import different, digits_net, in_files, learned, make_solver, solve
+
+# One batch that never changes: an inner product and its loss. Tests set x and the label.
+SMALL_NET = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip"
+  inner_product_param { num_output: 5 bias_term: false weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+# What Caffe's parse_log.py looks for, and the time at the start of every line.
+GLOG = re.compile(r"^[IWEF](\d{4}) (\d\d:\d\d:\d\d\.\d{6}) +\d+ \S+:\d+\] ")
+ITERATION = re.compile(r"Iteration (\d+)")
+NUMBER = r"([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?|nan|inf)"
+RATE = re.compile(rf"lr = {NUMBER}$")
+SMOOTHED = re.compile(rf"Iteration \d+(?: \({NUMBER} iter/s, {NUMBER}s/\d+ iters\))?, loss = {NUMBER}$")
+OUTPUT = re.compile(rf"(Train|Test) net output #(\d+): (\S+) = {NUMBER}(?: \(\* {NUMBER} = {NUMBER} loss\))?$")
+
+
+class Log(logging.Handler):
+    """The lines of a run, and what a parser makes of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.setFormatter(GlogFormatter())
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines += self.format(record).split("\n")
+
+    def parse(self) -> dict[str, list[tuple[int, float]]]:
+        """What was measured -> (iteration, value) in the order of the lines."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        iteration = -1
+        for line in self.lines:
+            assert GLOG.match(line), line
+            iteration = int(match.group(1)) if (match := ITERATION.search(line)) else iteration
+            if match := OUTPUT.search(line):
+                found.setdefault(f"{match.group(1)} {match.group(3)}", []).append((iteration, float(match.group(4))))
+            if match := RATE.search(line):
+                found.setdefault("lr", []).append((iteration, float(match.group(1))))
+            if match := SMOOTHED.search(line):
+                found.setdefault("smoothed", []).append((iteration, float(match.group(3))))
+        return found
+
+    def has(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+@pytest.fixture
+def log():
+    handler, logger = Log(), logging.getLogger("engine")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def small_solver(text: str, x: float = 1.0, folder: Path | str = ""):
+    solver = make_solver(text, SMALL_NET, folder)
+    values = np.random.default_rng(1).standard_normal((4, 3))
+    solver.net.blobs["x"].set((x * values).astype(np.float32))
+    solver.net.blobs["label"].set(np.array([0, 4, 2, 0], np.float32))
+    return solver
+
+
+# Tests and display
+
+
+@pytest.mark.parametrize(("initial", "expected"), [("true", [0, 3, 6, 7]), ("false", [3, 6, 7])])
+def test_tests_and_display_come_at_their_iterations(log, initial, expected):
+    solve(f"max_iter: 7 test_iter: 2 test_interval: 3 test_initialization: {initial} display: 2", digits_net())
+    found = log.parse()
+    assert [i for i, _ in found["Test accuracy"]] == [i for i, _ in found["Test loss"]] == expected
+    assert [i for i, _ in found["Train loss"]] == [i for i, _ in found["lr"]] == [0, 2, 4, 6]
+    assert [i for i, _ in found["smoothed"]] == [0, 2, 4, 6, 7]
+    assert log.has("Iteration 6, Testing net (#0)") and log.has("Optimization Done.")
+    assert all(0 <= accuracy <= 1 for _, accuracy in found["Test accuracy"])
+
+
+def test_average_loss_is_the_mean_of_the_last_ones(log):
+    solve("max_iter: 6 display: 1 average_loss: 3", digits_net())
+    found = log.parse()
+    raw = [loss for _, loss in found["Train loss"]]
+    expected = [np.mean(raw[max(0, i - 2) : i + 1]) for i in range(6)] + [np.mean(raw[3:])]
+    assert [loss for _, loss in found["smoothed"]] == pytest.approx(expected, rel=1e-4)
+    assert len(set(raw)) == 6
+
+
+def test_a_test_sees_the_weights_of_its_iteration(log, tmp_path):
+    """The test at iteration 10 of a run is that of iteration 0 of one that is fine-tuned from its snapshot."""
+    solve("test_iter: 3 test_interval: 10 snapshot: 10", digits_net(), tmp_path)
+    tests = log.parse()["Test loss"]
+    assert [i for i, _ in tests] == [0, 10, 20]
+    log.lines.clear()
+    solver = make_solver("test_iter: 3 test_interval: 10 max_iter: 0", digits_net())
+    solver.load_weights([str(tmp_path / "net_iter_10.caffemodel")])
+    solver.solve()
+    assert log.parse()["Test loss"] == [(0, tests[1][1])]
+    assert tests[1][1] != tests[0][1]
+
+
+RANKS = """
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+set_up(world().rank)
+text = "max_iter: 4 test_iter: 5 test_interval: 4 display: 1 average_loss: 2 weight_decay: 0.01 momentum: 0.9"
+solver = solve(text, digits_net(24 // world().size), world=world())
+first = make_solver(text, digits_net(24), world=world())
+values = world().gather([[v.tolist() for v in first.evaluators[0].run(n).values()] for n in (5, 2, None)])
+if world().rank == 0:
+    assert all(value == values[0] for value in values)
+    print(values[0])
+world().close()
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_share_the_test_and_say_what_one_rank_would():
+    figures, lines = {}, {}
+    for ranks in (1, 2, 3):
+        done = run_ranks(ranks, RANKS)
+        assert done.returncode == 0, done.stderr
+        figures[ranks] = done.stdout
+        log = Log()
+        log.lines = done.stderr.splitlines()
+        lines[ranks] = log.parse()
+    assert figures[1] == figures[2] == figures[3], "tests of the same weights differ"
+    for ranks in (2, 3):
+        assert lines[ranks].keys() == lines[1].keys() == {"Train loss", "smoothed", "lr", "Test loss", "Test accuracy"}
+        for name, points in lines[1].items():
+            np.testing.assert_allclose(lines[ranks][name], points, rtol=2e-5)
+
+
+# Learning rate
+
+
+def test_plateau_lowers_the_rate_of_a_loss_that_stands_still(log):
+    solver = small_solver('lr_policy: "plateau" gamma: 0.1 plateau_winsize: 2 plateau_winsize: 3 display: 1 max_iter: 7', 0)
+    solver.solve()
+    rates = [rate for _, rate in log.parse()["lr"]]
+    assert rates == pytest.approx([0.01, 0.01, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4])
+
+
+def test_parameters_with_lr_mult_0_stand_still():
+    frozen = digits_net().replace("param { lr_mult: 1 } param { lr_mult: 2", "param { lr_mult: 0 } param { lr_mult: 0")
+    solver = make_solver("max_iter: 3 momentum: 0.9 weight_decay: 0.1", frozen)
+    before = learned(solver)
+    solver.solve()
+    after = learned(solver)
+    moved = ["ip1[0]", "ip1[1]", "ip2[0]", "ip2[1]", "history 2", "history 3", "history 4", "history 5"]
+    assert different(before, after) == moved
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("max_iter: 4 snapshot: 2", ["net_iter_2", "net_iter_4"]),
+        ("max_iter: 5 snapshot: 2", ["net_iter_2", "net_iter_4", "net_iter_5"]),
+        ("max_iter: 5 snapshot: 2 snapshot_after_train: false", ["net_iter_2", "net_iter_4"]),
+        ("max_iter: 2 snapshot_after_train: false", []),
+        ('max_iter: 2 snapshot_prefix: "%s/a_%#_of_%*"', ["a_0_of_1_iter_2"]),
+        ('max_iter: 2 snapshot_prefix: "%s/"', ["net_iter_2"]),  # a folder: named after the solver
+        ('max_iter: 2 snapshot_prefix: "%s"', ["net_iter_2"]),
+        ('max_iter: 2 snapshot_prefix: ""', ["net_iter_2"]),  # beside the solver
+    ],
+)
+def test_snapshots_are_named_as_caffe_names_them(tmp_path, text, names):
+    solver = make_solver(text.replace("%s", str(tmp_path)), SMALL_NET, tmp_path)
+    solver.solve()
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == sorted(name + tail for name in names for tail in (".caffemodel", ".solverstate"))
+    for name in names:
+        assert read_solverstate(tmp_path / f"{name}.solverstate").iteration == int(name.rpartition("_")[2])
+        assert read_caffemodel(tmp_path / f"{name}.caffemodel")["ip"][0].shape == (5, 3)
+
+
+def test_hdf5_snapshots_go_on(tmp_path):
+    pytest.importorskip("h5py")
+    text = "snapshot_format: HDF5 momentum: 0.9 snapshot: 8 max_iter: 12"
+    whole = solve(text, digits_net(), tmp_path)
+    assert {path.name for path in tmp_path.glob("*_8.*")} == {"net_iter_8.caffemodel.h5", "net_iter_8.solverstate.h5"}
+    resumed = solve(text, digits_net(), restore=tmp_path / "net_iter_8.solverstate.h5")
+    assert different(learned(whole), learned(resumed)) == []
+
+
+def test_fine_tuning_starts_a_renamed_layer_afresh(tmp_path, log):
+    solve("momentum: 0.9", digits_net(), tmp_path)
+    trained = read_caffemodel(tmp_path / "net_iter_20.caffemodel")
+    other = digits_net().replace('"ip2"', '"ip_new"').replace("num_output: 10", "num_output: 12")
+    fresh, tuned = (make_solver("momentum: 0.9 max_iter: 1", other) for _ in range(2))
+    tuned.load_weights([str(tmp_path / "net_iter_20.caffemodel")])
+    before = tuned.net.weights_by_layer()
+    for layer in ("conv", "ip1"):
+        for ours, theirs in zip(before[layer], trained[layer], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(before["ip_new"][0], fresh.net.weights_by_layer()["ip_new"][0])
+    assert log.has("Layer ip_new is not in") and tuned.iteration == 0
+    assert not any(blob.any() for blob in tuned.history.to_blobs())
+    tuned.solve()
+    assert different(learned(tuned), learned(fresh))
+
+    wrong = make_solver("", digits_net().replace("num_output: 10", "num_output: 12"))
+    with pytest.raises(WeightsError, match=r"layer 'ip2', blob 0: the file has 10 x 32, the net 12 x 32"):
+        wrong.load_weights([str(tmp_path / "net_iter_20.caffemodel")])
+
+
+def test_history_is_in_the_order_of_the_file_whatever_is_fused(tmp_path):
+    """BVLC's SolverState has a blob for each parameter in the order of the layers."""
+    net = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
+layer { name: "bn" type: "BatchNorm" bottom: "x" top: "bn" }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 3 } }
+layer { name: "scale" type: "Scale" bottom: "bn" top: "scale" }
+layer { name: "loss" type: "EuclideanLoss" bottom: "scale" bottom: "ip" top: "loss" }
+"""
+    # The net's x is read twice, so the order of layers is not that of the chain BatchNorm + Scale.
+    solve("max_iter: 1", net, tmp_path)
+    shapes = [blob.shape for blob in read_solverstate(tmp_path / "net_iter_1.solverstate").history]
+    assert shapes == [(3,), (3,), (1,), (3, 3), (3,), (3,)]
+
+
+# Signals
+
+
+def send_at(solver, iteration: int, number: int) -> None:
+    """Sends this process a signal in the middle of an iteration."""
+    step = solver.step
+
+    def signalled() -> None:
+        if solver.iteration == iteration:
+            os.kill(os.getpid(), number)
+        step()
+
+    solver.step = signalled
+
+
+@pytest.mark.parametrize(
+    ("effects", "number", "iterations"),
+    [
+        (("stop", "snapshot"), signal.SIGINT, [5]),
+        (("stop", "snapshot"), signal.SIGTERM, [5]),
+        (("stop", "snapshot"), signal.SIGHUP, [5, 8]),
+        (("snapshot", "none"), signal.SIGINT, [5, 8]),
+        (("snapshot", "none"), signal.SIGHUP, [8]),
+        (("none", "stop"), signal.SIGHUP, [5]),
+    ],
+)
+def test_signals_do_what_they_are_set_to(tmp_path, effects, number, iterations):
+    solver = make_solver("max_iter: 8", digits_net(), tmp_path, signals=Signals(*effects))
+    send_at(solver, 3, number)
+    assert solver.solve() == (iterations[-1] == 8)
+    # Ranks agree while a step is under way: what comes during step 3 is obeyed after step 4.
+    assert sorted(path.name for path in tmp_path.glob("*.solverstate")) == [f"net_iter_{i}.solverstate" for i in iterations]
+
+
+def test_a_stop_without_snapshot_after_train_writes_nothing(tmp_path):
+    solver = make_solver("snapshot_after_train: false", digits_net(), tmp_path)
+    send_at(solver, 2, signal.SIGINT)
+    assert not solver.solve() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.mpi
+def test_a_signal_to_one_rank_stops_all_at_the_same_iteration(tmp_path):
+    program = f"""
+import signal
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_solver import send_at
+solver = make_solver("max_iter: 1000", digits_net(), {str(tmp_path)!r}, world())
+if world().rank == 1:
+    send_at(solver, 3, signal.SIGTERM)
+assert not solver.solve()
+print(world().gather(solver.iteration), world().gather(different(learned(solver), in_files(Path({str(tmp_path)!r}), 5))))
+solver.close()
+world().close()
+"""
+    done = run_ranks(2, program)
+    assert done.returncode == 0, done.stderr
+    assert "[5, 5] [[], []]" in done.stdout
+
+
+# Numbers that are none
+
+
+def test_a_loss_that_is_not_finite_names_iteration_and_layer(tmp_path):
+    solver = small_solver("base_lr: 1e38 max_iter: 9 snapshot: 4", 1e6, tmp_path)
+    with pytest.raises(NumericalError, match="iteration 1: the loss is nan; layer 'ip' is the first whose output is not"):
+        solver.solve()
+    assert not list(tmp_path.iterdir())
+    bad = small_solver("")
+    bad.net.blobs["x"].set(np.full((4, 3), np.nan, np.float32))
+    with pytest.raises(NumericalError, match="iteration 0: the loss is nan; layer 'ip' is the first whose output is not"):
+        bad.solve()
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    """The last update before a snapshot has no forward that would notice."""
+    solver = small_solver("max_iter: 5 snapshot: 1", folder=tmp_path)
+    solver.solve()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    solver = small_solver("base_lr: 1e38 max_iter: 5 snapshot: 1", 1e6, tmp_path)
+    with pytest.raises(NumericalError, match=r"iteration 1: the update has made weights of ip\[0\] infinite or NaN"):
+        solver.solve()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,194 @@
+"""The rewriting passes, each off and on: losses, gradients and statistics stay the same."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.config import parse_net, read_net
+from engine.errors import ConfigError
+from engine.graph.build import build
+from engine.net import PASSES, Net, prepare
+from tests.mpi import REPO
+
+# Readers of one blob, in-place chains, joins, a shared parameter, two losses of which one is also read by another layer.
+BRANCHES = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 9 dim: 9 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
+layer { name: "conv0" type: "Convolution" bottom: "x" top: "a"
+  convolution_param { num_output: 16 kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+layer { name: "relu0" type: "ReLU" bottom: "a" top: "a" }
+layer { name: "lrn" type: "LRN" bottom: "a" top: "n" lrn_param { local_size: 3 } }
+layer { name: "conv1" type: "Convolution" bottom: "n" top: "b" param { name: "w" } param { name: "b" }
+  convolution_param { num_output: 16 kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+layer { name: "bn1" type: "BatchNorm" bottom: "b" top: "b" }
+layer { name: "scale1" type: "Scale" bottom: "b" top: "b" scale_param { bias_term: true } }
+layer { name: "relu1" type: "ReLU" bottom: "b" top: "b" }
+layer { name: "conv2" type: "Convolution" bottom: "b" top: "c" param { name: "w" } param { name: "b" }
+  convolution_param { num_output: 16 kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+layer { name: "bn2" type: "BatchNorm" bottom: "c" top: "bn2" }
+layer { name: "pool" type: "Pooling" bottom: "a" top: "p" pooling_param { kernel_size: 3 stride: 1 pad: 1 } }
+layer { name: "scale2" type: "Scale" bottom: "bn2" top: "scale2" }
+layer { name: "sum" type: "Eltwise" bottom: "scale2" bottom: "p" bottom: "n" top: "sum" eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 } }
+layer { name: "relu2" type: "ReLU" bottom: "sum" top: "sum" }
+layer { name: "sigmoid" type: "Sigmoid" bottom: "b" top: "g" }
+layer { name: "gate" type: "Eltwise" bottom: "sum" bottom: "g" top: "gated" eltwise_param { operation: PROD } }
+layer { name: "most" type: "Eltwise" bottom: "gated" bottom: "b" top: "most" eltwise_param { operation: MAX } }
+layer { name: "concat" type: "Concat" bottom: "most" bottom: "sum" top: "all" }
+layer { name: "slice" type: "Slice" bottom: "all" top: "s0" top: "s1" slice_param { slice_point: 5 } }
+layer { name: "aux" type: "InnerProduct" bottom: "s0" top: "aux" inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "aux_loss" type: "SoftmaxWithLoss" bottom: "aux" bottom: "label" top: "aux_loss" loss_weight: 0.3 }
+layer { name: "unread" type: "Silence" bottom: "aux_loss" }
+layer { name: "drop" type: "Dropout" bottom: "s1" top: "s1" }
+layer { name: "ip" type: "InnerProduct" bottom: "s1" top: "ip" inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+NETS = {
+    "branches": (lambda: parse_net(BRANCHES, "branches.prototxt"), None),
+    "cifar10": (lambda: read_net(REPO / "nets/cifar10.prototxt"), [(6, 3, 28, 28), (6,)]),
+    "resnet50": (lambda: read_net(REPO / "nets/resnet50.prototxt"), [(3, 3, 64, 64), (3,)]),
+}
+CHOICES = [PASSES, *(PASSES - {one} for one in sorted(PASSES))]
+
+
+def randomise(net: Net) -> None:
+    """Inputs, and the coefficients of Scale layers: at their fillers' 1 and 0 many a mistake would not show."""
+    generator = np.random.default_rng(5)
+    for blob in net.inputs:
+        values = generator.integers(0, 5, blob.shape) if len(blob.shape) == 1 else generator.uniform(-1, 1, blob.shape)
+        net.feed(blob, values.astype(np.float32))
+    for parameter in net.all_params():
+        if "scale" in parameter.layer:
+            net.tensor_of[parameter.owner or parameter].set(generator.uniform(0.2, 0.8, parameter.shape).astype(np.float32))
+
+
+@functools.cache
+def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
+    """Losses, gradients by parameter and BatchNorm's sums after two steps on the same weights."""
+    make, shapes = NETS[name]
+    net = Net(make(), proto.TRAIN, passes=passes, shapes_of=lambda layer, where: shapes)
+    randomise(net)
+    found = {}
+    for step in range(2):
+        net.run_forward(step)
+        for layer, top, _ in net.losses():
+            found[f"{layer.name} {step}"] = net.blobs[top].data
+        net.backward()
+    for placed in net.parameters:
+        found[f"gradient of {placed.name}"] = placed.tensor.diff.get()
+    found["statistics"] = np.concatenate([*net.statistics(), np.zeros(0)])
+    return found
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_fusing_changes_nothing_beyond_rounding(name):
+    fused, apart = results(name, PASSES), results(name, PASSES - {"fuse"})
+    assert fused.keys() == apart.keys()
+    for what, values in apart.items():
+        # Of the layer's gradients the largest: where BatchNorm follows, that of a bias is 0, and all of it rounding.
+        layer = what.partition("[")[0]
+        size = max(np.linalg.norm(other) for name, other in apart.items() if name.partition("[")[0] == layer)
+        assert np.linalg.norm(fused[what] - values) <= 3e-5 * size, what
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_sharing_memory_changes_no_bit(name):
+    planned, apart = results(name, PASSES), results(name, PASSES - {"memory_plan"})
+    assert [what for what, values in apart.items() if values.tobytes() != planned[what].tobytes()] == []
+
+
+def test_both_passes_do_something():
+    config, shapes = NETS["cifar10"][0](), NETS["cifar10"][1]
+
+    def net(passes):
+        return Net(config, proto.TRAIN, passes=passes, shapes_of=lambda layer, where: shapes)
+
+    whole, unfused, unplanned = (net(passes) for passes in CHOICES)
+    assert len(whole.program) == len(unfused.program) - 12, "6 pairs of Scale and ReLU behind BatchNorm"
+    assert whole.program.activation_bytes < 0.7 * unplanned.program.activation_bytes
+
+
+def test_nothing_is_fused_away_that_somebody_reads():
+    text = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 5 dim: 5 } } }
+layer { name: "bn" type: "BatchNorm" bottom: "x" top: "bn" }
+layer { name: "scale" type: "Scale" bottom: "bn" top: "scale" }
+layer { name: "relu" type: "ReLU" bottom: "scale" top: "relu" }
+layer { name: "again" type: "Sigmoid" bottom: "%s" top: "again" }
+"""
+    for read, left in (("bn", ["BatchNorm", "Split", "Scale", "ReLU"]), ("scale", ["BatchNorm", "Split", "ReLU"])):
+        graph = prepare(build(parse_net(text % read, "read.prototxt"), proto.TRAIN))
+        assert [layer.type for layer in graph.layers] == ["Input", *left, "Sigmoid"]
+
+
+# Shared parameters
+
+TOWERS = {
+    "InnerProduct": "inner_product_param { num_output: 4 weight_filler { type: 'xavier' } }",
+    "Convolution": "convolution_param { num_output: 16 kernel_size: 3 weight_filler { type: 'xavier' } }",
+    "Scale": "scale_param { bias_term: true filler { type: 'uniform' min: 0.5 max: 2 } }",
+    "Bias": "bias_param { filler { type: 'uniform' min: -1 max: 1 } }",
+}
+
+
+def towers(kind: str, names: str, middle: str = "") -> Net:
+    text = "".join(
+        f"""
+layer {{ name: "x{i}" type: "Input" top: "x{i}" input_param {{ shape {{ dim: 2 dim: 16 dim: 5 dim: 5 }} }} }}
+{middle.replace("#", str(i))}
+layer {{ name: "t{i}" type: "{kind}" bottom: "{"m" if middle else "x"}{i}" top: "t{i}" {names} {TOWERS[kind]} }}"""
+        for i in range(3)
+    )
+    dims = {"InnerProduct": "dim: 4", "Convolution": "dim: 16 dim: 3 dim: 3"}.get(kind, "dim: 16 dim: 5 dim: 5")
+    text += f"""
+layer {{ name: "y" type: "Input" top: "y" input_param {{ shape {{ dim: 2 {dims} }} }} }}
+layer {{ name: "loss0" type: "EuclideanLoss" bottom: "t0" bottom: "y" top: "loss0" }}
+layer {{ name: "loss1" type: "EuclideanLoss" bottom: "t1" bottom: "y" top: "loss1" loss_weight: 2 }}
+layer {{ name: "loss2" type: "EuclideanLoss" bottom: "t2" bottom: "y" top: "loss2" }}"""
+    net = Net(parse_net(text, "towers.prototxt"), proto.TRAIN)
+    for i, blob in enumerate(net.inputs):
+        net.feed(blob, np.random.default_rng(i).uniform(-1, 1, blob.shape).astype(np.float32))
+    return net
+
+
+@pytest.mark.parametrize("middle", ["", 'layer { name: "m#" type: "BatchNorm" bottom: "x#" top: "m#" }'])
+@pytest.mark.parametrize("kind", TOWERS)
+def test_gradients_of_a_shared_parameter_add(kind, middle):
+    """Three layers of the same values, first with a parameter each: the sum of their gradients is the shared one's."""
+    count = 1 if kind == "Bias" else 2
+    shared = towers(kind, " ".join(f'param {{ name: "p{i}" }}' for i in range(count)), middle)
+    single = towers(kind, "", middle)
+    for layer in ("t0", "t1", "t2"):
+        for theirs, ours in zip(shared.params["t0"], single.params[layer], strict=True):
+            ours.set(theirs.get())
+    losses = [[float(value) for value in net.forward().values()] for net in (shared, single)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for net in (shared, single):
+        net.backward()
+    assert len(shared.parameters) == count and len(single.parameters) == 3 * count
+    for i in range(count):
+        expected = sum(single.params[layer][i].diff.get() for layer in ("t0", "t1", "t2"))
+        size = max(np.abs(single.params[layer][i].diff.get()).max() for layer in ("t0", "t1", "t2"))
+        np.testing.assert_allclose(shared.params["t0"][i].diff.get(), expected, atol=1e-5 * size)
+        assert size > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        ('type: "Sigmoid" bottom: "loss" top: "s" loss_weight: 1', "layer 'loss' .* a loss must be where backward begins"),
+        ('type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "b"', "layer 'ip' .* read it through a layer of its own"),
+    ],
+)
+def test_two_gradients_for_one_blob_are_refused(layer, reason):
+    text = f"""
+layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 4 dim: 3 }} }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param {{ num_output: 3 }} }}
+layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "loss" }}
+layer {{ name: "other" {layer} }}"""
+    if "EuclideanLoss" in layer:
+        text = text.replace('top: "ip"', 'top: "ip" loss_weight: 1')
+    with pytest.raises(ConfigError, match=reason):
+        Net(parse_net(text, "two.prototxt"), proto.TRAIN)

@@ -1,0 +1,73 @@
+"""Overlap, as the timeline of a real run shows it: late layers are reduced while early ones are still in backward."""
+
+import json
+
+import pytest
+
+from tests.mpi import run_ranks
+
+# Weights at the end, computing at the beginning: the last layer's 2 MB are ready long before backward is over.
+NET = """
+layer { name: "x" type: "DummyData" top: "x" top: "label"
+  dummy_data_param { shape { dim: 8 dim: 16 dim: 24 dim: 24 } shape { dim: 8 } data_filler { type: "gaussian" } data_filler { } } }
+%s
+layer { name: "pool" type: "Pooling" bottom: "c3" top: "pool" pooling_param { pool: AVE kernel_size: 6 stride: 6 } }
+layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip"
+  inner_product_param { num_output: 1000 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+""" % "".join(
+    f'layer {{ name: "conv{i}" type: "Convolution" bottom: "{f"c{i - 1}" if i else "x"}" top: "c{i}" convolution_param '
+    "{ num_output: 32 kernel_size: 3 pad: 1 weight_filler { type: 'msra' } } }\n"
+    for i in range(4)
+)
+
+PROGRAM = """
+import functools
+import engine.solver.solver
+from engine.comm.buckets import make_buckets
+from engine.comm.world import world
+from engine.report.timeline import Timeline
+from tests.solver.harness import make_solver
+engine.solver.solver.make_buckets = functools.partial(make_buckets, bucket_bytes=1 << 20)
+timeline = Timeline({path!r}, iterations=6)
+solver = make_solver("max_iter: 9 random_seed: 1", {net!r}, world=world(), timeline=timeline)
+solver.solve()
+solver.close()
+world().close()
+"""
+
+
+def spans(path) -> dict[int, list[dict]]:
+    """Rank -> its spans, with their row's name and the end."""
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found: dict[int, list[dict]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            place = {"row": rows[event["pid"], event["tid"]], "end": event["ts"] + event["dur"]}
+            found.setdefault(event["pid"], []).append(event | place)
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [2, 0])
+def test_late_layers_are_reduced_while_early_ones_are_in_backward(tmp_path, servers):
+    path = str(tmp_path / "trace.json")
+    done = run_ranks(2, PROGRAM.format(path=path, net=NET), environ={"MLSL_NUM_SERVERS": str(servers)})
+    assert done.returncode == 0, done.stderr
+    ranks = spans(path)
+    assert sorted(ranks) == [0, 1]
+    for events in ranks.values():
+        overlapped = 0
+        for iteration in range(2, 8):
+            mine = [event for event in events if event["args"].get("iteration") == iteration]
+            first = next(event for event in mine if event["name"] == "conv0 bwd")
+            last = next(event for event in mine if event["name"] == "ip bwd")
+            reduced = [event for event in mine if "reduce" in event["row"]]
+            assert {event["name"] for event in reduced} >= {"reduce ip[0]"} and last["end"] <= first["ts"]
+            late = [event for event in reduced if event["name"] == "reduce ip[0]"]
+            assert all(event["ts"] >= last["end"] for event in late), "reduced before it was there"
+            overlapped += any(event["ts"] < first["end"] for event in late)
+        # A busy machine may put off a server now and then, but not each time.
+        assert overlapped >= 3 if servers else overlapped == 0
