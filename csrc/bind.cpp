@@ -70,7 +70,8 @@ static void attach(Tensor& tensor, const py::array_t<float>& values) {
 }
 
 static void place(Tensor& tensor, Arena& arena, size_t offset) {
-    if (offset + tensor.buffer->bytes() > arena.bytes()) throw py::value_error("'" + tensor.name + "' does not fit into the arena");
+    if (offset + tensor.buffer->bytes() > arena.bytes())
+        throw py::value_error("'" + tensor.name + "' does not fit into the arena");
     tensor.buffer->place(arena.data() + offset);
 }
 
@@ -86,7 +87,8 @@ static void bind_tensor(py::module_& m) {
         .def_property_readonly("shape", &shape_of)
         .def_property_readonly("count", &Tensor::count)
         .def_property_readonly("nbytes", [](const Tensor& t) { return t.buffer ? t.layout.get_size() : 0; })
-        .def_property_readonly("layout", [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; })
+        .def_property_readonly("layout",
+                               [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; })
         .def_property_readonly("is_plain", [](const Tensor& t) { return t.decided() && is_plain(t.layout); })
         .def_property_readonly("decided", &Tensor::decided)
         .def_readonly("diff", &Tensor::diff)
@@ -95,14 +97,15 @@ static void bind_tensor(py::module_& m) {
         .def("set", &set, "values"_a, "Copies dense row-major values in; raises ValueError on another count.")
         .def("attach", &attach, "values"_a.noconvert())
         .def("place", &place, "arena"_a, "offset"_a, py::keep_alive<1, 2>())
-        .def("like",
-             [](const Tensor& t, const std::string& name) {
-                 auto other = std::make_shared<Tensor>(name, t.shape, t.home);
-                 other->plain_override = t.plain_override;
-                 other->decide(t.layout);
-                 return other;
-             },
-             "name"_a, "Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).")
+        .def(
+            "like",
+            [](const Tensor& t, const std::string& name) {
+                auto other = std::make_shared<Tensor>(name, t.shape, t.home);
+                other->plain_override = t.plain_override;
+                other->decide(t.layout);
+                return other;
+            },
+            "name"_a, "Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).")
         .def("decide_plain", [](Tensor& t) {
             if (!t.decided()) t.decide(plain_layout(t.shape));
         });
@@ -110,7 +113,8 @@ static void bind_tensor(py::module_& m) {
 
 static std::vector<TensorPtr> add_op(Program& program, const std::string& type, const std::string& name,
                                      const std::vector<TensorPtr>& inputs, const std::vector<TensorPtr>& params,
-                                     const py::dict& attributes, const std::vector<Dims>& shapes, const std::vector<bool>& gradients) {
+                                     const py::dict& attributes, const std::vector<Dims>& shapes,
+                                     const std::vector<bool>& gradients) {
     OpSpec spec;
     spec.name = name;
     spec.inputs = inputs;
@@ -158,9 +162,12 @@ static void bind_program(py::module_& m) {
         .def("join", &Program::join, "output"_a, "input"_a)
         .def("place", &Program::place, "offsets"_a, "bytes"_a)
         .def("own", &Program::own, "tensor"_a)
-        .def("set_counter",
-             [](Program& p, uint64_t seed, uint64_t step, uint64_t first_sample) { p.set_counter({seed, step, first_sample}); },
-             "seed"_a, "step"_a, "first_sample"_a)
+        .def(
+            "set_counter",
+            [](Program& p, uint64_t seed, uint64_t step, uint64_t first_sample) {
+                p.set_counter({seed, step, first_sample});
+            },
+            "seed"_a, "step"_a, "first_sample"_a)
         .def("forward", &Program::forward, ReleaseGil())
         .def("backward", &Program::backward, ReleaseGil())
         .def("zero_gradients", &Program::zero_gradients, ReleaseGil())
@@ -168,8 +175,10 @@ static void bind_program(py::module_& m) {
         .def("set_queue", &set_queue, "queue"_a.none(true), "gates"_a)
         .def("mark_ready", &Program::mark_ready, "on"_a)
         .def("spans", &spans, "(2 ops, 2) int64: start and end of each step of the last run, CLOCK_MONOTONIC ns.")
-        .def("needs_backward", [](const Program& p, size_t i) { return p.op(i).needs_backward(); }, "op"_a)
-        .def("implementation", [](const Program& p, size_t i) { return p.op(i).implementation(); }, "op"_a)
+        .def(
+            "needs_backward", [](const Program& p, size_t i) { return p.op(i).needs_backward(); }, "op"_a)
+        .def(
+            "implementation", [](const Program& p, size_t i) { return p.op(i).implementation(); }, "op"_a)
         .def("__len__", &Program::size)
         .def_property_readonly("activation_bytes", &Program::activation_bytes)
         .def_property_readonly("scratch_bytes", &Program::scratch_bytes);
@@ -185,18 +194,20 @@ using FloatArray = py::array_t<float, py::array::c_style>;
 // No conversion: an update of a copy would be lost.
 static float* arena_pointer(const py::array& array, py::ssize_t count, const char* what) {
     if (!FloatArray::check_(array) || array.ndim() != 1 || array.size() != count || !array.writeable())
-        throw py::value_error(std::string(what) + ": expected a writable float32 array of " + std::to_string(count) + " elements");
+        throw py::value_error(std::string(what) + ": expected a writable float32 array of " + std::to_string(count) +
+                              " elements");
     return static_cast<float*>(const_cast<void*>(array.data()));
 }
 
-static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::array& weights, const py::array& gradients,
-                                      const std::vector<py::array>& histories,
-                                      const std::vector<std::vector<Segment>>& buckets, const Hyper& hyper) {
+static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::array& weights,
+                                             const py::array& gradients, const std::vector<py::array>& histories,
+                                             const std::vector<std::vector<Segment>>& buckets, const Hyper& hyper) {
     const py::ssize_t count = weights.size();
     std::vector<float*> pointers;
     for (const py::array& history : histories) pointers.push_back(arena_pointer(history, count, "history"));
-    return std::make_unique<Updater>(rule, arena_pointer(weights, count, "weights"), arena_pointer(gradients, count, "gradients"),
-                                     std::move(pointers), int64_t(count), buckets, hyper);
+    return std::make_unique<Updater>(rule, arena_pointer(weights, count, "weights"),
+                                     arena_pointer(gradients, count, "gradients"), std::move(pointers), int64_t(count),
+                                     buckets, hyper);
 }
 
 static py::tuple event_tuple(const ReadyQueue::Event& e) {
@@ -225,7 +236,8 @@ static void bind_queue(py::module_& m) {
         .def("close", &ReadyQueue::close, ReleaseGil())
         .def("missing", &ReadyQueue::missing)
         .def_property_readonly("stopped", &ReadyQueue::stopped)
-        .def("times", [](const ReadyQueue& queue, int bucket) { return event_tuple(queue.times(bucket)); }, "bucket"_a)
+        .def(
+            "times", [](const ReadyQueue& queue, int bucket) { return event_tuple(queue.times(bucket)); }, "bucket"_a)
         .def("record", &ReadyQueue::record, "on"_a)
         .def("take_events",
              [](ReadyQueue& queue) {
@@ -254,13 +266,13 @@ static void bind_updater(py::module_& m) {
              "momentum"_a = 0.0f, "momentum2"_a = 0.999f, "delta"_a = 1e-8f, "rms_decay"_a = 0.99f,
              "weight_decay"_a = 0.0f, "l1"_a = false);
     py::class_<Updater>(m, "Updater")
-        .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a,
-             "buckets"_a, "hyper"_a, py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
-        .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a,
-             "momentum_correction"_a = 1.0)
+        .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "hyper"_a,
+             py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
+        .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
         .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
         .def("sum_squares", &Updater::sum_squares, "bucket"_a, "threads"_a = 1, ReleaseGil())
-        .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1, ReleaseGil())
+        .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1,
+             ReleaseGil())
         .def_property_readonly("buckets", &Updater::buckets)
         .def_property_readonly("histories", &Updater::histories);
     m.def("update_rules", [] {  // name -> number of histories
@@ -270,28 +282,37 @@ static void bind_updater(py::module_& m) {
     });
 }
 
-// One image into one slot of a batch. pixels: (H, W, C) of uint8 or float32 with any strides; out: (C, crop_h, crop_w), dense.
+// One image into one slot of a batch. pixels: (H, W, C) of uint8 or float32 with any strides; out: (C, crop_h, crop_w),
+// dense.
 template <typename T>
-static void transform_pixels(const py::array& pixels, const CropWindow& window, const Mean& mean, float scale, float* out) {
+static void transform_pixels(const py::array& pixels, const CropWindow& window, const Mean& mean, float scale,
+                             float* out) {
     const auto stride = [&](int axis) { return std::ptrdiff_t(pixels.strides(axis) / py::ssize_t(sizeof(T))); };
-    const ImageView<T> view{static_cast<const T*>(pixels.data()), int(pixels.shape(2)), int(pixels.shape(0)),
-                            int(pixels.shape(1)),                 stride(2),            stride(0),
+    const ImageView<T> view{static_cast<const T*>(pixels.data()),
+                            int(pixels.shape(2)),
+                            int(pixels.shape(0)),
+                            int(pixels.shape(1)),
+                            stride(2),
+                            stride(0),
                             stride(1)};
     py::gil_scoped_release release;
     transform_image(view, window, mean, scale, out);
 }
 
-static void transform(const py::array& pixels, int top, int left, int crop_h, int crop_w, bool mirror, const py::object& mean,
-                      float scale, FloatArray out) {
-    const bool inside = pixels.ndim() == 3 && top >= 0 && left >= 0 && top + crop_h <= pixels.shape(0) && left + crop_w <= pixels.shape(1);
+static void transform(const py::array& pixels, int top, int left, int crop_h, int crop_w, bool mirror,
+                      const py::object& mean, float scale, FloatArray out) {
+    const bool inside = pixels.ndim() == 3 && top >= 0 && left >= 0 && top + crop_h <= pixels.shape(0) &&
+                        left + crop_w <= pixels.shape(1);
     if (!inside) throw py::value_error("the crop window must lie inside an image of three axes");
-    if (out.size() != pixels.shape(2) * crop_h * crop_w) throw py::value_error("out must be (channels, crop_h, crop_w)");
+    if (out.size() != pixels.shape(2) * crop_h * crop_w)
+        throw py::value_error("out must be (channels, crop_h, crop_w)");
     Mean subtract{Mean::Kind::kNone, nullptr};
     FloatArray values;
     if (!mean.is_none()) {
         values = py::cast<FloatArray>(mean);
         const bool image = values.ndim() == 3;
-        const bool fits = image ? values.shape(0) == pixels.shape(2) && values.shape(1) == pixels.shape(0) && values.shape(2) == pixels.shape(1)
+        const bool fits = image ? values.shape(0) == pixels.shape(2) && values.shape(1) == pixels.shape(0) &&
+                                      values.shape(2) == pixels.shape(1)
                                 : values.size() == pixels.shape(2);
         if (!fits) throw py::value_error("the mean must be one value for each channel or of the image's size");
         subtract = {image ? Mean::Kind::kImage : Mean::Kind::kChannel, values.data()};
@@ -312,15 +333,24 @@ static std::string onednn_version() {
 
 static std::string onednn_isa() {
     switch (dnnl::get_effective_cpu_isa()) {
-        case dnnl::cpu_isa::sse41: return "SSE4.1";
-        case dnnl::cpu_isa::avx: return "AVX";
-        case dnnl::cpu_isa::avx2: return "AVX2";
-        case dnnl::cpu_isa::avx512_core: return "AVX-512";
-        case dnnl::cpu_isa::avx512_core_vnni: return "AVX-512 with VNNI";
-        case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512 with bf16";
-        case dnnl::cpu_isa::avx512_core_fp16: return "AVX-512 with bf16 and fp16";
-        case dnnl::cpu_isa::avx512_core_amx: return "AVX-512 with AMX";
-        default: return "unknown (" + std::to_string(int(dnnl::get_effective_cpu_isa())) + ")";
+        case dnnl::cpu_isa::sse41:
+            return "SSE4.1";
+        case dnnl::cpu_isa::avx:
+            return "AVX";
+        case dnnl::cpu_isa::avx2:
+            return "AVX2";
+        case dnnl::cpu_isa::avx512_core:
+            return "AVX-512";
+        case dnnl::cpu_isa::avx512_core_vnni:
+            return "AVX-512 with VNNI";
+        case dnnl::cpu_isa::avx512_core_bf16:
+            return "AVX-512 with bf16";
+        case dnnl::cpu_isa::avx512_core_fp16:
+            return "AVX-512 with bf16 and fp16";
+        case dnnl::cpu_isa::avx512_core_amx:
+            return "AVX-512 with AMX";
+        default:
+            return "unknown (" + std::to_string(int(dnnl::get_effective_cpu_isa())) + ")";
     }
 }
 
@@ -333,8 +363,8 @@ PYBIND11_MODULE(_ext, m) {
     bind_program(m);
     bind_queue(m);
     bind_updater(m);
-    m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a, "mean"_a.none(true), "scale"_a,
-          "out"_a.noconvert());
+    m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
+          "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
     m.def("onednn_version", &onednn_version);
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
     m.def("threads", &threads, "OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.");

@@ -1,5 +1,6 @@
-// An op is one node of the lowered program: what a layer does to tensors, forward and, where a gradient is wanted, backward.
-// Its constructor fixes layouts, builds primitives and says which tensors each pass touches; forward() and backward() only run.
+// An op is one node of the lowered program: what a layer does to tensors, forward and, where a gradient is wanted,
+// backward. Its constructor fixes layouts, builds primitives and says which tensors each pass touches; forward() and
+// backward() only run.
 #pragma once
 
 #include <functional>
@@ -39,13 +40,13 @@ struct Counter {
 };
 
 struct OpSpec {
-    std::string name;                   // the layer's, for errors and timings
-    bool backward = true;               // gradients may be asked for: phase TRAIN, or force_backward
+    std::string name;      // the layer's, for errors and timings
+    bool backward = true;  // gradients may be asked for: phase TRAIN, or force_backward
     Attributes attributes;
-    std::vector<TensorPtr> inputs;      // bottoms
+    std::vector<TensorPtr> inputs;  // bottoms
     std::vector<TensorPtr> params;
-    std::vector<Dims> output_shapes;    // tops
-    std::vector<bool> output_gradients; // which tops carry a diff
+    std::vector<Dims> output_shapes;     // tops
+    std::vector<bool> output_gradients;  // which tops carry a diff
     const Counter* counter = nullptr;
 };
 
@@ -110,7 +111,8 @@ protected:
     void fresh_scratch() { scratch_used_ = 0; }
     dnnl::memory scratch(const Layout& layout);
 
-    // oneDNN arguments in the layout that a primitive wants; reorders (through scratch) are added only where layouts differ.
+    // oneDNN arguments in the layout that a primitive wants; reorders (through scratch) are added only where layouts
+    // differ.
     dnnl::memory reading(const TensorPtr& tensor, const Layout& wanted, Calls& calls);
     dnnl::memory reading(const TensorPtr& tensor, const Layout& described, const Layout& wanted, Calls& calls);
     struct Target {

@@ -151,7 +151,8 @@ std::string Program::first_nonfinite() {
             if (!tensor) continue;
             std::vector<float> values(tensor->count());
             tensor->read(values.data());
-            if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); })) return op->spec().name;
+            if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); }))
+                return op->spec().name;
         }
     }
     return "";

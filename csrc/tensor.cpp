@@ -99,7 +99,8 @@ static void copy(const dnnl::memory& from, const dnnl::memory& to) {
 
 // How files and Python see the values.
 static Layout outside(const Tensor& tensor) {
-    if (!tensor.buffer || !tensor.buffer->address()) throw std::runtime_error("tensor '" + tensor.name + "' has no memory yet");
+    if (!tensor.buffer || !tensor.buffer->address())
+        throw std::runtime_error("tensor '" + tensor.name + "' has no memory yet");
     return tensor.plain_override.get_ndims() ? tensor.plain_override : plain_layout(tensor.layout.get_dims());
 }
 

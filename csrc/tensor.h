@@ -23,8 +23,9 @@ enum class Home {
     owned,       // this buffer alone; lives as long as its program (outputs that Python reads)
 };
 
-// A range of bytes. Every dnnl::memory that looks into it follows when the buffer is placed. Buffers can be joined: they are
-// then one range with several names (views, sums whose gradients are all the same, results written over their inputs).
+// A range of bytes. Every dnnl::memory that looks into it follows when the buffer is placed. Buffers can be joined:
+// they are then one range with several names (views, sums whose gradients are all the same, results written over their
+// inputs).
 class Buffer : public std::enable_shared_from_this<Buffer> {
 public:
     Buffer(size_t bytes, Home home) : bytes_(bytes), home_(home) {}
@@ -74,7 +75,8 @@ struct Tensor {
     std::string name;
     Dims shape;  // Caffe's; () for a scalar
     Home home;
-    Layout plain_override;  // how files and Python see the values when that is not row-major `shape` (transposed weights)
+    Layout
+        plain_override;  // how files and Python see the values when that is not row-major `shape` (transposed weights)
     Layout layout;
     BufferPtr buffer;
     dnnl::memory memory;
@@ -82,10 +84,10 @@ struct Tensor {
     bool accumulate = false;  // of a parameter's diff: writers add to it (iter_size, shared parameters)
 };
 
-Dims dense_dims(const Dims& shape);              // oneDNN has no scalars: () becomes (1)
+Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)
 Layout plain_layout(const Dims& shape, dnnl::memory::data_type type = dnnl::memory::data_type::f32);
 bool is_plain(const Layout& layout);
-std::string layout_name(const Layout& layout);   // such as aBcd16b; letters in the order of memory
+std::string layout_name(const Layout& layout);  // such as aBcd16b; letters in the order of memory
 int64_t count_of(const Dims& shape);
 
 }  // namespace engine

@@ -1,6 +1,7 @@
 // Batch normalisation, with the Scale layer that follows it and a ReLU fused in when the graph says so.
-// inputs: x (N, C, ...); params: mean sum (C), variance sum (C), factor (1), then scale (C) and shift (C) where the attributes
-// `scale` and `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, scale, shift, relu.
+// inputs: x (N, C, ...); params: mean sum (C), variance sum (C), factor (1), then scale (C) and shift (C) where the
+// attributes `scale` and `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, scale, shift,
+// relu.
 #include <cmath>
 
 #include "onednn_util.h"
@@ -75,8 +76,9 @@ private:
     void build_backward(const forward_pd& hint, float eps) {
         const Layout& layout = input(0)->layout;
         const bool affine = scale_ || shift_;
-        const dnnl::batch_normalization_backward::primitive_desc pd(cpu(), affine ? prop_kind::backward : prop_kind::backward_data,
-                                                                    layout, layout, layout, eps, flags(), hint, user_scratchpad());
+        const dnnl::batch_normalization_backward::primitive_desc pd(
+            cpu(), affine ? prop_kind::backward : prop_kind::backward_data, layout, layout, layout, eps, flags(), hint,
+            user_scratchpad());
         fresh_scratch();
         Call call{dnnl::batch_normalization_backward(pd),
                   {{DNNL_ARG_SRC, input(0)->memory},

@@ -10,7 +10,9 @@ using dnnl::memory;
 using dnnl::primitive_attr;
 using dnnl::prop_kind;
 
-inline Layout any_layout(const Dims& dims, memory::data_type type) { return Layout(dims, type, memory::format_tag::any); }
+inline Layout any_layout(const Dims& dims, memory::data_type type) {
+    return Layout(dims, type, memory::format_tag::any);
+}
 
 // Scratchpads come from the program's shared scratch, so that no primitive allocates while it runs.
 inline primitive_attr user_scratchpad() {

@@ -20,7 +20,8 @@ private:
         const dnnl::reorder::primitive_desc pd(from, to, user_scratchpad());
         fresh_scratch();
         implementation_ = pd.impl_info_str();
-        return {dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
+        return {dnnl::reorder(pd),
+                {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
     }
 };
 
