@@ -220,7 +220,11 @@ def main(rank: int, pid: int) -> None:
     selector = selectors.DefaultSelector()
     hub = Hub(selector) if rank == 0 else None
     if hub:
-        print(hub.token, *own_addresses(hub.listener.getsockname()[1]), flush=True)
+        address = f"{hub.token} {' '.join(map(str, own_addresses(hub.listener.getsockname()[1])))}\n"
+        try:
+            os.write(1, address.encode())
+        except BrokenPipeError:
+            return  # the rank has ended before MPI was there, and has said why
     run(selector, Guard(selector, pid, hub), hub)
 
 

@@ -60,7 +60,8 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise UndecodableImage(str(error)) from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {error}") from None
+        reason = str(error).split(" <_io.")[0]  # Pillow would name the buffer in memory
+        raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {reason}") from None
     if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     color = color or (GRAY if image.mode in ("1", "L", "LA") else BGR)

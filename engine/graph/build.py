@@ -21,8 +21,8 @@ ShapesOf = Callable[[Any, str], list[Shape]]
 
 @dataclass(eq=False)
 class Graph:
-    """Layers in execution order. `outputs` are the blobs that nobody reads, `all_params` every layer's parameters in the
-    order of the file, which rewrites of `layers` do not change: that of snapshots."""
+    """Layers in execution order. `outputs` are the blobs that nobody reads. `all_params` are the parameters of every
+    layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone."""
 
     name: str
     phase: int

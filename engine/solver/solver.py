@@ -329,13 +329,15 @@ class Solver:
             self.curve.test(self.iteration, values, evaluator.loss_weights, index)
 
     def snapshot(self) -> None:
-        """Raises NumericalError, before anything is written, if the last update has spoilt the weights."""
+        """Raises, before anything is written, NumericalError if the last update has spoilt the weights, CommError if
+        they are not the same on all ranks: nobody sends them around again, which would hide it."""
         self._settle()
+        self._check_drift()
         if not np.isfinite(self.weights).all():
             bad = next(placed for placed in self.net.parameters if not np.isfinite(placed.tensor.get()).all())
             raise NumericalError(
-                f"iteration {self.iteration}: the update has made weights of {bad.name} infinite or NaN; no snapshot is "
-                "written. Lower base_lr or warm up, or set clip_gradients"
+                f"iteration {self.iteration}: the update has made weights of {bad.name} infinite or NaN; no snapshot "
+                "is written. Lower base_lr or warm up, or set clip_gradients"
             )
         self.files.write()
 
@@ -386,9 +388,10 @@ class Solver:
         if self.evaluators:
             self.test()
 
-    def check_drift(self) -> None:
+    def _check_drift(self) -> None:
         """Raises CommError when the weights of two ranks are not the same bits."""
-        self._settle()
+        if self.world.size == 1:
+            return
         try:
             self.world.same_on_all_ranks(self.weights.tobytes(), "their weights")
         except CommError as error:

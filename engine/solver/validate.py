@@ -55,7 +55,8 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
 
 
 def check_snapshot_folder(param: Any, path: str, where: str | None = None) -> None:
-    """For the solver of file `path`. Raises ConfigError now, not at the first snapshot, if there is no folder for it or it cannot be written to."""
+    """Raises ConfigError now, not at the first snapshot, if there is no folder for it or it cannot be written to.
+    `path` is the solver's file, beside which snapshots go if no prefix is given."""
     if not (param.snapshot or param.snapshot_after_train):
         return
     prefix = param.snapshot_prefix or path

@@ -1,0 +1,210 @@
+"""What wrong input gets: one clear line, exit status 1 on every rank, and nothing written or overwritten."""
+
+import hashlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine import proto
+from tests.mpi import REPO, mpiexec, run_ranks
+
+DIGITS = REPO / "examples/digits"
+NET = (REPO / "nets/digits.prototxt").read_text().replace("examples/digits/", f"{DIGITS}/")
+SOLVER = (
+    'net: "net.prototxt" base_lr: 0.05 lr_policy: "fixed" max_iter: 4 momentum: 0.9 '
+    'snapshot_prefix: "out/d" snapshot: 2 display: 1'
+)
+ADDITION = 'layer { name: "sum" type: "Eltwise" bottom: "data" bottom: "conv1" top: "sum" }'
+
+
+def write(folder: Path, net: str = NET, solver: str = SOLVER) -> Path:
+    (folder / "out").mkdir(exist_ok=True)
+    (folder / "net.prototxt").write_text(net)
+    (folder / "solver.prototxt").write_text(solver)
+    return folder
+
+
+def train(folder: Path, *flags: str, ranks: int = 1) -> subprocess.CompletedProcess:
+    arguments = ["-m", "engine.cli", "train", "--solver", "solver.prototxt", *flags]
+    os.chdir(folder)
+    if ranks > 1:
+        return run_ranks(ranks, arguments)
+    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *arguments], env=environ, text=True, capture_output=True, timeout=60)
+
+
+def refused(done: subprocess.CompletedProcess) -> str:
+    """The engine's only line of a run that failed as it should."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert done.returncode == 1 and len(lines) == 1 and "Traceback" not in done.stderr, done.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+TEXTS = {
+    "typo in the net": (
+        NET.replace("kernel_size: 3", "kernal_size: 3", 1),
+        r"net.prototxt:39:9: layer 'conv1': "
+        r"unknown field 'kernal_size' in ConvolutionParameter; did you mean 'kernel_size'",
+    ),
+    "unknown type": (
+        NET.replace('"Convolution"', '"Convolutoin"', 1),
+        r"net.prototxt:30:1: layer 'conv1': unknown "
+        r"layer type 'Convolutoin'; did you mean 'Convolution'",
+    ),
+    "cycle": (NET.replace('bottom: "data"', 'bottom: "ip1"', 1), r"layer 'conv1'.*cycle: conv1 -> .* -> ip1 -> conv1"),
+    "missing bottom": (
+        NET.replace('bottom: "conv1"', 'bottom: "conv11"', 1),
+        r"net.prototxt:44:1: layer 'relu1'.*no "
+        r"layer makes its bottom 'conv11'; did you mean 'conv1'",
+    ),
+    "shapes": (
+        NET + ADDITION,
+        r"layer 'sum' \(Eltwise\): expected bottoms of one shape, \(32, 1, 8, 8\), got \(32, "
+        r"32, 8, 8\)",
+    ),
+    "missing lmdb": (NET.replace("digits_train_lmdb", "nowhere"), r"net.prototxt:3:1: LMDB not found: .*nowhere"),
+    "label": (
+        NET.replace("num_output: 10", "num_output: 7"),
+        r"iteration 0: layer 'loss': label \d at position \d+ is "
+        r"outside \[0, 7\). The batch holds keys '0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_a_wrong_net(what, here):
+    net, message = TEXTS[what]
+    assert re.search(message, refused(train(write(here, net))))
+    assert not list((here / "out").iterdir())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("what", ["typo in the net", "missing lmdb", "label"])
+def test_a_wrong_net_on_two_ranks(what, here):
+    net, message = TEXTS[what]
+    assert re.search(message, refused(train(write(here, net), ranks=2)))
+
+
+def test_a_typo_in_the_solver(here):
+    message = refused(train(write(here, solver=SOLVER.replace("base_lr", "bas_lr"))))
+    assert "solver.prototxt:1:21: unknown field 'bas_lr' in SolverParameter; did you mean 'base_lr'" in message
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+def test_a_loss_that_is_not_a_number(ranks, here):
+    net = NET[: NET.index('layer {\n    name: "conv1"')]
+    net += (
+        'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" '
+        'inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }'
+    )
+    solver = SOLVER.replace("0.05", "1e38").replace("snapshot: 2", "").replace("max_iter: 4", "max_iter: 50")
+    message = refused(train(write(here, net, solver), ranks=ranks))
+    assert re.search(r"iteration \d+: the loss is -?(nan|inf); layer 'ip' is the first", message)
+    assert not list((here / "out").iterdir())
+
+
+def test_a_truncated_lmdb(here):
+    (here / "cut").mkdir()
+    whole = (DIGITS / "digits_train_lmdb/data.mdb").read_bytes()
+    (here / "cut/data.mdb").write_bytes(whole[: len(whole) // 2])
+    message = refused(train(write(here, NET.replace(str(DIGITS / "digits_train_lmdb"), str(here / "cut")))))
+    assert f"cut/data.mdb is truncated: {len(whole) // 2} bytes, its header says {len(whole)}" in message
+
+
+def picture(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (8, 8), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_an_undecodable_image(here):
+    with lmdb.open(str(here / "images"), map_size=1 << 24) as environment, environment.begin(write=True) as items:
+        for i in range(40):
+            data = b"no picture" if i == 7 else picture(i)
+            datum = proto.Datum(channels=1, height=8, width=8, data=data, label=i % 10, encoded=True)
+            items.put(b"%08d" % i, datum.SerializeToString())
+    folder = write(here, NET.replace(str(DIGITS / "digits_train_lmdb"), str(here / "images")))
+    assert "key '00000007': cannot decode 10 bytes as an image" in refused(train(folder))
+    done = train(folder, "--skip_bad_images")
+    assert done.returncode == 0 and "Skipped 1 undecodable images" in done.stderr, done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with snapshots of iterations 2 and 4."""
+    folder = write(tmp_path_factory.mktemp("trained"))
+    before = Path.cwd()
+    done = train(folder)
+    os.chdir(before)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+SHAPE = "layer[ip1].inner_product_param.num_output=50"
+FILES = {
+    "truncated weights": (["--weights", "cut.caffemodel"], "cut.caffemodel: truncated or not a caffemodel"),
+    "truncated state": (["--snapshot", "cut.solverstate"], "cut.solverstate: truncated or not a solverstate"),
+    "other shape": (
+        ["--weights", "out/d_iter_4.caffemodel", "--set", SHAPE],
+        "layer 'ip1', blob 0: the file has 128 x 1024, the net 50 x 1024",
+    ),
+    "no such file": (["--weights", "nowhere.caffemodel"], "nowhere.caffemodel: cannot be read: No such file"),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_wrong_files(what, trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    for kind in ("caffemodel", "solverstate"):
+        whole = (trained / f"out/d_iter_4.{kind}").read_bytes()
+        (trained / f"cut.{kind}").write_bytes(whole[: len(whole) // 3])
+    before = digests(trained / "out")
+    flags, message = FILES[what]
+    assert message in refused(train(trained, *flags))
+    assert digests(trained / "out") == before
+
+
+def test_a_full_disk_at_a_snapshot(here):
+    """A limit on the size of files stands for the full disk."""
+    folder = write(here)
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+        "from engine.cli import main; sys.exit(main(['train', '--solver', 'solver.prototxt']))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, text=True, capture_output=True, timeout=60)
+    assert "out/d_iter_2.caffemodel: cannot be written: File too large" in refused(done)
+    assert not list((folder / "out").iterdir())  # no part of a file, no temporary one
+
+
+@pytest.mark.mpi
+def test_a_launcher_without_mpi4py(here):
+    mpiexec()
+    blocker = here / "blocked"
+    blocker.mkdir()
+    (blocker / "mpi4py.py").write_text("raise ImportError('blocked by this test')")
+    write(here)
+    environ = {**os.environ, "PYTHONPATH": f"{blocker}{os.pathsep}{REPO}", "PMI_RANK": "0", "PMI_SIZE": "2"}
+    arguments = [sys.executable, "-m", "engine.cli", "train", "--solver", "solver.prototxt"]
+    done = subprocess.run(arguments, env=environ, text=True, capture_output=True, timeout=60)
+    assert "mpi4py" in refused(done) and "pip install" in refused(done)
