@@ -1,4 +1,4 @@
-"""Set before anything loads OpenMP's library: its idle threads sleep soon, so that tests on a busy machine stay quick."""
+"""Before anything loads OpenMP's library: its idle threads shall sleep soon, so that a busy machine stays quick."""
 
 from engine.cores import limit_spinning
 

@@ -12,7 +12,7 @@ from engine.graph.build import build
 from engine.net import PASSES, Net, prepare
 from tests.mpi import REPO
 
-# Readers of one blob, in-place chains, joins, a shared parameter, two losses of which one is also read by another layer.
+# Readers of one blob, in-place chains, joins, a shared parameter, a loss that is also read.
 BRANCHES = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 9 dim: 9 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
@@ -28,20 +28,24 @@ layer { name: "relu1" type: "ReLU" bottom: "b" top: "b" }
 layer { name: "conv2" type: "Convolution" bottom: "b" top: "c" param { name: "w" } param { name: "b" }
   convolution_param { num_output: 16 kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
 layer { name: "bn2" type: "BatchNorm" bottom: "c" top: "bn2" }
-layer { name: "pool" type: "Pooling" bottom: "a" top: "p" pooling_param { kernel_size: 3 stride: 1 pad: 1 } }
+layer { name: "pool" type: "Pooling" bottom: "a" top: "p"
+  pooling_param { kernel_size: 3 stride: 1 pad: 1 } }
 layer { name: "scale2" type: "Scale" bottom: "bn2" top: "scale2" }
-layer { name: "sum" type: "Eltwise" bottom: "scale2" bottom: "p" bottom: "n" top: "sum" eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 } }
+layer { name: "sum" type: "Eltwise" bottom: "scale2" bottom: "p" bottom: "n" top: "sum"
+  eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 } }
 layer { name: "relu2" type: "ReLU" bottom: "sum" top: "sum" }
 layer { name: "sigmoid" type: "Sigmoid" bottom: "b" top: "g" }
 layer { name: "gate" type: "Eltwise" bottom: "sum" bottom: "g" top: "gated" eltwise_param { operation: PROD } }
 layer { name: "most" type: "Eltwise" bottom: "gated" bottom: "b" top: "most" eltwise_param { operation: MAX } }
 layer { name: "concat" type: "Concat" bottom: "most" bottom: "sum" top: "all" }
 layer { name: "slice" type: "Slice" bottom: "all" top: "s0" top: "s1" slice_param { slice_point: 5 } }
-layer { name: "aux" type: "InnerProduct" bottom: "s0" top: "aux" inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "aux" type: "InnerProduct" bottom: "s0" top: "aux"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
 layer { name: "aux_loss" type: "SoftmaxWithLoss" bottom: "aux" bottom: "label" top: "aux_loss" loss_weight: 0.3 }
 layer { name: "unread" type: "Silence" bottom: "aux_loss" }
 layer { name: "drop" type: "Dropout" bottom: "s1" top: "s1" }
-layer { name: "ip" type: "InnerProduct" bottom: "s1" top: "ip" inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "ip" type: "InnerProduct" bottom: "s1" top: "ip"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
 
@@ -61,7 +65,8 @@ def randomise(net: Net) -> None:
         net.feed(blob, values.astype(np.float32))
     for parameter in net.all_params():
         if "scale" in parameter.layer:
-            net.tensor_of[parameter.owner or parameter].set(generator.uniform(0.2, 0.8, parameter.shape).astype(np.float32))
+            values = generator.uniform(0.2, 0.8, parameter.shape)
+            net.tensor_of[parameter.owner or parameter].set(values.astype(np.float32))
 
 
 @functools.cache
@@ -178,8 +183,8 @@ def test_gradients_of_a_shared_parameter_add(kind, middle):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        ('type: "Sigmoid" bottom: "loss" top: "s" loss_weight: 1', "layer 'loss' .* a loss must be where backward begins"),
-        ('type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "b"', "layer 'ip' .* read it through a layer of its own"),
+        ('type: "Sigmoid" bottom: "loss" top: "s" loss_weight: 1', "'loss' .* must be where backward begins"),
+        ('type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "b"', "'ip' .* read it through a layer of its own"),
     ],
 )
 def test_two_gradients_for_one_blob_are_refused(layer, reason):

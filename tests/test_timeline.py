@@ -7,19 +7,21 @@ import pytest
 from tests.mpi import run_ranks
 
 # Weights at the end, computing at the beginning: the last layer's 2 MB are ready long before backward is over.
+CONVOLUTION = """
+layer { name: "conv#" type: "Convolution" bottom: "c#" top: "c%"
+  convolution_param { num_output: 32 kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+"""
 NET = """
-layer { name: "x" type: "DummyData" top: "x" top: "label"
-  dummy_data_param { shape { dim: 8 dim: 16 dim: 24 dim: 24 } shape { dim: 8 } data_filler { type: "gaussian" } data_filler { } } }
-%s
-layer { name: "pool" type: "Pooling" bottom: "c3" top: "pool" pooling_param { pool: AVE kernel_size: 6 stride: 6 } }
+layer { name: "x" type: "DummyData" top: "c0" top: "label"
+  dummy_data_param { shape { dim: 8 dim: 16 dim: 24 dim: 24 } shape { dim: 8 }
+    data_filler { type: "gaussian" } data_filler { } } }
+CONVOLUTIONS
+layer { name: "pool" type: "Pooling" bottom: "c4" top: "pool" pooling_param { pool: AVE kernel_size: 6 stride: 6 } }
 layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip"
   inner_product_param { num_output: 1000 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
-""" % "".join(
-    f'layer {{ name: "conv{i}" type: "Convolution" bottom: "{f"c{i - 1}" if i else "x"}" top: "c{i}" convolution_param '
-    "{ num_output: 32 kernel_size: 3 pad: 1 weight_filler { type: 'msra' } } }\n"
-    for i in range(4)
-)
+"""
+NET = NET.replace("CONVOLUTIONS", "".join(CONVOLUTION.replace("#", str(i)).replace("%", str(i + 1)) for i in range(4)))
 
 PROGRAM = """
 import functools

@@ -1,4 +1,4 @@
-"""A rank that is killed in the middle of a real run: the others end, somebody says who it was, the snapshot is whole."""
+"""A rank that is killed in the middle of a real run: the others end, its name is told, the snapshot is whole."""
 
 import os
 import signal
@@ -41,8 +41,8 @@ def pid_of_rank(rank: int) -> int | None:
 def test_kill_9_of_one_of_two_ranks(tmp_path, victim, servers):
     (tmp_path / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MLSL_NUM_SERVERS": str(servers), "ENGINE_TEST": str(os.getpid())}
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "engine.cli", "train", "--solver", tmp_path / "solver.prototxt"]
-    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+    train = [sys.executable, "-m", "engine.cli", "train", "--solver", tmp_path / "solver.prototxt"]
+    process = subprocess.Popen([mpiexec(), "-n", "2", *train], cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
     try:
         lines = []
         while "Iteration 60," not in (line := process.stderr.readline()):

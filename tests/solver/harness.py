@@ -14,7 +14,7 @@ from tests.mpi import REPO
 
 DIGITS = REPO / "examples/digits"
 
-# Caffe's order of a run: data from an LMDB, no BatchNorm (its statistics depend on the batch of a rank).
+# No BatchNorm: what it subtracts depends on the samples of a rank.
 DIGITS_NET = """
 layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
   transform_param { scale: 0.0625 crop_size: 6 mirror: true }
@@ -22,7 +22,8 @@ layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAI
 layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
   transform_param { scale: 0.0625 crop_size: 6 }
   data_param { source: "%(digits)s/digits_test_lmdb" backend: LMDB batch_size: 47 } }
-layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
   convolution_param { num_output: 8 kernel_size: 3 weight_filler { type: "msra" } } }
 layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
 layer { name: "ip1" type: "InnerProduct" bottom: "conv" top: "ip1"
@@ -41,20 +42,26 @@ def digits_net(batch: int = 16) -> str:
     return DIGITS_NET % {"digits": DIGITS, "batch": batch}
 
 
+def with_defaults(text: str, defaults: str) -> str:
+    """`text` and those fields of `defaults` that it does not have. Both are "field: value field: value ..."."""
+    given = {word for word in text.split() if word.endswith(":")}
+    words = defaults.split()
+    missing = [f"{field} {value}" for field, value in zip(words[::2], words[1::2]) if field not in given]
+    return " ".join([text, *missing])
+
+
 def make_solver(text: str, net: str, folder: Path | str = "", world: World | None = None, **options) -> Solver:
-    """A solver of `net`, both as text; with a `folder` it is "net.prototxt" in there, and snapshots go there, too.
-    Defaults to SGD at a fixed rate of 0.01 for 20 iterations without files; protobuf's text takes the later of two."""
-    defaults = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 20 snapshot_after_train: %s' % str(bool(folder)).lower()
-    given = {field.split(":")[0] for field in text.split() if field.endswith(":")}
-    pairs = zip(defaults.split()[::2], defaults.split()[1::2])
-    missing = " ".join(f"{name} {value}" for name, value in pairs if name[:-1] not in given)
-    if folder and "snapshot_prefix" not in given:
-        missing += f' snapshot_prefix: "{folder}/net"'
-    config = parse_solver(f"{missing} {text} net_param {{ {net} }}", str(Path(folder) / "net.prototxt"))
+    """A solver of `net`, both as text: SGD at a fixed rate of 0.01 for 20 iterations, if `text` says nothing else.
+    With a `folder` it is "net.prototxt" in there and leaves its files there; without one it leaves none."""
+    text = with_defaults(text, 'base_lr: 0.01 lr_policy: "fixed" max_iter: 20')
+    files = f'snapshot_prefix: "{folder}/net"' if folder else "snapshot_after_train: false"
+    config = parse_solver(f"{with_defaults(text, files)} net_param {{ {net} }}", str(Path(folder) / "net.prototxt"))
     return Solver(config, world or World(), **options)
 
 
-def solve(text: str, net: str, folder: Path | str = "", *, restore: Path | str = "", world: World | None = None) -> Solver:
+def solve(
+    text: str, net: str, folder: Path | str = "", *, restore: Path | str = "", world: World | None = None
+) -> Solver:
     """A solver that has run to its end, from the start or from a solverstate."""
     solver = make_solver(text, net, folder, world)
     if restore:
@@ -68,9 +75,7 @@ def learned(solver: Solver) -> dict[str, np.ndarray]:
     """Weights, histories and statistics by name: copies, in Caffe's shapes."""
     solver.strategy.wait_all()
     values = {
-        f"{layer}[{i}]": blob
-        for layer, blobs in solver.net.weights_by_layer().items()
-        for i, blob in enumerate(blobs)
+        f"{layer}[{i}]": blob for layer, blobs in solver.net.weights_by_layer().items() for i, blob in enumerate(blobs)
     }
     return values | {f"history {i}": blob for i, blob in enumerate(solver.history.to_blobs())}
 

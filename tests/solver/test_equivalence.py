@@ -33,10 +33,7 @@ from tests.solver.test_equivalence import COMMON, OPTIONS
 world = world()
 engine.solver.solver.make_buckets = functools.partial(make_buckets, bucket_bytes=6000)  # else all is in one
 for name, text in OPTIONS.items():
-    given = {{word for word in text.split() if word.endswith(":")}}
-    pairs = zip(COMMON.split()[::2], COMMON.split()[1::2])
-    common = " ".join(f"{{field}} {{value}}" for field, value in pairs if field not in given)
-    solver = solve(f"{{common}} {{text}}", digits_net(16 // world.size), world=world)
+    solver = solve(with_defaults(text, COMMON), digits_net(16 // world.size), world=world)
     assert len(solver.strategy.buckets) > 2
     digests = world.gather(hashlib.sha256(solver.weights.tobytes() + solver.history.arrays[0].tobytes()).hexdigest())
     if world.rank == 0:

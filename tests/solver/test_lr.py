@@ -55,9 +55,7 @@ def test_plateau_lowers_after_a_window_without_a_new_minimum():
 
 
 def test_plateau_begins_to_look_when_the_rate_has_warmed_up():
-    policy = rate(
-        'lr_policy: "plateau" base_lr: 1 gamma: 0.1 plateau_winsize: 2 warmup_iter: 4 warmup_start_lr: 0.2'
-    )
+    policy = rate('lr_policy: "plateau" base_lr: 1 gamma: 0.1 plateau_winsize: 2 warmup_iter: 4 warmup_start_lr: 0.2')
     seen = []
     for iteration, loss in enumerate([1, 5, 5, 5, 4, 4, 4, 4]):
         policy.see(loss)

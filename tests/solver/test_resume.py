@@ -19,7 +19,8 @@ from tests.solver.harness import different, digits_net, distance, in_files, lear
 MOMENTUM = 'momentum: 0.9 weight_decay: 0.01 lr_policy: "inv" gamma: 0.1 power: 0.75 random_seed: 7 '
 PHOTO_NET = """
 layer { name: "data" type: "Data" top: "data" top: "label"
-  transform_param { crop_size: 8 mirror: true scale: 0.01 mean_value: 120 random_resize_param { min_size: 9 max_size: 14 } }
+  transform_param { crop_size: 8 mirror: true scale: 0.01 mean_value: 120
+    random_resize_param { min_size: 9 max_size: 14 } }
   data_param { source: "%s" backend: LMDB batch_size: 5 shuffle: true } }
 layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
   convolution_param { num_output: 8 kernel_size: 3 bias_term: false weight_filler { type: "msra" } } }
