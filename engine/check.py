@@ -15,7 +15,7 @@ from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.report.table import human, shape_text, table
 from engine.solver.lr import Plateau, learning_rate
-from engine.solver.validate import check_snapshot_folder, notes, validate
+from engine.solver.validate import check_snapshots, notes, validate
 from engine.source_shapes import SourceShapes
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
@@ -89,7 +89,7 @@ def _check_solver(config: Config, report: FileReport) -> None:
     for text in notes(config.message):
         report.note(text)
     try:
-        check_snapshot_folder(config.message, config.path, place("snapshot_prefix"))
+        check_snapshots(config.message, config.path, place("snapshot_prefix"))
     except ConfigError as error:
         report.note(str(error))  # of the machine that trains, which need not be this one
     nets = nets_of_solver(config)

@@ -98,12 +98,12 @@ def train(options: Namespace) -> int:
     from engine.config import read_solver
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
-    from engine.solver.validate import check_snapshot_folder
+    from engine.solver.validate import check_snapshots
 
     config = read_solver(options.solver, options.set)
     message = config.message
     if world.rank == 0:  # which writes
-        check_snapshot_folder(message, config.where(path="snapshot_prefix"))
+        check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
     if options.level is not None:
         message.train_state.level = options.level
     message.train_state.stage.extend(options.stage)

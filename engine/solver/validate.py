@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,8 +55,9 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
-def check_snapshot_folder(param: Any, path: str, where: str | None = None) -> None:
-    """Raises ConfigError now, not at the first snapshot, if there is no folder for it or it cannot be written to.
+def check_snapshots(param: Any, path: str, where: str | None = None) -> None:
+    """Raises ConfigError now, not at the first snapshot, if there is no folder for it, or none that can be written to,
+    or if it is to be HDF5 and h5py is not there.
     `path` is the solver's file, beside which snapshots go if no prefix is given."""
     if not (param.snapshot or param.snapshot_after_train):
         return
@@ -69,6 +71,10 @@ def check_snapshot_folder(param: Any, path: str, where: str | None = None) -> No
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"snapshot_prefix '{prefix}': folder {folder} cannot be written to", where)
+    if param.snapshot_format == param.HDF5 and importlib.util.find_spec("h5py") is None:
+        raise ConfigError(
+            "snapshot_format HDF5 needs h5py: pip install engine[hdf5], or --set snapshot_format=BINARYPROTO", where
+        )
 
 
 def notes(param: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from engine.config import parse_solver
 from engine.errors import ConfigError, ConfigErrors
-from engine.solver.validate import check_snapshot_folder, notes, validate
+from engine.solver.validate import check_snapshots, notes, validate
 
 GOOD = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 10'
 
@@ -52,7 +52,7 @@ def test_all_complaints_come_together():
 def test_the_snapshot_folder(tmp_path):
     def prefix(value, more=""):
         message = parse_solver(f'{GOOD} snapshot_prefix: "{value}" {more}').message
-        check_snapshot_folder(message, f"{tmp_path}/s.prototxt", "s.prototxt:1:1")
+        check_snapshots(message, f"{tmp_path}/s.prototxt", "s.prototxt:1:1")
 
     prefix("")  # beside the solver
     prefix(f"{tmp_path}/net")
@@ -67,3 +67,12 @@ def test_notes():
     message = parse_solver(f"{GOOD} solver_mode: GPU device_id: 1 warmup_iter: 20").message
     assert [note.split()[0] for note in notes(message)] == ["solver_mode:", "device_id", "warmup_iter"]
     assert list(notes(parse_solver(f"{GOOD} solver_mode: CPU").message)) == []
+
+
+def test_hdf5_snapshots_without_h5py_are_refused_before_training(tmp_path, monkeypatch):
+    import importlib.util
+
+    param = parse_solver(f'net: "n" snapshot_format: HDF5 snapshot_prefix: "{tmp_path}/x"').message
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"s.prototxt:1: snapshot_format HDF5 needs h5py: pip install engine\[hdf5\]"):
+        check_snapshots(param, "s.prototxt", "s.prototxt:1")
