@@ -1,12 +1,13 @@
 """Several ranks, through mpi4py. Imported only when a launcher started more than one."""
 
 import fcntl
+import functools
 import hashlib
 import os
 import sys
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from engine.errors import CommError
 
 # MPI counts are 32-bit ints in most libraries; a piece of this many bytes also keeps their staging buffers small.
 PIECE_BYTES = 256 << 20
+# How long a rank whose MPI call has failed waits before it says so: mostly another rank has died, of which the sentinels
+# hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
+PATIENCE_SECONDS = 3.0
 
 
 def _import_mpi():
@@ -51,6 +55,9 @@ def _load_mpi(launch: Launch):
         ) from error
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    # Communicators made from it inherit this. By default an error would end the process on the spot: it would look as
+    # if this rank had died.
+    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise CommError(f"{_library(MPI)} was built without MPI_THREAD_MULTIPLE, which communication servers need")
     if MPI.COMM_WORLD.size != launch.size:
@@ -63,6 +70,20 @@ def _load_mpi(launch: Launch):
 
 def _library(mpi) -> str:
     return mpi.Get_library_version().splitlines()[0].strip("\0 ,")
+
+
+def _checked(method: Callable) -> Callable:
+    """For methods that call MPI: raises CommError where it fails."""
+
+    @functools.wraps(method)
+    def call(self, *args):
+        try:
+            return method(self, *args)
+        except self._mpi.Exception as error:
+            time.sleep(PATIENCE_SECONDS)
+            raise CommError(f"MPI cannot reach the other ranks: {str(error).splitlines()[0]}") from error
+
+    return call
 
 
 def _wait(request) -> None:
@@ -84,9 +105,11 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 
 class _MpiAgreement(Agreement):
     def __init__(self, mpi, comm, flags: int):
+        self._mpi = mpi
         self._values = np.array([flags], np.int64)
         self._request = comm.Iallreduce(mpi.IN_PLACE, self._values, mpi.BOR)
 
+    @_checked
     def finish(self) -> int:
         _wait(self._request)
         return int(self._values[0])
@@ -96,6 +119,7 @@ class _MpiChannel(Channel):
     def __init__(self, mpi, comm):
         self._mpi, self._comm = mpi, comm.Dup()
 
+    @_checked
     def allreduce(self, values: np.ndarray) -> None:
         # First until all ranks are here, asleep; then at full speed. A server that waits inside Allreduce spins on a
         # core that the slower rank may need.
@@ -121,9 +145,11 @@ class MpiWorld(World):
         local.Free()
         self._sentinel.join(self.broadcast_object(self._sentinel.hub()))
 
+    @_checked
     def barrier(self) -> None:
         self._comm.Barrier()
 
+    @_checked
     def allreduce(self, values: np.ndarray) -> None:
         for piece in _pieces(values):
             self._comm.Allreduce(self._mpi.IN_PLACE, piece)
@@ -139,19 +165,24 @@ class MpiWorld(World):
             array[...] = sums[begin : begin + array.size].reshape(array.shape)
             begin += array.size
 
+    @_checked
     def broadcast(self, values: np.ndarray, root: int = 0) -> None:
         for piece in _pieces(values):
             self._comm.Bcast(piece, root)
 
+    @_checked
     def broadcast_object(self, value, root: int = 0):
         return self._comm.bcast(value, root)
 
+    @_checked
     def gather(self, value) -> list | None:
         return self._comm.gather(value)
 
+    @_checked
     def agree(self, flags: int) -> Agreement:
         return _MpiAgreement(self._mpi, self._flags_comm, flags)
 
+    @_checked
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         digests = self._comm.allgather(hashlib.sha256(data).digest())
@@ -162,6 +193,7 @@ class MpiWorld(World):
         detail = f": {_difference(first, second)}" if isinstance(first, str) and isinstance(second, str) else ""
         raise CommError(f"ranks 0 and {other} differ in {what}{detail}")
 
+    @_checked
     def channel(self) -> Channel:
         return _MpiChannel(self._mpi, self._comm)
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -33,20 +35,30 @@ print("end", flush=True)
 """
 
 
-def sentinels() -> list[str]:
-    return subprocess.run(["pgrep", "-f", "comm/sentinel_process.py"], capture_output=True, text=True).stdout.split()
+def sentinels(mark: str) -> list[str]:
+    """Process ids of the sentinels that have `mark` in their environment: those of one run, whatever else runs here."""
+    found = subprocess.run(["pgrep", "-f", "comm/sentinel_process.py"], capture_output=True, text=True).stdout.split()
+    return [pid for pid in found if mark.encode() in environment_of(pid)]
+
+
+def environment_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended by now
+        return b""
 
 
 def end(ranks: int, how: str, who: int | None, busy: bool = False) -> tuple[subprocess.CompletedProcess, list[str]]:
     """Runs PROGRAM; returns the process, and the lines on stderr that are ours."""
-    running = set(sentinels())
+    mark = f"SENTINELS_OF={uuid.uuid4()}"
     begin = time.monotonic()
-    done = run_ranks(ranks, PROGRAM.format(how=how, who=who, busy=busy), timeout=30)
+    environ = dict([mark.split("=")])
+    done = run_ranks(ranks, PROGRAM.format(how=how, who=who, busy=busy), timeout=30, environ=environ)
     assert time.monotonic() - begin < 15
     deadline = time.monotonic() + 6
-    while set(sentinels()) - running and time.monotonic() < deadline:
+    while sentinels(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not set(sentinels()) - running, "sentinels outlive their ranks"
+    assert not sentinels(mark), "sentinels outlive their ranks"
     return done, [line for line in done.stderr.splitlines() if "engine:" in line or "prototxt" in line]
 
 
@@ -91,6 +103,6 @@ def test_a_sentinel_ends_with_its_rank_without_others():
     token, *addresses, pid = done.stdout.split()
     assert len(token) == 32 and all(":" in address for address in addresses)
     deadline = time.monotonic() + 5
-    while pid in sentinels() and time.monotonic() < deadline:
+    while environment_of(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert pid not in sentinels()
+    assert not environment_of(pid)
