@@ -18,8 +18,8 @@ from engine.errors import CommError
 
 # MPI counts are 32-bit ints in most libraries; a piece of this many bytes also keeps their staging buffers small.
 PIECE_BYTES = 256 << 20
-# How long a rank whose MPI call has failed waits before it says so: mostly another rank has died, of which the sentinels
-# hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
+# How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
+# sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
 PATIENCE_SECONDS = 3.0
 
 
@@ -76,12 +76,12 @@ def _checked(method: Callable) -> Callable:
     """For methods that call MPI: raises CommError where it fails."""
 
     @functools.wraps(method)
-    def call(self, *args):
+    def call(self, *args, **options):
         try:
-            return method(self, *args)
+            return method(self, *args, **options)
         except self._mpi.Exception as error:
             time.sleep(PATIENCE_SECONDS)
-            raise CommError(f"MPI cannot reach the other ranks: {str(error).splitlines()[0]}") from error
+            raise CommError(f"MPI has failed: {str(error).splitlines()[0]}") from error
 
     return call
 

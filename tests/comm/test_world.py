@@ -117,3 +117,23 @@ MPI.Finalize()
     done = run_ranks(2, program, timeout=60)
     assert done.stdout.count("mpiexec started 5 ranks but") == 2, done.stdout + done.stderr
     assert "sees 2: the launcher and the MPI library are from different installations" in done.stdout
+
+
+@pytest.mark.mpi
+def test_a_call_of_mpi_that_fails_does_not_end_the_rank():
+    """It would look as if this rank had died, when it was another."""
+    program = """
+import numpy as np
+from engine.comm import mpi_world
+from engine.comm.world import world
+from engine.errors import CommError
+mpi_world.PATIENCE_SECONDS = 0.01
+w = world()
+try:
+    w.broadcast(np.zeros(3, np.float32), root=7)
+except CommError as error:
+    print(str(error).startswith("MPI has failed: "), flush=True)
+w.close()
+"""
+    done = run_ranks(2, program, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("True") == 2, done.stdout + done.stderr
