@@ -116,16 +116,22 @@ class _MpiAgreement(Agreement):
 
 
 class _MpiChannel(Channel):
-    def __init__(self, mpi, comm):
-        self._mpi, self._comm = mpi, comm.Dup()
+    """Iallreduce, never Allreduce: that one waits spinning, and in it MPICH ends a rank on the spot when it cannot read
+    the memory of another that is being killed; the sentinels might then name the wrong one."""
+
+    def __init__(self, mpi, comm, one_host: bool):
+        self._mpi, self._comm, self._one_host = mpi, comm.Dup(), one_host
 
     @_checked
     def allreduce(self, values: np.ndarray) -> None:
-        # First until all ranks are here, asleep; then at full speed. A server that waits inside Allreduce spins on a
-        # core that the slower rank may need.
-        _wait(self._comm.Ibarrier())
+        if self._one_host:  # asleep until all ranks are here; the sum is then made in memory, at full speed
+            _wait(self._comm.Ibarrier())
         for piece in _pieces(values):
-            self._comm.Allreduce(self._mpi.IN_PLACE, piece)
+            request = self._comm.Iallreduce(self._mpi.IN_PLACE, piece)
+            if self._one_host:
+                request.Wait()
+            else:
+                _wait(request)
 
     def close(self) -> None:
         self._comm.Free()
@@ -195,7 +201,7 @@ class MpiWorld(World):
 
     @_checked
     def channel(self) -> Channel:
-        return _MpiChannel(self._mpi, self._comm)
+        return _MpiChannel(self._mpi, self._comm, self.local_size == self.size)
 
     def abort(self, message: str | None = None, status: int = 1) -> None:
         if not self._sentinel.failed():

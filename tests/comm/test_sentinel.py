@@ -106,3 +106,41 @@ def test_a_sentinel_ends_with_its_rank_without_others():
     while environment_of(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not environment_of(pid)
+
+
+REDUCING = """
+import os, signal, subprocess, sys, threading, time
+import numpy as np
+from engine.comm import mpi_world
+from engine.comm.world import world
+w = world()
+channel, values = w.channel(), np.ones(152_080, np.float32)
+channel.allreduce(values)
+mpi_world._wait = lambda request: None  # otherwise ranks meet before they reduce: the moment is harder to catch
+pids = w.broadcast_object(w.gather(os.getpid()))
+victim, other = pids[{victim}], pids[1 - {victim}]
+if w.rank == {victim}:
+    memory = np.ones(60_000_000)
+    # The other goes on when the victim's memory is out of reach, and its connections are not closed yet.
+    script = f"import os, time\\nwhile open('/proc/{{victim}}/cmdline').read(): pass\\nos.kill({{other}}, 18)"
+    subprocess.Popen([sys.executable, "-c", script])
+    w.barrier()
+    time.sleep(0.3)
+    os.kill(other, signal.SIGSTOP)
+    threading.Thread(target=channel.allreduce, args=[values], daemon=True).start()
+    time.sleep(0.2)
+    print("PID", victim, flush=True)
+    os.kill(victim, signal.SIGKILL)
+w.barrier()
+channel.allreduce(values)
+time.sleep(10)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_killed_rank_is_named_also_if_mpi_misses_it_first(victim):
+    done = run_ranks(2, REDUCING.format(victim=victim), timeout=30)
+    assert "Fatal error" not in done.stderr, "MPI has ended a rank by itself"
+    lines = [line for line in done.stderr.splitlines() if "engine:" in line]
+    assert len(lines) == 1 and lines[0].startswith(f"engine: rank {victim} (pid {done.stdout.split()[1]} "), done.stderr
