@@ -17,11 +17,12 @@ from engine.graph.passes import memory_plan
 from engine.graph.passes.fuse import fuse
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
+from engine.graph.passes.subsample import subsample
 from engine.layers.base import Blob, Layer, Parameter
 from engine.weights import shape_text
 
 PASSES = frozenset(
-    {"fuse", "memory_plan"}
+    {"fuse", "memory_plan", "subsample"}
 )  # those that can be switched off; splits and gradients are the graph's meaning
 
 
@@ -323,6 +324,8 @@ class Net:
 
 def prepare(graph: Graph, passes: frozenset[str] = PASSES) -> Graph:
     """The rewrites between building and lowering."""
+    if "subsample" in passes:
+        subsample(graph)
     insert_splits(graph)
     mark_gradients(graph, graph.phase == TRAIN)
     if "fuse" in passes:

@@ -54,7 +54,6 @@ NETS = {
     "cifar10": (lambda: read_net(REPO / "nets/cifar10.prototxt"), [(6, 3, 28, 28), (6,)]),
     "resnet50": (lambda: read_net(REPO / "nets/resnet50.prototxt"), [(3, 3, 64, 64), (3,)]),
 }
-CHOICES = [PASSES, *(PASSES - {one} for one in sorted(PASSES))]
 
 
 def randomise(net: Net) -> None:
@@ -87,9 +86,10 @@ def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.parametrize("one", ["fuse", "subsample"])
 @pytest.mark.parametrize("name", NETS)
-def test_fusing_changes_nothing_beyond_rounding(name):
-    fused, apart = results(name, PASSES), results(name, PASSES - {"fuse"})
+def test_rewriting_changes_nothing_beyond_rounding(name, one):
+    fused, apart = results(name, PASSES), results(name, PASSES - {one})
     assert fused.keys() == apart.keys()
     for what, values in apart.items():
         # Of the layer's gradients the largest: where BatchNorm follows, that of a bias is 0, and all of it rounding.
@@ -110,9 +110,31 @@ def test_both_passes_do_something():
     def net(passes):
         return Net(config, proto.TRAIN, passes=passes, shapes_of=lambda layer, where: shapes)
 
-    whole, unfused, unplanned = (net(passes) for passes in CHOICES)
+    whole, unfused, unplanned = (net(PASSES - off) for off in (set(), {"fuse"}, {"memory_plan"}))
     assert len(whole.program) == len(unfused.program) - 12, "6 pairs of Scale and ReLU behind BatchNorm"
     assert whole.program.activation_bytes < 0.7 * unplanned.program.activation_bytes
+
+
+def test_strided_convolutions_of_a_pixel_share_what_they_read():
+    text = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 7 } } }
+layer { name: "a" type: "Convolution" bottom: "x" top: "a"
+  convolution_param { num_output: 4 kernel_size: 1 stride: 2 } }
+layer { name: "b" type: "Convolution" bottom: "x" top: "b"
+  convolution_param { num_output: 4 kernel_size: 1 stride: 2 } }
+layer { name: "c" type: "Convolution" bottom: "x" top: "c"
+  convolution_param { num_output: 4 kernel_size: 3 stride: 2 } }
+"""
+    graph = prepare(build(parse_net(text, "strided.prototxt"), proto.TRAIN))
+    kinds = ["Input", "Split", "Pooling", "Split", "Convolution", "Convolution", "Convolution"]
+    assert [layer.type for layer in graph.layers] == kinds
+    gathered = graph.layers[2]
+    assert gathered.tops[0].shape == (2, 3, 4, 4)
+    assert {blob.name: blob.shape for blob in graph.outputs} == {
+        "a": (2, 4, 4, 4),
+        "b": (2, 4, 4, 4),
+        "c": (2, 4, 3, 3),
+    }
 
 
 def test_nothing_is_fused_away_that_somebody_reads():

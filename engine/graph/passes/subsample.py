@@ -1,0 +1,64 @@
+"""Convolutions of one pixel with a stride read only every so many pixels: those are gathered first, once for all that
+read the same blob, and the convolution becomes a dense one.
+
+Kernels for strided gradients run at half the speed of dense ones (ResNet's projections: 23 against 15 ms for the
+gradient of the data, as much for that of the weights), and gathering costs 1 to 2 ms.
+"""
+
+from __future__ import annotations
+
+import math
+
+from engine import proto
+from engine.graph.build import Graph
+from engine.layers.base import Blob, Layer
+from engine.layers.registry import layer_type
+
+
+def subsample(graph: Graph) -> None:
+    """Runs before splits are inserted. The result changes by rounding only."""
+    gathered: dict[tuple[Blob, tuple[int, ...]], Blob] = {}
+    layers: list[Layer] = []
+    for layer in graph.layers:
+        stride = _stride_between_pixels(layer)
+        if stride:
+            blob = layer.bottoms[0]
+            if (blob, stride) not in gathered:
+                layers.append(_gather(layer, blob, stride))
+                gathered[blob, stride] = layers[-1].tops[0]
+            layer.bottoms[0] = gathered[blob, stride]
+            layer.message = _without_stride(layer.message)
+        layers.append(layer)
+    graph.layers = layers
+
+
+def _stride_between_pixels(layer: Layer) -> tuple[int, ...]:
+    """() unless the layer is a convolution that skips whole pixels of images."""
+    if layer.type != "Convolution" or len(layer.bottoms) != 1 or len(layer.bottoms[0].shape) != 4:
+        return ()
+    window = layer.window
+    if math.prod(window["kernel"]) != 1 or any(window["pad"]) or math.prod(window["stride"]) == 1:
+        return ()
+    return tuple(window["stride"])
+
+
+def _gather(reader: Layer, blob: Blob, stride: tuple[int, ...]) -> Layer:
+    """An average over windows of one pixel."""
+    name = f"{blob.name}_{reader.name}_every_{'x'.join(map(str, stride))}"
+    message = proto.LayerParameter(name=name, type="Pooling", bottom=[blob.name], top=[name])
+    param = message.pooling_param
+    param.pool, param.kernel_size, param.round_mode = param.AVE, 1, param.FLOOR
+    param.stride_h, param.stride_w = stride
+    layer = layer_type("Pooling", name, reader.where)(message, reader.where, reader.phase)
+    layer.bottoms = [blob]
+    layer.tops = [Blob(name, shape) for shape in layer.infer()]
+    layer.loss_weights = [0.0]
+    return layer
+
+
+def _without_stride(message):
+    dense = proto.LayerParameter()
+    dense.CopyFrom(message)
+    for field in ("stride", "stride_h", "stride_w"):
+        dense.convolution_param.ClearField(field)
+    return dense
