@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 
 #include "arena.h"
 #include "image.h"
@@ -12,6 +13,7 @@
 #include "ready_queue.h"
 #include "threads.h"
 #include "update.h"
+#include "wire.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -228,6 +230,7 @@ static void bind_queue(py::module_& m) {
         .def("begin_step", &ReadyQueue::begin_step, "step"_a)
         .def("ready", &ReadyQueue::ready, "bucket"_a, ReleaseGil())
         .def("wait_ready", &ReadyQueue::wait_ready, "bucket"_a, "timeout"_a = -1.0, ReleaseGil())
+        .def("wait_first", &ReadyQueue::wait_first, "order"_a, ReleaseGil())
         .def("reduced", &ReadyQueue::reduced, "bucket"_a, ReleaseGil())
         .def("done", &ReadyQueue::done, "bucket"_a, "server"_a = 0, ReleaseGil())
         .def("wait_done", &ReadyQueue::wait_done, "bucket"_a, ReleaseGil())
@@ -280,6 +283,54 @@ static void bind_updater(py::module_& m) {
         for (const auto& rule : update_rules()) rules[rule.name] = rule.histories;
         return rules;
     });
+}
+
+// The arrays of a reduction, checked: a kernel writes where it is told to.
+template <typename T>
+static T* array_pointer(const std::optional<py::array>& array, py::ssize_t least, const char* what) {
+    if (!array) return nullptr;
+    if (!py::array_t<T, py::array::c_style>::check_(*array) || array->size() < least || !array->writeable())
+        throw py::value_error(std::string(what) + ": expected a writable, contiguous array of " +
+                              std::to_string(least) + " or more, of another type perhaps");
+    return static_cast<T*>(const_cast<void*>(array->data()));
+}
+
+static void bind_wire(py::module_& m) {
+    m.def(
+        "pack_bf16",
+        [](const py::array& values, const py::array& packed, const std::optional<py::array>& residual) {
+            const py::ssize_t count = values.size();
+            const float* const from = array_pointer<float>(values, count, "values");
+            uint16_t* const to = array_pointer<uint16_t>(packed, count, "packed");
+            float* const rest = array_pointer<float>(residual, count, "residual");
+            py::gil_scoped_release release;
+            pack_bf16(from, rest, to, count);
+        },
+        "values"_a, "packed"_a, "residual"_a = py::none(), "float32 to bfloat16, held as uint16.");
+    m.def(
+        "sum_bf16",
+        [](const py::array& rows, const py::array& packed, const std::optional<py::array>& residual) {
+            if (rows.ndim() != 2 || packed.size() > rows.shape(1))
+                throw py::value_error("sum_bf16: rows must be (parts, stride), stride at least the size of the sum");
+            const py::ssize_t count = packed.size();
+            const uint16_t* const from = array_pointer<uint16_t>(rows, rows.size(), "rows");
+            uint16_t* const to = array_pointer<uint16_t>(packed, count, "packed");
+            float* const rest = array_pointer<float>(residual, count, "residual");
+            const int64_t parts = rows.shape(0), stride = rows.shape(1);
+            py::gil_scoped_release release;
+            sum_bf16(from, parts, stride, rest, to, count);
+        },
+        "rows"_a, "packed"_a, "residual"_a = py::none(), "Sums the rows (parts, stride) of bfloat16 in float32.");
+    m.def(
+        "unpack_bf16",
+        [](const py::array& packed, const py::array& values) {
+            const py::ssize_t count = values.size();
+            const uint16_t* const from = array_pointer<uint16_t>(packed, count, "packed");
+            float* const to = array_pointer<float>(values, count, "values");
+            py::gil_scoped_release release;
+            unpack_bf16(from, to, count);
+        },
+        "packed"_a, "values"_a);
 }
 
 // One image into one slot of a batch. pixels: (H, W, C) of uint8 or float32 with any strides; out: (C, crop_h, crop_w),
@@ -363,10 +414,12 @@ PYBIND11_MODULE(_ext, m) {
     bind_program(m);
     bind_queue(m);
     bind_updater(m);
+    bind_wire(m);
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
     m.def("onednn_version", &onednn_version);
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
+    m.def("flush_denormals", &flush_denormals_here, "In the calling thread only, for good.");
     m.def("threads", &threads, "OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.");
     m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread and its OpenMP team.");
 }

@@ -1,5 +1,6 @@
 #include "ready_queue.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace engine {
@@ -45,6 +46,7 @@ void ReadyQueue::ready(int bucket) {
         std::lock_guard<std::mutex> lock(mutex_);
         slot.event.step = step;
         slot.event.ready = now();
+        slot.event.start = 0;
         slot.marked.store(step, std::memory_order_release);
     }
     ready_.notify_all();
@@ -59,8 +61,21 @@ bool ReadyQueue::wait_ready(int bucket, double timeout) {
     else
         ready_.wait_for(lock, std::chrono::duration<double>(timeout), arrived);
     if (stopped_.load() || !in_flight(slot)) return false;
-    slot.event.start = slot.event.reduced = now();
+    if (slot.event.start == 0) slot.event.start = slot.event.reduced = now();  // not at later chunks
     return true;
+}
+
+int ReadyQueue::wait_first(const std::vector<int>& order) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    int first = -1;
+    ready_.wait(lock, [&] {
+        if (stopped_.load()) return true;
+        const auto found = std::find_if(order.begin(), order.end(), [&](int b) { return in_flight(slot(b)); });
+        if (found == order.end()) return false;
+        first = *found;
+        return true;
+    });
+    return first;
 }
 
 void ReadyQueue::reduced(int bucket) {

@@ -44,6 +44,8 @@ public:
     // A server. Waits until `bucket` is ready; false when the time is over (seconds; negative: no limit) or the queue
     // has stopped.
     bool wait_ready(int bucket, double timeout = -1);
+    // Waits until some bucket of `order` is ready; the first of them in that order, -1 when the queue has stopped.
+    int wait_first(const std::vector<int>& order);
     void reduced(int bucket);  // takes the time only
     void done(int bucket, int server = 0);
     // Parks the first error and stops the queue: waiters of either side wake up.

@@ -8,7 +8,7 @@
 
 namespace engine {
 
-static void flush_here() {
+void flush_denormals_here() {
 #if defined(__x86_64__)
     _mm_setcsr(_mm_getcsr() | 0x8040);  // FTZ (bit 15) and DAZ (bit 6)
 #endif
@@ -21,7 +21,7 @@ void flush_denormals() {
     if (team == omp_get_max_threads()) return;
     team = omp_get_max_threads();
 #pragma omp parallel
-    flush_here();
+    flush_denormals_here();
 }
 
 }  // namespace engine

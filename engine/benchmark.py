@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
-from engine.comm.registry import make_strategy
+from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step
 from engine.graph.build import TRAIN, Graph
 from engine.layers.base import Blob
@@ -76,13 +77,13 @@ def benchmark(config: Config, phase: int, iterations: int, world: World, precisi
     state = config.message.state
     net = Net(config, phase, level=state.level, stages=state.stage, shapes_of=SourceShapes(phase, log))
     feed_made_up(net, seed=1 + world.rank)
-    strategy = _strategy(net, world) if phase == TRAIN else None
-    first = _run(net, strategy, 0)
+    strategy = connect(net, world) if phase == TRAIN else None
+    first = step(net, strategy, 0)
     spans, steps = [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
-            steps.append(_run(net, strategy, iteration))
+            steps.append(step(net, strategy, iteration))
             spans.append(net.program.spans())
             progress.update(iteration)
     if strategy:
@@ -93,7 +94,7 @@ def benchmark(config: Config, phase: int, iterations: int, world: World, precisi
     return _times(net, world, precision, first, steps, seconds, np.diff(np.array(spans), axis=2)[:, :, 0])
 
 
-def _run(net: Net, strategy: Strategy | None, iteration: int) -> float:
+def step(net: Net, strategy: Strategy | None, iteration: int) -> float:
     """One step; its seconds."""
     begin = time.perf_counter()
     net.run_forward(iteration)
@@ -106,17 +107,18 @@ def _run(net: Net, strategy: Strategy | None, iteration: int) -> float:
     return time.perf_counter() - begin
 
 
-def _strategy(net: Net, world: World) -> Strategy:
+def connect(net: Net, world: World, comm_param: Any = None) -> Strategy:
     """SGD with momentum and weight decay, connected to the net's gradients as the solver does it."""
     from engine import _core
 
-    buckets = make_buckets([(placed.name, placed.offset, placed.count) for placed in net.parameters])
+    settings = settings_of(world, comm_param or proto.CommParameter())
+    buckets = make_buckets([(p.name, p.offset, p.count) for p in net.parameters], settings.bucket_bytes)
     weights, gradients = (np.frombuffer(arena, np.float32)[: net.arena_size] for arena in (net.weights, net.gradients))
     segments = [[_core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, {})]
     hyper = _core.Hyper(momentum=0.9, weight_decay=1e-4)
     updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], segments, hyper)
     queue = _core.ReadyQueue(len(buckets))
-    strategy = make_strategy(world, queue, updater, buckets, gradients, _core.threads())
+    strategy = make_strategy(world, queue, updater, buckets, gradients, settings, _core.threads())
     net.program.set_queue(queue, net.gates(buckets_of(buckets)))
     return strategy
 

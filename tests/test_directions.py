@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "graph": {"proto", "config", "layers", "_core"},
     "net": {"config", "graph", "layers", "fillers", "weights", "_core"},
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
-    "comm": set(),
+    "comm": {"_core"},
     "report": {"files"},
     # What the solver and the verbs of the command line share: a net that is fed, and one that is tested.
     "feeding": {"config", "data", "net", "layers", "comm"},

@@ -41,6 +41,9 @@ def type_name(field):
     return FIELD_TYPES.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
+OWN = {"CommParameter"}  # whole messages that only this engine knows
+
+
 def same_default(ours, theirs, kind):
     if kind in ("float", "double") and ours and theirs:
         return np.float32(ours) == np.float32(theirs)
@@ -59,7 +62,7 @@ def test_every_field_of_caffe():
         assert type_name(field) == row["type"], key
         assert same_default(field.default_value, row["default"], row["type"]), key
         assert field.options.packed == (row["packed"] == "packed"), key
-    assert {(name, field.number >= 1000) for (name, _), field in ours.items()} == {
+    assert {(name, field.number >= 1000) for (name, _), field in ours.items() if name not in OWN} == {
         ("SolverParameter", True),
         ("SolverState", True),
     }
@@ -73,6 +76,7 @@ def test_every_enum_of_caffe():
         for enum in message.enum_type:
             ours |= {(f"{message.name}.{enum.name}", value.name): value.number for value in enum.value}
     _, rows = table()
+    ours = {key: number for key, number in ours.items() if key[0].partition(".")[0] not in OWN}
     assert ours == {(row["enum"], row["value"]): int(row["number"]) for row in rows}
 
 

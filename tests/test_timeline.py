@@ -24,15 +24,12 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 NET = NET.replace("CONVOLUTIONS", "".join(CONVOLUTION.replace("#", str(i)).replace("%", str(i + 1)) for i in range(4)))
 
 PROGRAM = """
-import functools
-import engine.solver.solver
-from engine.comm.buckets import make_buckets
 from engine.comm.world import world
 from engine.report.timeline import Timeline
 from tests.solver.harness import make_solver
-engine.solver.solver.make_buckets = functools.partial(make_buckets, bucket_bytes=1 << 20)
 timeline = Timeline({path!r}, iterations=6)
-solver = make_solver("max_iter: 9 random_seed: 1", {net!r}, world=world(), timeline=timeline)
+text = "max_iter: 9 random_seed: 1 comm_param {{ bucket_mb: 1 }}"
+solver = make_solver(text, {net!r}, world=world(), timeline=timeline)
 solver.solve()
 solver.close()
 world().close()

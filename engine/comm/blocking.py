@@ -7,14 +7,15 @@ from engine.comm.strategy import Strategy, strategy
 class Blocking(Strategy):
     def __init__(self, *args):
         super().__init__(*args)
-        self.channel = self.world.channel()
+        self.channel = self.world.channel(self.settings.reduction)
 
     def backward_done(self) -> None:
         super().backward_done()
-        # Bucket by bucket as the servers do it: the same sums, the same bits.
-        for bucket, gradients in zip(self.buckets, self.slices, strict=True):
+        # Chunk by chunk as the servers do it: the same sums, the same bits.
+        for bucket in self.buckets:
             self.queue.wait_ready(bucket.index)
-            self.channel.allreduce(gradients)
+            for gradients, residual in self.chunks(bucket):
+                self.channel.allreduce(gradients, residual)
             self.queue.reduced(bucket.index)
         self.apply_all(self.threads)
 
@@ -23,4 +24,4 @@ class Blocking(Strategy):
         self.channel.close()
 
     def describe(self) -> str:
-        return f"{self.world.size} ranks, no servers: {len(self.buckets)} buckets reduced after backward"
+        return f"{self.world.size} ranks, no servers: {self.describe_buckets()} reduced after backward"

@@ -1,26 +1,22 @@
 """Several ranks, through mpi4py. Imported only when a launcher started more than one."""
 
 import fcntl
-import functools
 import hashlib
 import os
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from engine.comm.launch import Launch
+from engine.comm.link import Links, measure
+from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
 from engine.comm.sentinel import Sentinel
+from engine.comm.settings import Reduction
 from engine.comm.world import Agreement, Channel, World
 from engine.errors import CommError
-
-# MPI counts are 32-bit ints in most libraries; a piece of this many bytes also keeps their staging buffers small.
-PIECE_BYTES = 256 << 20
-# How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
-# sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
-PATIENCE_SECONDS = 3.0
 
 
 def _import_mpi():
@@ -72,69 +68,16 @@ def _library(mpi) -> str:
     return mpi.Get_library_version().splitlines()[0].strip("\0 ,")
 
 
-def _checked(method: Callable) -> Callable:
-    """For methods that call MPI: raises CommError where it fails."""
-
-    @functools.wraps(method)
-    def call(self, *args, **options):
-        try:
-            return method(self, *args, **options)
-        except self._mpi.Exception as error:
-            time.sleep(PATIENCE_SECONDS)
-            raise CommError(f"MPI has failed: {str(error).splitlines()[0]}") from error
-
-    return call
-
-
-def _wait(request) -> None:
-    """Waits for a request without burning the core that computes: MPI's own wait spins."""
-    pause = 20e-6
-    while not request.Test():
-        time.sleep(pause)
-        pause = min(2 * pause, 200e-6)
-
-
-def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
-    if not values.flags.c_contiguous:
-        raise ValueError("MPI needs a C-contiguous array")
-    flat = values.reshape(-1)
-    step = max(1, PIECE_BYTES // max(1, values.itemsize))
-    for begin in range(0, flat.size, step):
-        yield flat[begin : begin + step]
-
-
 class _MpiAgreement(Agreement):
     def __init__(self, mpi, comm, flags: int):
         self._mpi = mpi
         self._values = np.array([flags], np.int64)
         self._request = comm.Iallreduce(mpi.IN_PLACE, self._values, mpi.BOR)
 
-    @_checked
+    @checked
     def finish(self) -> int:
-        _wait(self._request)
+        wait(self._request)
         return int(self._values[0])
-
-
-class _MpiChannel(Channel):
-    """Iallreduce, never Allreduce: that one waits spinning, and in it MPICH ends a rank on the spot when it cannot read
-    the memory of another that is being killed; the sentinels might then name the wrong one."""
-
-    def __init__(self, mpi, comm, one_host: bool):
-        self._mpi, self._comm, self._one_host = mpi, comm.Dup(), one_host
-
-    @_checked
-    def allreduce(self, values: np.ndarray) -> None:
-        if self._one_host:  # asleep until all ranks are here; the sum is then made in memory, at full speed
-            _wait(self._comm.Ibarrier())
-        for piece in _pieces(values):
-            request = self._comm.Iallreduce(self._mpi.IN_PLACE, piece)
-            if self._one_host:
-                request.Wait()
-            else:
-                _wait(request)
-
-    def close(self) -> None:
-        self._comm.Free()
 
 
 class MpiWorld(World):
@@ -146,18 +89,18 @@ class MpiWorld(World):
         self._comm = self._mpi.COMM_WORLD.Dup()
         self._flags_comm = self._comm.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
-        local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self.local_rank, self.local_size = local.rank, local.size
-        local.Free()
+        self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = self._local.rank, self._local.size
+        self._links: Links | None = None
         self._sentinel.join(self.broadcast_object(self._sentinel.hub()))
 
-    @_checked
+    @checked
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    @_checked
+    @checked
     def allreduce(self, values: np.ndarray) -> None:
-        for piece in _pieces(values):
+        for piece in pieces(values):
             self._comm.Allreduce(self._mpi.IN_PLACE, piece)
 
     def allreduce_mean(self, arrays: Sequence[np.ndarray]) -> None:
@@ -171,24 +114,24 @@ class MpiWorld(World):
             array[...] = sums[begin : begin + array.size].reshape(array.shape)
             begin += array.size
 
-    @_checked
+    @checked
     def broadcast(self, values: np.ndarray, root: int = 0) -> None:
-        for piece in _pieces(values):
+        for piece in pieces(values):
             self._comm.Bcast(piece, root)
 
-    @_checked
+    @checked
     def broadcast_object(self, value, root: int = 0):
         return self._comm.bcast(value, root)
 
-    @_checked
+    @checked
     def gather(self, value) -> list | None:
         return self._comm.gather(value)
 
-    @_checked
+    @checked
     def agree(self, flags: int) -> Agreement:
         return _MpiAgreement(self._mpi, self._flags_comm, flags)
 
-    @_checked
+    @checked
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         digests = self._comm.allgather(hashlib.sha256(data).digest())
@@ -199,9 +142,15 @@ class MpiWorld(World):
         detail = f": {_difference(first, second)}" if isinstance(first, str) and isinstance(second, str) else ""
         raise CommError(f"ranks 0 and {other} differ in {what}{detail}")
 
-    @_checked
-    def channel(self) -> Channel:
-        return _MpiChannel(self._mpi, self._comm, self.local_size == self.size)
+    @checked
+    def links(self) -> Links:
+        if self._links is None:
+            self._links = measure(self._mpi, self._comm, self._local)
+        return self._links
+
+    @checked
+    def channel(self, reduction: Reduction | None = None) -> Channel:
+        return MpiChannel(self._mpi, self._comm, self._local, reduction or Reduction(), self.links().slowest)
 
     def abort(self, message: str | None = None, status: int = 1) -> None:
         if not self._sentinel.failed():
@@ -220,8 +169,8 @@ class MpiWorld(World):
     def close(self) -> None:
         self._comm.Barrier()
         self._sentinel.farewell()
-        self._flags_comm.Free()
-        self._comm.Free()
+        for comm in (self._flags_comm, self._local, self._comm):
+            comm.Free()
         self._mpi.Finalize()
 
 

@@ -1,23 +1,43 @@
-"""Communication servers: threads that reduce and update a bucket while backward goes on with the next."""
+"""Communication servers: threads that reduce and update a bucket while backward goes on with the next.
+
+Bucket i belongs to server i % S, which has a communicator of its own and reduces one chunk of one bucket at a time. The
+order of the chunks is the same on every rank:
+
+- without priority, buckets ascend: the order in which backward completes them;
+- with priority, rank 0's server chooses before every chunk, among the buckets that are ready there, the one that the
+  next forward needs first (the highest, for forward reads parameters in the reverse order), and tells the others
+  (Channel.follow). A large bucket can so be overtaken between two of its chunks.
+
+Why this cannot deadlock. All ranks make the same collective calls in the same order on each communicator, which has one
+thread on each rank; so a call ends once every rank has made it. A rank comes to its call late only because (a) its own
+bucket is not ready, (b) an earlier call on the same communicator is not over, (c) the step has not begun there, or (d)
+with clipping, another server has not come to the meeting. (a) and (c) wait for the solver's thread, in backward
+or before it: there it waits for updates of earlier steps only, never for a reduction of this one. (b) goes back to the
+first call that is not over, hence to (a), (c) or (d); servers come to (d) when their calls of this step are over. So by
+induction over the steps, and the calls within each, every call is made on every rank.
+"""
 
 import os
 import threading
 from concurrent.futures import Future
 
-from engine.comm.buckets import Bucket
+import numpy as np
+
 from engine.comm.strategy import Strategy, strategy
 from engine.errors import ConfigError
+
+Chunks = dict[int, list[tuple[np.ndarray, np.ndarray | None]]]  # what is left of each bucket
 
 
 @strategy("servers")
 class Servers(Strategy):
-    """Bucket i belongs to server i % S, which takes its buckets in ascending order on a communicator of its own: the
-    same order of collectives on every rank, whatever the threads' timing."""
+    """The weights are the same bits for any number of servers, with and without priority: a chunk's sum does not depend
+    on when it is made."""
 
     def __init__(self, *args):
         super().__init__(*args)
         count = max(1, min(self.settings.servers, len(self.buckets)))
-        self.channels = [self.world.channel() for _ in range(count)]
+        self.channels = [self.world.channel(self.settings.reduction) for _ in range(count)]
         self.sums = [0.0] * len(self.buckets)  # of squares, where the step clips
         self.meeting = threading.Barrier(count, action=self._clip)
         started = [Future() for _ in range(count)]
@@ -44,7 +64,8 @@ class Servers(Strategy):
         cores = self.settings.cores
         where = f"on cores {','.join(map(str, cores[: len(self.servers)]))}" if cores else "not pinned"
         servers = f"{len(self.servers)} communication servers each ({where})"
-        return f"{self.world.size} ranks, {servers}, {len(self.buckets)} buckets"
+        order = ", the first layers first" if self.settings.priority else ""
+        return f"{self.world.size} ranks, {servers}, {self.describe_buckets()}{order}"
 
     def _run(self, server: int, started: Future) -> None:
         try:
@@ -53,6 +74,9 @@ class Servers(Strategy):
             started.set_exception(error)
             return
         started.set_result(None)
+        from engine import _core
+
+        _core.flush_denormals()  # MPI adds in this thread
         try:
             while self._serve_step(server):
                 pass
@@ -77,25 +101,43 @@ class Servers(Strategy):
     def _serve_step(self, server: int) -> bool:
         """Reduces and updates this server's buckets of one step; False when the queue has stopped."""
         deferred = []
-        for bucket in self.buckets[server :: len(self.servers)]:
-            if not self.queue.wait_ready(bucket.index):
+        left = {bucket.index: self.chunks(bucket) for bucket in self.buckets[server :: len(self.servers)]}
+        while left:
+            index = self._next(server, left)
+            if index is None:
                 return False
-            self.channels[server].allreduce(self.slices[bucket.index])
-            self.queue.reduced(bucket.index)
+            gradients, residual = left[index].pop(0)
+            self.channels[server].allreduce(gradients, residual)
+            if left[index]:
+                continue
+            del left[index]
+            self.queue.reduced(index)
             if self.clip > 0:  # the norm needs every bucket: all servers meet first
-                self.sums[bucket.index] = self.updater.sum_squares(bucket.index)
-                deferred.append(bucket)
+                self.sums[index] = self.updater.sum_squares(index)
+                deferred.append(index)
             else:
-                self._update(bucket, server)
+                self._update(index, server)
         if deferred:
             self.meeting.wait()
-            for bucket in deferred:
-                self._update(bucket, server)
+            for index in deferred:
+                self._update(index, server)
         return True
 
-    def _update(self, bucket: Bucket, server: int) -> None:
-        self.updater.apply(bucket.index, 1)
-        self.queue.done(bucket.index, server)
+    def _next(self, server: int, left: Chunks) -> int | None:
+        """The bucket to go on with, ready here; None when the queue has stopped."""
+        if not self.settings.priority:
+            index = min(left)
+        else:
+            # The other ranks, too, first wait for anything that they can reduce, asleep, and only then for rank 0.
+            index = self.queue.wait_first(sorted(left, reverse=True))
+            if index < 0:
+                return None
+            index = self.channels[server].follow(index)
+        return index if self.queue.wait_ready(index) else None
+
+    def _update(self, index: int, server: int) -> None:
+        self.updater.apply(index, 1)
+        self.queue.done(index, server)
 
     def _clip(self) -> None:
         self.updater.set_clip_factor(self.clip_factor(self.sums))

@@ -1,20 +1,131 @@
-"""How many communication servers a rank has, and on which cores they run: MLSL's environment variables."""
+"""How gradients are reduced: `comm_param` of the solver, MLSL's environment variables, and what the link suggests."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from engine.comm.buckets import BUCKET_BYTES
+from engine.comm.link import ALONE, Link, Links
 from engine.errors import ConfigError
 
 MANY_CORES = 32  # per rank
+MB = 1 << 20
+# A message is on its way for about so long: an urgent one waits for no more than that.
+MESSAGE_SECONDS = 0.02
+# But so much longer than the latency that this does not count.
+LATENCIES = 50
+LEAST_BYTES = 256 << 10
+# MLSL's defaults, where only one of its two variables is given.
+LARGE_MSG_SIZE_MB, LARGE_MSG_CHUNKS = 128, 4
+HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
 
 
 @dataclass(frozen=True)
-class ServerSettings:
-    """servers: threads per rank, 0 reduces at the end of backward. cores: one for each server, or None: not pinned."""
+class Reduction:
+    """What an allreduce does, and to what accuracy; the same bits on all ranks in any case.
+
+    hierarchical: within each host, then one rank of each host across. A float32 sum either way; the order of the
+    additions, hence the rounding (2^-24 of the sum of magnitudes for each addition), differs.
+    bf16: what travels between ranks (hierarchical: hosts) is rounded to bfloat16, sums are made in float32 and rounded
+    once: |error| <= 2^-8 (sum of the ranks' magnitudes) + 2^-8 |sum|, and second-order terms.
+    error_feedback: what was rounded away is added to the next iteration's gradients, so that over iterations nothing is
+    lost but the last rounding. It is not kept in snapshots.
+    """
+
+    hierarchical: bool = False
+    bf16: bool = False
+    error_feedback: bool = False
+
+    def __str__(self) -> str:
+        names = {"hierarchical": self.hierarchical, "bf16": self.bf16, "error feedback": self.error_feedback}
+        return ", ".join(name for name, on in names.items() if on) or "float32"
+
+
+@dataclass(frozen=True)
+class CommSettings:
+    """servers: threads per rank, 0 reduces at the end of backward. cores: one for each server, or None: not pinned.
+    bucket_bytes: gradients fused at most; chunk_bytes: of a bucket that travel at a time. priority: see servers.py."""
 
     servers: int
-    cores: tuple[int, ...] | None
+    cores: tuple[int, ...] | None = None
+    bucket_bytes: int = BUCKET_BYTES
+    chunk_bytes: int = BUCKET_BYTES
+    priority: bool = False
+    reduction: Reduction = Reduction()
+
+
+def comm_settings(
+    param: Any,
+    links: Links = ALONE,
+    local_rank: int = 0,
+    local_size: int = 1,
+    environ: Mapping[str, str] = os.environ,
+    cores: int | None = None,
+) -> CommSettings:
+    """The settings of rank `local_rank` of the `local_size` ranks on this host.
+
+    param: the solver's CommParameter. cores: of the host (default: those that this process may use); for the default
+    number of servers. Variables override: MLSL_NUM_SERVERS (servers), MLSL_SERVER_AFFINITY (affinity),
+    MLSL_LARGE_MSG_SIZE_MB / MLSL_LARGE_MSG_CHUNKS (chunk_mb is their quotient), MLSL_MSG_PRIORITY (priority). Raises
+    ConfigError that names the field or the variable.
+    """
+    servers, seats = server_settings(param, local_rank, local_size, environ, cores)
+    message = _message_bytes(links.slowest)
+    chunk = _megabytes(param, "chunk_mb", message)
+    if environ.get("MLSL_LARGE_MSG_SIZE_MB", "").strip() or environ.get("MLSL_LARGE_MSG_CHUNKS", "").strip():
+        size = _number(environ, "MLSL_LARGE_MSG_SIZE_MB", LARGE_MSG_SIZE_MB, least=1)
+        chunk = max(1, size * MB // _number(environ, "MLSL_LARGE_MSG_CHUNKS", LARGE_MSG_CHUNKS, least=1))
+    # Within one host it takes longer to agree than to reduce.
+    priority = param.priority if param.HasField("priority") else links.between is not None
+    bf16 = param.compression == BF16
+    if param.error_feedback and not bf16:
+        raise ConfigError("comm_param: error_feedback needs compression: BF16; without it nothing is lost")
+    return CommSettings(
+        servers,
+        seats,
+        bucket_bytes=_megabytes(param, "bucket_mb", message),
+        chunk_bytes=chunk,
+        priority=bool(_number(environ, "MLSL_MSG_PRIORITY", int(priority), most=1)),
+        reduction=Reduction(param.algorithm == HIERARCHICAL, bf16, param.error_feedback),
+    )
+
+
+def server_settings(
+    param: Any,
+    local_rank: int = 0,
+    local_size: int = 1,
+    environ: Mapping[str, str] = os.environ,
+    cores: int | None = None,
+) -> tuple[int, tuple[int, ...] | None]:
+    """The number of servers, and their cores if they are pinned.
+
+    The affinity lists cores, "39,38,43,42": with S servers, local rank l uses entries l*S to (l+1)*S. A list of S
+    entries serves every rank of the host.
+    """
+    if cores is None:
+        cores = len(os.sched_getaffinity(0))
+    if param.servers < 0:
+        raise ConfigError(f"comm_param: servers: expected 0 or more, got {param.servers}")
+    default = param.servers if param.HasField("servers") else default_servers(cores // max(1, local_size))
+    servers = _number(environ, "MLSL_NUM_SERVERS", default)
+    text, entries = environ.get("MLSL_SERVER_AFFINITY", "").strip(), list(param.affinity)
+    named = f'MLSL_SERVER_AFFINITY="{text}"' if text else f"comm_param: affinity {','.join(map(str, entries))}"
+    if text:
+        entries = [int(entry) if entry.strip().isdecimal() else -1 for entry in text.split(",")]
+    if not entries or servers == 0:
+        return servers, None
+    if min(entries) < 0:
+        raise ConfigError(f"{named}: expected core numbers separated by commas, such as 39,38,43,42")
+    if len(entries) == servers:
+        return servers, tuple(entries)
+    if len(entries) < local_size * servers:
+        raise ConfigError(
+            f"{named} lists {len(entries)} cores: expected {servers} (one for each server), or "
+            f"{local_size * servers} for the {local_size} ranks on this host"
+        )
+    return servers, tuple(entries[local_rank * servers : (local_rank + 1) * servers])
 
 
 def default_servers(cores: int) -> int:
@@ -22,43 +133,30 @@ def default_servers(cores: int) -> int:
     return 4 if cores >= MANY_CORES else 2
 
 
-def server_settings(
-    local_rank: int = 0, local_size: int = 1, environ: Mapping[str, str] = os.environ, cores: int | None = None
-) -> ServerSettings:
-    """Reads MLSL_NUM_SERVERS and MLSL_SERVER_AFFINITY for rank `local_rank` of the `local_size` ranks on this host.
+def _message_bytes(link: Link) -> int:
+    """What a link carries in MESSAGE_SECONDS, within bounds; at most BUCKET_BYTES, which stay in the cache.
 
-    The affinity lists cores, "39,38,43,42": with S servers, local rank l uses entries l*S to (l+1)*S. A list of S
-    entries serves every rank of the host. cores: of the host (default: those that this process may use); for the
-    default number of servers. Raises ConfigError that names the variable.
-    """
-    if cores is None:
-        cores = len(os.sched_getaffinity(0))
-    servers = _number(environ, "MLSL_NUM_SERVERS", default_servers(cores // max(1, local_size)))
-    text = environ.get("MLSL_SERVER_AFFINITY", "").strip()
-    if not text or servers == 0:
-        return ServerSettings(servers, None)
-    try:
-        entries = [int(entry) for entry in text.split(",")]
-    except ValueError:
-        entries = [-1]
-    if min(entries) < 0:
-        raise ConfigError(
-            f'MLSL_SERVER_AFFINITY="{text}": expected core numbers separated by commas, such as 39,38,43,42'
-        )
-    if len(entries) == servers:
-        return ServerSettings(servers, tuple(entries))
-    if len(entries) < local_size * servers:
-        raise ConfigError(
-            f'MLSL_SERVER_AFFINITY="{text}" lists {len(entries)} cores: expected {servers} (one for each server), or '
-            f"{local_size * servers} for the {local_size} ranks on this host"
-        )
-    return ServerSettings(servers, tuple(entries[local_rank * servers : (local_rank + 1) * servers]))
+    A power of two, so that runs on the same link cut alike although they measure a little differently: the order in
+    which MPI adds, and so the last bits, depend on it. bucket_mb and chunk_mb leave nothing to chance."""
+    seconds = max(MESSAGE_SECONDS, LATENCIES * link.latency)
+    size = min(BUCKET_BYTES, max(LEAST_BYTES, link.bandwidth * seconds))
+    return 1 << int(math.log2(size))
 
 
-def _number(environ: Mapping[str, str], variable: str, default: int) -> int:
+def _megabytes(param: Any, field: str, default: int) -> int:
+    if not param.HasField(field):
+        return default
+    value = getattr(param, field)
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"comm_param: {field}: expected more than 0, got {value:g}")
+    return max(1, int(value * MB))
+
+
+def _number(environ: Mapping[str, str], variable: str, default: int, least: int = 0, most: int | None = None) -> int:
     text = environ.get(variable, "").strip()
     if not text:
         return default
-    if not text.isdigit():
-        raise ConfigError(f'{variable}="{text}": expected a number, 0 or more')
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        wanted = f"a number, {least} or more" if most is None else f"a number from {least} to {most}"
+        raise ConfigError(f'{variable}="{text}": expected {wanted}')
     return int(text)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.comm.buckets import Bucket
-from engine.comm.settings import ServerSettings
+from engine.comm.buckets import FLOAT_BYTES, Bucket
+from engine.comm.settings import CommSettings
 from engine.comm.world import World
 from engine.errors import CommError, ConfigError
 
@@ -59,14 +59,16 @@ class Strategy:
         updater,
         buckets: Sequence[Bucket],
         gradients: np.ndarray,
-        settings: ServerSettings,
+        settings: CommSettings,
         threads: int,
     ):
         """queue, updater: of _core. gradients: the whole arena, float32. threads: of this rank's solver."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
-        self.slices = [gradients[bucket.begin : bucket.end] for bucket in buckets]
+        self.gradients = gradients
         self.settings, self.threads = settings, threads
+        feedback = settings.reduction.error_feedback and world.size > 1
+        self.residual = np.zeros_like(gradients) if feedback else None  # what rounding has taken, for the next step
         self.clip = 0.0
 
     def start(self, step: Step) -> None:
@@ -106,6 +108,20 @@ class Strategy:
     def describe(self) -> str:
         """One line for the log."""
         raise NotImplementedError
+
+    def describe_buckets(self) -> str:
+        largest, chunk = max((bucket.nbytes for bucket in self.buckets), default=0), self.settings.chunk_bytes
+        pieces = f" in pieces of {chunk / 1e6:.3g} MB" if largest > chunk else ""
+        return f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{pieces}, {self.settings.reduction}"
+
+    def chunks(self, bucket: Bucket) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """What travels at a time: gradients, and their residuals where rounding is fed back."""
+        step = max(1, self.settings.chunk_bytes // FLOAT_BYTES)
+        found = []
+        for begin in range(bucket.begin, bucket.end, step):
+            piece = slice(begin, min(begin + step, bucket.end))
+            found.append((self.gradients[piece], None if self.residual is None else self.residual[piece]))
+        return found
 
     def clip_factor(self, sums_of_squares: Sequence[float]) -> float:
         """clip / norm if the norm is larger, else 1. sums_of_squares: of each bucket, after the reduction."""

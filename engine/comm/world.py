@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.comm.launch import detect
+from engine.comm.link import Links
+from engine.comm.settings import Reduction
 
 
 class Agreement:
@@ -21,10 +23,17 @@ class Agreement:
 
 
 class Channel:
-    """A stream of reductions for one thread; the ranks' channels pair up in the order in which they were made."""
+    """A stream of collectives for one thread; the ranks' channels pair up in the order in which they were made, and
+    every rank makes the same calls in the same order."""
 
-    def allreduce(self, values: np.ndarray) -> None:
-        """Sums `values` over the ranks, in place; the same bits on all ranks."""
+    def allreduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
+        """Sums float32 `values` over the ranks, in place, as the channel's Reduction says; the same bits on all ranks.
+
+        residual: with error feedback, of the shape of `values`: what rounding has taken from them so far."""
+
+    def follow(self, choice: int) -> int:
+        """Rank 0's choice, on every rank."""
+        return choice
 
     def close(self) -> None:
         """Collective: gives the channel back."""
@@ -65,8 +74,12 @@ class World:
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
         """Raises CommError, on every rank, that names two ranks whose values differ."""
 
-    def channel(self) -> Channel:
-        """Collective: a stream of reductions of its own, for a communication server."""
+    def links(self) -> Links:
+        """Collective on the first call, which measures for about 0.3 s; the same on all ranks."""
+        return Links()
+
+    def channel(self, reduction: Reduction | None = None) -> Channel:
+        """Collective: a stream of reductions of its own, for a communication server. Default: exact float32 sums."""
         return Channel()
 
     def abort(self, message: str | None = None, status: int = 1) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
-from engine.comm.registry import make_strategy
+from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
@@ -110,7 +110,9 @@ class Solver:
         from engine import _core
 
         core, net, param = _core, self.net, self.param
-        buckets = make_buckets([(placed.name, placed.offset, placed.count) for placed in net.parameters])
+        settings = settings_of(self.world, param.comm_param)
+        parameters = [(placed.name, placed.offset, placed.count) for placed in net.parameters]
+        buckets = make_buckets(parameters, settings.bucket_bytes)
         rule = RULES[param.type]
         self.history = History(net, core.update_rules()[rule])
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
@@ -130,7 +132,7 @@ class Solver:
         updater = core.Updater(rule, self.weights, self.gradients, self.history.arrays, segments, hyper)
         queue = core.ReadyQueue(len(buckets))
         self.threads = core.threads()
-        self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, self.threads)
+        self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, settings, self.threads)
         net.program.set_queue(queue, net.gates(buckets_of(buckets)))
         self.queue = queue
 
@@ -168,6 +170,8 @@ class Solver:
         log(f"Solving {self.net.name}")
         log(f"Learning Rate Policy: {self.param.lr_policy}")
         log(self._describe())
+        if self.world.size > 1:
+            log(f"Link: {self.world.links()}")
         self.share_weights()
         self.feeder.start(self.samples_seen())
         try:

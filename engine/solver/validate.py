@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from engine.comm.settings import comm_settings
 from engine.errors import ConfigError, ConfigErrors
 from engine.names import suggestion
 from engine.solver.lr import learning_rate
@@ -51,6 +52,10 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
         learning_rate(param, place("lr_policy"))
     except ConfigError as error:
         errors.append(error)
+    try:
+        comm_settings(param.comm_param, environ={})
+    except ConfigError as error:
+        errors.append(ConfigError(str(error), place("comm_param")))
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 

@@ -1,51 +1,117 @@
 """MLSL's environment variables, and which launchers are recognised."""
 
 import pytest
+from google.protobuf import text_format
 
+from engine import proto
 from engine.comm.launch import Launch, detect
-from engine.comm.settings import default_servers, server_settings
+from engine.comm.link import ALONE, Link, Links
+from engine.comm.settings import Reduction, comm_settings, default_servers
 from engine.errors import ConfigError
 
 
-def test_the_recipe_of_the_448_node_run():
-    environ = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "39,38,43,42"}
-    assert server_settings(0, 2, environ).cores == (39, 38)
-    assert server_settings(1, 2, environ).cores == (43, 42)
-    assert server_settings(1, 2, environ).servers == 2
+def settings(text: str = "", local_rank: int = 0, local_size: int = 1, environ=None, cores=2, links: Links = ALONE):
+    param = text_format.Parse(text, proto.CommParameter())
+    return comm_settings(param, links, local_rank, local_size, environ or {}, cores)
+
+
+RECIPE = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "39,38,43,42"}
+GIGABIT, FAST = Link(1e-4, 117e6), Link(2e-6, 10e9)
+
+
+@pytest.mark.parametrize(("text", "environ"), [("", RECIPE), ("servers: 2 affinity: [39, 38, 43, 42]", {})])
+def test_the_recipe_of_the_448_node_run(text, environ):
+    assert settings(text, 0, 2, environ).cores == (39, 38)
+    assert settings(text, 1, 2, environ).cores == (43, 42)
+    assert settings(text, 1, 2, environ).servers == 2
+
+
+def test_variables_override_the_solver():
+    text = "servers: 1 affinity: 7 chunk_mb: 3 priority: true"
+    given = settings(text)
+    assert (given.servers, given.cores, given.chunk_bytes, given.priority) == (1, (7,), 3 << 20, True)
+    environ = {"MLSL_LARGE_MSG_SIZE_MB": "64", "MLSL_LARGE_MSG_CHUNKS": "2", "MLSL_MSG_PRIORITY": "0"}
+    given = settings(text, environ=RECIPE | environ, local_size=2)
+    assert (given.servers, given.cores, given.chunk_bytes, given.priority) == (2, (39, 38), 32 << 20, False)
+    assert settings(environ={"MLSL_LARGE_MSG_CHUNKS": "8"}).chunk_bytes == 16 << 20
 
 
 def test_one_list_serves_all_ranks():
     environ = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "3, 2"}
-    assert server_settings(1, 2, environ).cores == (3, 2)
+    assert settings("", 1, 2, environ).cores == (3, 2)
 
 
 def test_defaults():
-    assert server_settings(0, 1, {}, cores=68).servers == 4
-    assert server_settings(0, 2, {}, cores=48).servers == 2
-    assert server_settings(0, 2, {}, cores=2).cores is None
+    assert settings(cores=68).servers == 4
+    assert settings("", 0, 2, cores=48).servers == 2
+    assert settings("", 0, 2).cores is None
     assert default_servers(1) == 2
+    assert settings().reduction == Reduction() and str(Reduction()) == "float32"
+
+
+def test_the_link_decides_how_much_travels_at_a_time():
+    alone, near = settings(), settings(links=Links(within=FAST))
+    assert alone.bucket_bytes == near.bucket_bytes == 8 << 20 and not near.priority
+    slow = settings(links=Links(between=GIGABIT, within=FAST))
+    assert slow.bucket_bytes == slow.chunk_bytes == 2 << 20 and slow.priority
+    assert settings(links=Links(between=Link(1e-4, 1e6))).bucket_bytes == 256 << 10
+    assert settings(links=Links(between=Link(2e-3, 30e6))).bucket_bytes == 2 << 20, "latency must not count"
+    assert settings("bucket_mb: 5 priority: false", links=Links(between=GIGABIT)).bucket_bytes == 5 << 20
+
+
+def test_how_gradients_travel():
+    text = "compression: BF16 error_feedback: true algorithm: HIERARCHICAL"
+    reduction = settings(text).reduction
+    assert reduction == Reduction(True, True, True)
+    assert str(reduction) == "hierarchical, bf16, error feedback"
 
 
 def test_no_servers_need_no_cores():
-    assert server_settings(0, 1, {"MLSL_NUM_SERVERS": "0", "MLSL_SERVER_AFFINITY": "9"}).cores is None
+    assert settings(environ={"MLSL_NUM_SERVERS": "0", "MLSL_SERVER_AFFINITY": "9"}).cores is None
+    assert settings("servers: 0 affinity: 9").cores is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("servers: -1", "comm_param: servers: expected 0 or more, got -1"),
+        ("bucket_mb: 0", "comm_param: bucket_mb: expected more than 0, got 0"),
+        ("chunk_mb: -2", "comm_param: chunk_mb: expected more than 0, got -2"),
+        ("error_feedback: true", "comm_param: error_feedback needs compression: BF16; without it nothing is lost"),
+        ("servers: 2 affinity: 3", r"comm_param: affinity 3 lists 1 cores: expected 2 \(one for each server\)"),
+        ("servers: 1 affinity: -3", "comm_param: affinity -3: expected core numbers separated by commas"),
+    ],
+)
+def test_a_bad_value_names_its_field(text, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(text)
 
 
 @pytest.mark.parametrize("text", ["four", "-1", "2.5"])
 def test_a_malformed_number_names_the_variable(text):
     with pytest.raises(ConfigError, match=f'MLSL_NUM_SERVERS="{text}": expected a number, 0 or more'):
-        server_settings(environ={"MLSL_NUM_SERVERS": text})
+        settings(environ={"MLSL_NUM_SERVERS": text})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "wanted"),
+    [("MLSL_MSG_PRIORITY", "2", "from 0 to 1"), ("MLSL_LARGE_MSG_CHUNKS", "0", "1 or more")],
+)
+def test_a_number_out_of_range_names_the_variable(variable, text, wanted):
+    with pytest.raises(ConfigError, match=f'{variable}="{text}": expected a number,? {wanted}'):
+        settings(environ={variable: text})
 
 
 @pytest.mark.parametrize("text", ["a,b", "1,", "1;2", "-1,2"])
 def test_a_malformed_list_names_the_variable(text):
     with pytest.raises(ConfigError, match=f'MLSL_SERVER_AFFINITY="{text}": expected core numbers'):
-        server_settings(environ={"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": text})
+        settings(environ={"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": text})
 
 
 def test_a_short_list_says_what_is_missing():
     environ = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "1,2,3"}
     with pytest.raises(ConfigError, match=r"lists 3 cores: expected 2 .* or 4 for the 2 ranks on this host"):
-        server_settings(0, 2, environ)
+        settings("", 0, 2, environ)
 
 
 @pytest.mark.parametrize(

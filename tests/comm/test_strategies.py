@@ -5,10 +5,11 @@ import os
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
-from engine import _core
+from engine import _core, proto
 from engine.comm.buckets import make_buckets, segments_of
-from engine.comm.registry import make_strategy
+from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step, strategy_class
 from engine.comm.world import World
 from engine.errors import CommError, ConfigError
@@ -21,7 +22,7 @@ STEPS = 6
 class Run:
     """A net of SIZES without its layers: gradients come from a seeded generator, their mean over ranks is known."""
 
-    def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1):
+    def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, comm: str = ""):
         self.world, self.clip, self.iter_size = world, clip, iter_size
         parameters, offset = [], 0
         for i, size in enumerate(SIZES):
@@ -35,7 +36,8 @@ class Run:
         hyper = _core.Hyper(momentum=0.9, weight_decay=0.01)
         self.queue = _core.ReadyQueue(len(self.buckets))
         updater = _core.Updater("sgd", self.weights, self.gradients, [self.history], segments, hyper)
-        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, threads)
+        settings = settings_of(world, text_format.Parse(comm, proto.CommParameter()))
+        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, threads)
 
     def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
         """The mean over slice `part` of 12 samples; the mean of all slices is the same for any `parts`."""
@@ -114,7 +116,7 @@ RANKS = """
 from engine.comm.world import world
 from tests.comm.test_strategies import *
 w = world()
-run = Run(w, clip={clip}, iter_size={iter_size})
+run = Run(w, clip={clip}, iter_size={iter_size}, comm={comm!r})
 run.strategy.record(True)
 run.steps()
 events = run.strategy.events()
@@ -125,16 +127,19 @@ if w.rank == 0:
     assert len({{digest for digest, _ in reports}}) == 1, "ranks differ"
     weights = np.frombuffer(reports[0][1], np.float32)
     scale = {iter_size}  # see test_clipping_is_of_the_sum_over_micro_batches
-    np.testing.assert_allclose(weights, reference({clip} / scale), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, reference({clip} / scale), rtol=1e-5, atol={tolerance})
     print(type(run.strategy).__name__, reports[0][0], flush=True)
 run.strategy.close()
 w.close()
 """
 
 
-def ranks(count: int, servers: int, clip: float = 0.0, iter_size: int = 1) -> list[str]:
-    program = RANKS.format(clip=clip, iter_size=iter_size)
-    done = run_ranks(count, program, timeout=90, environ={"MLSL_NUM_SERVERS": str(servers)})
+def ranks(
+    count: int, servers: int, clip: float = 0.0, iter_size: int = 1, comm: str = "", tolerance=1e-6, hosts: int = 1
+) -> list[str]:
+    program = RANKS.format(clip=clip, iter_size=iter_size, comm=comm, tolerance=tolerance)
+    environ = {"MLSL_NUM_SERVERS": str(servers), "MPIR_CVAR_NUM_CLIQUES": str(hosts)}
+    done = run_ranks(count, program, timeout=90, environ=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
 
@@ -155,6 +160,75 @@ def test_three_ranks_with_clipping():
 @pytest.mark.mpi
 def test_two_runs_have_the_same_bits():
     assert ranks(4, 2) == ranks(4, 2)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("clip", [0.0, 3.0])
+def test_the_same_bits_with_and_without_priority(count, clip):
+    small = "chunk_mb: 0.01 "
+    results = [ranks(count, 2, clip, comm=f"{small} priority: {on}") for on in ("false", "true")]
+    assert results[0] == results[1] == ranks(count, 1, clip, comm=f"{small} priority: true")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("comm", ["compression: BF16", "compression: BF16 error_feedback: true priority: true"])
+def test_bf16_reductions(servers, comm):
+    # Six steps of rate 0.1, 0.05, ...: the learning rates add up to 0.245, momentum makes at most ten times that.
+    assert ranks(2, servers, comm=comm, tolerance=2.45 * 2**-8 * 2)[0]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("comm", ["", "priority: true chunk_mb: 0.02"])
+def test_hierarchical(comm):
+    assert ranks(4, 2, clip=3.0, comm=f"algorithm: HIERARCHICAL {comm}", hosts=2)[0] == "Servers"
+
+
+PRIORITY = """
+import random, time
+from engine.comm.world import world
+from tests.comm.test_strategies import *
+w = world()
+run = Run(w, comm="priority: true chunk_mb: 0.01")
+last = run.buckets[-1].index
+run.strategy.record(True)
+
+# The others hold bucket 0 back, which rank 0 has chosen; meanwhile the rest becomes ready everywhere.
+run.strategy.start(Step(0, 0.1))
+for bucket in run.buckets if w.rank == 0 else run.buckets[1:]:
+    run.queue.ready(bucket.index)
+    if bucket.index == 0:
+        time.sleep(0.3)  # rank 0's server has chosen it
+w.barrier()
+if w.rank > 0:
+    run.queue.ready(0)
+run.strategy.wait_all()
+order = [event.bucket for event in sorted(run.strategy.events(), key=lambda event: event.reduced)]
+assert order == list(range(last, -1, -1)), order  # bucket 0 has 2 chunks: all others overtake the second
+
+# Whenever buckets become ready on each rank, all are reduced.
+for step in range(1, 25):
+    generator = random.Random(100 * step + w.rank)
+    run.strategy.start(Step(step, 0.1))
+    for bucket in run.buckets:
+        time.sleep(generator.choice([0, 0, 1e-3, 4e-3]))
+        run.queue.ready(bucket.index)
+    run.strategy.backward_done()
+    for bucket in reversed(run.buckets):
+        run.queue.wait_done(bucket.index)
+assert len({{digest for digest in w.gather(run.digest()) or [0]}}) == 1
+run.strategy.close()
+w.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("count", "servers"), [(2, 1), (3, 1)])
+def test_what_the_next_forward_needs_first_overtakes(count, servers):
+    done = run_ranks(count, PRIORITY.format(), timeout=60, environ={"MLSL_NUM_SERVERS": str(servers)})
+    assert done.returncode == 0 and done.stdout.count("fine") == count, done.stderr
 
 
 def failing(program: str, environ: dict[str, str] | None = None) -> str:
@@ -180,7 +254,7 @@ w.close()
 def test_an_error_in_a_server_reaches_the_solver():
     program = """
 run = Run(w)
-def fail(values): raise OSError("link down")
+def fail(values, residual): raise OSError("link down")
 if w.rank == 1: run.strategy.channels[1].allreduce = fail
 run.steps()
 """
@@ -195,7 +269,8 @@ os.environ["MLSL_NUM_SERVERS"] = str(1 + w.rank)
 run = Run(w)
 """
     message = failing(program)
-    assert message.startswith("ranks 0 and 1 differ in number of servers (MLSL_NUM_SERVERS) or the gradient buckets: ")
+    what = "communication settings (comm_param, MLSL_NUM_SERVERS) or the gradient buckets"
+    assert message.startswith(f"ranks 0 and 1 differ in {what}: ")
     assert len(message.splitlines()) == 1
 
 

@@ -13,6 +13,7 @@ from tests.solver.harness import different, distance
 pytestmark = pytest.mark.mpi
 
 COMMON = "max_iter: 50 iter_size: 2 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
+BUCKETS = " comm_param { bucket_mb: 0.006 }"  # small, else all is in one
 WARM = "warmup_iter: 15 warmup_start_lr: 0.002 clip_gradients: 0.5 "
 OPTIONS = {
     "sgd": WARM + 'lr_policy: "poly" power: 1 momentum_correction: true',
@@ -23,17 +24,14 @@ OPTIONS = {
 }
 
 PROGRAM = """
-import functools, hashlib
+import hashlib
 import numpy as np
-import engine.solver.solver
-from engine.comm.buckets import make_buckets
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_equivalence import COMMON, OPTIONS
+from tests.solver.test_equivalence import BUCKETS, COMMON, OPTIONS
 world = world()
-engine.solver.solver.make_buckets = functools.partial(make_buckets, bucket_bytes=6000)  # else all is in one
 for name, text in OPTIONS.items():
-    solver = solve(with_defaults(text, COMMON), digits_net(16 // world.size), world=world)
+    solver = solve(with_defaults(text, COMMON) + BUCKETS, digits_net(16 // world.size), world=world)
     assert len(solver.strategy.buckets) > 2
     digests = world.gather(hashlib.sha256(solver.weights.tobytes() + solver.history.arrays[0].tobytes()).hexdigest())
     if world.rank == 0:

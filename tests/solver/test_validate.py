@@ -33,6 +33,7 @@ def test_a_good_solver():
         ("local_lr_auto: true", "local_lr_auto is not supported"),
         ('eval_type: "detection"', "eval_type 'detection' is not supported"),
         ("snapshot: -1", "snapshot: expected 0 or more"),
+        ("comm_param { bucket_mb: -1 }", "comm_param: bucket_mb: expected more than 0, got -1"),
     ],
 )
 def test_a_bad_field_is_named_with_its_place(more, reason):

@@ -1,0 +1,137 @@
+"""Reductions of one thread over MPI: plain, hierarchical, and of gradients that travel as bfloat16.
+
+Only collectives that do not block are used, and asked about now and then. MPI's own waiting spins on a core that the
+slower rank may need, and in its blocking reductions MPICH ends a rank on the spot when it cannot read the memory of
+another that is being killed; the sentinels might then name the wrong one.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from engine.comm.link import Link
+from engine.comm.settings import Reduction
+from engine.comm.world import Channel
+from engine.errors import CommError
+
+# MPI counts are 32-bit ints in most libraries; a piece of this many bytes also keeps their staging buffers small.
+PIECE_BYTES = 256 << 20
+# How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
+# sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
+PATIENCE_SECONDS = 3.0
+# The least and the longest sleep between two looks at a request; between them so much as the link needs for this many
+# bytes, which the system's socket buffers hold.
+FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES = 20e-6, 1e-3, 128 << 10
+ALIGNMENT = 32  # bfloat16 in a cache line
+
+
+def checked(method: Callable) -> Callable:
+    """For methods that call MPI: raises CommError where it fails."""
+
+    @functools.wraps(method)
+    def call(self, *args, **options):
+        try:
+            return method(self, *args, **options)
+        except self._mpi.Exception as error:
+            time.sleep(PATIENCE_SECONDS)
+            raise CommError(f"MPI has failed: {str(error).splitlines()[0]}") from error
+
+    return call
+
+
+def wait(request, longest: float = 200e-6) -> None:
+    """Waits for a request, asleep for up to `longest` seconds at a time."""
+    pause = FIRST_SLEEP
+    while not request.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    """The values as flat views that MPI can take."""
+    if not values.flags.c_contiguous:
+        raise ValueError("MPI needs a C-contiguous array")
+    flat = values.reshape(-1)
+    step = max(1, PIECE_BYTES // max(1, values.itemsize))
+    for begin in range(0, flat.size, step):
+        yield flat[begin : begin + step]
+
+
+class MpiChannel(Channel):
+    def __init__(self, mpi, comm, local, reduction: Reduction, link: Link):
+        """comm: of all ranks; local: of this host's; link: the slowest, from which follows how long to sleep."""
+        self._mpi, self._reduction = mpi, reduction
+        self._comm = self._across = comm.Dup()
+        self._local = None
+        self._one_host = local.size == comm.size
+        self._longest = min(LONGEST_SLEEP, max(2 * FIRST_SLEEP, SLEEP_BYTES / link.bandwidth))
+        self._room = np.empty(0, np.uint16)
+        if reduction.hierarchical and 1 < local.size < comm.size:
+            self._local = local.Dup()
+            self._across = comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
+
+    @checked
+    def follow(self, choice: int) -> int:
+        if self._comm.size == 1:
+            return choice
+        value = np.array([choice], np.int64)
+        self._wait(self._comm.Ibcast(value, 0))
+        return int(value[0])
+
+    @checked
+    def allreduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
+        if self._one_host:  # asleep until all ranks are here; the sum is then made in memory, at full speed
+            wait(self._comm.Ibarrier())
+        rests = pieces(residual) if residual is not None and self._reduction.error_feedback else None
+        for piece in pieces(values):
+            rest = next(rests) if rests else None
+            if self._local is None:
+                self._reduce(piece, rest)
+            else:
+                self._hierarchical(piece, rest)
+
+    def _hierarchical(self, values: np.ndarray, residual: np.ndarray | None) -> None:
+        leads = self._local.rank == 0
+        self._wait(self._local.Ireduce(self._mpi.IN_PLACE if leads else values, values if leads else None))
+        if leads:
+            self._reduce(values, residual)
+        self._wait(self._local.Ibcast(values))
+
+    def _reduce(self, values: np.ndarray, residual: np.ndarray | None) -> None:
+        if self._reduction.bf16 and self._across.size > 1:
+            self._reduce_bf16(values, residual)
+        else:
+            self._wait(self._across.Iallreduce(self._mpi.IN_PLACE, values))
+
+    def _reduce_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> None:
+        """Rank r adds up the r-th share of the values, in float32, and passes the sum on, rounded once."""
+        from engine import _core
+
+        comm = self._across
+        share = -(-values.size // comm.size)
+        share = -(-share // ALIGNMENT) * ALIGNMENT
+        if self._room.size < (2 * comm.size + 1) * share:
+            self._room = np.zeros((2 * comm.size + 1) * share, np.uint16)
+        sent, received, mine = np.split(self._room[: (2 * comm.size + 1) * share], [comm.size * share, -share])
+        begin, end = (min(values.size, (comm.rank + i) * share) for i in (0, 1))
+        _core.pack_bf16(values, sent, residual)
+        self._wait(comm.Ialltoall(sent, received))
+        rest = None if residual is None else residual[begin:end]
+        _core.sum_bf16(received.reshape(comm.size, share), mine[: end - begin], rest)
+        self._wait(comm.Iallgather(mine, sent))
+        _core.unpack_bf16(sent, values)
+
+    def _wait(self, request) -> None:
+        if self._one_host:
+            request.Wait()
+        else:
+            wait(request, self._longest)
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.Free()
+            if self._across != self._mpi.COMM_NULL:
+                self._across.Free()
+        self._comm.Free()

@@ -1,0 +1,74 @@
+"""What an allreduce may cost in accuracy, on one host and on hosts that MPICH makes up on this one."""
+
+import pytest
+
+from tests.mpi import run_ranks
+
+PROGRAM = """
+import hashlib
+import numpy as np
+from engine.comm import mpi_channel
+from engine.comm.settings import Reduction
+from engine.comm.world import world
+w = world()
+mpi_channel.PIECE_BYTES = 40_000  # several pieces
+channel = w.channel(Reduction({hierarchical}, {bf16}, {feedback}))
+hosts = {hosts}
+assert w.local_size == w.size // hosts, "hosts are not made up"
+assert (channel._local is not None) == ({hierarchical} and 1 < w.local_size < w.size)
+grouped = {hierarchical} and 1 < w.local_size < w.size
+for size in (1, 31, 25_003):
+    residual, total, exact, least = np.zeros(size, np.float32), np.zeros(size), np.zeros(size), np.zeros(size)
+    for step in range(20):
+        mine = [np.random.default_rng((step, rank)).standard_normal(size).astype(np.float32) for rank in range(w.size)]
+        values = mine[w.rank].copy()
+        channel.allreduce(values, residual if {feedback} else None)
+        digests = w.gather(hashlib.sha256(values.tobytes()).hexdigest())
+        assert digests is None or len(set(digests)) == 1, "the ranks differ"
+        sums = np.sum(np.asarray(mine, np.float64), axis=0)
+        magnitudes = np.abs(mine).astype(np.float64).sum(axis=0)
+        error = np.abs(values - sums)
+        bound = 2**-24 * w.size * magnitudes
+        if {bf16} and not {feedback}:
+            bound = 1.01 * 2**-8 * (magnitudes + np.abs(sums)) + bound
+        if not {feedback}:
+            assert (error <= bound).all(), (error / bound).max()
+        total, exact, least = total + values, exact + sums, np.maximum(least, magnitudes)
+    if {feedback}:  # after any number of steps no more is missing than what is in the residuals
+        missing = np.abs(total - exact)
+        assert (missing <= 2**-8 * 1.5 * (w.size + 1) * least).all()
+        w.allreduce(residual)
+        if not grouped:
+            np.testing.assert_allclose(total + residual, exact, rtol=0, atol=2e-5)
+    assert np.abs(residual).max() > 0 or not {feedback} or (grouped and w.local_rank)
+channel.close()
+w.close()
+print("fine", flush=True)
+"""
+
+
+def channel(ranks: int, hosts: int = 1, hierarchical=False, bf16=False, feedback=False) -> None:
+    program = PROGRAM.format(hosts=hosts, hierarchical=hierarchical, bf16=bf16, feedback=feedback)
+    done = run_ranks(ranks, program, timeout=60, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
+    if "hosts are not made up" in done.stderr:
+        pytest.skip("this MPI cannot make several hosts of one")
+    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("bf16", "feedback"), [(False, False), (True, False), (True, True)])
+def test_one_host(ranks, bf16, feedback):
+    channel(ranks, bf16=bf16, feedback=feedback)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("bf16", "feedback"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_two_hosts_of_two_ranks(hierarchical, bf16, feedback):
+    channel(4, 2, hierarchical, bf16, feedback)
+
+
+@pytest.mark.mpi
+def test_hierarchical_on_one_host_is_plain():
+    channel(2, 1, hierarchical=True)
