@@ -146,6 +146,14 @@ static void set_queue(Program& program, const std::shared_ptr<ReadyQueue>& queue
     program.set_queue(queue, std::move(typed));
 }
 
+// `sum` takes a float64 array and adds it up over the ranks in place; what it raises reaches the caller of forward().
+static void set_ranks(Program& program, int64_t count, const py::function& sum) {
+    program.set_ranks({count, [sum](double* values, int64_t size) {
+                           py::gil_scoped_acquire acquire;
+                           sum(py::array_t<double>({py::ssize_t(size)}, values, py::none()));
+                       }});
+}
+
 static py::array_t<int64_t> spans(const Program& program) {
     const auto& values = program.spans();
     py::array_t<int64_t> result({py::ssize_t(values.size() / 2), py::ssize_t(2)});
@@ -170,6 +178,7 @@ static void bind_program(py::module_& m) {
                 p.set_counter({seed, step, first_sample});
             },
             "seed"_a, "step"_a, "first_sample"_a)
+        .def("set_ranks", &set_ranks, "count"_a, "sum"_a, "For ops that normalise over all ranks.")
         .def("forward", &Program::forward, ReleaseGil())
         .def("backward", &Program::backward, ReleaseGil())
         .def("zero_gradients", &Program::zero_gradients, ReleaseGil())

@@ -39,6 +39,13 @@ struct Counter {
     uint64_t first_sample = 0;  // of this rank's share, within the global batch
 };
 
+// The ranks that train together, for ops whose results depend on all of them. sum() adds up an array over the ranks, in
+// place; all ranks call it in the same order.
+struct Ranks {
+    int64_t count = 1;
+    std::function<void(double* values, int64_t size)> sum = [](double*, int64_t) {};
+};
+
 struct OpSpec {
     std::string name;      // the layer's, for errors and timings
     bool backward = true;  // gradients may be asked for: phase TRAIN, or force_backward
@@ -48,6 +55,7 @@ struct OpSpec {
     std::vector<Dims> output_shapes;     // tops
     std::vector<bool> output_gradients;  // which tops carry a diff
     const Counter* counter = nullptr;
+    const Ranks* ranks = nullptr;
 };
 
 enum class Pass { forward, backward };

@@ -36,6 +36,7 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     if (found == op_registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
     spec.backward = backward_;
     spec.counter = &counter_;
+    spec.ranks = &ranks_;
     const std::string name = spec.name;
     try {
         ops_.push_back(found->second(std::move(spec)));

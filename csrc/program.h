@@ -41,6 +41,7 @@ public:
 
     // Running.
     void set_counter(const Counter& counter) { counter_ = counter; }
+    void set_ranks(Ranks ranks) { ranks_ = std::move(ranks); }
     void forward();
     void backward();
     void zero_gradients();  // of the parameters whose writers add
@@ -69,6 +70,7 @@ private:
     bool backward_;
     dnnl::stream stream_;
     Counter counter_;
+    Ranks ranks_;
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<TensorPtr> parameters_;
     std::vector<BufferPtr> buffers_;  // activations, numbered in order of first touch

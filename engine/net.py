@@ -113,6 +113,8 @@ class Net:
         if share is not None:
             shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items()}
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
+        for layer in self.graph.layers:
+            summed.update(parameter.owner or parameter for parameter in layer.summed_params())
         if accumulate:
             summed.update(self.graph.params)
         self.builder = Builder(self.program, shared, summed, plain_parameters)
@@ -212,6 +214,11 @@ class Net:
         for op, params in enumerate(self.builder.op_params):
             waits[op] = sorted({bucket for parameter in params for bucket in buckets_of.get(parameter.name, [])})
         return list(zip(waits, readies, strict=True))
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether some op adds up over the ranks what it computes (program.set_ranks)."""
+        return "SyncBatchNorm" in self.builder.type_of_op
 
     def statistics(self) -> list[np.ndarray]:
         """BatchNorm's running sums, as writable views of where the executor keeps them."""

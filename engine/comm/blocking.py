@@ -1,5 +1,7 @@
 """MLSL_NUM_SERVERS=0: everything is reduced at the end of backward by the solver's own thread, without overlap."""
 
+import time
+
 from engine.comm.strategy import Strategy, strategy
 
 
@@ -8,16 +10,22 @@ class Blocking(Strategy):
     def __init__(self, *args):
         super().__init__(*args)
         self.channel = self.world.channel(self.settings.reduction)
+        self.reducing_ns = 0
 
     def backward_done(self) -> None:
         super().backward_done()
         # Chunk by chunk as the servers do it: the same sums, the same bits.
         for bucket in self.buckets:
             self.queue.wait_ready(bucket.index)
+            begin = time.monotonic_ns()
             for gradients, residual in self.chunks(bucket):
                 self.channel.allreduce(gradients, residual)
+            self.reducing_ns += time.monotonic_ns() - begin
             self.queue.reduced(bucket.index)
         self.apply_all(self.threads)
+
+    def waited_ns(self) -> int:
+        return super().waited_ns() + self.reducing_ns
 
     def close(self) -> None:
         super().close()

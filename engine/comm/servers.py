@@ -11,10 +11,11 @@ order of the chunks is the same on every rank:
 Why this cannot deadlock. All ranks make the same collective calls in the same order on each communicator, which has one
 thread on each rank; so a call ends once every rank has made it. A rank comes to its call late only because (a) its own
 bucket is not ready, (b) an earlier call on the same communicator is not over, (c) the step has not begun there, or (d)
-with clipping, another server has not come to the meeting. (a) and (c) wait for the solver's thread, in backward
-or before it: there it waits for updates of earlier steps only, never for a reduction of this one. (b) goes back to the
-first call that is not over, hence to (a), (c) or (d); servers come to (d) when their calls of this step are over. So by
-induction over the steps, and the calls within each, every call is made on every rank.
+with clipping, another server has not come to the meeting. (a) and (c) wait for the solver's thread, in backward or
+before it: there it waits for updates of earlier steps, or with synchronised BatchNorm for the others' threads to come
+to the same op, never for a reduction of this step. (b) goes back to the first call that is not over, hence to (a), (c)
+or (d); servers come to (d) when their calls of this step are over. So by induction over the steps, and the calls within
+each, every call is made on every rank.
 """
 
 import os

@@ -105,6 +105,10 @@ class Strategy:
         """What was recorded since the last call."""
         return [Event(*event) for event in self.queue.take_events()]
 
+    def waited_ns(self) -> int:
+        """Exposed communication so far: for how long the solver's thread has waited for reduced gradients."""
+        return self.queue.waited_ns()
+
     def describe(self) -> str:
         """One line for the log."""
         raise NotImplementedError

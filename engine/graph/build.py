@@ -55,7 +55,7 @@ def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: S
         try:
             if not kept(message, phase, level, set(stages), where):
                 continue
-            layer = layer_type(message.type, message.name, where)(message, where, phase)
+            layer = layer_type(message.type, message.name, where)(message, where, phase, net=config.message)
             if not connect.bottoms(layer, index):
                 continue
             _build_layer(layer, connect, shapes_of)

@@ -71,6 +71,7 @@ class Layer:
     tops: list[Blob] = field(default_factory=list)
     params: list[Parameter] = field(default_factory=list)
     loss_weights: list[float] = field(default_factory=list)  # one per top; 0 where the top is no loss
+    net: Any = None  # the NetParameter, for what is said there of all layers of a type
 
     # How many bottoms and tops the type takes (None: any number), for errors that say so.
     bottom_range = (1, 1)
@@ -115,6 +116,10 @@ class Layer:
         """Adds the ops. The default is one op with the type's name: bottoms in, tops out."""
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         builder.op(self.type, self, inputs, self.attributes())
+
+    def summed_params(self) -> list[Parameter]:
+        """Parameters to whose gradients several ops of this layer add."""
+        return []
 
     def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
         """Values of fed tops for this step, for layers that make them up themselves (DummyData); {} leaves them as

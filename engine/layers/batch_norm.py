@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
 
 
 @register("BatchNorm")
 class BatchNorm(Layer):
     """Bottom and top (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1).
+
+    Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into parts of so many
+    samples that are normalised each by itself, one after the other also in the running sums. `sync` (bn_sync of the
+    net) is the opposite: one mean and variance for the batches of all ranks, as one rank with all of them has.
 
     Files of Intel's form with scale and shift in the same layer are read by the weights reader, not here: a net says
     BatchNorm, then Scale.
@@ -22,6 +29,11 @@ class BatchNorm(Layer):
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) < 2:
             raise self.error(f"expected a bottom of at least 2 axes (N, C), got {self.shapes[0]}")
+        size = self.stats_batch_size
+        if size and self.shapes[0][0] % size:
+            raise self.error(f"stats_batch_size {size} does not divide the batch of {self.shapes[0][0]}")
+        if size and self.sync:
+            raise self.error("stats_batch_size and sync exclude each other: fewer samples, or those of all ranks")
         return [self.shapes[0]]
 
     def make_params(self) -> list[Parameter]:
@@ -32,6 +44,33 @@ class BatchNorm(Layer):
     def use_global_stats(self) -> bool:
         param = self.message.batch_norm_param
         return param.use_global_stats if param.HasField("use_global_stats") else not self.training
+
+    @property
+    def stats_batch_size(self) -> int:
+        """0: the whole batch."""
+        if self.use_global_stats:
+            return 0
+        return self.message.batch_norm_param.stats_batch_size or self.net.bn_stats_batch_size
+
+    @property
+    def sync(self) -> bool:
+        asked = self.message.batch_norm_param.sync or self.net.bn_sync
+        return asked and self.training and not self.use_global_stats
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.tensor(self.bottoms[0])
+        size = self.stats_batch_size
+        if not size or size == self.shapes[0][0]:
+            builder.op("SyncBatchNorm" if self.sync else "BatchNorm", self, [x], self.attributes())
+            return
+        shape = (size, *self.shapes[0][1:])
+        count = self.shapes[0][0] // size
+        parts = builder.op("Slice", self, [x], {"axis": 0}, params=[], tops=[], shapes=[shape] * count)
+        parts = [builder.op("BatchNorm", self, [p], self.attributes(), tops=[], shapes=[shape])[0] for p in parts]
+        builder.op("Concat", self, parts, {"axis": 0}, params=[])
+
+    def summed_params(self) -> list[Parameter]:
+        return self.params if self.stats_batch_size not in (0, self.shapes[0][0]) else []
 
     def attributes(self) -> dict[str, Any]:
         param = self.message.batch_norm_param

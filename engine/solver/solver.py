@@ -135,6 +135,10 @@ class Solver:
         self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, settings, self.threads)
         net.program.set_queue(queue, net.gates(buckets_of(buckets)))
         self.queue = queue
+        # On the main thread, between ops: a stream of its own, beside those of the servers.
+        self.sync_channel = self.world.channel() if net.synchronised else None
+        if self.sync_channel is not None:
+            net.program.set_ranks(self.world.size, self.sync_channel.allreduce)
 
     def _evaluators(self, nets, skip_bad_images: bool) -> list[Any]:
         from engine.evaluate import Evaluator
@@ -191,6 +195,8 @@ class Solver:
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""
         self.strategy.close()
+        if self.sync_channel is not None:
+            self.sync_channel.close()
         for evaluator in self.evaluators:
             evaluator.close()
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.net import PASSES
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
 
 RANDOM = np.random.default_rng(10)
@@ -91,14 +92,19 @@ def test_scale_and_relu_fused_in(shape):
             "ip[0]",
             "ip[1]",
         ]
-        net.blobs["x"].set(x)
-        net.forward()
-        net.set_top_diff("z", np.linspace(-1, 1, 12).reshape(4, 3))
-        net.backward()
-        gradients = [tensor.diff.get() for name in ("scale", "ip") for tensor in net.params[name]]
-        results.append([net.outputs()["z"], net.blobs["x"].diff, *gradients, *(t.get() for t in net.params["norm"])])
+        results.append(chain_results(net, x))
     for fused, apart in zip(*results):
         np.testing.assert_allclose(fused, apart, rtol=1e-4, atol=1e-5)
+
+
+def chain_results(net, x):
+    """Everything that a step of CHAIN computes."""
+    net.blobs["x"].set(x)
+    net.forward()
+    net.set_top_diff("z", np.linspace(-1, 1, 3 * len(x)).reshape(-1, 3))
+    net.backward()
+    gradients = [tensor.diff.get() for name in ("scale", "ip") for tensor in net.params[name]]
+    return [net.outputs()["z"], net.blobs["x"].diff, *gradients, *(t.get() for t in net.params["norm"])]
 
 
 def test_a_relu_with_a_slope_stays_a_layer_of_its_own():
@@ -108,3 +114,57 @@ def test_a_relu_with_a_slope_stays_a_layer_of_its_own():
 
 def test_errors():
     assert "expected a bottom of at least 2 axes (N, C), got (4,)" in error_of(layer(), x=(4,))
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (4, 3, 6), (8, 16, 4, 4), (12, 3, 4, 5)])
+@pytest.mark.parametrize("where", ["layer", "net"])
+def test_statistics_of_parts_of_the_batch(shape, where):
+    x = RANDOM.normal(2, 3, size=shape).astype(np.float32)
+    text = layer("eps: 1e-3 moving_average_fraction: 0.5" + (" stats_batch_size: 4" if where == "layer" else ""))
+    text += " bn_stats_batch_size: 4" if where == "net" else ""
+    net = run(text, x=x)
+    parts = [reference(part, 1e-3) for part in np.split(x, shape[0] // 4)]
+    np.testing.assert_allclose(net.blobs["y"].data, np.concatenate([top for top, _, _ in parts]), atol=1e-4)
+    n, mean, variance, factor = 4 * x[0, 0].size, 0, 0, 0
+    for _, m, v in parts:  # the running sums see one part after the other
+        mean, variance, factor = 0.5 * mean + m, 0.5 * variance + v * n / (n - 1), 0.5 * factor + 1
+    for tensor, expected in zip(net.params["layer"], (mean, variance, np.array([factor]))):
+        np.testing.assert_allclose(tensor.get(), expected, rtol=1e-4)
+    check_gradients(net_text(text, x=shape), {"x": x})
+
+
+def test_parts_of_the_batch_with_scale_and_relu():
+    x = RANDOM.normal(2, 3, size=(6, 3, 4, 4)).astype(np.float32)
+    text = net_text(CHAIN.replace("eps: 1e-3", "eps: 1e-3 stats_batch_size: 3"), x=x.shape)
+    fused, apart = (chain_results(make_net(text, passes=passes), x) for passes in (PASSES, frozenset()))
+    for ours, theirs in zip(fused, apart):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_that_do_not_fit():
+    assert "stats_batch_size 4 does not divide the batch of 6" in error_of(layer("stats_batch_size: 4"), x=(6, 3))
+    assert "exclude each other" in error_of(layer("stats_batch_size: 3 sync: true"), x=(6, 3))
+
+
+def test_stored_statistics_know_no_parts():
+    x = RANDOM.normal(size=(5, 3)).astype(np.float32)
+    run(layer("stats_batch_size: 4 use_global_stats: true"), x=x)
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (4, 3, 6), (2, 16, 4, 4), (4, 3, 4, 5)])
+def test_synchronised_on_one_rank(shape):
+    x = RANDOM.normal(2, 3, size=shape).astype(np.float32)
+    alone, synchronised = run(layer("eps: 1e-3"), x=x), run(layer("eps: 1e-3 sync: true"), x=x)
+    np.testing.assert_allclose(synchronised.blobs["y"].data, alone.blobs["y"].data, atol=1e-5)
+    for ours, theirs in zip(synchronised.params["layer"], alone.params["layer"]):
+        np.testing.assert_allclose(ours.get(), theirs.get(), rtol=1e-5)
+    check_gradients(net_text(layer("eps: 1e-3 sync: true"), x=shape), {"x": x})
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 16, 3, 3), (4, 3, 3, 3)])
+def test_synchronised_with_scale_and_relu(shape):
+    x = RANDOM.normal(2, 3, size=shape).astype(np.float32)
+    nets = [make_net(net_text(text, x=shape)) for text in (CHAIN.replace("eps: 1e-3", "eps: 1e-3 sync: true"), CHAIN)]
+    assert [net.synchronised for net in nets] == [True, False]
+    for ours, theirs in zip(*(chain_results(net, x) for net in nets)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

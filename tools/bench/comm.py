@@ -79,13 +79,13 @@ def work(options: argparse.Namespace) -> None:
     strategy = connect(net, ranks, text_format.Parse(options.comm, proto.CommParameter()))
     for iteration in range(2):
         step(net, strategy, iteration)
-    seconds, before = [], (*thread_ms(), interrupts_ms(), strategy.queue.waited_ns() / 1e6)
+    seconds, before = [], (*thread_ms(), interrupts_ms(), strategy.waited_ns() / 1e6)
     ranks.barrier()
     for iteration in range(2, 2 + options.iterations):
         begin = time.perf_counter()
         step(net, strategy, iteration)
         seconds.append(time.perf_counter() - begin)
-    after = (*thread_ms(), interrupts_ms(), strategy.queue.waited_ns() / 1e6)
+    after = (*thread_ms(), interrupts_ms(), strategy.waited_ns() / 1e6)
     strategy.wait_all()
     spent = [(b - a) / options.iterations for a, b in zip(before, after, strict=True)]
     figures = dict(zip(("solver", "servers", "kernel", "waiting"), spent, strict=True))
