@@ -7,7 +7,7 @@ another that is being killed; the sentinels might then name the wrong one.
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ PATIENCE_SECONDS = 3.0
 # The least and the longest sleep between two looks at a request; between them so much as the link needs for this many
 # bytes, which the system's socket buffers hold.
 FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES = 20e-6, 1e-3, 128 << 10
+IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
 ALIGNMENT = 32  # bfloat16 in a cache line
 
 
@@ -43,10 +44,16 @@ def checked(method: Callable) -> Callable:
 
 def wait(request, longest: float = 200e-6) -> None:
     """Waits for a request, asleep for up to `longest` seconds at a time."""
-    pause = FIRST_SLEEP
-    while not request.Test():
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
+    pause, looks = FIRST_SLEEP, 0
+    while True:
+        begin = time.perf_counter()
+        if request.Test():
+            return
+        looks += 1
+        # Libraries move one piece of a message at each look, such as 64 KB: a look that took its time has moved one.
+        if looks == MOST_LOOKS or time.perf_counter() - begin < IDLE_LOOK:
+            time.sleep(pause)
+            pause, looks = min(2 * pause, longest), 0
 
 
 def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
@@ -112,16 +119,27 @@ class MpiChannel(Channel):
         comm = self._across
         share = -(-values.size // comm.size)
         share = -(-share // ALIGNMENT) * ALIGNMENT
-        if self._room.size < (2 * comm.size + 1) * share:
-            self._room = np.zeros((2 * comm.size + 1) * share, np.uint16)
-        sent, received, mine = np.split(self._room[: (2 * comm.size + 1) * share], [comm.size * share, -share])
+        if self._room.size < 2 * comm.size * share:
+            self._room = np.zeros(2 * comm.size * share, np.uint16)
+        sent, received = self._room[: 2 * comm.size * share].reshape(2, comm.size, share)
         begin, end = (min(values.size, (comm.rank + i) * share) for i in (0, 1))
-        _core.pack_bf16(values, sent, residual)
-        self._wait(comm.Ialltoall(sent, received))
-        rest = None if residual is None else residual[begin:end]
-        _core.sum_bf16(received.reshape(comm.size, share), mine[: end - begin], rest)
-        self._wait(comm.Iallgather(mine, sent))
-        _core.unpack_bf16(sent, values)
+        _core.pack_bf16(values, sent.reshape(-1), residual)
+        received[comm.rank] = sent[comm.rank]
+        self._exchange(sent, received)
+        mine = sent[comm.rank]
+        _core.sum_bf16(received, mine[: end - begin], None if residual is None else residual[begin:end])
+        self._exchange([mine] * comm.size, sent)
+        _core.unpack_bf16(sent.reshape(-1), values)
+
+    def _exchange(self, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
+        """Row r of `sent` to rank r, whose own arrives in row r of `received`. Not MPI's Ialltoall: that goes on by
+        small steps, each of which would wait for the next look at it."""
+        comm = self._across
+        others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
+        requests = [comm.Irecv(received[rank], rank) for rank in others]
+        requests += [comm.Isend(sent[rank], rank) for rank in others]
+        for request in requests:
+            self._wait(request)
 
     def _wait(self, request) -> None:
         if self._one_host:

@@ -50,6 +50,9 @@ def _load_mpi(launch: Launch):
             f"({reason}): install mpi4py and an MPI library (pip install mpi4py mpich), or load the cluster's module"
         ) from error
     if not MPI.Is_initialized():
+        # UCX over TCP would send up to some MB in pieces that the receiver copies one at each look. Larger messages
+        # than this go straight to where they belong.
+        os.environ.setdefault("UCX_RNDV_THRESH", "64k")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     # Communicators made from it inherit this. By default an error would end the process on the spot: it would look as
     # if this rank had died.
