@@ -5,12 +5,45 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine import config, proto
+from engine.check import check_file
+from tests.shared import SHARED, needs_shared
+from tests.solver.harness import make_solver
 
 ROOT = Path(__file__).resolve().parent.parent
 SOLVERS = sorted(ROOT.glob("solvers/*.prototxt"))
+# Learnable parameters, auxiliary classifiers included: those of Caffe's AlexNet, VGG-16 and GoogLeNet and of Intel's
+# Inception-v2, and of torchvision's and timm's ResNet-50, Inception-v3, Inception-ResNet-v2 and DenseNet-121.
+PARAMETERS = {
+    "alexnet": 60_965_224,
+    "vgg16": 138_357_544,
+    "googlenet": 13_378_280,
+    "inception_v2": 16_075_832,
+    "inception_v3": 27_161_264,
+    "inception_resnet_v2": 55_843_464,
+    "densenet121": 7_978_856,
+    "resnet50": 25_557_032,
+}
+# Published multiply-adds of one forward pass, 10^9 per image.
+MULTIPLY_ADDS = {
+    "alexnet": 0.72,
+    "vgg16": 15.5,
+    "googlenet": 1.59,
+    "inception_v2": 2.03,
+    "inception_v3": 5.72,
+    "inception_resnet_v2": 13.2,
+    "densenet121": 2.83,
+    "resnet50": 4.09,
+}
+TWINS = {
+    "alexnet": "bvlc/models/bvlc_alexnet/train_val.prototxt",
+    "googlenet": "bvlc/models/bvlc_googlenet/train_val.prototxt",
+    "vgg16": "intel/models/default_vgg_16/train_val.prototxt",
+    "inception_v2": "intel/models/default_googlenet_v2/train_val.prototxt",
+}
 
 
 def layers(solver, phase):
@@ -40,9 +73,48 @@ def test_collapse_trains_without_scale_and_aspect_augmentation():
     assert kinds == {"resnet50_448nodes": True, "resnet50_448nodes_collapse": False}
 
 
-def test_resnet50_is_what_its_generator_writes():
-    written = subprocess.run([sys.executable, ROOT / "nets/resnet.py"], capture_output=True, text=True, check=True)
-    assert written.stdout == (ROOT / "nets/resnet50.prototxt").read_text()
+def generate(name, *options):
+    command = [sys.executable, ROOT / f"nets/{name}.py", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_nets_are_what_their_generators_write(name):
+    assert generate(name) == (ROOT / f"nets/{name}.prototxt").read_text()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_and_work_are_the_published_ones(name):
+    (train, test) = check_file(str(ROOT / f"nets/{name}.prototxt")).nets
+    for net in (train, test):
+        assert sum(layer.parameters for layer in net.layers if layer.type != "BatchNorm") == PARAMETERS[name]
+        work = sum(layer.flops for layer in net.layers if layer.type in ("Convolution", "InnerProduct"))
+        assert work / 2e9 / net.batch == pytest.approx(MULTIPLY_ADDS[name], rel=0.02)
+
+
+@needs_shared("zoo")
+@pytest.mark.parametrize("name", TWINS)
+def test_a_public_net_has_as_many_parameters_and_as_much_work(name):
+    """Work may differ by biases."""
+    (theirs, *_), (ours, *_) = (
+        check_file(str(path)).nets for path in (SHARED / "zoo" / TWINS[name], ROOT / f"nets/{name}.prototxt")
+    )
+    assert (ours.parameters, ours.flops / ours.batch) == (theirs.parameters, pytest.approx(theirs.flops / theirs.batch))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_nets_train(name):
+    """One step on noise: with weights that are hardly trained, each loss is about that of a guess."""
+    solver = make_solver("max_iter: 1 random_seed: 1", generate(name, "--batch_size", "2", "--data", "synthetic"))
+    try:
+        before = solver.weights.copy()
+        assert solver.solve()
+        solver.strategy.wait_all()
+        losses = [float(tensor.get().ravel()[0]) for tensor, _ in solver.losses]
+        assert losses and np.isfinite(losses).all() and min(losses) > 1
+        assert np.isfinite(solver.weights).all() and (before != solver.weights).any()
+    finally:
+        solver.close()
 
 
 def test_resnet50_is_he_s_topology():

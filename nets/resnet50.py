@@ -4,60 +4,32 @@ The stride of a group's first block is in its 3 x 3 convolution; batch statistic
 scale of each block starts at 0, so that a block starts as its shortcut; scales and biases are not decayed. Layers have
 the names of He's own nets.
 
-    python nets/resnet.py > nets/resnet50.prototxt
+    python nets/resnet50.py > nets/resnet50.prototxt
 """
 
-import textwrap
+from writer import ASPECT, CLASSES, MIRROR, SYNTHETIC, data, layer, options, short_side, synthetic
 
 GROUPS = ((64, 3), (128, 4), (256, 6), (512, 3))  # (channels of the 3 x 3 convolution, blocks)
 EXPANSION = 4  # channels that leave a block, over those of its 3 x 3 convolution
-CLASSES = 1000
+CROP = 224
+BATCH = 16  # per rank
 
 
-def layer(name, kind, bottoms, tops, body=""):
-    """One layer in prototxt; bottoms and tops are names in one string, separated by blanks."""
-    blobs = [f'bottom: "{blob}"' for blob in bottoms.split()] + [f'top: "{blob}"' for blob in tops.split()]
-    lines = "\n".join([f'name: "{name}"', f'type: "{kind}"', *blobs, *([body] if body else [])])
-    return f"layer {{\n{textwrap.indent(lines, '    ')}\n}}\n"
-
-
-def data(rule, source, batch, augmentation, reading=""):
-    """A Data layer of 224 x 224 pictures (BGR) for one phase."""
-    body = f"""\
-include {{ {rule} }}
-transform_param {{
-    crop_size: 224
-{textwrap.indent(augmentation, "    ")}
-    mean_value: 104
-    mean_value: 117
-    mean_value: 123
-    scale: 0.0078125
-}}
-data_param {{
-    source: "{source}"
-    backend: LMDB
-    batch_size: {batch}{reading}
-}}"""
-    return layer("data", "Data", "", "data label", body)
-
-
-def all_data():
+def all_data(batch, folder):
     """Training with augmentation, training without it (stage "collapse"), and testing."""
-    cubic = "resize_param { interp_mode: CUBIC }"
-    short_side = f"random_resize_param {{\n    min_size: 256\n    max_size: 256\n    {cubic}\n}}"
-    aspect = f"""\
-mirror: true
-random_aspect_ratio_param {{
-    min_area_ratio: 0.08
-    max_area_ratio: 1
-    aspect_ratio_change: 0.75
-    {cubic}
-}}"""
+    if folder == SYNTHETIC:
+        yield synthetic(batch, CROP)
+        return
     shuffled = "  # per rank\n    shuffle: true"
-    train, test = (f"examples/imagenet/ilsvrc12_{name}_lmdb" for name in ("train", "val"))
-    yield data('phase: TRAIN not_stage: "collapse"', train, 16, aspect, shuffled)
-    yield data('phase: TRAIN stage: "collapse"', train, 16, f"mirror: true\n{short_side}", shuffled)
-    yield data("phase: TEST", test, 50, short_side)
+    train, test = (f"{folder}/ilsvrc12_{name}_lmdb" for name in ("train", "val"))
+    cut = short_side(256)
+
+    def source(rule, db, count, augmentation, reading=""):
+        return data(rule, db, count, CROP, augmentation, 0.0078125, reading)
+
+    yield source('phase: TRAIN not_stage: "collapse"', train, batch, ASPECT, shuffled)
+    yield source('phase: TRAIN stage: "collapse"', train, batch, f"{MIRROR}\n{cut}", shuffled)
+    yield source("phase: TEST", test, 50, cut)
 
 
 def convolution(name, suffix, bottom, channels, kernel, stride=1, relu=True, gamma=1, fan=""):
@@ -133,6 +105,7 @@ inner_product_param {{
 
 
 if __name__ == "__main__":
-    print("# ResNet-50. Written by nets/resnet.py: change that, not this.")
+    print("# ResNet-50. Written by nets/resnet50.py: change that, not this.")
     print('name: "ResNet-50"')
-    print("".join([*all_data(), *body(), *head()]), end="")
+    chosen = options(__doc__, BATCH)
+    print("".join([*all_data(chosen.batch_size, chosen.data), *body(), *head()]), end="")
