@@ -70,3 +70,33 @@ def test_late_layers_are_reduced_while_early_ones_are_in_backward(tmp_path, serv
             overlapped += any(event["ts"] < first["end"] for event in late)
         # A busy machine may put off a server now and then, but not each time.
         assert overlapped >= 3 if servers else overlapped == 0
+
+
+SLOW = """
+import time
+from engine.comm.mpi_channel import MpiChannel
+at_full_speed = MpiChannel.allreduce
+def allreduce(self, values, residual=None):
+    time.sleep(0.01)
+    at_full_speed(self, values, residual)
+MpiChannel.allreduce = allreduce
+"""
+
+
+@pytest.mark.mpi
+def test_the_next_forward_begins_while_late_layers_are_in_flight(tmp_path):
+    path = str(tmp_path / "trace.json")
+    program = SLOW + PROGRAM.format(path=path, net=NET).replace("bucket_mb: 1", "bucket_mb: 0.05 priority: true")
+    done = run_ranks(2, program, environ={"MLSL_NUM_SERVERS": "1"})
+    assert done.returncode == 0, done.stderr
+    for events in spans(path).values():
+        overlapped = 0
+        for iteration in range(2, 7):
+            now, then = ([e for e in events if e["args"].get("iteration") == i] for i in (iteration, iteration + 1))
+            backward_ends = next(e["end"] for e in now if e["name"] == "conv0 bwd")
+            forward_begins = next(e["ts"] for e in then if e["name"] == "conv1 fwd")
+            late = sorted((e for e in now if "reduce" in e["row"] and e["ts"] > backward_ends), key=lambda e: e["ts"])
+            # Rank 0 may have been a little later, and has chosen something else before.
+            assert len(late) > 8 and any("conv0[0]" in e["name"] for e in late[:4]), "it goes first"
+            overlapped += any(e["name"] == "reduce ip[0]" and e["ts"] > forward_begins for e in late)
+        assert overlapped >= 4

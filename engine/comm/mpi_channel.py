@@ -23,7 +23,7 @@ PIECE_BYTES = 256 << 20
 PATIENCE_SECONDS = 3.0
 # The least and the longest sleep between two looks at a request; between them so much as the link needs for this many
 # bytes, which the system's socket buffers hold.
-FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES = 20e-6, 1e-3, 128 << 10
+FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES = 20e-6, 2e-3, 128 << 10
 IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
 ALIGNMENT = 32  # bfloat16 in a cache line
 

@@ -140,7 +140,7 @@ def _message_bytes(link: Link) -> int:
     which MPI adds, and so the last bits, depend on it. bucket_mb and chunk_mb leave nothing to chance."""
     seconds = max(MESSAGE_SECONDS, LATENCIES * link.latency)
     size = min(BUCKET_BYTES, max(LEAST_BYTES, link.bandwidth * seconds))
-    return 1 << int(math.log2(size))
+    return 1 << round(math.log2(size))
 
 
 def _megabytes(param: Any, field: str, default: int) -> int:
