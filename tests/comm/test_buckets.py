@@ -40,6 +40,16 @@ def test_every_float_is_in_one_bucket_for_any_size():
         assert [piece.begin for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
 
 
+def test_the_last_buckets_are_small():
+    count = 16_000  # floats; 64 KB each
+    parameters = [(f"p{i}", i * count, count) for i in range(400)]
+    sizes = [bucket.nbytes for bucket in make_buckets(parameters, bucket_bytes=8 << 20)]
+    assert sizes[0] > 8e6 and sizes[-1] <= 256 << 10
+    for i, size in enumerate(sizes):
+        assert size <= max(256 << 10, sum(sizes[i:]) / 2)
+    assert len(sizes) <= 9
+
+
 def test_segments_carry_multipliers():
     buckets = make_buckets([("w", 0, 4), ("b", 4, 2)])
     assert segments_of(buckets, {"b": (2.0, 0.0)}) == [[(0, 4, 1.0, 1.0), (4, 6, 2.0, 0.0)]]

@@ -17,7 +17,7 @@ Columns, medians over the rounds of medians over the steps:
   solver    milliseconds of processor time of the thread that computes
   servers   the same of all other threads: servers, MPI
   kernel    the same outside of processes, on the whole machine: interrupts, where TCP receives
-  bound     max(step apart, bytes of an allreduce / rate): no better order of sending gets below
+  bound     max(base, bytes of an allreduce / rate): no order of sending gets below
 """
 
 import argparse
@@ -167,7 +167,7 @@ class Session:
         )
         columns = ("waiting", "solver", "servers", "kernel")
         print(f"{'':24s}{'step':>9s}{'x base':>8s}" + "".join(f"{name:>9s}" for name in columns) + f"{'bound':>9s}")
-        apart = statistics.median(each["step"] for each in self.rows[f"{hosts} ranks apart"])
+        base = statistics.median(each["step"] for each in self.rows["1 rank"])
         travelling = self.rows["1 rank"][0]["bytes"] * (0.5 if "BF16" in options.comm else 1)
         for name, rounds in self.rows.items():
             ratios = [each["step"] / base["step"] for each, base in zip(rounds, self.rows["1 rank"], strict=True)]
@@ -178,7 +178,7 @@ class Session:
             rate = re.match(r"([0-9.]+)([gm]bit)", name)
             if rate and "peer" not in name:
                 seconds = 2 * (hosts - 1) / hosts * travelling * 8 / (float(rate[1]) * BITS[rate[2]])
-                line += f"{max(apart, 1000 * seconds):9.1f}"
+                line += f"{max(base, 1000 * seconds):9.1f}"
             print(line)
 
 
