@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ class Times:
     batch: int  # per rank
     iterations: int
     first_iteration_ms: float
+    to_first_iteration_s: float  # from the start of the process to the end of the first iteration
     step_ms: float  # median
     forward_ms: float
     backward_ms: float
@@ -78,7 +80,7 @@ def benchmark(config: Config, phase: int, iterations: int, world: World, precisi
     net = Net(config, phase, level=state.level, stages=state.stage, shapes_of=SourceShapes(phase, log))
     feed_made_up(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
-    first = step(net, strategy, 0)
+    first = (step(net, strategy, 0), process_age())
     spans, steps = [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
@@ -92,6 +94,13 @@ def benchmark(config: Config, phase: int, iterations: int, world: World, precisi
     if strategy:
         strategy.close()
     return _times(net, world, precision, first, steps, seconds, np.diff(np.array(spans), axis=2)[:, :, 0])
+
+
+def process_age() -> float:
+    """Seconds since this process was started (proc(5), stat: starttime, in clock ticks since boot)."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def step(net: Net, strategy: Strategy | None, iteration: int) -> float:
@@ -156,9 +165,16 @@ def _classes(graph: Graph, blob: Blob) -> int:
 
 
 def _times(
-    net: Net, world: World, precision: str, first: float, steps: list[float], seconds: float, spans: np.ndarray
+    net: Net,
+    world: World,
+    precision: str,
+    first: tuple[float, float],
+    steps: list[float],
+    seconds: float,
+    spans: np.ndarray,
 ) -> Times:
-    """spans: (iterations, 2 ops) nanoseconds."""
+    """first: seconds of the first step, and from the start of the process to its end; spans: (iterations, 2 ops)
+    nanoseconds."""
     from engine import _core
 
     count = len(net.program)
@@ -182,7 +198,8 @@ def _times(
         threads=_core.threads(),
         batch=batch,
         iterations=len(steps),
-        first_iteration_ms=1e3 * first,
+        first_iteration_ms=1e3 * first[0],
+        to_first_iteration_s=first[1],
         step_ms=1e3 * float(np.median(steps)),
         forward_ms=sum(layer.forward_ms for layer in layers.values()),
         backward_ms=sum(layer.backward_ms for layer in layers.values()),
@@ -228,7 +245,7 @@ def _summary(times: Times) -> Iterator[str]:
         f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {times.threads} threads, "
         f"oneDNN {times.onednn} with {times.isa}"
     )
-    first = f"the first {times.first_iteration_ms:.3f} ms"
+    first = f"the first {times.first_iteration_ms:.3f} ms, done {times.to_first_iteration_s:.3f} s after the start"
     yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
     yield f"images_per_second: {times.images_per_second:.2f}"
     yield (

@@ -1,76 +1,255 @@
 #!/usr/bin/env python3
-"""Training throughput of engine beside its rivals, alternately in one session: only ratios hold on a shared machine.
+"""Training throughput of engine beside PyTorch and the kernel limit, alternately in one session: on a shared machine
+only ratios hold.
 
-    python tools/bench/train.py --model nets/resnet50.prototxt --batch 32 --rounds 3 \\
-        --rival 'PyTorch' 'python peer_torch.py --net resnet50 --batch 32 --threads 2' \\
-        --rival 'PyTorch, tcmalloc' 'env LD_PRELOAD=libtcmalloc.so.4 python peer_torch.py --net resnet50 --batch 32
-        --threads 2'
+    python tools/bench/train.py --nets resnet50,alexnet,vgg16,googlenet --precisions fp32,bf16 --rounds 5 \\
+        --torch_python /path/to/a/venv/with/torch/bin/python --json bench.json
+    python tools/bench/train.py --rounds 0 --json bench.json      # prints the table again
 
-Each rival is a name and a command that prints `N images/s` on its last line. Every round runs engine and each rival
-once; the table has medians over the rounds, the spread, and how many times as fast engine is in the same round
-(median of ratios). Threads: OMP_NUM_THREADS, as everywhere.
+Every round runs, for each net, precision and topology (ranks x threads x batch per rank), `engine time`, PyTorch as
+installed, PyTorch with tcmalloc, and the sum of oneDNN's kernels (kernel_limit.py, one rank only). A step is forward,
+backward and update. PyTorch trains the nets that torch_nets.py has, in the faster of its two memory layouts; several
+ranks are DDP over gloo. The table has medians and ranges; a ratio is the median of the rounds' ratios; memory is the
+peak of rank 0; the first iteration is counted from the start of the process. Runs are added to those in --json FILE.
 """
 
 import argparse
 import json
-import re
-import shlex
+import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+NETS = "resnet50,alexnet,vgg16,googlenet,inception_v2,inception_v3,inception_resnet_v2,densenet121"
+TORCH_NETS = ("resnet50", "alexnet", "vgg16", "googlenet")  # of torch_nets.py, which needs torch to be read
+ENGINE, TORCH, TCMALLOC, LIMIT = "engine", "PyTorch", "PyTorch, tcmalloc", "kernel limit"
 
-def measure_engine(model: str, batch: int, precision: str, iterations: int) -> float:
-    """Images/s of whole training steps: forward, backward, update."""
+
+class Failed(Exception):
+    """A contender that cannot run; one line that says why."""
+
+
+def run(command: list[str], **environ: str) -> str:
+    """Its standard output. Raises Failed with the last line of its complaint."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environ, cwd=ROOT)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise Failed(lines[-1])
+    return done.stdout
+
+
+def launcher() -> str:
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if not found:
+        raise Failed("no mpiexec for several ranks")
+    return found
+
+
+def run_engine(case: dict, options) -> dict:
+    ranks, threads, batch = case["topology"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "time.json"
-        command = [sys.executable, "-m", "engine.cli", "time", "--model", model, "--phase", "TRAIN"]
-        command += ["--iterations", str(iterations), "--precision", precision, "--json", str(report)]
+        command = [launcher(), "-n", ranks] if ranks > 1 else []
+        command += [sys.executable, "-m", "engine.cli", "time", "--model", f"nets/{case['net']}.prototxt"]
+        command += ["--iterations", options.iterations, "--precision", case["precision"], "--json", report]
         command += ["--set", f"layer[data].data_param.batch_size={batch}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return json.loads(report.read_text())["images_per_second"]
+        run(command, OMP_NUM_THREADS=str(threads))
+        times = json.loads(report.read_text())
+    return {
+        "images_per_second": ranks * batch / times["step_ms"] * 1e3,
+        "peak_memory_bytes": times["peak_memory_bytes"],
+        "to_first_iteration_s": times["to_first_iteration_s"],
+        "version": f"oneDNN {times['onednn']}",
+    }
 
 
-def measure_rival(command: str) -> float:
-    output = subprocess.run(shlex.split(command), check=True, capture_output=True, text=True).stdout
-    found = re.findall(r"([0-9.]+) images/s", output)
-    if not found:
-        raise SystemExit(f"no 'N images/s' in the output of: {command}")
-    return float(found[-1])
+def run_torch(case: dict, options, layout: str, iterations: int, preload: str = "") -> dict:
+    ranks, threads, batch = case["topology"]
+    command = [options.torch_python]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    command += [HERE / "torch_train.py", "--net", case["net"], "--batch_size", batch, "--threads", threads]
+    command += ["--precision", case["precision"], "--iterations", iterations, "--layout", layout]
+    environ = {"OMP_NUM_THREADS": str(threads)} | ({"LD_PRELOAD": preload} if preload else {})
+    return json.loads(run(command, **environ).splitlines()[-1])
 
 
-def row(name: str, values: list[float], ours: list[float] | None) -> str:
-    ratio = f"{statistics.median(a / b for a, b in zip(ours, values, strict=True)):8.2f}" if ours else ""
-    return f"{name:24s}{statistics.median(values):10.2f}{min(values):10.2f}{max(values):10.2f}{ratio}"
+def run_limit(case: dict, options) -> dict:
+    _, threads, batch = case["topology"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "limit.json"
+        command = [
+            sys.executable,
+            HERE / "kernel_limit.py",
+            "--model",
+            f"nets/{case['net']}.prototxt",
+            "--json",
+            report,
+        ]
+        run([*command, "--batch_size", batch, "--precision", case["precision"]], OMP_NUM_THREADS=str(threads))
+        result = json.loads(report.read_text())
+    return {"images_per_second": result["images_per_second"], "core_images_per_second": batch / result["core_seconds"]}
+
+
+def tcmalloc() -> str:
+    """The library, or ""."""
+    names = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
+    folders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+    return next((f"{folder}/{name}" for name in names for folder in folders if Path(folder, name).exists()), "")
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.runs: list[dict] = []
+        if options.json and Path(options.json).exists():
+            self.runs = json.loads(Path(options.json).read_text())
+        self.before = 1 + max((entry["round"] for entry in self.runs), default=-1)
+        self.layouts: dict[tuple, str] = {}
+        self.preload = tcmalloc()
+        self.has_torch = bool(options.rounds) and self._look_for_torch()
+
+    def _look_for_torch(self) -> bool:
+        try:
+            run([self.options.torch_python, "-c", "import torch"])
+        except Failed as failure:
+            say(
+                f"PyTorch is left out: {self.options.torch_python}: {failure}; --torch_python names another interpreter"
+            )
+            return False
+        if not self.preload:
+            say("PyTorch with tcmalloc is left out: no libtcmalloc.so.4 (Debian: libgoogle-perftools4)")
+        return True
+
+    def contenders(self, case: dict):
+        """(name, function that measures it)."""
+        yield ENGINE, lambda: run_engine(case, self.options)
+        if self.has_torch and case["net"] in TORCH_NETS:
+            for name, preload in ((TORCH, ""), (TCMALLOC, self.preload)):
+                if name == TORCH or preload:
+                    yield name, lambda preload=preload: self._torch(case, preload)
+        if case["topology"][0] == 1:
+            yield LIMIT, lambda: run_limit(case, self.options)
+
+    def _torch(self, case: dict, preload: str) -> dict:
+        key = (case["net"], case["precision"])
+        if key not in self.layouts:
+            alone = {**case, "topology": [1, *case["topology"][1:]]}
+            self.layouts[key] = run_torch(alone, self.options, "best", 1, self.preload)["layout"]
+        return run_torch(case, self.options, self.layouts[key], self.options.iterations, preload)
+
+    def rounds(self, cases: list[dict]) -> None:
+        for number in range(self.options.rounds):
+            for case in cases:
+                for name, measure in self.contenders(case):
+                    self._measure(self.before + number, case, name, measure)
+
+    def _measure(self, number: int, case: dict, name: str, measure) -> None:
+        what = f"round {number + 1}, {case['net']}, {case['precision']}, {shape(case['topology'])}, {name}"
+        try:
+            result = measure()
+        except Failed as failure:
+            say(f"{what}: failed: {failure}")
+            return
+        say(f"{what}: {result['images_per_second']:.2f} images/s")
+        self.runs.append({**case, "round": number, "contender": name, **result})
+        if self.options.json:
+            Path(self.options.json).write_text(json.dumps(self.runs, indent=1))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def shape(topology: list[int]) -> str:
+    return " x ".join(map(str, topology))
+
+
+def spread(values: list[float], unit: float = 1, digits: int = 2) -> str:
+    low, middle, high = (value / unit for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle:.{digits}f}" + (f" ({low:.{digits}f}-{high:.{digits}f})" if len(values) > 1 else "")
+
+
+def row(runs: list[dict]) -> list[str]:
+    """One net, precision and topology."""
+    by = {name: {r["round"]: r for r in runs if r["contender"] == name} for name in (ENGINE, TORCH, TCMALLOC, LIMIT)}
+
+    def values(name: str, field: str = "images_per_second", unit: float = 1, digits: int = 2) -> str:
+        return spread([r[field] for r in by[name].values()], unit, digits) if by[name] else "-"
+
+    def ratio(name: str, field: str = "images_per_second") -> str:
+        both = by[ENGINE].keys() & by[name].keys()
+        pairs = [by[ENGINE][i]["images_per_second"] / by[name][i][field] for i in both]
+        return f"{statistics.median(pairs):.2f}" if pairs else "-"
+
+    def middles(field: str, unit: float) -> str:
+        columns = [[r[field] / unit for r in by[name].values()] for name in (ENGINE, TORCH, TCMALLOC)]
+        return " / ".join(f"{statistics.median(column):.2f}" if column else "-" for column in columns)
+
+    speeds = [cell for name in (LIMIT, TCMALLOC, TORCH) for cell in (values(name), ratio(name))]
+    memory, first = middles("peak_memory_bytes", 1e9), middles("to_first_iteration_s", 1)
+    speeds.insert(2, ratio(LIMIT, "core_images_per_second"))
+    return [values(ENGINE), *speeds, memory, first]
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+
+
+def print_table(runs: list[dict]) -> None:
+    header = [
+        "net",
+        "precision",
+        "ranks x threads x batch",
+        "engine",
+        "limit",
+        "ratio",
+        "ratio to convolutions + norms",
+    ]
+    header += ["PyTorch, tcmalloc", "ratio", "PyTorch", "ratio", "memory, GB: engine / PyTorch / with tcmalloc"]
+    header += ["first iteration, s: the same"]
+    count = 1 + max(entry["round"] for entry in runs)
+    versions = ", ".join(dict.fromkeys(r["version"] for r in runs if r["contender"] == ENGINE))
+    torch = "".join(dict.fromkeys(f", PyTorch {r['version']}" for r in runs if r["contender"] == TORCH))
+    print(f"{date.today()}, {processor()}, {os.cpu_count()} cores, {versions}{torch}; images/s of {count} rounds.\n")
+    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    for key in dict.fromkeys((r["net"], r["precision"], tuple(r["topology"])) for r in runs):
+        own = [r for r in runs if (r["net"], r["precision"], tuple(r["topology"])) == key]
+        print(f"| {' | '.join([*key[:2], shape(key[2]), *row(own)])} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="nets/resnet50.prototxt")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--iterations", type=int, default=5, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rival", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))
+    parser.add_argument("--nets", default=NETS, help=f"of nets/, separated by commas (default: {NETS})")
+    parser.add_argument("--precisions", default="fp32,bf16", help="(default: fp32,bf16)")
+    topologies = "1x2x32,2x1x16"
+    parser.add_argument("--topologies", default=topologies, help=f"ranks x threads x batch (default: {topologies})")
+    parser.add_argument("--rounds", type=int, default=3, help="0: print what --json FILE holds (default: 3)")
+    parser.add_argument("--iterations", type=int, default=5, help="steps per round that count (default: 5)")
+    parser.add_argument("--torch_python", default=sys.executable, help="an interpreter that has torch (default: this)")
+    parser.add_argument("--json", metavar="FILE", help="raw figures: read if there, and added to")
     options = parser.parse_args()
-    ours: list[float] = []
-    rivals: dict[str, list[float]] = {name: [] for name, _ in options.rival}
-    for number in range(options.rounds):
-        ours.append(measure_engine(options.model, options.batch, options.precision, options.iterations))
-        for name, command in options.rival:
-            rivals[name].append(measure_rival(command))
-        shown = ", ".join(f"{name} {values[-1]:.2f}" for name, values in {"engine": ours, **rivals}.items())
-        print(f"round {number + 1} of {options.rounds}, images/s: {shown}", file=sys.stderr, flush=True)
-    print(
-        f"{Path(options.model).stem}, batch {options.batch}, {options.precision}: images/s, "
-        f"median of {options.rounds} rounds"
-    )
-    print(f"{'':24s}{'median':>10s}{'least':>10s}{'most':>10s}{'engine is':>12s} times as fast")
-    print(row("engine", ours, None))
-    for name, values in rivals.items():
-        print(row(name, values, ours))
+    shapes = [[int(number) for number in text.split("x")] for text in options.topologies.split(",")]
+    cases = [
+        {"net": net, "precision": precision, "topology": topology}
+        for net in options.nets.split(",")
+        for precision in options.precisions.split(",")
+        for topology in shapes
+    ]
+    bench = Bench(options)
+    bench.rounds(cases)
+    if not bench.runs:
+        raise SystemExit("nothing was measured")
+    print_table(bench.runs)
 
 
 if __name__ == "__main__":

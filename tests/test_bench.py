@@ -1,0 +1,79 @@
+"""tools/bench: what counts as the kernel limit, PyTorch's twins of our nets, the table. Nothing here is about speed."""
+
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """Imports a module of tools/bench by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    yield importlib.import_module
+    for name in ("kernel_limit", "torch_nets", "train", "find_dnnl"):
+        sys.modules.pop(name, None)
+
+
+def test_kernels_of_resnet50(tool):
+    lines = tool("kernel_limit").kernels(str(ROOT / "nets/resnet50.prototxt"), 8)
+    assert Counter(kind for _, kind, _ in lines) == {
+        "convolution": 53,
+        "batch_norm": 53,
+        "pooling": 2,
+        "inner_product": 1,
+    }
+    assert lines[0][2] == "convolution -1 8 3 224 224 8 64 112 112 7 7 2 2 3 3 1 1 1 0"  # no gradient into the pictures
+    assert lines[1][2] == "batch_norm 0 8 64 112 112 1"  # in the layout of line 0, with its ReLU
+    without_relu = [name for name, kind, line in lines if kind == "batch_norm" and line.endswith(" 0")]
+    assert len(without_relu) == 16 + 4  # at the end of each block, and in the projections
+
+
+def test_groups_and_lrn_of_alexnet(tool):
+    lines = {name: line for name, _, line in tool("kernel_limit").kernels(str(ROOT / "nets/alexnet.prototxt"), 2)}
+    assert lines["conv2"] == "convolution 2 2 96 27 27 2 256 27 27 5 5 1 1 2 2 1 1 2 1"
+    assert lines["norm1"].startswith("lrn 0 2 96 55 55 5 ")
+    assert lines["fc6"] == "inner_product 9 2 256 6 6 4096 1"
+
+
+@pytest.mark.slow
+def test_kernel_program_answers_every_line(tool):
+    for precision in ("fp32", "bf16"):
+        result = tool("kernel_limit").measure(str(ROOT / "nets/googlenet.prototxt"), 1, precision, repeats=1)
+        assert len(result["kernels"]) == 59 + 5 + 2 + 16  # convolutions, inner products, LRN, pooling
+        assert all(forward > 0 and (data > 0 or weights > 0) for _, _, forward, data, weights, _ in result["kernels"])
+        assert 0 < result["core_seconds"] < result["seconds"] == pytest.approx(sum(result["by_kind"].values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("resnet50", 25_557_032), ("alexnet", 60_965_224), ("vgg16", 138_357_544), ("googlenet", 13_378_280)],
+)
+def test_pytorch_nets_have_our_parameters(tool, name, parameters):
+    torch = pytest.importorskip("torch")
+    net = tool("torch_nets").NETS[name]()
+    assert sum(values.numel() for values in net.parameters()) == parameters
+    scores = net(torch.zeros(2, 3, *[tool("torch_nets").SIZES.get(name, 224)] * 2))
+    assert [values.shape for values, _ in scores] == [(2, 1000)] * len(scores)
+
+
+def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
+    bench = tool("train")
+    case = {"net": "resnet50", "precision": "fp32", "topology": [1, 2, 32]}
+    figures = {"peak_memory_bytes": 2e9, "to_first_iteration_s": 1.5, "version": "x"}
+    speeds = {bench.ENGINE: (9, 10, 12), bench.TORCH: (3, 5, 6), bench.LIMIT: (10, 20, 12)}
+    runs = [
+        {**case, "round": number, "contender": name, "images_per_second": value, "core_images_per_second": 2 * value}
+        | figures
+        for name, values in speeds.items()
+        for number, value in enumerate(values)
+    ]
+    bench.print_table(runs)
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].strip("|").split("|")]
+    assert cells[:7] == ["resnet50", "fp32", "1 x 2 x 32", "10.00 (9.00-12.00)", "12.00 (10.00-20.00)", "0.90", "0.45"]
+    assert cells[7:] == ["-", "-", "5.00 (3.00-6.00)", "2.00", "2.00 / 2.00 / -", "1.50 / 1.50 / -"]

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""The kernel limit of a net: the sum of the least times of the oneDNN primitives that training it takes, each alone.
+
+    python tools/bench/kernel_limit.py --model nets/resnet50.prototxt --batch_size 32 --precision bf16
+
+Counted are forward, data gradient and weight gradient of Convolution and InnerProduct, and forward and backward of
+BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. Not counted, as if they were free: every
+other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. Nothing of engine's executor
+takes part; only the shapes come from its graph. kernel_limit.cpp is compiled into build/bench/ with the oneDNN that
+tools/find_dnnl.py finds. Threads: OMP_NUM_THREADS.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(ROOT), str(HERE.parent)]
+
+from find_dnnl import find_dnnl  # noqa: E402
+
+from engine.config import read_net  # noqa: E402
+from engine.graph.build import TRAIN, build  # noqa: E402
+from engine.graph.passes.gradients import mark_gradients  # noqa: E402
+from engine.graph.passes.split import insert_splits  # noqa: E402
+from engine.source_shapes import SourceShapes  # noqa: E402
+
+PROGRAM = ROOT / "build/bench/kernel_limit"
+KEEP_LAYOUT = ("Scale", "ReLU", "Split", "Dropout", "Concat", "Eltwise")  # the top's layout is the first bottom's
+
+
+def compiled() -> Path:
+    """The program, compiled if it is older than its source."""
+    source = HERE / "kernel_limit.cpp"
+    if not PROGRAM.exists() or PROGRAM.stat().st_mtime < source.stat().st_mtime:
+        dnnl = find_dnnl()
+        PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+        command = [os.environ.get("CXX", "g++"), "-O2", "-std=c++17", "-fopenmp", str(source), f"-I{dnnl.include}"]
+        command += [f"-L{dnnl.library}", "-ldnnl", f"-Wl,-rpath,{dnnl.library}", "-o", str(PROGRAM)]
+        subprocess.run(command, check=True)
+    return PROGRAM
+
+
+def kernels(model: str, batch: int):
+    """(layer name, kind, line for the program) of every layer that counts, in the net's order."""
+    config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
+    graph = build(config, TRAIN, shapes_of=SourceShapes(TRAIN, lambda note: None))
+    insert_splits(graph)
+    mark_gradients(graph, True)
+    readers: dict = {}
+    for layer in graph.layers:
+        for blob in layer.bottoms:
+            readers.setdefault(blob, []).append(layer)
+    source_of: dict = {}  # blob -> number of the line whose layout it has
+    lines: list[tuple[str, str, str]] = []
+    for layer in graph.layers:
+        source = source_of.get(layer.bottoms[0], -1) if layer.bottoms else -1
+        describe = KINDS.get(layer.type)
+        if describe:
+            kind, numbers = describe(layer, readers)
+            lines.append((layer.name, kind, f"{kind} {source} {' '.join(map(str, numbers))}"))
+            source_of.update(dict.fromkeys(layer.tops, len(lines) - 1))
+        elif layer.type in KEEP_LAYOUT:
+            source_of.update(dict.fromkeys(layer.tops, source))
+    return lines
+
+
+def plane(shape) -> list[int]:
+    """(n, c, h, w) of a blob of 2 or 4 axes."""
+    if len(shape) not in (2, 4):
+        raise SystemExit(f"a blob of 2 or 4 axes expected, got {tuple(shape)}")
+    return [*shape, 1, 1][:4]
+
+
+def convolution(layer, _):
+    window = layer.window
+    numbers = [
+        *plane(layer.shapes[0]),
+        *plane(layer.tops[0].shape),
+        *window["kernel"],
+        *window["stride"],
+        *window["pad"],
+    ]
+    numbers += [*window["dilation"], layer.param.group, int(layer.bottoms[0].needs_gradient)]
+    return "convolution", numbers
+
+
+def inner_product(layer, _):
+    return "inner_product", [*plane(layer.shapes[0]), layer.tops[0].shape[1], int(layer.bottoms[0].needs_gradient)]
+
+
+def batch_norm(layer, readers):
+    after = layer
+    for kind in ("Scale", "ReLU"):
+        following = readers.get(after.tops[0], [])
+        if len(following) == 1 and following[0].type == kind:
+            after = following[0]
+    return "batch_norm", [*plane(layer.shapes[0]), int(after.type == "ReLU")]
+
+
+def pooling(layer, _):
+    window = layer.window
+    numbers = [
+        *plane(layer.shapes[0]),
+        *plane(layer.tops[0].shape),
+        *window["kernel"],
+        *window["stride"],
+        *window["pad"],
+    ]
+    return "pooling", [*numbers, int(layer.param.pool == layer.param.MAX)]
+
+
+def lrn(layer, _):
+    param = layer.param
+    return "lrn", [*plane(layer.shapes[0]), param.local_size, param.alpha, param.beta, param.k]
+
+
+KINDS = {
+    "Convolution": convolution,
+    "InnerProduct": inner_product,
+    "BatchNorm": batch_norm,
+    "Pooling": pooling,
+    "LRN": lrn,
+}
+
+
+def measure(model: str, batch: int, precision: str, repeats: int = 3, threads: int | None = None) -> dict:
+    """seconds: the sum, of a whole step; by_kind: the same by kind; core_seconds: convolutions and norms alone."""
+    lines = kernels(model, batch)
+    environ = dict(os.environ) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    text = "".join(f"{line}\n" for _, _, line in lines)
+    command = [str(compiled()), precision, str(repeats)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environ)
+    if done.returncode:
+        raise SystemExit(f"{model}, {precision}: {done.stderr.strip() or 'the kernel program failed'}")
+    rows = []
+    for (name, kind, _), answer in zip(lines, done.stdout.splitlines(), strict=True):
+        forward, data, weights, implementation = answer.split(" ", 3)
+        rows.append((name, kind, float(forward), float(data), float(weights), implementation))
+    by_kind = {kind: sum(sum(row[2:5]) for row in rows if row[1] == kind) for kind in dict.fromkeys(r[1] for r in rows)}
+    seconds = sum(by_kind.values())
+    core = sum(by_kind.get(kind, 0.0) for kind in ("convolution", "batch_norm"))
+    return {
+        "images_per_second": batch / seconds,
+        "seconds": seconds,
+        "core_seconds": core,
+        "by_kind": by_kind,
+        "kernels": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="FILE")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of a kernel; the best counts")
+    parser.add_argument("--json", metavar="FILE", help="also write every kernel's times as JSON")
+    options = parser.parse_args()
+    result = measure(options.model, options.batch_size, options.precision, options.repeats)
+    for name, _, forward, data, weights, implementation in result["kernels"]:
+        times = "".join(f"{1e3 * seconds:10.3f}" for seconds in (forward, data, weights))
+        print(f"{name:40s}{times} ms  {implementation}")
+    kinds = ", ".join(f"{kind} {1e3 * seconds:.0f}" for kind, seconds in result["by_kind"].items())
+    print(f"{kinds}; sum {1e3 * result['seconds']:.0f} ms, {result['images_per_second']:.1f} images/s")
+    core = result["core_seconds"]
+    print(f"convolutions and norms alone: {1e3 * core:.0f} ms, {options.batch_size / core:.1f} images/s")
+    if options.json:
+        Path(options.json).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

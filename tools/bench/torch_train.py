@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""PyTorch training a net of torch_nets.py: the rival that tools/bench/train.py runs. Prints one line of JSON.
+
+    python tools/bench/torch_train.py --net resnet50 --batch_size 32 --threads 2 --precision bf16
+    python -m torch.distributed.run --standalone --nproc-per-node 2 tools/bench/torch_train.py ...    # DDP over gloo
+
+A step is forward, loss, backward and SGD with momentum and weight decay; bf16 is torch.autocast. --layout best tries
+channels last and contiguous and keeps the faster; under torch.distributed.run the batch is per rank.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch_nets import NETS, SIZES
+
+LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+
+
+class Training:
+    """One net in one memory layout, with a batch that stays the same."""
+
+    def __init__(self, options, layout):
+        self.bf16 = options.precision == "bf16"
+        size = SIZES.get(options.net, 224)
+        net = NETS[options.net]().to(memory_format=LAYOUTS[layout])
+        self.images = torch.randn(options.batch_size, 3, size, size).to(memory_format=LAYOUTS[layout])
+        self.labels = torch.randint(0, 1000, (options.batch_size,))
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        self.net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True) if ranks > 1 else net
+        self.update = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4, foreach=True)
+
+    def step(self) -> float:
+        """Its seconds."""
+        begin = time.perf_counter()
+        self.update.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            scores = self.net(self.images)
+            loss = sum(weight * nn.functional.cross_entropy(values, self.labels) for values, weight in scores)
+        loss.backward()
+        self.update.step()
+        return time.perf_counter() - begin
+
+
+def chosen_layout(options) -> str:
+    """Two steps in each layout that do not count, then one that does."""
+    seconds = {}
+    for layout in LAYOUTS:
+        training = Training(options, layout)
+        seconds[layout] = [training.step() for _ in range(3)][-1]
+    return min(seconds, key=seconds.get)
+
+
+def process_age() -> float:
+    """Seconds since this process was started (proc(5), stat: starttime, in clock ticks since boot)."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_memory() -> int:
+    """VmHWM of this process, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", choices=NETS, default="resnet50")
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--layout", choices=[*LAYOUTS, "best"], default="channels_last")
+    parser.add_argument("--iterations", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+    layout = chosen_layout(options) if options.layout == "best" else options.layout
+    training = Training(options, layout)
+    training.step()
+    to_first_iteration = process_age()
+    training.step()  # the allocator's pages are in place after it
+    steps = [training.step() for _ in range(options.iterations)]
+    if int(os.environ.get("RANK", 0)) == 0:
+        result = {
+            "images_per_second": ranks * options.batch_size / statistics.median(steps),
+            "peak_memory_bytes": peak_memory(),
+            "to_first_iteration_s": to_first_iteration,
+            "layout": layout,
+            "version": torch.__version__,
+        }
+        print(json.dumps(result), flush=True)
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
