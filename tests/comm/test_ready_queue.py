@@ -102,3 +102,39 @@ def test_events():
     queue.ready(0)
     queue.done(0)
     assert queue.take_events() == []
+
+
+def test_the_first_in_order_of_those_that_are_ready():
+    queue = _core.ReadyQueue(4)
+    queue.begin_step(0)
+    for bucket in (0, 2):
+        queue.ready(bucket)
+    assert queue.wait_first([3, 2, 1, 0]) == 2
+    assert queue.wait_first([0, 2]) == 0
+    found = []
+    waiter = threading.Thread(target=lambda: found.append(queue.wait_first([3, 1])))
+    waiter.start()
+    time.sleep(0.05)
+    assert not found
+    queue.ready(1)
+    waiter.join(5)
+    assert found == [1]
+    for bucket in (0, 1, 2):
+        queue.done(bucket)
+    waiter = threading.Thread(target=lambda: found.append(queue.wait_first([0, 1, 2, 3])))
+    waiter.start()
+    queue.close()
+    waiter.join(5)
+    assert found == [1, -1]
+
+
+def test_a_bucket_starts_with_its_first_chunk():
+    queue = _core.ReadyQueue(1)
+    for step in (0, 1):
+        queue.begin_step(step)
+        queue.ready(0)
+        assert queue.wait_ready(0)
+        start = queue.times(0)[4]
+        time.sleep(0.01)
+        assert queue.wait_ready(0) and queue.times(0)[4] == start >= queue.times(0)[3]
+        queue.done(0)

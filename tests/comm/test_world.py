@@ -1,5 +1,6 @@
 """The world of ranks: one without MPI, several under mpiexec."""
 
+import re
 import subprocess
 import sys
 
@@ -74,7 +75,11 @@ try:
 except CommError as error:
     assert str(error) == (
         f'ranks 0 and {w.size - 1} differ in the solver: "...ase_lr: 0.1" and "...ase_lr: 0.2"'), error
+links = w.links()
+assert links.between is None and 1e-8 < links.within.latency < 1 and links.within.bandwidth > 1e6, links
+assert len(set(w.gather(str(links)) or [0])) == 1 and links.slowest is links.within
 channels = [w.channel(), w.channel()]
+assert channels[0].follow(w.rank + 7) == 7
 for channel in channels:
     sums = np.arange(3000, dtype=np.float32)
     channel.allreduce(sums)
@@ -137,3 +142,26 @@ w.close()
 """
     done = run_ranks(2, program, timeout=60)
     assert done.returncode == 0 and done.stdout.count("True") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.mpi
+def test_the_link_between_hosts():
+    program = """
+import time
+from engine.comm.world import world
+w = world()
+begin = time.monotonic()
+links = w.links()
+assert time.monotonic() - begin < 5
+assert w.local_size == 2, "hosts are not made up"
+assert links.slowest is links.between and links.within.bandwidth > 1e6 and links.between.bandwidth > 1e6
+assert len(set(w.gather(str(links)) or [0])) == 1
+if w.rank == 0:
+    print(links, flush=True)
+w.close()
+"""
+    done = run_ranks(4, program, environ={"MPIR_CVAR_NUM_CLIQUES": "2"})
+    if "hosts are not made up" in done.stderr:
+        pytest.skip("this MPI cannot make several hosts of one")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"between hosts \d+ us, \d+ MB/s; within a host \d+ us, \d+ MB/s\n", done.stdout)
