@@ -64,9 +64,7 @@ def conv(inputs, outputs, kernel, stride=1, pad=None, groups=1):
 
 def classifier(features):
     hidden = [
-        layer
-        for inputs in (features, 4096)
-        for layer in (nn.Linear(inputs, 4096), nn.ReLU(inplace=True), nn.Dropout(inplace=True))
+        layer for inputs in (features, 4096) for layer in (nn.Linear(inputs, 4096), nn.ReLU(inplace=True), nn.Dropout())
     ]
     return [nn.Flatten(), *hidden, nn.Linear(4096, CLASSES)]
 
