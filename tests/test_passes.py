@@ -82,7 +82,9 @@ def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
         net.backward()
     for placed in net.parameters:
         found[f"gradient of {placed.name}"] = placed.tensor.diff.get()
-    found["statistics"] = np.concatenate([*net.statistics(), np.zeros(0)])
+    found["statistics"] = np.concatenate(
+        [np.zeros(0), *(net.tensor_of[each].get() for each in net.graph.params if each.statistics)]
+    )
     return found
 
 
@@ -137,6 +139,48 @@ layer { name: "c" type: "Convolution" bottom: "x" top: "c"
     }
 
 
+# A residual block whose shortcut is a normalisation, too, and one whose shortcut is the bottom; with and without ReLU.
+BLOCKS = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: %(channels)d dim: 6 dim: 5 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 3 } } }
+layer { name: "conv0" type: "Convolution" bottom: "x" top: "a"
+  convolution_param { num_output: %(channels)d bias_term: false kernel_size: 1 weight_filler { type: "msra" } } }
+layer { name: "bn0" type: "BatchNorm" bottom: "a" top: "b" }
+layer { name: "scale0" type: "Scale" bottom: "b" top: "b" scale_param { bias_term: true } }
+layer { name: "conv1" type: "Convolution" bottom: "x" top: "c"
+  convolution_param { num_output: %(channels)d bias_term: false kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+layer { name: "bn1" type: "BatchNorm" bottom: "c" top: "c" batch_norm_param { use_global_stats: %(global_stats)s } }
+layer { name: "sum1" type: "Eltwise" bottom: "b" bottom: "c" top: "s" }
+%(relu)s
+layer { name: "conv2" type: "Convolution" bottom: "s" top: "d"
+  convolution_param { num_output: %(channels)d bias_term: false kernel_size: 1 weight_filler { type: "msra" } } }
+layer { name: "bn2" type: "BatchNorm" bottom: "d" top: "d" }
+layer { name: "sum2" type: "Eltwise" bottom: "d" bottom: "s" top: "t" }
+layer { name: "ip" type: "InnerProduct" bottom: "t" top: "ip"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize("global_stats", ["false", "true"])
+@pytest.mark.parametrize("relu", ["", 'layer { name: "relu" type: "ReLU" bottom: "s" top: "s" }'])
+@pytest.mark.parametrize("channels", [16, 10, 72])
+def test_norms_add_shortcuts_and_gradients(channels, relu, global_stats):
+    found = []
+    for passes in (PASSES, PASSES - {"fuse"}):
+        text = BLOCKS % {"channels": channels, "relu": relu, "global_stats": global_stats}
+        net = Net(parse_net(text, "blocks.prototxt"), proto.TRAIN, passes=passes)
+        randomise(net)
+        net.run_forward()
+        net.backward()
+        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
+        found[-1]["loss"] = net.blobs["loss"].data
+        kinds = [layer.type for layer in net.graph.layers]
+        assert ("Eltwise" in kinds) == (passes != PASSES) and kinds.count("Split") == (1 if passes == PASSES else 2)
+    for what, values in found[1].items():
+        assert np.linalg.norm(found[0][what] - values) <= 3e-5 * np.linalg.norm(values), what
+
+
 def test_nothing_is_fused_away_that_somebody_reads():
     text = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 5 dim: 5 } } }
@@ -145,7 +189,7 @@ layer { name: "scale" type: "Scale" bottom: "bn" top: "scale" }
 layer { name: "relu" type: "ReLU" bottom: "scale" top: "relu" }
 layer { name: "again" type: "Sigmoid" bottom: "%s" top: "again" }
 """
-    for read, left in (("bn", ["BatchNorm", "Split", "Scale", "ReLU"]), ("scale", ["BatchNorm", "Split", "ReLU"])):
+    for read, left in (("bn", ["BatchNorm", "Scale", "ReLU"]), ("scale", ["BatchNorm", "ReLU"])):
         graph = prepare(build(parse_net(text % read, "read.prototxt"), proto.TRAIN))
         assert [layer.type for layer in graph.layers] == ["Input", *left, "Sigmoid"]
 

@@ -1,145 +1,310 @@
-// Batch normalisation, with the Scale layer that follows it and a ReLU fused in when the graph says so.
-// inputs: x (N, C, ...); params: mean sum (C), variance sum (C), factor (1), then scale (C) and shift (C) where the
-// attributes `scale` and `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, scale, shift,
-// relu.
+// Batch normalisation, with what the graph fuses into it: the Scale layer that follows, an addition (the shortcut of a
+// residual block), a ReLU, and the Split of the result between two readers, whose gradients are added on the way.
+// inputs: x (N, C, ...), and what is added; params: mean sum (C), variance sum (C), factor (1), then scale (C) and
+// shift (C) where the attributes `scale` and `shift` say so; attributes: eps, moving_average_fraction,
+// use_global_stats, scale, shift, relu. outputs: y, as often as it is read.
+//
+// The kernels are our own because memory limits this op: done one after the other, these layers read and write
+// activations three times as often.
 #include <cmath>
 
+#include "norm_grid.h"
 #include "onednn_util.h"
 
 namespace engine {
 
 class BatchNorm : public Op {
 public:
-    explicit BatchNorm(OpSpec spec) : Op(std::move(spec)) {
+    explicit BatchNorm(OpSpec spec) : Op(std::move(spec)), grid_(rows()) {
         const auto& attributes = spec_.attributes;
+        eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
         global_ = attributes.flag("use_global_stats");
-        scale_ = attributes.flag("scale");
-        shift_ = attributes.flag("shift");
+        scale_ = attributes.flag("scale") ? 3 : 0;
+        shift_ = attributes.flag("shift") ? 3 + (scale_ > 0) : 0;
         relu_ = attributes.flag("relu");
-        const Dims& in = input(0)->shape;
-        channels_ = in.size() > 1 ? in[1] : 1;
-        per_channel_ = input(0)->count() / channels_;
         for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
-        mean_ = workspace("mean", plain_layout({channels_}));
-        variance_ = workspace("variance", plain_layout({channels_}));
-
-        const auto pd = make_forward(float(attributes.real("eps")));
-        build_forward(pd);
-        if (needs_backward() && spec_.backward) build_backward(pd, float(attributes.real("eps")));
+        for (TensorPtr* each : {&mean_, &variance_, &factor_, &offset_}) {
+            *each = workspace("statistics", plain_layout({grid_.channels()}));
+            touch(Pass::forward, *each);
+        }
+        build_forward();
+        if (needs_backward()) build_backward();
     }
 
     void forward(const dnnl::stream& stream) override {
-        if (global_) load_statistics();
-        Op::forward(stream);
+        run(forward_calls_, stream);
+        is_bf16() ? forward_of<bf16>() : forward_of<float>();
         if (!global_) update_statistics();
     }
 
+    void backward(const dnnl::stream&) override { is_bf16() ? backward_of<bf16>() : backward_of<float>(); }
+
 private:
-    using forward_pd = dnnl::batch_normalization_forward::primitive_desc;
+    // Results larger than this will have left the caches before they are read.
+    static constexpr int64_t cached_bytes = int64_t(8) << 20;
 
-    dnnl::normalization_flags flags() const {
-        auto flags = dnnl::normalization_flags::none;
-        if (global_) flags |= dnnl::normalization_flags::use_global_stats;
-        if (scale_) flags |= dnnl::normalization_flags::use_scale;
-        if (shift_) flags |= dnnl::normalization_flags::use_shift;
-        if (relu_) flags |= dnnl::normalization_flags::fuse_norm_relu;
-        return flags;
+    bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
+
+    ChannelRows rows() const {
+        const auto rows = ChannelRows::of(input(0)->layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(input(0)->layout));
+        return *rows;
     }
 
-    forward_pd make_forward(float eps) const {
+    void build_forward() {
         const Layout& layout = input(0)->layout;
-        return forward_pd(cpu(), forward_kind(spec_), layout, layout, eps, flags(), user_scratchpad());
-    }
-
-    void build_forward(const forward_pd& pd) {
-        output(0, pd.dst_desc());
-        Call call{dnnl::batch_normalization_forward(pd),
-                  {{DNNL_ARG_SRC, input(0)->memory},
-                   {DNNL_ARG_DST, outputs_[0]->memory},
-                   {DNNL_ARG_MEAN, mean_->memory},
-                   {DNNL_ARG_VARIANCE, variance_->memory}}};
-        if (scale_) call.args[DNNL_ARG_SCALE] = param(3)->memory;
-        if (shift_) call.args[DNNL_ARG_SHIFT] = param(shift_index())->memory;
-        if (relu_ && spec_.backward) {
-            mask_ = workspace("relu", pd.workspace_desc());
-            call.args[DNNL_ARG_WORKSPACE] = mask_->memory;
-            touch(Pass::forward, mask_);
+        output(0, layout);
+        for (size_t i = 1; i < outputs_.size(); i++) output_view(i, layout, outputs_[0], false);
+        touch(Pass::forward, {input(0), outputs_[0]});
+        sums_ = scratch(plain_layout({2, grid_.outer(), grid_.channels()}));
+        if (!adds()) {
+            may_overwrite(Pass::forward, input(0), outputs_[0]);
+            return;
         }
-        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
-        forward_calls_.push_back(call);
-        implementation_ = pd.impl_info_str();
-        touch(Pass::forward, {input(0), outputs_[0], mean_, variance_});
-        may_overwrite(Pass::forward, input(0), outputs_[0]);
+        added_ = reading(input(1), layout, forward_calls_);
+        touch(Pass::forward, input(1));
+        may_overwrite(Pass::forward, input(1), outputs_[0]);
     }
 
-    void build_backward(const forward_pd& hint, float eps) {
-        const Layout& layout = input(0)->layout;
-        const bool affine = scale_ || shift_;
-        const dnnl::batch_normalization_backward::primitive_desc pd(
-            cpu(), affine ? prop_kind::backward : prop_kind::backward_data, layout, layout, layout, eps, flags(), hint,
-            user_scratchpad());
-        fresh_scratch();
-        Call call{dnnl::batch_normalization_backward(pd),
-                  {{DNNL_ARG_SRC, input(0)->memory},
-                   {DNNL_ARG_DIFF_DST, outputs_[0]->diff->memory},
-                   {DNNL_ARG_MEAN, mean_->memory},
-                   {DNNL_ARG_VARIANCE, variance_->memory}}};
-        touch(Pass::backward, {input(0), outputs_[0]->diff, mean_, variance_});
-        if (input_gradient(0)) {
-            call.args[DNNL_ARG_DIFF_SRC] = input(0)->diff->memory;
-            touch(Pass::backward, input(0)->diff);
-            may_overwrite(Pass::backward, outputs_[0]->diff, input(0)->diff);
+    void build_backward() {
+        for (TensorPtr* each : {&mean_, &variance_, &factor_, &offset_}) touch(Pass::backward, *each);
+        touch(Pass::backward, input(0));
+        for (size_t i = 0; i < outputs_.size(); i++) {
+            if (!output_gradient(i)) continue;
+            given_.push_back(outputs_[i]->diff);
+            touch(Pass::backward, given_.back());
+        }
+        if (given_.size() > 2) throw std::invalid_argument("more than two readers");
+        if (relu_ && adds()) touch(Pass::backward, outputs_[0]);
+        if (adds() && input_gradient(1))
+            build_shortcut_gradient();
+        else if (given_.size() == 2)
+            kept_ = given_[0]->memory;
+        else if (relu_ && adds())
+            kept_ = scratch(input(0)->layout);
+        if (!input_gradient(0)) return;
+        touch(Pass::backward, input(0)->diff);
+        for (const auto& each : given_) may_overwrite(Pass::backward, each, input(0)->diff);
+    }
+
+    // What arrives behind the addition is the gradient of both its terms.
+    void build_shortcut_gradient() {
+        const TensorPtr& wanted = input(1)->diff;
+        const Target target = writing(wanted, input(0)->layout);
+        touch(Pass::backward, wanted);
+        if (target.final || relu_ || given_.size() == 2) {
+            kept_ = target.memory;
+            if (!target.final) may_overwrite(Pass::backward, given_[0], wanted);
         } else {
-            call.args[DNNL_ARG_DIFF_SRC] = scratch(layout);
+            given_[0]->buffer->join(wanted->buffer);
         }
-        Target scale, shift;
-        if (scale_) {
-            scale = writing_gradient(3, plain_layout({channels_}));
-            call.args[DNNL_ARG_SCALE] = param(3)->memory;
-            call.args[DNNL_ARG_DIFF_SCALE] = scale.memory;
-        }
-        if (shift_) {
-            shift = writing_gradient(shift_index(), plain_layout({channels_}));
-            call.args[DNNL_ARG_DIFF_SHIFT] = shift.memory;
-        }
-        if (mask_) {
-            call.args[DNNL_ARG_WORKSPACE] = mask_->memory;
-            touch(Pass::backward, mask_);
-        }
-        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
-        backward_calls_.push_back(call);
-        finish(scale, backward_calls_);
-        finish(shift, backward_calls_);
+        finish(target, backward_calls_);
     }
 
-    size_t shift_index() const { return scale_ ? 4 : 3; }
+    bool adds() const { return spec_.inputs.size() == 2; }
+
+    template <typename T>
+    static T* at(const memory& memory) {
+        return static_cast<T*>(memory.get_data_handle());
+    }
+    template <typename T>
+    static T* at(const TensorPtr& tensor) {
+        return static_cast<T*>(tensor->buffer->address());
+    }
+
+    template <typename T>
+    bool goes_past_caches(const T* result) const {
+        return grid_.per_channel() * grid_.channels() * int64_t(sizeof(T)) > cached_bytes &&
+               grid_.aligned(sizeof(T), 64) && reinterpret_cast<uintptr_t>(result) % 64 == 0;
+    }
+
+    template <typename T>
+    void forward_of() {
+        const NormKernels<T>& kernels = norm_kernels<T>();
+        const T* const x = at<T>(input(0));
+        T* const y = at<T>(outputs_[0]);
+        const T* const added = adds() ? at<T>(added_) : nullptr;
+        const bool past_caches = y != x && y != added && goes_past_caches(y);
+        grid_.run(
+            [&](int64_t n, const Slice& slice) {
+                if (!global_) measure(kernels, x, n, slice);
+            },
+            [&](const Slice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); },
+            [&](int64_t n, const Slice& slice) {
+                const Coefficients mean(slice, values(mean_)), factor(slice, values(factor_)),
+                    offset(slice, values(offset_));
+                grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+                    kernels.normalise(panel, {x + begin, added ? added + begin : nullptr, mean, factor, offset, relu_,
+                                              past_caches, y + begin});
+                });
+            });
+    }
+
+    static float* values(const TensorPtr& tensor) { return tensor->data(); }
+
+    // Two rows of sums for every sample, in forward mean and squared deviations, in backward those of gradients.
+    float* sums(int which, int64_t n, const Slice& slice) const {
+        return at<float>(sums_) + (which * grid_.outer() + n) * grid_.channels() + slice.channel;
+    }
+
+    template <typename T>
+    void measure(const NormKernels<T>& kernels, const T* x, int64_t n, const Slice& slice) const {
+        float* const mean = sums(0, n, slice);
+        float* const squares = sums(1, n, slice);
+        std::fill_n(mean, slice.count, 0.f);
+        std::fill_n(squares, slice.count, 0.f);
+        float lanes[Panel::widest];
+        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+            kernels.sum(panel, x + begin, lanes);
+            add_lanes(slice, panel, lanes, mean);
+        });
+        for (int64_t i = 0; i < slice.count; i++) mean[i] /= float(grid_.per_panel());
+        const Coefficients middle({0, slice.count, slice.run}, mean);
+        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+            kernels.sum_squares(panel, x + begin, middle, lanes);
+            add_lanes(slice, panel, lanes, squares);
+        });
+    }
+
+    // Chan, Golub, LeVeque 1979: means and squared deviations of parts give those of the whole.
+    void gather_statistics(const Slice& slice) {
+        const double size = double(grid_.per_panel());
+        for (int64_t i = 0; i < slice.count; i++) {
+            double mean = 0, squares = 0;
+            for (int64_t n = 0; n < grid_.outer(); n++) {
+                const double away = sums(0, n, slice)[i] - mean;
+                mean += away / double(n + 1);
+                squares += sums(1, n, slice)[i] + away * away * size * double(n) / double(n + 1);
+            }
+            set_channel(slice.channel + i, float(mean), float(squares / double(grid_.per_channel())));
+        }
+    }
 
     // Files hold sums that were decayed at every step, and the factor to divide them by.
-    void load_statistics() {
-        const float factor = param(2)->data()[0];
-        const float scale = factor == 0 ? 0 : 1 / factor;
-        for (int64_t c = 0; c < channels_; c++) {
-            mean_->data()[c] = scale * param(0)->data()[c];
-            variance_->data()[c] = scale * param(1)->data()[c];
-        }
+    void load_statistics(const Slice& slice) {
+        const float count = values(param(2))[0];
+        const float scale = count == 0 ? 0 : 1 / count;
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++)
+            set_channel(c, scale * values(param(0))[c], scale * values(param(1))[c]);
+    }
+
+    void set_channel(int64_t c, float mean, float variance) {
+        values(mean_)[c] = mean;
+        values(variance_)[c] = variance;
+        values(factor_)[c] = (scale_ ? values(param(scale_))[c] : 1) / std::sqrt(variance + eps_);
+        values(offset_)[c] = shift_ ? values(param(shift_))[c] : 0;
     }
 
     void update_statistics() {
-        const float unbiased = per_channel_ > 1 ? float(per_channel_) / float(per_channel_ - 1) : 1;
-        float* const mean = param(0)->data();
-        float* const variance = param(1)->data();
-        param(2)->data()[0] = param(2)->data()[0] * fraction_ + 1;
-        for (int64_t c = 0; c < channels_; c++) {
-            mean[c] = mean[c] * fraction_ + mean_->data()[c];
-            variance[c] = variance[c] * fraction_ + unbiased * variance_->data()[c];
+        const int64_t count = grid_.per_channel();
+        const float unbiased = count > 1 ? float(count) / float(count - 1) : 1;
+        float *const mean = values(param(0)), *const variance = values(param(1));
+        values(param(2))[0] = values(param(2))[0] * fraction_ + 1;
+        for (int64_t c = 0; c < grid_.channels(); c++) {
+            mean[c] = mean[c] * fraction_ + values(mean_)[c];
+            variance[c] = variance[c] * fraction_ + unbiased * values(variance_)[c];
         }
     }
 
-    float fraction_;
-    bool global_, scale_, shift_, relu_;
-    int64_t channels_, per_channel_;
-    TensorPtr mean_, variance_, mask_;
+    // With x^ = (x - mean) / sqrt(variance + eps), N values of a channel and g behind the normalisation:
+    //   dx = scale / sqrt(variance + eps) (g - sum(g) / N - x^ sum(g x^) / N)
+    // where statistics are of the batch; their own terms are missing where they are constants.
+    template <typename T>
+    void backward_of() {
+        const NormKernels<T>& kernels = norm_kernels<T>();
+        Gradient<T> job{};
+        job.x = at<T>(input(0));
+        job.given = at<T>(given_[0]);
+        job.other = given_.size() == 2 ? at<T>(given_[1]) : nullptr;
+        job.y = relu_ && adds() ? at<T>(outputs_[0]) : nullptr;
+        job.kept = kept_ ? at<T>(kept_) : nullptr;
+        grid_.run([&](int64_t n, const Slice& slice) { sum_gradient(kernels, job, n, slice); },
+                  [&](const Slice& slice) { finish_sums(slice); },
+                  [&](int64_t n, const Slice& slice) {
+                      if (input_gradient(0)) write_gradient(kernels, job, n, slice);
+                  });
+        run(backward_calls_, dnnl::stream(cpu()));
+    }
+
+    // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.
+    template <typename T>
+    Gradient<T> moved(Gradient<T> job, int64_t begin, const float* mean, const float* factor,
+                      const float* offset) const {
+        for (const T** each : {&job.x, &job.given, &job.other, &job.y})
+            if (*each) *each += begin;
+        if (job.kept) job.kept += begin;
+        job.mean = mean;
+        if (relu_ && !job.y) {
+            job.scale = factor;
+            job.shift = offset;
+        }
+        return job;
+    }
+
+    template <typename T>
+    void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t n, const Slice& slice) const {
+        const Coefficients mean(slice, values(mean_)), factor(slice, values(factor_)), offset(slice, values(offset_));
+        float* const of_g = sums(0, n, slice);
+        float* const of_gx = sums(1, n, slice);
+        std::fill_n(of_g, slice.count, 0.f);
+        std::fill_n(of_gx, slice.count, 0.f);
+        float g_lanes[Panel::widest], gx_lanes[Panel::widest];
+        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+            kernels.sum_gradient(panel, moved(job, begin, mean, factor, offset), g_lanes, gx_lanes);
+            add_lanes(slice, panel, g_lanes, of_g);
+            add_lanes(slice, panel, gx_lanes, of_gx);
+        });
+    }
+
+    // Sums over samples: the gradients of scale and shift, and, in place of the first sample's, the means of dx.
+    void finish_sums(const Slice& slice) {
+        const double count = double(grid_.per_channel());
+        for (int64_t i = 0; i < slice.count; i++) {
+            double of_g = 0, of_gx = 0;
+            for (int64_t n = 0; n < grid_.outer(); n++) {
+                of_g += sums(0, n, slice)[i];
+                of_gx += sums(1, n, slice)[i];
+            }
+            const int64_t c = slice.channel + i;
+            const double spread = 1 / std::sqrt(double(values(variance_)[c]) + eps_);
+            if (scale_) add_gradient(scale_, c, float(of_gx * spread));
+            if (shift_) add_gradient(shift_, c, float(of_g));
+            const double factor = global_ ? 0 : values(factor_)[c];
+            sums(0, 0, slice)[i] = float(-factor * spread * spread * of_gx / count);
+            sums(1, 0, slice)[i] = float(-factor * of_g / count);
+        }
+    }
+
+    void add_gradient(int i, int64_t c, float value) {
+        if (!param_gradient(i)) return;
+        const TensorPtr& diff = param(i)->diff;
+        values(diff)[c] = value + (diff->accumulate ? values(diff)[c] : 0);
+    }
+
+    template <typename T>
+    void write_gradient(const NormKernels<T>& kernels, Gradient<T> job, int64_t n, const Slice& slice) const {
+        const Coefficients mean(slice, values(mean_)), factor(slice, values(factor_)), offset(slice, values(offset_));
+        const Slice first{0, slice.count, slice.run};
+        const Coefficients of_x(first, sums(0, 0, slice)), constant(first, sums(1, 0, slice));
+        T* const wanted = at<T>(input(0)->diff);
+        const bool in_place = wanted == job.given || wanted == job.other || wanted == job.kept;
+        const bool past_caches = !in_place && goes_past_caches(wanted), masked = job.kept;
+        if (masked) job.given = job.kept;
+        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+            Gradient<T> piece = moved(job, begin, mean, factor, offset);
+            if (masked) piece.scale = piece.shift = nullptr;
+            kernels.write_gradient(panel, piece, factor, of_x, constant, past_caches, wanted + begin);
+        });
+    }
+
+    NormGrid grid_;
+    float eps_, fraction_;
+    bool global_, relu_;
+    int scale_, shift_;  // which parameter, or 0
+    TensorPtr mean_, variance_, factor_, offset_;
+    memory sums_, added_, kept_;
+    std::vector<TensorPtr> given_;
 };
 
 static const RegisterOp<BatchNorm> registered("BatchNorm");

@@ -24,7 +24,7 @@ class BatchNorm(Layer):
     BatchNorm, then Scale.
     """
 
-    scale = shift = relu = False  # what `absorb` has taken over
+    scale = shift = adds = relu = False  # what `absorb` has taken over
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) < 2:
@@ -58,10 +58,10 @@ class BatchNorm(Layer):
         return asked and self.training and not self.use_global_stats
 
     def lower(self, builder: Builder) -> None:
-        x = builder.tensor(self.bottoms[0])
-        size = self.stats_batch_size
+        inputs = [builder.tensor(blob) for blob in self.bottoms]
+        x, size = inputs[0], self.stats_batch_size
         if not size or size == self.shapes[0][0]:
-            builder.op("SyncBatchNorm" if self.sync else "BatchNorm", self, [x], self.attributes())
+            builder.op("SyncBatchNorm" if self.sync else "BatchNorm", self, inputs, self.attributes())
             return
         shape = (size, *self.shapes[0][1:])
         count = self.shapes[0][0] // size
@@ -84,12 +84,19 @@ class BatchNorm(Layer):
         }
 
     def absorb(self, following: Layer) -> bool:
-        """Takes over a Scale of the channels, with its params, and a ReLU without slope behind that."""
+        """Takes over, in this order: a Scale of the channels, with its params; in training, the addition of another
+        blob; a ReLU without slope; and in training the Split of the result between two readers."""
+        joins = self.training and not self.sync and self.stats_batch_size in (0, self.shapes[0][0])
+        if following.type == "Split":
+            return joins and len(following.tops) == 2
         if self.relu or self.message.batch_norm_param.relu:
             return False
-        if following.type == "Scale" and not self.scale and self._is_per_channel(following):
+        if following.type == "Scale" and not (self.scale or self.adds) and self._is_per_channel(following):
             self.scale, self.shift = True, len(following.params) == 2
             self.params = self.params + following.params
+        elif following.type == "Eltwise" and joins and not self.adds and following.adds_two:
+            self.adds = True
+            self.bottoms = self.bottoms + [blob for blob in following.bottoms if blob is not self.tops[0]]
         elif following.type == "ReLU" and following.message.relu_param.negative_slope == 0:
             self.relu = True
         else:
@@ -103,4 +110,4 @@ class BatchNorm(Layer):
 
     def flops(self) -> int:
         per_element = 2 if self.use_global_stats else 6  # normalise; and the sums for mean and variance
-        return (per_element + self.scale + self.shift + self.relu) * math.prod(self.shapes[0])
+        return (per_element + self.scale + self.shift + self.adds + self.relu) * math.prod(self.shapes[0])

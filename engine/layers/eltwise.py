@@ -34,6 +34,12 @@ class Eltwise(Layer):
             raise self.error(f"expected one coeff for each of {len(self.shapes)} bottoms or none, got {coefficients}")
         return [self.shapes[0]]
 
+    @property
+    def adds_two(self) -> bool:
+        """True for the plain sum of two blobs."""
+        plain = self.param.operation == self.param.SUM and not self.relu
+        return plain and len(self.bottoms) == 2 and all(coefficient == 1 for coefficient in self.param.coeff)
+
     def absorb(self, following: Layer) -> bool:
         """A sum takes over a ReLU without slope."""
         if self.relu or self.param.operation != self.param.SUM:

@@ -1,4 +1,4 @@
-"""Neighbours that one kernel can do: BatchNorm + Scale + ReLU, and Eltwise SUM + ReLU."""
+"""Neighbours that one kernel can do: BatchNorm + Scale + addition + ReLU + Split, and Eltwise SUM + ReLU."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from engine.layers.base import Blob, Layer
 
 
 def fuse(graph: Graph) -> None:
-    """Moves the work of Scale and ReLU layers into the layer before them. Only where the blob between them has no other
-    reader and is no output, so that no value anyone asks for disappears; the result changes by rounding only."""
+    """Moves the work of such layers into the first of them, which then stands where the last stood (all that the others
+    read is known there). Only where the blob between them has no other reader and is no output, so that no value anyone
+    asks for disappears; the result changes by rounding only."""
     readers: dict[Blob, list[Layer]] = {}
     for layer in graph.layers:
         for blob in layer.bottoms:
             readers.setdefault(blob, []).append(layer)
-    gone: set[Layer] = set()
+    stands_for: dict[Layer, Layer | None] = {}  # the last of a chain by the first, and nothing by the others
     for layer in graph.layers:
-        while layer not in gone and len(layer.tops) == 1 and not layer.loss_weights[0]:
+        gone: list[Layer] = []
+        while layer not in stands_for and len(layer.tops) == 1 and not layer.loss_weights[0]:
             nexts = readers.get(layer.tops[0], [])
             if len(nexts) != 1 or not layer.absorb(nexts[0]):
                 break
+            for blob in nexts[0].bottoms:
+                if blob in layer.bottoms:
+                    readers[blob] = [layer if reader is nexts[0] else reader for reader in readers[blob]]
             layer.tops = nexts[0].tops
             layer.loss_weights = nexts[0].loss_weights
-            gone.add(nexts[0])
-    graph.layers = [layer for layer in graph.layers if layer not in gone]
+            gone.append(nexts[0])
+        if gone:
+            stands_for.update(dict.fromkeys([layer, *gone]))
+            stands_for[gone[-1]] = layer
+    graph.layers = [kept for layer in graph.layers if (kept := stands_for.get(layer, layer))]

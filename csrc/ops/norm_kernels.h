@@ -1,0 +1,272 @@
+// The kernels behind norm_rows.h, for one instruction set: each includes this header in a file of its own, which has
+// said what the compiler may use, and defined ENGINE_AVX512 where sixteen numbers are one register. Vectors are GCC's
+// own; smaller registers take one in pieces. Nothing of the standard library is called: the linker could take such a
+// function from here for files that must run anywhere.
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // on how vectors are passed: no call here is left after inlining
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own intrinsics
+
+namespace engine {
+namespace {
+
+#define ENGINE_INLINE inline __attribute__((always_inline))
+#define ENGINE_BODY __attribute__((always_inline))  // of lambdas
+
+constexpr int wide = 16;
+typedef float Vector __attribute__((vector_size(4 * wide)));
+typedef uint32_t Bits __attribute__((vector_size(4 * wide)));
+typedef uint16_t Halves __attribute__((vector_size(2 * wide)));
+
+ENGINE_INLINE Vector load(const float* from) {
+    Vector result;
+    __builtin_memcpy(&result, from, sizeof(result));
+    return result;
+}
+
+ENGINE_INLINE Vector load(const bf16* from) {
+#if defined(ENGINE_AVX512)
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return Vector(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+#else
+    Halves halves;
+    __builtin_memcpy(&halves, from, sizeof(halves));
+    return Vector(__builtin_convertvector(halves, Bits) << 16);
+#endif
+}
+
+template <bool past_caches>
+ENGINE_INLINE void store(float* into, Vector value) {
+#if defined(ENGINE_AVX512)
+    if (past_caches) return _mm512_stream_ps(into, __m512(value));
+#endif
+    __builtin_memcpy(into, &value, sizeof(value));
+}
+
+template <bool past_caches>
+ENGINE_INLINE void store(bf16* into, Vector value) {
+#if defined(ENGINE_AVX512)
+    const __m256i halves = __m256i(_mm512_cvtneps_pbh(__m512(value)));
+    if (past_caches) return _mm256_stream_si256(reinterpret_cast<__m256i*>(into), halves);
+#else
+    const Bits bits = Bits(value);
+    const Halves halves = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, Halves);
+#endif
+    __builtin_memcpy(into, &halves, sizeof(halves));
+}
+
+// Stores past the caches are not ordered with others.
+template <bool past_caches>
+ENGINE_INLINE void finish_stores() {
+#if defined(ENGINE_AVX512)
+    if (past_caches) _mm_sfence();
+#endif
+}
+
+ENGINE_INLINE Vector positive(Vector where, Vector value) { return where > 0 ? value : Vector{}; }
+
+// A row of whole vectors, or of fewer than sixteen numbers: eight (blocks of smaller registers) or `part`.
+enum class Kind { whole, half, part };
+
+template <typename T, int vectors, Kind kind>
+struct Row {
+    static constexpr int count = vectors;
+    int64_t part;
+
+    ENGINE_INLINE int64_t bytes() const { return (kind == Kind::half ? wide / 2 : part) * sizeof(T); }
+    ENGINE_INLINE Vector get(const T* row, int v) const {
+        if (kind == Kind::whole) return load(row + v * wide);
+        T padded[wide] = {};
+        __builtin_memcpy(padded, row, bytes());
+        return load(padded);
+    }
+    template <bool past_caches>
+    ENGINE_INLINE void put(T* row, int v, Vector value) const {
+        if (kind == Kind::whole) return store<past_caches>(row + v * wide, value);
+        T padded[wide];
+        store<false>(padded, value);
+        __builtin_memcpy(row, padded, bytes());
+    }
+    ENGINE_INLINE Vector coefficient(const float* values, int v, float missing = 0) const {
+        if (!values) return Vector{} + missing;
+        return Row<float, vectors, kind>{part}.get(values, v);
+    }
+    ENGINE_INLINE void put_sum(float* sums, int v, Vector value) const {
+        Row<float, vectors, kind>{part}.template put<false>(sums, v, value);
+    }
+};
+
+// Calls body with the kind of row that `lanes` numbers are.
+template <typename T, typename Body>
+ENGINE_INLINE void with_row(int64_t lanes, const Body& body) {
+    if (lanes == 4 * wide) return body(Row<T, 4, Kind::whole>{});
+    if (lanes == 2 * wide) return body(Row<T, 2, Kind::whole>{});
+    if (lanes == wide) return body(Row<T, 1, Kind::whole>{});
+    if (lanes == wide / 2) return body(Row<T, 1, Kind::half>{});
+    body(Row<T, 1, Kind::part>{lanes});
+}
+
+template <typename Body>
+ENGINE_INLINE void with_flag(bool flag, const Body& body) {
+    flag ? body(std::true_type()) : body(std::false_type());
+}
+
+// sums[lane] = sum over the rows of term(row, v), in four independent chains of additions.
+template <typename AnyRow, typename Term>
+ENGINE_INLINE void sum_terms(int64_t rows, const AnyRow& lanes, const Term& term, float* sums) {
+    constexpr int chains = 4 / AnyRow::count;
+    Vector partial[chains][AnyRow::count] = {};
+    int64_t row = 0;
+    for (; row + chains <= rows; row += chains)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < chains; chain++)
+#pragma GCC unroll 4
+            for (int v = 0; v < AnyRow::count; v++) partial[chain][v] += term(row + chain, v);
+    for (; row < rows; row++)
+#pragma GCC unroll 4
+        for (int v = 0; v < AnyRow::count; v++) partial[0][v] += term(row, v);
+    for (int v = 0; v < AnyRow::count; v++) {
+        for (int chain = 1; chain < chains; chain++) partial[0][v] += partial[chain][v];
+        lanes.put_sum(sums, v, partial[0][v]);
+    }
+}
+
+template <typename T>
+void sum_of(const Panel& panel, const T* x, float* sums) {
+    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+        sum_terms(
+            panel.rows, lanes, [&](int64_t row, int v) ENGINE_BODY { return lanes.get(x + row * panel.step, v); },
+            sums);
+    });
+}
+
+template <typename T>
+void sum_squares_of(const Panel& panel, const T* x, const float* mean, float* sums) {
+    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+        Vector middle[lanes.count];
+        for (int v = 0; v < lanes.count; v++) middle[v] = lanes.coefficient(mean, v);
+        sum_terms(
+            panel.rows, lanes,
+            [&](int64_t row, int v) ENGINE_BODY {
+                const Vector away = lanes.get(x + row * panel.step, v) - middle[v];
+                return away * away;
+            },
+            sums);
+    });
+}
+
+template <typename T>
+void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
+    const Vector floor = Vector{} + (job.relu ? 0 : -__builtin_inff());
+    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+        constexpr int count = decltype(lanes)::count;
+        Vector mean[count], scale[count], shift[count];
+        for (int v = 0; v < count; v++) {
+            mean[v] = lanes.coefficient(job.mean, v);
+            scale[v] = lanes.coefficient(job.scale, v);
+            shift[v] = lanes.coefficient(job.shift, v);
+        }
+        with_flag(job.residual, [&](auto adds) ENGINE_BODY {
+            with_flag(job.past_caches, [&](auto past_caches) ENGINE_BODY {
+                for (int64_t row = 0; row < panel.rows; row++) {
+                    const int64_t at = row * panel.step;
+#pragma GCC unroll 4
+                    for (int v = 0; v < count; v++) {
+                        Vector value = (lanes.get(job.x + at, v) - mean[v]) * scale[v] + shift[v];
+                        if constexpr (adds) value += lanes.get(job.residual + at, v);
+                        value = value < floor ? floor : value;
+                        lanes.template put<decltype(past_caches)::value>(job.y + at, v, value);
+                    }
+                }
+                finish_stores<decltype(past_caches)::value>();
+            });
+        });
+    });
+}
+
+template <typename T>
+void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, float* of_gx) {
+    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+        constexpr int count = decltype(lanes)::count, chains = count == 4 ? 1 : 2;
+        Vector mean[count], scale[count], shift[count], g_sums[chains][count] = {}, gx_sums[chains][count] = {};
+        for (int v = 0; v < count; v++) {
+            mean[v] = lanes.coefficient(job.mean, v);
+            scale[v] = lanes.coefficient(job.scale, v);
+            shift[v] = lanes.coefficient(job.shift, v, 1);
+        }
+        with_flag(job.other, [&](auto two) ENGINE_BODY {
+            with_flag(job.y, [&](auto from_y) ENGINE_BODY {
+                with_flag(job.kept, [&](auto kept) ENGINE_BODY {
+                    const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
+                        const int64_t at = row * panel.step;
+#pragma GCC unroll 4
+                        for (int v = 0; v < count; v++) {
+                            const Vector away = lanes.get(job.x + at, v) - mean[v];
+                            Vector g = lanes.get(job.given + at, v);
+                            if constexpr (two) g += lanes.get(job.other + at, v);
+                            if constexpr (from_y)
+                                g = positive(lanes.get(job.y + at, v), g);
+                            else
+                                g = positive(away * scale[v] + shift[v], g);
+                            if constexpr (kept) lanes.template put<false>(job.kept + at, v, g);
+                            g_sums[chain][v] += g;
+                            gx_sums[chain][v] += g * away;
+                        }
+                    };
+                    int64_t row = 0;
+                    for (; row + chains <= panel.rows; row += chains)
+#pragma GCC unroll 2
+                        for (int chain = 0; chain < chains; chain++) add_row(row + chain, chain);
+                    for (; row < panel.rows; row++) add_row(row, 0);
+                });
+            });
+        });
+        for (int v = 0; v < count; v++) {
+            for (int chain = 1; chain < chains; chain++) {
+                g_sums[0][v] += g_sums[chain][v];
+                gx_sums[0][v] += gx_sums[chain][v];
+            }
+            lanes.put_sum(of_g, v, g_sums[0][v]);
+            lanes.put_sum(of_gx, v, gx_sums[0][v]);
+        }
+    });
+}
+
+template <typename T>
+void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* a, const float* b, const float* c,
+                       bool past_caches, T* wanted) {
+    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+        constexpr int count = decltype(lanes)::count;
+        Vector mean[count], scale[count], shift[count], of_g[count], of_x[count], constant[count];
+        for (int v = 0; v < count; v++) {
+            mean[v] = lanes.coefficient(job.mean, v);
+            scale[v] = lanes.coefficient(job.scale, v);
+            shift[v] = lanes.coefficient(job.shift, v, 1);
+            of_g[v] = lanes.coefficient(a, v);
+            of_x[v] = lanes.coefficient(b, v);
+            constant[v] = lanes.coefficient(c, v);
+        }
+        with_flag(job.scale, [&](auto masks) ENGINE_BODY {
+            with_flag(past_caches, [&](auto past) ENGINE_BODY {
+                for (int64_t row = 0; row < panel.rows; row++) {
+                    const int64_t at = row * panel.step;
+#pragma GCC unroll 4
+                    for (int v = 0; v < count; v++) {
+                        const Vector away = lanes.get(job.x + at, v) - mean[v];
+                        Vector g = lanes.get(job.given + at, v);
+                        if constexpr (masks) g = positive(away * scale[v] + shift[v], g);
+                        const Vector value = of_g[v] * g + of_x[v] * away + constant[v];
+                        lanes.template put<decltype(past)::value>(wanted + at, v, value);
+                    }
+                }
+                finish_stores<decltype(past)::value>();
+            });
+        });
+    });
+}
+
+template <typename T>
+constexpr NormKernels<T> all_kernels{sum_of<T>, sum_squares_of<T>, normalise_panel<T>, sum_gradient_of<T>,
+                                     write_gradient_of<T>};
+
+}  // namespace
+}  // namespace engine
