@@ -89,6 +89,9 @@ static void bind_tensor(py::module_& m) {
         .def_property_readonly("shape", &shape_of)
         .def_property_readonly("count", &Tensor::count)
         .def_property_readonly("nbytes", [](const Tensor& t) { return t.buffer ? t.layout.get_size() : 0; })
+        .def_property_readonly(
+            "dtype",
+            [](const Tensor& t) { return t.layout.get_data_type() == dnnl::memory::data_type::bf16 ? "bf16" : "f32"; })
         .def_property_readonly("layout",
                                [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; })
         .def_property_readonly("is_plain", [](const Tensor& t) { return t.decided() && is_plain(t.layout); })
@@ -414,6 +417,12 @@ static std::string onednn_isa() {
     }
 }
 
+// Whether bf16 is computed natively: without that it is slower than float32.
+static bool has_bf16() {
+    const auto isa = int(dnnl::get_effective_cpu_isa()), needed = int(dnnl::cpu_isa::avx512_core_bf16);
+    return (isa & needed) == needed;
+}
+
 }  // namespace engine
 
 PYBIND11_MODULE(_ext, m) {
@@ -427,6 +436,7 @@ PYBIND11_MODULE(_ext, m) {
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
     m.def("onednn_version", &onednn_version);
+    m.def("has_bf16", has_bf16);
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
     m.def("flush_denormals", &flush_denormals_here, "In the calling thread only, for good.");
     m.def("threads", &threads, "OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.");

@@ -126,7 +126,8 @@ static Layout described_as(const TensorPtr& param, const Layout& wanted, const s
 }
 
 memory Op::reading_param(size_t i, const Layout& wanted, Calls& calls) {
-    if (!param(i)->decided()) param(i)->decide(wanted);
+    const bool float32 = wanted.get_data_type() == memory::data_type::f32;
+    if (!param(i)->decided()) param(i)->decide(float32 ? wanted : plain_layout(wanted.get_dims()));
     return reading(param(i), described_as(param(i), wanted, spec_.name), wanted, calls);
 }
 

@@ -88,7 +88,11 @@ def _add_common(verb: argparse.ArgumentParser) -> None:
 
 def _add_running(verb: argparse.ArgumentParser) -> None:
     """What every verb has that runs nets."""
-    verb.add_argument("--precision", choices=["fp32"], default="fp32", help="of activations and gradients")
+    verb.add_argument(
+        "--precision",
+        choices=["fp32", "bf16"],
+        help="of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
+    )
     _add_common(verb)
 
 

@@ -77,7 +77,8 @@ class Times:
 def benchmark(config: Config, phase: int, iterations: int, world: World, precision: str = "fp32") -> Times:
     """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
     state = config.message.state
-    net = Net(config, phase, level=state.level, stages=state.stage, shapes_of=SourceShapes(phase, log))
+    shapes_of = SourceShapes(phase, log)
+    net = Net(config, phase, level=state.level, stages=state.stage, shapes_of=shapes_of, precision=precision)
     feed_made_up(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
     first = (step(net, strategy, 0), process_age())

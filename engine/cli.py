@@ -104,6 +104,8 @@ def train(options: Namespace) -> int:
     message = config.message
     if world.rank == 0:  # which writes
         check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
+    if options.precision:
+        message.precision = message.Precision.Value(options.precision.upper())
     if options.level is not None:
         message.train_state.level = options.level
     message.train_state.stage.extend(options.stage)
@@ -146,12 +148,14 @@ def _phase(name: str) -> int:
 def test(options: Namespace) -> int:
     world = _start()
     from engine.evaluate import Evaluator
+    from engine.precision import usable_precision
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
     from engine.weights import read_caffemodel
 
     config = _read_model(options, _phase("TEST"))
-    evaluator = Evaluator(config, world=world, skip_bad_images=options.skip_bad_images)
+    precision = usable_precision(options.precision or "fp32", world)
+    evaluator = Evaluator(config, world=world, skip_bad_images=options.skip_bad_images, precision=precision)
     for path in options.weights:
         for layer in evaluator.net.load_weights(read_caffemodel(path), path):
             log(f"Layer {layer} is not in {path}: it keeps its initial values")
@@ -185,9 +189,11 @@ def _report_skipped(skipped: dict[str, str], log: Callable[[str], None]) -> None
 def time_(options: Namespace) -> int:
     world = _start()
     from engine.benchmark import benchmark, to_json, to_text
+    from engine.precision import usable_precision
 
     phase = _phase(options.phase)
-    times = benchmark(_read_model(options, phase), phase, options.iterations, world, options.precision)
+    precision = usable_precision(options.precision or "fp32", world)
+    times = benchmark(_read_model(options, phase), phase, options.iterations, world, precision)
     if world.rank == 0:
         print(to_text(times))
         if options.json:

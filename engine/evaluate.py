@@ -38,11 +38,12 @@ class Evaluator:
         share: Net | None = None,
         seed: int = 1,
         skip_bad_images: bool = False,
+        precision: str = "fp32",
     ):
         """config: level and stages are those of its `state`. Raises ConfigErrors, DataError."""
         self.world = world
         self.feeder = Feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
-        self._config, self._phase, self._seed = config, phase, seed
+        self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
         self.net = self._make_net(self.feeder.shapes_of, share)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
 
@@ -56,6 +57,7 @@ class Evaluator:
             seed=self._seed,
             share=share,
             shapes_of=shapes_of,
+            precision=self._precision,
         )
 
     @property

@@ -16,6 +16,7 @@ from engine.graph.lower import Builder
 from engine.graph.passes import memory_plan
 from engine.graph.passes.fuse import fuse
 from engine.graph.passes.gradients import mark_gradients
+from engine.graph.passes.precision import lower_precision
 from engine.graph.passes.split import insert_splits
 from engine.graph.passes.subsample import subsample
 from engine.layers.base import Blob, Layer, Parameter
@@ -75,7 +76,8 @@ class Net:
     `share` is a net whose weights this one reads (a test net and its train net). `shapes_of(layer, where)` gives the
     shapes that data layers feed. `keep_all` keeps every blob and gradient readable after a run; `accumulate` makes
     parameter gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in
-    row-major layout, for ranks whose processors would choose differently. Raises ConfigErrors for a net that does not
+    row-major layout, for ranks whose processors would choose differently. `precision` "bf16": of activations and their
+    gradients, where layers can; parameters stay float32. Raises ConfigErrors for a net that does not
     fit together.
     """
 
@@ -93,9 +95,11 @@ class Net:
         keep_all: bool = False,
         accumulate: bool = False,
         plain_parameters: bool = False,
+        precision: str = "fp32",
     ):
         self.phase, self.seed, self.message = phase, seed, config.message
-        self.graph = prepare(build(config, phase, level=level, stages=stages, shapes_of=shapes_of), passes)
+        graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
+        self.graph = prepare(graph, passes, precision)
         self.name = self.graph.name
         self._lower(share, accumulate, plain_parameters)
         self._place(passes, keep_all)
@@ -329,7 +333,7 @@ class Net:
         ]
 
 
-def prepare(graph: Graph, passes: frozenset[str] = PASSES) -> Graph:
+def prepare(graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32") -> Graph:
     """The rewrites between building and lowering."""
     if "subsample" in passes:
         subsample(graph)
@@ -337,6 +341,8 @@ def prepare(graph: Graph, passes: frozenset[str] = PASSES) -> Graph:
     mark_gradients(graph, graph.phase == TRAIN)
     if "fuse" in passes:
         fuse(graph)
+    if precision == "bf16":
+        lower_precision(graph)
     return graph
 
 

@@ -31,10 +31,14 @@ MAY_IMPORT = {
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
     "comm": {"_core"},
     "report": {"files"},
+    "precision": {"report", "comm", "_core"},
     # What the solver and the verbs of the command line share: a net that is fed, and one that is tested.
     "feeding": {"config", "data", "net", "layers", "comm"},
     "evaluate": {"config", "feeding", "graph", "net", "report", "comm"},
-    "solver": {"proto", "config", "names", "feeding", "evaluate", "net", "graph", "weights", "report", "comm", "_core"},
+    "solver": {
+        *("proto", "config", "names", "feeding", "evaluate", "net", "graph", "weights", "report", "comm", "_core"),
+        "precision",
+    },
 }
 # The verbs and what belongs to one of them only: these may import everything but each other's insides and cli.
 VERBS = {"cli", "arguments", "check", "estimate", "source_shapes", "benchmark", "device"}

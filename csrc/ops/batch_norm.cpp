@@ -15,7 +15,7 @@ namespace engine {
 
 class BatchNorm : public Op {
 public:
-    explicit BatchNorm(OpSpec spec) : Op(std::move(spec)), grid_(rows()) {
+    explicit BatchNorm(OpSpec spec) : Op(std::move(spec)), grid_(rows(), is_bf16() ? 2 : 4) {
         const auto& attributes = spec_.attributes;
         eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
@@ -42,7 +42,7 @@ public:
 
 private:
     // Results larger than this will have left the caches before they are read.
-    static constexpr int64_t cached_bytes = int64_t(8) << 20;
+    static constexpr int64_t cached_bytes = int64_t(1) << 20;
 
     bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 
@@ -57,7 +57,7 @@ private:
         output(0, layout);
         for (size_t i = 1; i < outputs_.size(); i++) output_view(i, layout, outputs_[0], false);
         touch(Pass::forward, {input(0), outputs_[0]});
-        sums_ = scratch(plain_layout({2, grid_.outer(), grid_.channels()}));
+        sums_ = scratch(plain_layout({2, grid_.parts(), grid_.channels()}));
         if (!adds()) {
             may_overwrite(Pass::forward, input(0), outputs_[0]);
             return;
@@ -126,15 +126,16 @@ private:
         T* const y = at<T>(outputs_[0]);
         const T* const added = adds() ? at<T>(added_) : nullptr;
         const bool past_caches = y != x && y != added && goes_past_caches(y);
+        if (!global_) find_pilot(kernels, x);
         grid_.run(
-            [&](int64_t n, const Slice& slice) {
-                if (!global_) measure(kernels, x, n, slice);
+            [&](int64_t part, int64_t first, int64_t last) {
+                if (!global_) measure(kernels, x, part, first, last);
             },
             [&](const Slice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); },
-            [&](int64_t n, const Slice& slice) {
-                const Coefficients mean(slice, values(mean_)), factor(slice, values(factor_)),
-                    offset(slice, values(offset_));
-                grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+            [&](int64_t part, int64_t first, int64_t last) {
+                grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+                    const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                        offset(slice, of(offset_, slice));
                     kernels.normalise(panel, {x + begin, added ? added + begin : nullptr, mean, factor, offset, relu_,
                                               past_caches, y + begin});
                 });
@@ -143,41 +144,57 @@ private:
 
     static float* values(const TensorPtr& tensor) { return tensor->data(); }
 
-    // Two rows of sums for every sample, in forward mean and squared deviations, in backward those of gradients.
-    float* sums(int which, int64_t n, const Slice& slice) const {
-        return at<float>(sums_) + (which * grid_.outer() + n) * grid_.channels() + slice.channel;
+    static const float* of(const TensorPtr& tensor, const Slice& slice) { return tensor->data() + slice.channel; }
+
+    // Two rows of sums for every part, in forward of deviations and their squares, in backward those of gradients.
+    float* sums(int which, int64_t part, int64_t channel) const {
+        return at<float>(sums_) + (which * grid_.parts() + part) * grid_.channels() + channel;
+    }
+
+    // adds(panel, begin, slice, to sums of lanes, and to others) for a part, from 0.
+    template <typename Add>
+    void sum_part(int64_t part, int64_t first, int64_t last, const Add& add) const {
+        const int64_t from = grid_.slice(first).channel,
+                      to = grid_.slice(last - 1).channel + grid_.slice(last - 1).count;
+        for (int which : {0, 1}) std::fill(sums(which, part, from), sums(which, part, from) + (to - from), 0.f);
+        grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+            float lanes[2][Panel::widest];
+            add(slice, panel, begin, lanes[0], lanes[1]);
+            for (int which : {0, 1}) add_lanes(slice, panel, lanes[which], sums(which, part, slice.channel));
+        });
+    }
+
+    // The mean of a few values: deviations from it are summed, which costs no accuracy if it is near the mean of all.
+    template <typename T>
+    void find_pilot(const NormKernels<T>& kernels, const T* x) const {
+        grid_.sample([&](const Slice& slice, const Panel& panel, int64_t begin) {
+            float lanes[2][Panel::widest];
+            float* const pilot = values(mean_) + slice.channel;
+            kernels.sum(panel, x + begin, nullptr, lanes[0], lanes[1]);
+            std::fill_n(pilot, slice.count, 0.f);
+            add_lanes(slice, panel, lanes[0], pilot);
+            for (int64_t i = 0; i < slice.count; i++) pilot[i] /= float(panel.rows * (slice.run ? panel.lanes : 1));
+        });
     }
 
     template <typename T>
-    void measure(const NormKernels<T>& kernels, const T* x, int64_t n, const Slice& slice) const {
-        float* const mean = sums(0, n, slice);
-        float* const squares = sums(1, n, slice);
-        std::fill_n(mean, slice.count, 0.f);
-        std::fill_n(squares, slice.count, 0.f);
-        float lanes[Panel::widest];
-        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
-            kernels.sum(panel, x + begin, lanes);
-            add_lanes(slice, panel, lanes, mean);
-        });
-        for (int64_t i = 0; i < slice.count; i++) mean[i] /= float(grid_.per_panel());
-        const Coefficients middle({0, slice.count, slice.run}, mean);
-        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
-            kernels.sum_squares(panel, x + begin, middle, lanes);
-            add_lanes(slice, panel, lanes, squares);
-        });
+    void measure(const NormKernels<T>& kernels, const T* x, int64_t part, int64_t first, int64_t last) const {
+        sum_part(part, first, last,
+                 [&](const Slice& slice, const Panel& panel, int64_t begin, float* sum, float* square) {
+                     kernels.sum(panel, x + begin, Coefficients(slice, of(mean_, slice)), sum, square);
+                 });
     }
 
-    // Chan, Golub, LeVeque 1979: means and squared deviations of parts give those of the whole.
     void gather_statistics(const Slice& slice) {
-        const double size = double(grid_.per_panel());
-        for (int64_t i = 0; i < slice.count; i++) {
-            double mean = 0, squares = 0;
-            for (int64_t n = 0; n < grid_.outer(); n++) {
-                const double away = sums(0, n, slice)[i] - mean;
-                mean += away / double(n + 1);
-                squares += sums(1, n, slice)[i] + away * away * size * double(n) / double(n + 1);
+        const double count = double(grid_.per_channel());
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
+            double sum = 0, squares = 0;
+            for (int64_t part = 0; part < grid_.parts(); part++) {
+                sum += *sums(0, part, c);
+                squares += *sums(1, part, c);
             }
-            set_channel(slice.channel + i, float(mean), float(squares / double(grid_.per_channel())));
+            const double away = sum / count;
+            set_channel(c, float(values(mean_)[c] + away), float(std::max(0.0, squares / count - away * away)));
         }
     }
 
@@ -219,10 +236,10 @@ private:
         job.other = given_.size() == 2 ? at<T>(given_[1]) : nullptr;
         job.y = relu_ && adds() ? at<T>(outputs_[0]) : nullptr;
         job.kept = kept_ ? at<T>(kept_) : nullptr;
-        grid_.run([&](int64_t n, const Slice& slice) { sum_gradient(kernels, job, n, slice); },
+        grid_.run([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
                   [&](const Slice& slice) { finish_sums(slice); },
-                  [&](int64_t n, const Slice& slice) {
-                      if (input_gradient(0)) write_gradient(kernels, job, n, slice);
+                  [&](int64_t part, int64_t first, int64_t last) {
+                      if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
                   });
         run(backward_calls_, dnnl::stream(cpu()));
     }
@@ -243,36 +260,31 @@ private:
     }
 
     template <typename T>
-    void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t n, const Slice& slice) const {
-        const Coefficients mean(slice, values(mean_)), factor(slice, values(factor_)), offset(slice, values(offset_));
-        float* const of_g = sums(0, n, slice);
-        float* const of_gx = sums(1, n, slice);
-        std::fill_n(of_g, slice.count, 0.f);
-        std::fill_n(of_gx, slice.count, 0.f);
-        float g_lanes[Panel::widest], gx_lanes[Panel::widest];
-        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
-            kernels.sum_gradient(panel, moved(job, begin, mean, factor, offset), g_lanes, gx_lanes);
-            add_lanes(slice, panel, g_lanes, of_g);
-            add_lanes(slice, panel, gx_lanes, of_gx);
-        });
+    void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t part, int64_t first,
+                      int64_t last) const {
+        sum_part(part, first, last,
+                 [&](const Slice& slice, const Panel& panel, int64_t begin, float* of_g, float* of_gx) {
+                     const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                         offset(slice, of(offset_, slice));
+                     kernels.sum_gradient(panel, moved(job, begin, mean, factor, offset), of_g, of_gx);
+                 });
     }
 
-    // Sums over samples: the gradients of scale and shift, and, in place of the first sample's, the means of dx.
+    // Sums over all parts: the gradients of scale and shift, and, in place of the first part's, the means of dx.
     void finish_sums(const Slice& slice) {
         const double count = double(grid_.per_channel());
-        for (int64_t i = 0; i < slice.count; i++) {
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
             double of_g = 0, of_gx = 0;
-            for (int64_t n = 0; n < grid_.outer(); n++) {
-                of_g += sums(0, n, slice)[i];
-                of_gx += sums(1, n, slice)[i];
+            for (int64_t part = 0; part < grid_.parts(); part++) {
+                of_g += *sums(0, part, c);
+                of_gx += *sums(1, part, c);
             }
-            const int64_t c = slice.channel + i;
             const double spread = 1 / std::sqrt(double(values(variance_)[c]) + eps_);
             if (scale_) add_gradient(scale_, c, float(of_gx * spread));
             if (shift_) add_gradient(shift_, c, float(of_g));
             const double factor = global_ ? 0 : values(factor_)[c];
-            sums(0, 0, slice)[i] = float(-factor * spread * spread * of_gx / count);
-            sums(1, 0, slice)[i] = float(-factor * of_g / count);
+            *sums(0, 0, c) = float(-factor * spread * spread * of_gx / count);
+            *sums(1, 0, c) = float(-factor * of_g / count);
         }
     }
 
@@ -283,15 +295,16 @@ private:
     }
 
     template <typename T>
-    void write_gradient(const NormKernels<T>& kernels, Gradient<T> job, int64_t n, const Slice& slice) const {
-        const Coefficients mean(slice, values(mean_)), factor(slice, values(factor_)), offset(slice, values(offset_));
-        const Slice first{0, slice.count, slice.run};
-        const Coefficients of_x(first, sums(0, 0, slice)), constant(first, sums(1, 0, slice));
+    void write_gradient(const NormKernels<T>& kernels, Gradient<T> job, int64_t part, int64_t first,
+                        int64_t last) const {
         T* const wanted = at<T>(input(0)->diff);
         const bool in_place = wanted == job.given || wanted == job.other || wanted == job.kept;
         const bool past_caches = !in_place && goes_past_caches(wanted), masked = job.kept;
         if (masked) job.given = job.kept;
-        grid_.panels(n, slice, [&](const Panel& panel, int64_t begin) {
+        grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+            const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                offset(slice, of(offset_, slice)), of_x(slice, sums(0, 0, slice.channel)),
+                constant(slice, sums(1, 0, slice.channel));
             Gradient<T> piece = moved(job, begin, mean, factor, offset);
             if (masked) piece.scale = piece.shift = nullptr;
             kernels.write_gradient(panel, piece, factor, of_x, constant, past_caches, wanted + begin);

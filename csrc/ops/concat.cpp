@@ -38,7 +38,7 @@ private:
         for (const auto& part : spec_.inputs) parts.push_back(part->layout.get_dims());
         const auto smaller = [](const TensorPtr& a, const TensorPtr& b) { return a->count() < b->count(); };
         const TensorPtr& largest = *std::max_element(spec_.inputs.begin(), spec_.inputs.end(), smaller);
-        const Layout wanted = layout_like(largest->layout, spec_.output_shapes[0]);
+        const Layout wanted = layout_like(largest->layout, spec_.output_shapes[0], largest->layout.get_data_type());
         return divides(wanted, axis, parts) ? wanted : plain_layout(wanted.get_dims(), wanted.get_data_type());
     }
 };

@@ -22,9 +22,12 @@ public:
         src_ = any_layout(input(0)->shape, type);
         dst_ = any_layout(out, type);
         weights_ = any_layout(weights, type);
-        if (bias_) bias_layout_ = any_layout({out[1]}, type);
+        diff_weights_ = any_layout(weights, memory::data_type::f32);
+        if (bias_) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
 
         const auto forward = make_forward();
+        if (type != memory::data_type::f32 && weights_learn())
+            decide_weights(make_backward_weights(forward).diff_weights_desc());
         add_forward<dnnl::convolution_forward>(forward);
         if (weights_learn()) add_backward_weights<dnnl::convolution_backward_weights>(make_backward_weights(forward));
         if (input_gradient(0)) add_backward_data<dnnl::convolution_backward_data>(make_backward_data(forward));
@@ -46,9 +49,10 @@ private:
 
     weights_pd make_backward_weights(const forward_pd& hint) const {
         if (bias_)
-            return weights_pd(cpu(), how, src_, weights_, bias_layout_, dst_, stride_, dilation_, pad_, pad_, hint,
+            return weights_pd(cpu(), how, src_, diff_weights_, bias_layout_, dst_, stride_, dilation_, pad_, pad_, hint,
                               user_scratchpad());
-        return weights_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, hint, user_scratchpad());
+        return weights_pd(cpu(), how, src_, diff_weights_, dst_, stride_, dilation_, pad_, pad_, hint,
+                          user_scratchpad());
     }
 
     data_pd make_backward_data(const forward_pd& hint) const {

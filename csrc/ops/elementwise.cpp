@@ -1,8 +1,33 @@
 #include "elementwise.h"
 
+#include <cstring>
+
+#include "../bf16.h"
 #include "vectorised.h"
 
 namespace engine {
+
+ENGINE_VECTORISED static void widen(const bf16* x, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] = number(x[i]);
+}
+
+ENGINE_VECTORISED static void narrow(const float* x, bf16* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) store(x[i], y[i]);
+}
+
+const float* Numbers::read(int64_t begin, int64_t length, float* buffer) const {
+    if (!narrow_) return floats() + begin;
+    widen(static_cast<const bf16*>(memory_.get_data_handle()) + begin, buffer, length);
+    return buffer;
+}
+
+void Numbers::close(int64_t begin, int64_t length, const float* buffer) const {
+    if (narrow_) narrow(buffer, static_cast<bf16*>(memory_.get_data_handle()) + begin, length);
+}
+
+void Numbers::clear() const { std::memset(memory_.get_data_handle(), 0, memory_.get_desc().get_size()); }
 
 ENGINE_VECTORISED static void sum_of_two(const float* a, float ca, const float* b, float cb, float* y, int64_t length) {
 #pragma omp simd
@@ -19,12 +44,15 @@ ENGINE_VECTORISED static void clamp(float* y, int64_t length) {
     for (int64_t i = 0; i < length; i++) y[i] = y[i] < 0 ? 0.f : y[i];
 }
 
-void weighted_sum(const std::vector<const float*>& x, const std::vector<float>& coefficients, float* y, int64_t count,
-                  bool relu) {
+void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coefficients, const Numbers& y,
+                  int64_t count, bool relu) {
     if (x.size() == 1) {
         in_chunks(count, [&](int64_t begin, int64_t length) {
-            scaled(x[0] + begin, coefficients[0], y + begin, length);
-            if (relu) clamp(y + begin, length);
+            alignas(64) float buffer[chunk_size];
+            float* const into = y.open(begin, buffer);
+            scaled(x[0].read(begin, length, buffer), coefficients[0], into, length);
+            if (relu) clamp(into, length);
+            y.close(begin, length, into);
         });
         return;
     }

@@ -12,6 +12,30 @@ namespace engine {
 // Elements of one piece of work: a few of its operands fit into the first-level cache together.
 constexpr int64_t chunk_size = 2048;
 
+// The elements of a tensor, float32 or bf16, as pieces of float32; `buffer` holds a piece (chunk_size).
+class Numbers {
+public:
+    Numbers() = default;
+    Numbers(const dnnl::memory& memory)  // NOLINT: what a memory holds
+        : memory_(memory), narrow_(memory.get_desc().get_data_type() == dnnl::memory::data_type::bf16) {}
+
+    // Elements in memory, padding included.
+    int64_t count() const { return int64_t(memory_.get_desc().get_size()) / (narrow_ ? 2 : 4); }
+    // The elements from `begin` on: where they lie, or widened into the buffer.
+    const float* read(int64_t begin, int64_t length, float* buffer) const;
+    // Where to write such a piece; close() brings it to where it belongs.
+    float* open(int64_t begin, float* buffer) const { return narrow_ ? buffer : floats() + begin; }
+    void close(int64_t begin, int64_t length, const float* buffer) const;
+    // All of them 0.
+    void clear() const;
+
+private:
+    float* floats() const { return static_cast<float*>(memory_.get_data_handle()); }
+
+    dnnl::memory memory_;
+    bool narrow_ = false;
+};
+
 // Calls work(begin, length) for pieces of [0, count), in parallel.
 template <typename Work>
 void in_chunks(int64_t count, const Work& work) {
@@ -22,27 +46,26 @@ void in_chunks(int64_t count, const Work& work) {
 // Folds x[0], x[1], ... into y, piece by piece: combine(i, so_far, x[i], into, begin, length) for every i from 1 on.
 // All x are read before y is written, so y may be any of them.
 template <typename Combine>
-void fold_chunks(const std::vector<const float*>& x, float* y, int64_t count, const Combine& combine) {
+void fold_chunks(const std::vector<Numbers>& x, const Numbers& y, int64_t count, const Combine& combine) {
     in_chunks(count, [&](int64_t begin, int64_t length) {
-        float partial[chunk_size];
-        const float* so_far = x[0] + begin;
+        alignas(64) float partial[chunk_size], term[chunk_size];
+        const float* so_far = x[0].read(begin, length, partial);
+        float* into = partial;
         for (size_t i = 1; i < x.size(); i++) {
-            float* const into = i + 1 == x.size() ? y + begin : partial;
-            combine(i, so_far, x[i] + begin, into, begin, length);
-            so_far = partial;
+            if (i + 1 == x.size()) into = y.open(begin, partial);
+            combine(i, so_far, x[i].read(begin, length, term), into, begin, length);
+            so_far = into;
         }
+        y.close(begin, length, into);
     });
 }
 
 // y = sum of coefficients[i] x[i], or 0 where that is negative with `relu`; y may be any x.
-void weighted_sum(const std::vector<const float*>& x, const std::vector<float>& coefficients, float* y, int64_t count,
-                  bool relu = false);
+void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coefficients, const Numbers& y,
+                  int64_t count, bool relu = false);
 
 // The same for one piece of one x.
 void scaled(const float* x, float coefficient, float* y, int64_t length);
-
-// Elements in memory of a float32 tensor, padding included.
-inline int64_t raw_count(const Layout& layout) { return int64_t(layout.get_size() / sizeof(float)); }
 
 inline float* floats(const dnnl::memory& memory) { return static_cast<float*>(memory.get_data_handle()); }
 

@@ -46,15 +46,15 @@ ENGINE_VECTORISED void select(const float* x, const uint8_t* which, uint8_t inde
 // What the three have in common: their operands in one layout.
 class Eltwise : public Op {
 public:
-    explicit Eltwise(OpSpec spec) : Op(std::move(spec)), layout_(common_layout()), count_(raw_count(layout_)) {
-        output(0, layout_);
+    explicit Eltwise(OpSpec spec) : Op(std::move(spec)), layout_(common_layout()) {
+        y_ = output(0, layout_)->memory;
+        count_ = y_.count();
         touch(Pass::forward, outputs_[0]);
         for (const auto& tensor : spec_.inputs) {
-            x_.push_back(reading(tensor, layout_, forward_calls_));
+            x_.emplace_back(reading(tensor, layout_, forward_calls_));
             touch(Pass::forward, tensor);
             may_overwrite(Pass::forward, tensor, outputs_[0]);
         }
-        sources_.resize(x_.size());
         fresh_scratch();
     }
 
@@ -66,18 +66,10 @@ protected:
         return input(0)->layout;
     }
 
-    // The inputs' values, `memories` in layout_ once `reorders` have run.
-    const std::vector<const float*>& sources(const std::vector<memory>& memories, const Calls& reorders,
-                                             const dnnl::stream& stream) {
-        run(reorders, stream);
-        std::transform(memories.begin(), memories.end(), sources_.begin(), floats);
-        return sources_;
-    }
-
     // The gradient of input i, to be written in layout_; backward_calls_ then bring it into the input's layout.
     struct Gradient {
         size_t i;
-        memory target;
+        Numbers target;
     };
     void want_gradient(size_t i) {
         const TensorPtr& wanted = input(i)->diff;
@@ -92,22 +84,26 @@ protected:
     template <typename Write>
     void write_gradients(const dnnl::stream& stream, const Write& write) {
         if (gradients_.empty()) return;
-        const float* const given = outputs_[0]->diff->data();
+        const Numbers all(outputs_[0]->diff->memory);
         in_chunks(count_, [&](int64_t begin, int64_t length) {
-            float piece[chunk_size];  // the first gradient may be written over the given one
-            std::copy_n(given + begin, length, piece);
-            for (const auto& [i, target] : gradients_) write(i, piece, floats(target) + begin, begin, length);
+            // The first gradient may be written over the given one.
+            alignas(64) float piece[chunk_size], buffer[chunk_size];
+            const float* const given = all.read(begin, length, piece);
+            if (given != piece) std::copy_n(given, length, piece);
+            for (const auto& [i, target] : gradients_) {
+                float* const into = target.open(begin, buffer);
+                write(i, piece, into, begin, length);
+                target.close(begin, length, into);
+            }
         });
         run(backward_calls_, stream);
     }
 
     Layout layout_;
-    int64_t count_;          // elements in memory
-    std::vector<memory> x_;  // the inputs in layout_, in the forward pass
+    int64_t count_ = 0;       // elements in memory
+    std::vector<Numbers> x_;  // the inputs in layout_, once forward_calls_ have run
+    Numbers y_;
     std::vector<Gradient> gradients_;
-
-private:
-    std::vector<const float*> sources_;
 };
 
 class EltwiseSum : public Eltwise {
@@ -132,15 +128,15 @@ public:
     }
 
     void forward(const dnnl::stream& stream) override {
-        weighted_sum(sources(x_, forward_calls_, stream), coefficients_, outputs_[0]->data(), count_, relu_);
+        run(forward_calls_, stream);
+        weighted_sum(x_, coefficients_, y_, count_, relu_);
     }
 
     void backward(const dnnl::stream& stream) override {
         write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
-            if (relu_)
-                pass_positive(outputs_[0]->data() + begin, given, coefficients_[i], into, length);
-            else
-                scaled(given, coefficients_[i], into, length);
+            if (!relu_) return scaled(given, coefficients_[i], into, length);
+            alignas(64) float y[chunk_size];
+            pass_positive(y_.read(begin, length, y), given, coefficients_[i], into, length);
         });
     }
 
@@ -154,7 +150,7 @@ public:
     explicit EltwiseProduct(OpSpec spec) : Eltwise(std::move(spec)) {
         if (!needs_backward() || !output_gradient(0)) return;
         for (const auto& tensor : spec_.inputs) {
-            backward_x_.push_back(reading(tensor, layout_, backward_reads_));
+            backward_x_.emplace_back(reading(tensor, layout_, backward_reads_));
             touch(Pass::backward, tensor);
         }
         for (size_t i = 0; i < x_.size(); i++)
@@ -165,24 +161,26 @@ public:
         const auto times = [](size_t, const float* a, const float* b, float* y, int64_t, int64_t length) {
             multiply(a, b, y, length);
         };
-        fold_chunks(sources(x_, forward_calls_, stream), outputs_[0]->data(), count_, times);
+        run(forward_calls_, stream);
+        fold_chunks(x_, y_, count_, times);
     }
 
     // Each gradient is that of y times all the other inputs, which holds where an input is zero, too.
     void backward(const dnnl::stream& stream) override {
-        const auto& x = sources(backward_x_, backward_reads_, stream);
+        run(backward_reads_, stream);
         write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
+            alignas(64) float x[chunk_size];
             const float* so_far = given;
-            for (size_t j = 0; j < x.size(); j++) {
+            for (size_t j = 0; j < backward_x_.size(); j++) {
                 if (j == i) continue;
-                multiply(so_far, x[j] + begin, into, length);
+                multiply(so_far, backward_x_[j].read(begin, length, x), into, length);
                 so_far = into;
             }
         });
     }
 
 private:
-    std::vector<memory> backward_x_;
+    std::vector<Numbers> backward_x_;
     Calls backward_reads_;
 };
 
@@ -205,7 +203,8 @@ public:
             if (i == 1) std::memset(which + begin, 0, length);
             raise(a, b, i > 1, uint8_t(i), y, which + begin, length);
         };
-        fold_chunks(sources(x_, forward_calls_, stream), outputs_[0]->data(), count_, higher);
+        run(forward_calls_, stream);
+        fold_chunks(x_, y_, count_, higher);
     }
 
     void backward(const dnnl::stream& stream) override {

@@ -16,14 +16,17 @@ public:
         src_ = any_layout(in, type);
         dst_ = plain_layout(out, type);
         weights_ = any_layout(weights, type);
-        if (bias_) bias_layout_ = any_layout({out[1]}, type);
+        diff_weights_ = any_layout(weights, memory::data_type::f32);
+        if (bias_) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
         if (spec_.attributes.flag("transpose")) {
-            param(0)->plain_override = transposed(weights, type);
+            param(0)->plain_override = transposed(weights);
             if (param_gradient(0)) param(0)->diff->plain_override = param(0)->plain_override;
         }
 
         forward_pd forward = make_forward();
         if (forward.src_desc() != input(0)->layout) keep_source(forward);
+        if (type != memory::data_type::f32 && weights_learn())
+            decide_weights(make_backward_weights(forward).diff_weights_desc());
         add_forward<dnnl::inner_product_forward>(forward);
         if (weights_learn()) add_backward_weights<dnnl::inner_product_backward_weights>(make_backward_weights(forward));
         if (input_gradient(0)) add_backward_data<dnnl::inner_product_backward_data>(make_backward_data(forward));
@@ -35,7 +38,7 @@ private:
     using data_pd = dnnl::inner_product_backward_data::primitive_desc;
 
     // Rows of the file's array are inputs, columns outputs.
-    static Layout transposed(const Dims& weights, memory::data_type type) {
+    static Layout transposed(const Dims& weights) {
         Dims strides(weights.size());
         int64_t stride = weights[0];
         for (size_t i = weights.size() - 1; i > 0; i--) {
@@ -43,7 +46,7 @@ private:
             stride *= weights[i];
         }
         strides[0] = 1;
-        return Layout(weights, type, strides);
+        return Layout(weights, memory::data_type::f32, strides);
     }
 
     forward_pd make_forward() const {
@@ -53,8 +56,8 @@ private:
     }
 
     weights_pd make_backward_weights(const forward_pd& hint) const {
-        if (bias_) return weights_pd(cpu(), src_, weights_, bias_layout_, dst_, hint, user_scratchpad());
-        return weights_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
+        if (bias_) return weights_pd(cpu(), src_, diff_weights_, bias_layout_, dst_, hint, user_scratchpad());
+        return weights_pd(cpu(), src_, diff_weights_, dst_, hint, user_scratchpad());
     }
 
     data_pd make_backward_data(const forward_pd& hint) const {

@@ -1,4 +1,4 @@
-// A tensor's channels in slices, each a few channels of all samples, and these in panels: how BatchNorm walks memory.
+// A tensor's channels in slices, each a few channels, and its samples in parts: how BatchNorm walks memory.
 #pragma once
 
 #include <omp.h>
@@ -19,13 +19,7 @@ struct Slice {
 
 class NormGrid {
 public:
-    explicit NormGrid(const ChannelRows& rows) : rows_(rows) {
-        // Single rows of many samples are many rows of one.
-        if (rows_.inner == 1) {
-            rows_.inner = rows_.outer;
-            rows_.inner_stride = rows_.outer_stride;
-            rows_.outer = 1;
-        }
+    NormGrid(const ChannelRows& rows, int64_t element_bytes) : rows_(rows) {
         const bool run = rows_.lanes == 1;
         const int64_t widest = run ? 1 : std::min(Panel::widest, rows_.lanes);
         for (int64_t channel = 0; channel < rows_.channels;) {
@@ -35,82 +29,131 @@ public:
             slices_.push_back({channel, count, run});
             channel += count;
         }
+        dense_ = rows_.lanes == rows_.channels && !run && rows_.outer_stride == rows_.inner * rows_.inner_stride;
+        if (rows_.inner == 1 && !run) dense_ = true;
+        parts_ = rows_.outer;
+        if (!dense_) return;
+        const int64_t row_bytes = rows_.channels * element_bytes, total = rows_.outer * rows_.inner;
+        if (rows_.inner == 1) rows_.inner_stride = rows_.outer_stride;
+        block_rows_ = std::max<int64_t>(4, first_cache / row_bytes);
+        rows_.inner = blocks_per_part * block_rows_;
+        parts_ = (total + rows_.inner - 1) / rows_.inner;
+        total_ = total;
     }
 
-    int64_t outer() const { return rows_.outer; }
+    int64_t parts() const { return parts_; }
     int64_t channels() const { return rows_.channels; }
-    int64_t per_channel() const { return rows_.outer * rows_.inner; }
-    int64_t per_panel() const { return rows_.inner; }
+    const Slice& slice(int64_t i) const { return slices_[size_t(i)]; }
+    int64_t per_channel() const { return dense_ ? total_ : rows_.outer * rows_.inner; }
 
-    // True if rows of panels, of elements of that size, all begin at multiples of `bytes`.
+    // True if rows, of elements of that size, all begin at multiples of `bytes`.
     bool aligned(int64_t element, int64_t bytes) const {
         const int64_t step = slices_[0].run ? rows_.inner : rows_.inner_stride;
         return step * element % bytes == 0 && rows_.outer_stride * element % bytes == 0;
     }
 
-    // each(panel, where it begins), for the part of sample n that belongs to a slice.
+    // each(slice, panel, where it begins) for all panels of a part and the slices [first, last).
     template <typename Each>
-    void panels(int64_t n, const Slice& slice, const Each& each) const {
-        const int64_t block = slice.channel / rows_.lanes;
-        const int64_t at = rows_.offset(n, block) + slice.channel % rows_.lanes;
-        if (!slice.run) return each(Panel{rows_.inner, rows_.inner_stride, slice.count}, at);
-        const int64_t whole = rows_.inner / 16;
-        if (whole) each(Panel{whole, 16, 16}, at);
-        if (rows_.inner % 16) each(Panel{1, 16, rows_.inner % 16}, at + 16 * whole);
+    void panels(int64_t part, int64_t first, int64_t last, const Each& each) const {
+        if (dense_) return dense_panels(part, each);
+        for (int64_t s = first; s < last; s++) {
+            const Slice& slice = slices_[s];
+            const int64_t at = rows_.offset(part, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
+            if (!slice.run) {
+                each(slice, Panel{rows_.inner, rows_.inner_stride, slice.count}, at);
+                continue;
+            }
+            const int64_t whole = rows_.inner / 16;
+            if (whole) each(slice, Panel{whole, 16, 16}, at);
+            if (rows_.inner % 16) each(slice, Panel{1, 16, rows_.inner % 16}, at + 16 * whole);
+        }
     }
 
-    // first(n, slice) for all samples n of a slice, then middle(slice), then second(n, slice) for all n, the last
-    // first: they may still be in the cache. Threads take slices, or, where there are few, samples.
+    // A few values of every channel, to know roughly where they are.
+    template <typename Each>
+    void sample(const Each& each) const {
+        const int64_t rows = std::min<int64_t>(16, rows_.lanes == 1 ? rows_.inner / 16 : per_row_limit());
+        for (const Slice& slice : slices_) {
+            const int64_t at =
+                dense_ ? slice.channel : rows_.offset(0, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
+            if (!slice.run)
+                each(slice, Panel{rows, rows_.inner_stride, slice.count}, at);
+            else if (rows > 0)
+                each(slice, Panel{rows, 16, 16}, at);
+            else
+                each(slice, Panel{1, 16, rows_.inner}, at);
+        }
+    }
+
+    // first(part, slices from, to) for everything, then middle(slice) for all slices, then second(part, from, to) for
+    // everything, what came last first: it may still be in the cache. Nothing depends on the number of threads.
     template <typename First, typename Middle, typename Second>
     void run(const First& first, const Middle& middle, const Second& second) const {
-        const int64_t slices = int64_t(slices_.size()), n = outer();
-        const int threads = omp_get_max_threads();
-        if (n == 1 || slices % threads == 0 || slices > 8 * threads) {
+        const int64_t slices = int64_t(slices_.size()), threads = omp_get_max_threads();
+        if (!dense_ && (slices % threads == 0 || slices > 8 * threads)) {
 #pragma omp parallel for schedule(static)
             for (int64_t s = 0; s < slices; s++) {
-                for (int64_t i = 0; i < n; i++) first(i, slices_[s]);
+                for (int64_t part = 0; part < parts_; part++) first(part, s, s + 1);
                 middle(slices_[s]);
-                for (int64_t i = n; i-- > 0;) second(i, slices_[s]);
+                for (int64_t part = parts_; part-- > 0;) second(part, s, s + 1);
             }
             return;
         }
-#pragma omp parallel
+        const int64_t together = dense_ ? slices : 1, pieces = slices / together, items = parts_ * pieces;
+#pragma omp parallel if (items > 1)
         {
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < n * slices; i++) first(i / slices, slices_[i % slices]);
+            const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+            const int64_t begin = items * thread / team, end = items * (thread + 1) / team;
+            for (int64_t i = begin; i < end; i++) first(i / pieces, i % pieces * together, (i % pieces + 1) * together);
+#pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t s = 0; s < slices; s++) middle(slices_[s]);
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < n * slices; i++) second(i / slices, slices_[i % slices]);
+            for (int64_t i = end; i-- > begin;) second(i / pieces, i % pieces * together, (i % pieces + 1) * together);
         }
     }
 
 private:
+    static constexpr int64_t first_cache = 32 << 10, blocks_per_part = 4;
+
+    int64_t per_row_limit() const { return dense_ ? total_ : rows_.inner; }
+
+    // Rows hold all channels: a block of rows stays in the first-level cache while its slices are visited.
+    template <typename Each>
+    void dense_panels(int64_t part, const Each& each) const {
+        const int64_t begin = part * rows_.inner, end = std::min(begin + rows_.inner, total_);
+        for (int64_t row = begin; row < end; row += block_rows_) {
+            const int64_t rows = std::min(block_rows_, end - row);
+            for (const Slice& slice : slices_)
+                each(slice, Panel{rows, rows_.inner_stride, slice.count}, row * rows_.inner_stride + slice.channel);
+        }
+    }
+
     ChannelRows rows_;
     std::vector<Slice> slices_;
+    bool dense_;         // channels last, and nothing between rows: parts are then runs of rows
+    int64_t parts_ = 0;  // samples otherwise
+    int64_t block_rows_ = 0, total_ = 0;
 };
 
 // The coefficients of a slice, one per lane.
 class Coefficients {
 public:
-    Coefficients(const Slice& slice, const float* of_channels) {
-        if (!of_channels) return;
-        values_ = of_channels + slice.channel;
-        if (!slice.run) return;
-        std::fill_n(repeated_, 16, *values_);
+    Coefficients(const Slice& slice, const float* of_slice) : values_(of_slice) {
+        if (!slice.run || !of_slice) return;
+        std::fill_n(repeated_, 16, *of_slice);
         values_ = repeated_;
     }
+    Coefficients(const Coefficients&) = delete;
     operator const float*() const { return values_; }
 
 private:
-    const float* values_ = nullptr;
+    const float* values_;
     float repeated_[16];
 };
 
-// Sums of lanes, gathered over panels: one for each channel of the slice.
+// Adds sums over the lanes of a panel to those of its slice.
 inline void add_lanes(const Slice& slice, const Panel& panel, const float* lanes, float* sums) {
-    if (!slice.run) return void(std::copy_n(lanes, slice.count, sums));  // one panel only
-    for (int64_t lane = 0; lane < panel.lanes; lane++) *sums += lanes[lane];
+    for (int64_t lane = 0; lane < panel.lanes; lane++) sums[slice.run ? 0 : lane] += lanes[lane];
 }
 
 }  // namespace engine

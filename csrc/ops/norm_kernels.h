@@ -110,47 +110,33 @@ ENGINE_INLINE void with_flag(bool flag, const Body& body) {
     flag ? body(std::true_type()) : body(std::false_type());
 }
 
-// sums[lane] = sum over the rows of term(row, v), in four independent chains of additions.
-template <typename AnyRow, typename Term>
-ENGINE_INLINE void sum_terms(int64_t rows, const AnyRow& lanes, const Term& term, float* sums) {
-    constexpr int chains = 4 / AnyRow::count;
-    Vector partial[chains][AnyRow::count] = {};
-    int64_t row = 0;
-    for (; row + chains <= rows; row += chains)
-#pragma GCC unroll 4
-        for (int chain = 0; chain < chains; chain++)
-#pragma GCC unroll 4
-            for (int v = 0; v < AnyRow::count; v++) partial[chain][v] += term(row + chain, v);
-    for (; row < rows; row++)
-#pragma GCC unroll 4
-        for (int v = 0; v < AnyRow::count; v++) partial[0][v] += term(row, v);
-    for (int v = 0; v < AnyRow::count; v++) {
-        for (int chain = 1; chain < chains; chain++) partial[0][v] += partial[chain][v];
-        lanes.put_sum(sums, v, partial[0][v]);
-    }
-}
-
 template <typename T>
-void sum_of(const Panel& panel, const T* x, float* sums) {
+void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, float* squares) {
     with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
-        sum_terms(
-            panel.rows, lanes, [&](int64_t row, int v) ENGINE_BODY { return lanes.get(x + row * panel.step, v); },
-            sums);
-    });
-}
-
-template <typename T>
-void sum_squares_of(const Panel& panel, const T* x, const float* mean, float* sums) {
-    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
-        Vector middle[lanes.count];
-        for (int v = 0; v < lanes.count; v++) middle[v] = lanes.coefficient(mean, v);
-        sum_terms(
-            panel.rows, lanes,
-            [&](int64_t row, int v) ENGINE_BODY {
+        constexpr int count = decltype(lanes)::count, chains = 4 / count;  // independent additions
+        Vector middle[count], sum[chains][count] = {}, square[chains][count] = {};
+        for (int v = 0; v < count; v++) middle[v] = lanes.coefficient(near, v);
+        const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
+#pragma GCC unroll 4
+            for (int v = 0; v < count; v++) {
                 const Vector away = lanes.get(x + row * panel.step, v) - middle[v];
-                return away * away;
-            },
-            sums);
+                sum[chain][v] += away;
+                square[chain][v] += away * away;
+            }
+        };
+        int64_t row = 0;
+        for (; row + chains <= panel.rows; row += chains)
+#pragma GCC unroll 4
+            for (int chain = 0; chain < chains; chain++) add_row(row + chain, chain);
+        for (; row < panel.rows; row++) add_row(row, 0);
+        for (int v = 0; v < count; v++) {
+            for (int chain = 1; chain < chains; chain++) {
+                sum[0][v] += sum[chain][v];
+                square[0][v] += square[chain][v];
+            }
+            lanes.put_sum(sums, v, sum[0][v]);
+            lanes.put_sum(squares, v, square[0][v]);
+        }
     });
 }
 
@@ -265,8 +251,7 @@ void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* 
 }
 
 template <typename T>
-constexpr NormKernels<T> all_kernels{sum_of<T>, sum_squares_of<T>, normalise_panel<T>, sum_gradient_of<T>,
-                                     write_gradient_of<T>};
+constexpr NormKernels<T> all_kernels{sum_panel<T>, normalise_panel<T>, sum_gradient_of<T>, write_gradient_of<T>};
 
 }  // namespace
 }  // namespace engine

@@ -37,10 +37,8 @@ struct Gradient {
 
 template <typename T>
 struct NormKernels {
-    // sums[lane] = sum over the rows of x.
-    void (*sum)(const Panel&, const T* x, float* sums);
-    // sums[lane] = sum over the rows of (x - mean)^2.
-    void (*sum_squares)(const Panel&, const T* x, const float* mean, float* sums);
+    // sums[lane] = sum over the rows of x - near, squares[lane] = of (x - near)^2; near is 0 where none is given.
+    void (*sum)(const Panel&, const T* x, const float* near, float* sums, float* squares);
     void (*normalise)(const Panel&, const Normalisation<T>&);
     // of_g[lane] = sum over the rows of g, of_gx[lane] = of g (x - mean).
     void (*sum_gradient)(const Panel&, const Gradient<T>&, float* of_g, float* of_gx);

@@ -7,8 +7,7 @@ namespace engine {
 
 using tag = memory::format_tag;
 
-Layout layout_like(const Layout& layout, const Dims& dims) {
-    const auto type = layout.get_data_type();
+Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type type) {
     const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks();
     if (!blocks.empty()) {
         static const tag tags[][3] = {{tag::aBc4b, tag::aBc8b, tag::aBc16b},
@@ -16,7 +15,8 @@ Layout layout_like(const Layout& layout, const Dims& dims) {
                                       {tag::aBcde4b, tag::aBcde8b, tag::aBcde16b}};
         if (dims.size() < 3 || dims.size() > 5) return plain_layout(dims, type);
         for (const tag candidate : tags[dims.size() - 3])
-            if (Layout(layout.get_dims(), type, candidate) == layout) return Layout(dims, type, candidate);
+            if (Layout(layout.get_dims(), layout.get_data_type(), candidate) == layout)
+                return Layout(dims, type, candidate);
         return plain_layout(dims, type);
     }
     std::vector<size_t> order(dims.size());  // of axes, innermost first

@@ -5,8 +5,9 @@
 
 namespace engine {
 
-// The order of axes and blocks of `layout` for other sizes; row-major where oneDNN has no name for that.
-Layout layout_like(const Layout& layout, const Dims& dims);
+// The order of axes and blocks of `layout` for other sizes, or another type; row-major where oneDNN has no name for
+// that.
+Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type type);
 
 class Parts : public Op {
 protected:

@@ -2,10 +2,11 @@
 // inputs: x (N, C, ...); attributes: method (MAX, AVE), kernel, stride, pad (one each per spatial axis), include_pad
 // (AVE: padding counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
+#include "../bf16.h"
 #include "channel_rows.h"
-#include "elementwise.h"
 #include "onednn_util.h"
 
 namespace engine {
@@ -33,13 +34,14 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         Op::forward(stream);
-        scale_border(outputs_[0]->data());
+        scale_border(outputs_[0]->memory);
     }
 
     void backward(const dnnl::stream& stream) override {
         if (!border_.empty()) {
-            weighted_sum({outputs_[0]->diff->data()}, {1.f}, floats(scaled_), raw_count(outputs_[0]->layout));
-            scale_border(floats(scaled_));
+            std::memcpy(scaled_.get_data_handle(), outputs_[0]->diff->memory.get_data_handle(),
+                        outputs_[0]->layout.get_size());
+            scale_border(scaled_);
         }
         Op::backward(stream);
     }
@@ -112,15 +114,24 @@ private:
         rows_ = *rows;
     }
 
-    void scale_border(float* y) const {
+    void scale_border(const memory& y) const {
         if (border_.empty()) return;
+        if (y.get_desc().get_data_type() == memory::data_type::bf16)
+            scale_border(static_cast<bf16*>(y.get_data_handle()));
+        else
+            scale_border(static_cast<float*>(y.get_data_handle()));
+    }
+
+    template <typename T>
+    void scale_border(T* y) const {
         const int64_t blocks = rows_.blocks();
 #pragma omp parallel for schedule(static) if (!rows_.small())
         for (int64_t panel = 0; panel < rows_.panels(); panel++) {
-            float* const start = y + rows_.offset(panel / blocks, panel % blocks);
-            for (const auto& [position, factor] : border_)
-                for (int64_t lane = 0; lane < rows_.lanes; lane++)
-                    start[position * rows_.inner_stride + lane] *= factor;
+            T* const start = y + rows_.offset(panel / blocks, panel % blocks);
+            for (const auto& [position, factor] : border_) {
+                T* const row = start + position * rows_.inner_stride;
+                for (int64_t lane = 0; lane < rows_.lanes; lane++) store(number(row[lane]) * factor, row[lane]);
+            }
         }
     }
 

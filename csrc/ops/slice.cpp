@@ -22,7 +22,7 @@ public:
         int64_t offset = 0;
         for (size_t i = 0; i < outputs_.size(); i++) {
             const Dims& dims = spec_.output_shapes[i];
-            const TensorPtr part = output(i, layout_like(input(0)->layout, dims));
+            const TensorPtr part = output(i, layout_like(input(0)->layout, dims, input(0)->layout.get_data_type()));
             copy(piece(input(0), axis, offset, dims), part->memory, forward_calls_);
             touch(Pass::forward, part);
             if (input_gradient(0) && part->diff) {

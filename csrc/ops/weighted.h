@@ -12,6 +12,11 @@ protected:
 
     bool weights_learn() const { return param_gradient(0) || (bias_ && param_gradient(1)); }
 
+    // In bf16 the forward kernel reads a copy in any case: the parameter, float32, is laid out as its gradient is.
+    void decide_weights(const Layout& gradient) {
+        if (!param(0)->decided()) param(0)->decide(gradient);
+    }
+
     template <typename Primitive>
     void add_forward(const typename Primitive::primitive_desc& pd) {
         const memory src = reading(input(0), pd.src_desc(), forward_calls_);
@@ -61,7 +66,8 @@ protected:
     }
 
     bool bias_;
-    Layout src_, dst_, weights_, bias_layout_;  // as they are asked for: "any" where the kernel may choose
+    // As they are asked for: "any" where the kernel may choose. Gradients of parameters are float32.
+    Layout src_, dst_, weights_, diff_weights_, bias_layout_;
 };
 
 }  // namespace engine

@@ -24,6 +24,8 @@ class BatchNorm(Layer):
     BatchNorm, then Scale.
     """
 
+    bf16 = True
+
     scale = shift = adds = relu = False  # what `absorb` has taken over
 
     def infer(self) -> list[Shape]:

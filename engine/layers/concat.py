@@ -12,6 +12,8 @@ from engine.layers.registry import register
 class Concat(Layer):
     """Bottoms: one or more that agree in all axes but `axis` (1); top: their sizes added there."""
 
+    bf16 = True
+
     bottom_range = (1, None)
 
     @property

@@ -19,6 +19,8 @@ class Convolution(Layer):
     params: weights (num_output, C / group, kernel...) and, with `bias_term`, bias (num_output).
     """
 
+    bf16 = True
+
     @property
     def param(self):
         return self.message.convolution_param

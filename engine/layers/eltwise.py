@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Eltwise(Layer):
     """Bottoms: two or more of one shape; top: that shape. `coeff` gives the weights of a SUM (1)."""
 
+    bf16 = True
+
     bottom_range = (2, None)
     relu = False  # what `absorb` has taken over
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 @register("Flatten")
 class Flatten(Layer):
+    bf16 = True
+
     def infer(self) -> list[Shape]:
         shape, param = self.shapes[0], self.message.flatten_param
         first = self.canonical_axis(param.axis, len(shape))

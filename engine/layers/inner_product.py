@@ -19,6 +19,8 @@ class InnerProduct(Layer):
     """Bottom (outer..., inner...), split at `axis`; top (outer..., num_output); params: weights (num_output, inner), or
     (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output)."""
 
+    bf16 = True
+
     @property
     def param(self):
         return self.message.inner_product_param

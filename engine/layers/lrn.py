@@ -14,6 +14,8 @@ class LRN(Layer):
     """Bottom and top (N, C, H, W): x / (k + alpha/count * sum of x^2)^beta, over `local_size` channels, or,
     WITHIN_CHANNEL, over a square of that side; there k is 1 whatever the net says."""
 
+    bf16 = True
+
     @property
     def param(self):
         return self.message.lrn_param

@@ -17,6 +17,8 @@ class Pooling(Layer):
     `avg_include_pad: false` within the bottom.
     """
 
+    bf16 = True
+
     @property
     def param(self):
         return self.message.pooling_param

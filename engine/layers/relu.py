@@ -12,5 +12,7 @@ from engine.layers.registry import register
 class ReLU(Activation):
     """Bottom and top: any shape."""
 
+    bf16 = True
+
     def attributes(self) -> dict[str, Any]:
         return {"negative_slope": self.message.relu_param.negative_slope}

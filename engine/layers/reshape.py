@@ -17,6 +17,8 @@ class Reshape(Layer):
     """Replaces `num_axes` (-1: all that follow) axes from `axis` (0) on by `shape`, where 0 copies the bottom's axis at
     that place and one -1 takes what is left."""
 
+    bf16 = True
+
     def infer(self) -> list[Shape]:
         shape, param = self.shapes[0], self.message.reshape_param
         if param.pixelshuffler != 1:

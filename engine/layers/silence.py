@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Silence(Layer):
     """Bottoms: any. No gradient flows into them."""
 
+    bf16 = True
+
     bottom_range = (1, None)
     top_range = (0, 0)
 

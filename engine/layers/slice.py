@@ -17,6 +17,8 @@ class Slice(Layer):
     """Bottom: any shape; tops: its parts along `axis` (1), cut at every `slice_point`, or into
     equal parts where there is none."""
 
+    bf16 = True
+
     top_range = (1, None)
 
     @property

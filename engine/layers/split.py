@@ -10,6 +10,8 @@ from engine.layers.registry import register
 class Split(Layer):
     """Bottom: any shape; tops: the same blob. Backward adds the tops' gradients."""
 
+    bf16 = True
+
     top_range = (1, None)
 
     def infer(self) -> list[Shape]:

@@ -18,6 +18,7 @@ from engine.config import Config, nets_of_solver
 from engine.errors import CommError, DataError, NumericalError
 from engine.feeding import Feeder
 from engine.net import Net
+from engine.precision import usable_precision
 from engine.report import plot
 from engine.report.log import log, warn
 from engine.report.metrics import LossWindow, output_lines
@@ -71,6 +72,7 @@ class Solver:
         self.last_rate: float | None = None
         nets = nets_of_solver(config)
         self.feeder = Feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
+        self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         self.net = self._build_net(nets.train)
         self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
         self._connect()
@@ -94,6 +96,7 @@ class Solver:
                 shapes_of=self.feeder.shapes_of,
                 accumulate=self.iter_size > 1,
                 plain_parameters=plain,
+                precision=self.precision,
             )
 
         net = make(plain=False)
@@ -147,7 +150,13 @@ class Solver:
             return []
         return [
             Evaluator(
-                config, proto.TEST, share=self.net, world=self.world, seed=self.seed, skip_bad_images=skip_bad_images
+                config,
+                proto.TEST,
+                share=self.net,
+                world=self.world,
+                seed=self.seed,
+                skip_bad_images=skip_bad_images,
+                precision=self.precision,
             )
             for config in nets.tests
         ]

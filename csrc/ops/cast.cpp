@@ -1,0 +1,49 @@
+// The same numbers in another precision, and their gradients back; the layout stays, but for images that become bf16:
+// the kernels that read them want channels last.
+// inputs: x; attributes: bf16 (what x becomes; else float32).
+#include "onednn_util.h"
+#include "parts.h"
+
+namespace engine {
+
+class Cast : public Op {
+public:
+    explicit Cast(OpSpec spec) : Op(std::move(spec)) {
+        output(0, wanted_layout());
+        forward_calls_.push_back(copy(input(0)->memory, outputs_[0]->memory));
+        touch(Pass::forward, {input(0), outputs_[0]});
+        if (!input_gradient(0) || !output_gradient(0)) return;
+        fresh_scratch();
+        backward_calls_.push_back(copy(outputs_[0]->diff->memory, input(0)->diff->memory));
+        touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
+    }
+
+private:
+    Layout wanted_layout() const {
+        const Layout& layout = input(0)->layout;
+        const Dims dims = layout.get_dims();
+        const bool bf16 = spec_.attributes.flag("bf16");
+        const auto type = bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+        if (!bf16 || dims.size() < 3 || !is_plain(layout)) return layout_like(layout, dims, type);
+        Dims strides(dims.size());
+        int64_t stride = strides[1] = 1;
+        stride = dims[1];
+        for (size_t axis = dims.size() - 1; axis >= 2; axis--) {
+            strides[axis] = stride;
+            stride *= dims[axis];
+        }
+        strides[0] = stride;
+        return Layout(dims, type, strides);
+    }
+
+    Call copy(memory from, memory to) {
+        const dnnl::reorder::primitive_desc pd(from, to, user_scratchpad());
+        implementation_ = pd.impl_info_str();
+        return {dnnl::reorder(pd),
+                {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
+    }
+};
+
+static const RegisterOp<Cast> registered("Cast");
+
+}  // namespace engine

@@ -1,0 +1,46 @@
+"""Mixed precision: activations and their gradients in bf16 where that saves time, everything else in float32.
+
+Convolutions and inner products always run in bf16: it halves what they read and doubles or, with matrix units, more
+than doubles what they compute. Layers that can take bf16 (`Layer.bf16`) do so when a bottom comes in bf16, so that
+nothing is converted only to be converted back; losses, labels and all other layers see float32. Parameters, their
+gradients and BatchNorm's statistics are float32 everywhere: ops convert what their kernels read. The exponent of bf16
+is that of float32, so that losses need no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
+"""
+
+from __future__ import annotations
+
+from engine import proto
+from engine.graph.build import Graph
+from engine.layers.base import Blob, Layer
+from engine.layers.registry import layer_type
+
+ALWAYS = ("Convolution", "InnerProduct")  # those that gain by themselves
+
+
+def lower_precision(graph: Graph) -> None:
+    """Inserts Cast layers between layers of different precision, one for each blob that needs it. Runs after splits are
+    inserted: every blob has one reader."""
+    narrow: set[Blob] = set()
+    layers: list[Layer] = []
+    for layer in graph.layers:
+        runs_narrow = layer.bf16 and (layer.type in ALWAYS or any(blob in narrow for blob in layer.bottoms))
+        for i, blob in enumerate(layer.bottoms):
+            if (blob in narrow) == runs_narrow:
+                continue
+            layers.append(_cast(blob, layer, runs_narrow))
+            layer.bottoms[i] = layers[-1].tops[0]
+        if runs_narrow:
+            narrow.update(layer.tops)
+        layers.append(layer)
+    graph.layers = layers
+
+
+def _cast(blob: Blob, reader: Layer, to_bf16: bool) -> Layer:
+    name = f"{blob.name}_{reader.name}_{'bf16' if to_bf16 else 'fp32'}"
+    message = proto.LayerParameter(name=name, type="Cast", bottom=[blob.name], top=[name])
+    cast = layer_type("Cast", name, reader.where)(message, reader.where, reader.phase)
+    cast.to_bf16 = to_bf16
+    cast.bottoms = [blob]
+    cast.tops = [Blob(name, blob.shape, blob.needs_gradient)]
+    cast.loss_weights = [0.0]
+    return cast

@@ -1,0 +1,25 @@
+"""The same values in another precision; the precision pass puts it between layers that differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+
+@register("Cast")
+class Cast(Layer):
+    """Bottom and top of one shape; the top is bf16 with `to_bf16`, else float32."""
+
+    to_bf16 = False
+    bf16 = True
+
+    def infer(self) -> list[Shape]:
+        return [self.shapes[0]]
+
+    def attributes(self) -> dict[str, Any]:
+        return {"bf16": self.to_bf16}
+
+    def flops(self) -> int:
+        return 0

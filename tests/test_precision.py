@@ -1,0 +1,133 @@
+"""Mixed precision: which layers run in bf16, and that they compute what float32 computes, within its rounding."""
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.config import parse_net
+from engine.graph.build import build
+from engine.net import Net, prepare
+from engine.weights import read_caffemodel, write_caffemodel
+from tests.test_passes import NETS, randomise
+
+_core = pytest.importorskip("engine._core")
+needs_bf16 = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")
+
+CHAIN = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 16 dim: 9 dim: 9 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
+layer { name: "pool" type: "Pooling" bottom: "x" top: "p" pooling_param { kernel_size: 2 stride: 2 } }
+layer { name: "conv" type: "Convolution" bottom: "p" top: "c" convolution_param { num_output: 16 kernel_size: 3 } }
+layer { name: "relu" type: "ReLU" bottom: "c" top: "c" }
+layer { name: "drop" type: "Dropout" bottom: "c" top: "d" }
+layer { name: "ip" type: "InnerProduct" bottom: "d" top: "ip" inner_product_param { num_output: 5 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def test_casts_stand_only_where_the_precision_changes():
+    graph = prepare(build(parse_net(CHAIN, "chain.prototxt"), proto.TRAIN), precision="bf16")
+    found = [layer.type if layer.type != "Cast" else f"to bf16: {layer.to_bf16}" for layer in graph.layers]
+    down, up = "to bf16: True", "to bf16: False"
+    chain = ["Pooling", down, "Convolution", "ReLU", up, "Dropout", down, "InnerProduct", up, "SoftmaxWithLoss"]
+    assert [each for each in found if each != "Input"] == chain
+    assert "Cast" not in [layer.type for layer in prepare(build(parse_net(CHAIN, "x"), proto.TRAIN)).layers]
+
+
+def gradients(name: str, precision: str) -> dict[str, np.ndarray]:
+    make, shapes = NETS[name]
+    net = Net(make(), proto.TRAIN, precision=precision, shapes_of=lambda layer, where: shapes)
+    randomise(net)
+    net.run_forward()
+    found = {layer.name: net.blobs[top].data for layer, top, _ in net.losses()}
+    net.backward()
+    for placed in net.parameters:
+        assert placed.tensor.dtype == "f32" and placed.tensor.diff.dtype == "f32"
+        found[placed.name] = placed.tensor.diff.get()
+    return found
+
+
+# A step of bf16 is 2^-8 of the value, every layer adds its own, and what cancels keeps less: the deeper, the rougher.
+TOLERANCE = {"branches": 0.02, "cifar10": 0.05, "resnet50": 0.05}
+
+
+@needs_bf16
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_are_those_of_float32_within_rounding(name):
+    exact, rounded = gradients(name, "fp32"), gradients(name, "bf16")
+    error = sum(np.linalg.norm(rounded[what] - values) ** 2 for what, values in exact.items())
+    assert error <= TOLERANCE[name] ** 2 * sum(np.linalg.norm(values) ** 2 for values in exact.values())
+    again = gradients(name, "bf16")
+    assert [what for what in exact if again[what].tobytes() != rounded[what].tobytes()] == []
+
+
+# One layer (or a few that belong together) behind a convolution and before another.
+ALONE = {
+    "ReLU": 'layer { name: "l" type: "ReLU" bottom: "a" top: "b" relu_param { negative_slope: 0.1 } }',
+    "Sigmoid": 'layer { name: "l" type: "Sigmoid" bottom: "a" top: "b" }',
+    "TanH": 'layer { name: "l" type: "TanH" bottom: "a" top: "b" }',
+    "Pooling MAX": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"
+        pooling_param { kernel_size: 3 stride: 2 } }""",
+    "Pooling AVE": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"
+        pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 } }""",
+    "LRN": 'layer { name: "l" type: "LRN" bottom: "a" top: "b" lrn_param { alpha: 0.5 } }',
+    "Dropout": 'layer { name: "l" type: "Dropout" bottom: "a" top: "b" }',
+    "BatchNorm": 'layer { name: "l" type: "BatchNorm" bottom: "a" top: "b" }',
+    "Scale": 'layer { name: "l" type: "Scale" bottom: "a" top: "b" scale_param { bias_term: true } }',
+    "Eltwise SUM": """layer { name: "s" type: "TanH" bottom: "a" top: "s" }
+        layer { name: "l" type: "Eltwise" bottom: "a" bottom: "s" top: "b" eltwise_param { coeff: 1 coeff: -0.5 } }
+        layer { name: "r" type: "ReLU" bottom: "b" top: "b" }""",
+    "Eltwise PROD": """layer { name: "s" type: "Sigmoid" bottom: "a" top: "s" }
+        layer { name: "l" type: "Eltwise" bottom: "a" bottom: "s" top: "b" eltwise_param { operation: PROD } }""",
+    "Eltwise MAX": """layer { name: "s" type: "Sigmoid" bottom: "a" top: "s" }
+        layer { name: "l" type: "Eltwise" bottom: "a" bottom: "s" top: "b" eltwise_param { operation: MAX } }""",
+    "Concat and Slice": """layer { name: "l" type: "Slice" bottom: "a" top: "s" top: "t"
+          slice_param { slice_point: 5 } }
+        layer { name: "m" type: "Concat" bottom: "t" bottom: "s" top: "b" }""",
+    "residual": """layer { name: "n" type: "BatchNorm" bottom: "a" top: "n" }
+        layer { name: "l" type: "Eltwise" bottom: "n" bottom: "a" top: "b" }
+        layer { name: "r" type: "ReLU" bottom: "b" top: "b" }""",
+}
+# Rounding moves some values over their edge, and their gradients with them.
+KINKS = ("ReLU", "Pooling MAX", "Eltwise MAX", "Eltwise SUM", "residual")
+AROUND = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 5 dim: 7 dim: 6 } } }
+layer { name: "t" type: "Input" top: "target" input_param { shape { dim: 3 dim: 4 } } }
+layer { name: "first" type: "Convolution" bottom: "x" top: "a"
+  convolution_param { num_output: %d kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+%s
+layer { name: "last" type: "InnerProduct" bottom: "b" top: "y"
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "target" top: "loss" }
+"""
+
+
+@needs_bf16
+@pytest.mark.parametrize("channels", [16, 10])
+@pytest.mark.parametrize("kind", ALONE)
+def test_every_layer_within_a_few_roundings(kind, channels):
+    found = []
+    for precision in ("fp32", "bf16"):
+        net = Net(parse_net(AROUND % (channels, ALONE[kind]), "alone"), proto.TRAIN, precision=precision)
+        randomise(net)
+        net.run_forward()
+        net.backward()
+        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
+        found[-1]["loss"] = net.blobs["loss"].data
+    for what, values in found[0].items():
+        size = np.linalg.norm(found[0]["first[0]" if what == "first[1]" else what])
+        assert np.linalg.norm(found[1][what] - values) <= (0.1 if kind in KINKS else 0.02) * size, what
+
+
+@needs_bf16
+def test_files_hold_float32_and_serve_both(tmp_path):
+    make, shapes = NETS["cifar10"]
+    nets = {p: Net(make(), proto.TRAIN, precision=p, seed=3, shapes_of=lambda m, w: shapes) for p in ("bf16", "fp32")}
+    path = tmp_path / "net.caffemodel"
+    for source, target in (("bf16", "fp32"), ("fp32", "bf16")):
+        weights = nets[source].weights_by_layer()
+        write_caffemodel(path, nets[source].message, weights)
+        assert nets[target].load_weights(read_caffemodel(path), str(path)) == []
+        for layer, blobs in nets[target].weights_by_layer().items():
+            for ours, theirs in zip(blobs, weights[layer], strict=True):
+                assert ours.tobytes() == theirs.tobytes()
