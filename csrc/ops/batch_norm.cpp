@@ -187,14 +187,24 @@ private:
 
     void gather_statistics(const Slice& slice) {
         const double count = double(grid_.per_channel());
-        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
-            double sum = 0, squares = 0;
-            for (int64_t part = 0; part < grid_.parts(); part++) {
-                sum += *sums(0, part, c);
-                squares += *sums(1, part, c);
+        double sum[Panel::widest], squares[Panel::widest];
+        add_parts(slice, sum, squares);
+        for (int64_t i = 0; i < slice.count; i++) {
+            const double away = sum[i] / count;
+            const double variance = std::max(0.0, squares[i] / count - away * away);
+            set_channel(slice.channel + i, float(values(mean_)[slice.channel + i] + away), float(variance));
+        }
+    }
+
+    // Totals over all parts, of both rows.
+    void add_parts(const Slice& slice, double* totals, double* others) const {
+        for (double* each : {totals, others}) std::fill_n(each, slice.count, 0.0);
+        for (int64_t part = 0; part < grid_.parts(); part++) {
+            const float *const a = sums(0, part, slice.channel), *const b = sums(1, part, slice.channel);
+            for (int64_t i = 0; i < slice.count; i++) {
+                totals[i] += a[i];
+                others[i] += b[i];
             }
-            const double away = sum / count;
-            set_channel(c, float(values(mean_)[c] + away), float(std::max(0.0, squares / count - away * away)));
         }
     }
 
@@ -273,18 +283,16 @@ private:
     // Sums over all parts: the gradients of scale and shift, and, in place of the first part's, the means of dx.
     void finish_sums(const Slice& slice) {
         const double count = double(grid_.per_channel());
-        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
-            double of_g = 0, of_gx = 0;
-            for (int64_t part = 0; part < grid_.parts(); part++) {
-                of_g += *sums(0, part, c);
-                of_gx += *sums(1, part, c);
-            }
+        double of_g[Panel::widest], of_gx[Panel::widest];
+        add_parts(slice, of_g, of_gx);
+        for (int64_t i = 0; i < slice.count; i++) {
+            const int64_t c = slice.channel + i;
             const double spread = 1 / std::sqrt(double(values(variance_)[c]) + eps_);
-            if (scale_) add_gradient(scale_, c, float(of_gx * spread));
-            if (shift_) add_gradient(shift_, c, float(of_g));
+            if (scale_) add_gradient(scale_, c, float(of_gx[i] * spread));
+            if (shift_) add_gradient(shift_, c, float(of_g[i]));
             const double factor = global_ ? 0 : values(factor_)[c];
-            *sums(0, 0, c) = float(-factor * spread * spread * of_gx / count);
-            *sums(1, 0, c) = float(-factor * of_g / count);
+            *sums(0, 0, c) = float(-factor * spread * spread * of_gx[i] / count);
+            *sums(1, 0, c) = float(-factor * of_g[i] / count);
         }
     }
 

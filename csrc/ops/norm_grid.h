@@ -113,7 +113,7 @@ public:
     }
 
 private:
-    static constexpr int64_t first_cache = 32 << 10, blocks_per_part = 4;
+    static constexpr int64_t first_cache = 64 << 10, blocks_per_part = 2;
 
     int64_t per_row_limit() const { return dense_ ? total_ : rows_.inner; }
 
