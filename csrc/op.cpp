@@ -50,7 +50,14 @@ void Op::place_scratch(char* base) const {
 }
 
 void Op::run(const Calls& calls, const dnnl::stream& stream) {
-    for (const auto& call : calls) call.primitive.execute(stream, call.args);
+    for (const auto& call : calls) {
+        // As primitive::execute does, which would build this list each time.
+        if (call.list.empty())
+            for (const auto& [which, memory] : call.args) call.list.push_back({which, memory.get(true)});
+        const auto status = dnnl_primitive_execute(call.primitive.get(), stream.get(), int(call.list.size()),
+                                                   call.list.data());
+        dnnl::error::wrap_c_api(status, "could not execute a primitive");
+    }
 }
 
 TensorPtr Op::output(size_t i, const Layout& layout) {

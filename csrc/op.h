@@ -92,6 +92,7 @@ protected:
     struct Call {
         dnnl::primitive primitive;
         std::unordered_map<int, dnnl::memory> args;
+        mutable std::vector<dnnl_exec_arg_t> list;  // args as oneDNN's C interface takes them, from the first run on
     };
     using Calls = std::vector<Call>;
     static void run(const Calls& calls, const dnnl::stream& stream);
