@@ -38,7 +38,10 @@ public:
         if (!global_) update_statistics();
     }
 
-    void backward(const dnnl::stream&) override { is_bf16() ? backward_of<bf16>() : backward_of<float>(); }
+    void backward(const dnnl::stream& stream) override {
+        is_bf16() ? backward_of<bf16>() : backward_of<float>();
+        run(backward_calls_, stream);
+    }
 
 private:
     // Results larger than this will have left the caches before they are read.
@@ -251,7 +254,6 @@ private:
                   [&](int64_t part, int64_t first, int64_t last) {
                       if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
                   });
-        run(backward_calls_, dnnl::stream(cpu()));
     }
 
     // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.
