@@ -45,7 +45,7 @@ public:
 
 private:
     // Results larger than this will have left the caches before they are read.
-    static constexpr int64_t cached_bytes = int64_t(1) << 20;
+    static constexpr int64_t cached_bytes = int64_t(16) << 20;
 
     bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 

@@ -54,6 +54,15 @@ ENGINE_INLINE void store(bf16* into, Vector value) {
     __builtin_memcpy(into, &halves, sizeof(halves));
 }
 
+// a b + c.
+ENGINE_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(ENGINE_AVX512)
+    return Vector(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#else
+    return a * b + c;
+#endif
+}
+
 // Stores past the caches are not ordered with others.
 template <bool past_caches>
 ENGINE_INLINE void finish_stores() {
@@ -121,7 +130,7 @@ void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, f
             for (int v = 0; v < count; v++) {
                 const Vector away = lanes.get(x + row * panel.step, v) - middle[v];
                 sum[chain][v] += away;
-                square[chain][v] += away * away;
+                square[chain][v] = multiply_add(away, away, square[chain][v]);
             }
         };
         int64_t row = 0;
@@ -157,7 +166,7 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
                     const int64_t at = row * panel.step;
 #pragma GCC unroll 4
                     for (int v = 0; v < count; v++) {
-                        Vector value = (lanes.get(job.x + at, v) - mean[v]) * scale[v] + shift[v];
+                        Vector value = multiply_add(lanes.get(job.x + at, v) - mean[v], scale[v], shift[v]);
                         if constexpr (adds) value += lanes.get(job.residual + at, v);
                         value = value < floor ? floor : value;
                         lanes.template put<decltype(past_caches)::value>(job.y + at, v, value);
@@ -192,10 +201,10 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
                             if constexpr (from_y)
                                 g = positive(lanes.get(job.y + at, v), g);
                             else
-                                g = positive(away * scale[v] + shift[v], g);
+                                g = positive(multiply_add(away, scale[v], shift[v]), g);
                             if constexpr (kept) lanes.template put<false>(job.kept + at, v, g);
                             g_sums[chain][v] += g;
-                            gx_sums[chain][v] += g * away;
+                            gx_sums[chain][v] = multiply_add(g, away, gx_sums[chain][v]);
                         }
                     };
                     int64_t row = 0;
@@ -239,8 +248,8 @@ void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* 
                     for (int v = 0; v < count; v++) {
                         const Vector away = lanes.get(job.x + at, v) - mean[v];
                         Vector g = lanes.get(job.given + at, v);
-                        if constexpr (masks) g = positive(away * scale[v] + shift[v], g);
-                        const Vector value = of_g[v] * g + of_x[v] * away + constant[v];
+                        if constexpr (masks) g = positive(multiply_add(away, scale[v], shift[v]), g);
+                        const Vector value = multiply_add(of_g[v], g, multiply_add(of_x[v], away, constant[v]));
                         lanes.template put<decltype(past)::value>(wanted + at, v, value);
                     }
                 }
