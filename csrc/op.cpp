@@ -54,8 +54,8 @@ void Op::run(const Calls& calls, const dnnl::stream& stream) {
         // As primitive::execute does, which would build this list each time.
         if (call.list.empty())
             for (const auto& [which, memory] : call.args) call.list.push_back({which, memory.get(true)});
-        const auto status = dnnl_primitive_execute(call.primitive.get(), stream.get(), int(call.list.size()),
-                                                   call.list.data());
+        const auto status =
+            dnnl_primitive_execute(call.primitive.get(), stream.get(), int(call.list.size()), call.list.data());
         dnnl::error::wrap_c_api(status, "could not execute a primitive");
     }
 }

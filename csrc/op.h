@@ -134,8 +134,8 @@ protected:
     // The gradient of parameter i: straight into the arena, or through scratch when it is accumulated or not wanted.
     Target writing_gradient(size_t i, const Layout& wanted);
     void finish(const Target& target, Calls& calls);
-    // Parameter i for a primitive that wants it in `wanted`. The first reader of a parameter decides its layout; its type
-    // is always float32.
+    // Parameter i for a primitive that wants it in `wanted`. The first reader of a parameter decides its layout; its
+    // type is always float32.
     dnnl::memory reading_param(size_t i, const Layout& wanted, Calls& calls);
     // For kernels of our own that keep a parameter as a row-major array.
     void plain_param(size_t i);
