@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from engine.cores import ranges
 from engine.report.table import human, table
 
 
@@ -47,17 +48,6 @@ def to_text(found: dict[str, Any]) -> str:
         ("Python", found["python"]),
     ]
     return table(("what", "found"), rows, "<<")
-
-
-def ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _first_value(path: str, name: str) -> str | None:

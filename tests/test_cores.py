@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from engine.comm.world import World
-from engine.cores import limit_spinning, share_cores, threads_for
-from engine.device import ranges
+from engine.cores import core_plan, limit_spinning, ranges, share_cores, threads_for
 
 
 def test_ranks_on_the_same_cores_divide_them():
@@ -61,3 +60,26 @@ assert _core.threads() == 1, _core.threads()
 
 def test_ranges():
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and ranges([3]) == "3"
+
+
+FOUR = ("node1", (0, 1, 2, 3))
+
+
+def plan(ranks: int, threads: int, servers: int = 0, server_cores=None) -> tuple[str, str]:
+    return core_plan(FOUR, [FOUR] * ranks, threads=threads, servers=servers, server_cores=server_cores, decoders=2)
+
+
+def test_the_plan_of_cores():
+    assert plan(1, 4) == ("Cores 0-3; on this rank 4 compute threads, 2 decoding threads", "")
+    line, warning = plan(2, 1, servers=2, server_cores=(2, 3))
+    assert line == (
+        "Cores 0-3, shared by 2 ranks; on this rank 1 compute thread, 2 communication servers (pinned to 2-3), "
+        "2 decoding threads"
+    )
+    assert warning == ""
+
+
+def test_overlaps_are_told():
+    assert "8 compute threads on 4 cores" in plan(2, 4)[1] and plan(2, 4)[1].endswith("OMP_NUM_THREADS=2")
+    assert plan(2, 2, servers=2)[1].startswith("communication servers run on cores that compute, too")
+    assert plan(1, 3, servers=1, server_cores=(0,))[1] and not plan(1, 3, servers=1)[1]

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "evaluate": {"config", "feeding", "graph", "net", "report", "comm"},
     "solver": {
         *("proto", "config", "names", "feeding", "evaluate", "net", "graph", "weights", "report", "comm", "_core"),
-        "precision",
+        *("precision", "cores", "data"),
     },
 }
 # The verbs and what belongs to one of them only: these may import everything but each other's insides and cli.

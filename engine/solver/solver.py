@@ -15,6 +15,8 @@ from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
+from engine.cores import all_hosts_and_cores, core_plan, host_and_cores
+from engine.data.prefetch import data_threads
 from engine.errors import CommError, DataError, NumericalError
 from engine.feeding import Feeder
 from engine.net import Net
@@ -108,6 +110,21 @@ class Solver:
         self.world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
         return net
 
+    def _log_cores(self) -> None:
+        """Collective. Which threads there are, and a warning where they are in each other's way."""
+        alone = self.world.size == 1
+        line, warning = core_plan(
+            host_and_cores(),
+            all_hosts_and_cores(self.world),
+            threads=self.threads,
+            servers=0 if alone else self.strategy.settings.servers,
+            server_cores=None if alone else self.strategy.settings.cores,
+            decoders=data_threads() if self.feeder.size else 0,
+        )
+        log(line)
+        if warning and self.world.rank == 0:
+            warn(warning)
+
     def _connect(self) -> None:
         """Buckets, update rule, and the strategy that takes gradients away while backward runs."""
         from engine import _core
@@ -183,6 +200,7 @@ class Solver:
         log(f"Solving {self.net.name}")
         log(f"Learning Rate Policy: {self.param.lr_policy}")
         log(self._describe())
+        self._log_cores()
         if self.world.size > 1:
             log(f"Link: {self.world.links()}")
         self.share_weights()
