@@ -181,6 +181,44 @@ def test_norms_add_shortcuts_and_gradients(channels, relu, global_stats):
         assert np.linalg.norm(found[0][what] - values) <= 3e-5 * np.linalg.norm(values), what
 
 
+# Both terms of the sum have one gradient in common, which neither may change before the other has read it.
+SHARED_GRADIENT = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 16 dim: 6 dim: 5 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 3 } } }
+layer { name: "conv0" type: "Convolution" bottom: "x" top: "a"
+  convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "msra" } } }
+layer { name: "relu0" type: "ReLU" bottom: "a" top: "a" }
+layer { name: "conv1" type: "Convolution" bottom: "x" top: "b"
+  convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "msra" } } }
+%s
+layer { name: "relu1" type: "ReLU" bottom: "b" top: "b" }
+layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "s" }
+%s
+layer { name: "ip" type: "InnerProduct" bottom: "s" top: "ip"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+NORM = 'layer { name: "bn" type: "BatchNorm" bottom: "b" top: "b" }'
+AGAIN = """layer { name: "conv2" type: "InnerProduct" bottom: "b" top: "c"
+    inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+  layer { name: "loss2" type: "SoftmaxWithLoss" bottom: "c" bottom: "label" top: "loss2" }"""
+
+
+@pytest.mark.parametrize("norm", ["", NORM])
+@pytest.mark.parametrize("again", ["", AGAIN])
+def test_gradients_that_layers_share_stay_whole(norm, again):
+    found = []
+    for passes in (PASSES, frozenset()):
+        net = Net(parse_net(SHARED_GRADIENT % (norm, again), "shared.prototxt"), proto.TRAIN, passes=passes)
+        randomise(net)
+        net.run_forward()
+        net.backward()
+        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
+    for what, values in found[1].items():
+        size = max(np.linalg.norm(other) for name, other in found[1].items() if name[:5] == what[:5])
+        assert np.linalg.norm(found[0][what] - values) <= 3e-5 * size, what
+
+
 def test_nothing_is_fused_away_that_somebody_reads():
     text = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 5 dim: 5 } } }

@@ -18,7 +18,7 @@ layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 16 d
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
 layer { name: "pool" type: "Pooling" bottom: "x" top: "p" pooling_param { kernel_size: 2 stride: 2 } }
 layer { name: "conv" type: "Convolution" bottom: "p" top: "c" convolution_param { num_output: 16 kernel_size: 3 } }
-layer { name: "relu" type: "ReLU" bottom: "c" top: "c" }
+layer { name: "sigmoid" type: "Sigmoid" bottom: "c" top: "c" }
 layer { name: "drop" type: "Dropout" bottom: "c" top: "d" }
 layer { name: "ip" type: "InnerProduct" bottom: "d" top: "ip" inner_product_param { num_output: 5 } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
@@ -29,7 +29,7 @@ def test_casts_stand_only_where_the_precision_changes():
     graph = prepare(build(parse_net(CHAIN, "chain.prototxt"), proto.TRAIN), precision="bf16")
     found = [layer.type if layer.type != "Cast" else f"to bf16: {layer.to_bf16}" for layer in graph.layers]
     down, up = "to bf16: True", "to bf16: False"
-    chain = ["Pooling", down, "Convolution", "ReLU", up, "Dropout", down, "InnerProduct", up, "SoftmaxWithLoss"]
+    chain = ["Pooling", down, "Convolution", "Sigmoid", up, "Dropout", down, "InnerProduct", up, "SoftmaxWithLoss"]
     assert [each for each in found if each != "Input"] == chain
     assert "Cast" not in [layer.type for layer in prepare(build(parse_net(CHAIN, "x"), proto.TRAIN)).layers]
 

@@ -82,13 +82,18 @@ private:
         if (relu_ && adds()) touch(Pass::backward, outputs_[0]);
         if (adds() && input_gradient(1))
             build_shortcut_gradient();
-        else if (given_.size() == 2)
-            kept_ = given_[0]->memory;
-        else if (relu_ && adds())
-            kept_ = scratch(input(0)->layout);
+        else if (given_.size() == 2 || (relu_ && adds()))
+            build_kept_gradient();
         if (!input_gradient(0)) return;
         touch(Pass::backward, input(0)->diff);
         for (const auto& each : given_) may_overwrite(Pass::backward, each, input(0)->diff);
+    }
+
+    void build_kept_gradient() {
+        const TensorPtr kept = workspace("gradient", input(0)->layout);
+        kept_ = kept->memory;
+        touch(Pass::backward, kept);
+        may_overwrite(Pass::backward, given_[0], kept);
     }
 
     // What arrives behind the addition is the gradient of both its terms.

@@ -57,8 +57,8 @@ private:
         const auto kind = forward_kind(spec_);
         if (bias_)
             return forward_pd(cpu(), kind, how, src_, weights_, bias_layout_, dst_, stride_, dilation_, pad_, pad_,
-                              user_scratchpad());
-        return forward_pd(cpu(), kind, how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, user_scratchpad());
+                              forward_attr());
+        return forward_pd(cpu(), kind, how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, forward_attr());
     }
 
     weights_pd make_backward_weights(const forward_pd& hint) const {
@@ -121,11 +121,11 @@ private:
         if (!one_pixel()) columns_ = scratch(seen);
         const dnnl::matmul::primitive_desc pd(cpu(), given, seen, wanted, attr);
         backward_calls_.push_back({dnnl::matmul(pd),
-                                   {{DNNL_ARG_SRC, outputs_[0]->diff->as(given)},
+                                   {{DNNL_ARG_SRC, gradient()->as(given)},
                                     {DNNL_ARG_WEIGHTS, columns_ ? columns_ : input(0)->as(seen)},
                                     {DNNL_ARG_DST, diff->as(wanted)},
                                     {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
-        touch(Pass::backward, {input(0), outputs_[0]->diff});
+        touch(Pass::backward, {input(0), gradient()});
     }
 
     void gather_columns() const {

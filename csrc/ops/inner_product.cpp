@@ -51,8 +51,8 @@ private:
 
     forward_pd make_forward() const {
         const auto kind = forward_kind(spec_);
-        if (bias_) return forward_pd(cpu(), kind, src_, weights_, bias_layout_, dst_, user_scratchpad());
-        return forward_pd(cpu(), kind, src_, weights_, dst_, user_scratchpad());
+        if (bias_) return forward_pd(cpu(), kind, src_, weights_, bias_layout_, dst_, forward_attr());
+        return forward_pd(cpu(), kind, src_, weights_, dst_, forward_attr());
     }
 
     weights_pd make_backward_weights(const forward_pd& hint) const {

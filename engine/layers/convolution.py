@@ -20,6 +20,7 @@ class Convolution(Layer):
     """
 
     bf16 = True
+    relu = False  # what `absorb` has taken over
 
     @property
     def param(self):
@@ -97,7 +98,14 @@ class Convolution(Layer):
         return params
 
     def attributes(self) -> dict[str, Any]:
-        return {**self.window, "group": self.param.group, "bias": self.param.bias_term}
+        return {**self.window, "group": self.param.group, "bias": self.param.bias_term, "relu": self.relu}
+
+    def absorb(self, following: Layer) -> bool:
+        """A ReLU without slope."""
+        if self.relu or self.param.relu:
+            return False
+        self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0
+        return self.relu
 
     def lower(self, builder: Builder) -> None:
         x = builder.tensor(self.bottoms[0])

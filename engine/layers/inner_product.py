@@ -20,6 +20,7 @@ class InnerProduct(Layer):
     (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output)."""
 
     bf16 = True
+    relu = False  # what `absorb` has taken over
 
     @property
     def param(self):
@@ -52,7 +53,7 @@ class InnerProduct(Layer):
             "InnerProduct",
             self,
             [x],
-            {"bias": self.param.bias_term, "transpose": self.param.transpose},
+            {"bias": self.param.bias_term, "transpose": self.param.transpose, "relu": self.relu},
             tops=[top] if last else [],
             shapes=[rows],
         )[0]
@@ -61,6 +62,13 @@ class InnerProduct(Layer):
             y = builder.op("ReLU", self, [y], slope, params=[], tops=[top] if direct else [], shapes=[rows])[0]
         if not direct:
             builder.view(self, y, top.shape, top)
+
+    def absorb(self, following: Layer) -> bool:
+        """A ReLU without slope."""
+        if self.relu or self.param.relu:
+            return False
+        self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0
+        return self.relu
 
     def flops(self) -> int:
         outputs = math.prod(self.tops[0].shape)

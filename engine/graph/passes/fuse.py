@@ -1,4 +1,4 @@
-"""Neighbours that one kernel can do: BatchNorm + Scale + addition + ReLU + Split, and Eltwise SUM + ReLU."""
+"""Neighbours that one op can do: BatchNorm + Scale + addition + ReLU + Split; Convolution, InnerProduct, sum + ReLU."""
 
 from __future__ import annotations
 
