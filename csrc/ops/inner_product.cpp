@@ -1,6 +1,7 @@
 // y = x W' + b, over everything from the given axis on.
 // inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
 // `transpose`, and bias (O); attributes: bias, transpose.
+#include "parts.h"
 #include "weighted.h"
 
 namespace engine {
@@ -25,8 +26,7 @@ public:
 
         forward_pd forward = make_forward();
         if (forward.src_desc() != input(0)->layout) keep_source(forward);
-        if (type != memory::data_type::f32 && weights_learn())
-            decide_weights(make_backward_weights(forward).diff_weights_desc());
+        if (weights_learn()) keep_weights(forward);
         add_forward<dnnl::inner_product_forward>(forward);
         if (weights_learn()) add_backward_weights<dnnl::inner_product_backward_weights>(make_backward_weights(forward));
         if (input_gradient(0)) add_backward_data<dnnl::inner_product_backward_data>(make_backward_data(forward));
@@ -62,6 +62,28 @@ private:
 
     data_pd make_backward_data(const forward_pd& hint) const {
         return data_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
+    }
+
+    // Weights as their gradient is laid out, so that neither is reordered: an inner product over images has more of
+    // them than of anything else. Unless only the reference kernel would take them so.
+    void keep_weights(forward_pd& pd) {
+        const Layout gradient = make_backward_weights(pd).diff_weights_desc();
+        const Layout preferred = weights_;
+        weights_ = layout_like(gradient, gradient.get_dims(), preferred.get_data_type());
+        const bool same = preferred.get_data_type() == memory::data_type::f32 || gradient.get_inner_blks().empty();
+        if (preferred.get_data_type() == memory::data_type::f32) weights_ = gradient;
+        try {
+            const forward_pd kept = make_forward();
+            if (same && std::string(kept.impl_info_str()).find("ref") == std::string::npos) {
+                pd = kept;
+                decide_weights(gradient);
+                return;
+            }
+        } catch (const dnnl::error&) {
+            // no kernel takes this layout: weights are reordered instead
+        }
+        weights_ = preferred;
+        if (preferred.get_data_type() != memory::data_type::f32) decide_weights(gradient);
     }
 
     // Weights can follow the layout of x for free, unless only the reference kernel would take it.
