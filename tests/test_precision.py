@@ -66,6 +66,11 @@ ALONE = {
     "ReLU": 'layer { name: "l" type: "ReLU" bottom: "a" top: "b" relu_param { negative_slope: 0.1 } }',
     "Sigmoid": 'layer { name: "l" type: "Sigmoid" bottom: "a" top: "b" }',
     "TanH": 'layer { name: "l" type: "TanH" bottom: "a" top: "b" }',
+    "Clip": 'layer { name: "l" type: "Clip" bottom: "a" top: "b" clip_param { min: -0.5 max: 0.8 } }',
+    "ELU": 'layer { name: "l" type: "ELU" bottom: "a" top: "b" elu_param { alpha: 0.7 } }',
+    "PReLU": 'layer { name: "l" type: "PReLU" bottom: "a" top: "b" }',
+    "ReLU6": 'layer { name: "l" type: "ReLU6" bottom: "a" top: "b" }',
+    "Swish": 'layer { name: "l" type: "Swish" bottom: "a" top: "b" swish_param { beta: 1.5 } }',
     "Pooling MAX": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"
         pooling_param { kernel_size: 3 stride: 2 } }""",
     "Pooling AVE": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"
@@ -89,7 +94,7 @@ ALONE = {
         layer { name: "r" type: "ReLU" bottom: "b" top: "b" }""",
 }
 # Rounding moves some values over their edge, and their gradients with them.
-KINKS = ("ReLU", "Pooling MAX", "Eltwise MAX", "Eltwise SUM", "residual")
+KINKS = ("ReLU", "Clip", "PReLU", "ReLU6", "Pooling MAX", "Eltwise MAX", "Eltwise SUM", "residual")
 AROUND = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 5 dim: 7 dim: 6 } } }
 layer { name: "t" type: "Input" top: "target" input_param { shape { dim: 3 dim: 4 } } }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 from engine.layers.base import Layer, Shape
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
 
 
 class Activation(Layer):
@@ -10,3 +16,14 @@ class Activation(Layer):
 
     def infer(self) -> list[Shape]:
         return [self.shapes[0]]
+
+
+class Unary(Activation):
+    """An activation of a kernel that does not know where a layout has padding, which must stay zero."""
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.tensor(self.bottoms[0])
+        bytes_each = 2 if x.dtype == "bf16" else 4
+        if x.nbytes != bytes_each * math.prod(x.shape):
+            x = builder.plain(self, x)
+        builder.op(self.type, self, [x], self.attributes())

@@ -1,0 +1,11 @@
+"""|x|."""
+
+from __future__ import annotations
+
+from engine.layers.activation import Activation
+from engine.layers.registry import register
+
+
+@register("AbsVal")
+class AbsVal(Activation):
+    """Bottom and top: any shape. The gradient at 0 is 0."""

@@ -1,0 +1,11 @@
+"""log(1 + exp(x)), the binomial normal log likelihood."""
+
+from __future__ import annotations
+
+from engine.layers.activation import Activation
+from engine.layers.registry import register
+
+
+@register("BNLL")
+class BNLL(Activation):
+    """Bottom and top: any shape."""

@@ -1,0 +1,27 @@
+"""x, but at least `min` and at most `max`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.layers.activation import Unary
+from engine.layers.base import Shape
+from engine.layers.registry import register
+
+
+@register("Clip")
+class Clip(Unary):
+    """Bottom and top: any shape. The gradient passes where min <= x <= max."""
+
+    bf16 = True
+
+    def infer(self) -> list[Shape]:
+        param = self.message.clip_param
+        if not (param.HasField("min") and param.HasField("max")):
+            raise self.error("expected min and max in clip_param")
+        if not param.min <= param.max:
+            raise self.error(f"expected min up to max, got min {param.min:g} and max {param.max:g}")
+        return super().infer()
+
+    def attributes(self) -> dict[str, Any]:
+        return {"min": self.message.clip_param.min, "max": self.message.clip_param.max}

@@ -1,0 +1,26 @@
+"""base^(shift + scale x)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.layers.activation import Unary
+from engine.layers.base import Shape
+from engine.layers.registry import register
+
+
+@register("Exp")
+class Exp(Unary):
+    """Bottom and top: any shape. base -1 (the default) means e."""
+
+    def infer(self) -> list[Shape]:
+        base = self.message.exp_param.base
+        if base != -1 and not base > 0:
+            raise self.error(f"expected base above 0, or -1 for e, got {base:g}")
+        return super().infer()
+
+    def attributes(self) -> dict[str, Any]:
+        param = self.message.exp_param
+        log_base = 1.0 if param.base == -1 else math.log(param.base)
+        return {"rate": log_base * param.scale, "factor": math.exp(log_base * param.shift)}

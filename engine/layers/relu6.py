@@ -1,0 +1,13 @@
+"""x, but at least 0 and at most 6 (Howard et al. 2017, arXiv 1704.04861)."""
+
+from __future__ import annotations
+
+from engine.layers.activation import Unary
+from engine.layers.registry import register
+
+
+@register("ReLU6")
+class ReLU6(Unary):
+    """Bottom and top: any shape. The gradient passes where 0 < x < 6."""
+
+    bf16 = True

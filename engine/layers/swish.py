@@ -1,0 +1,18 @@
+"""x / (1 + exp(-beta x)) (Ramachandran et al. 2017, arXiv 1710.05941)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.layers.activation import Activation
+from engine.layers.registry import register
+
+
+@register("Swish")
+class Swish(Activation):
+    """Bottom and top: any shape."""
+
+    bf16 = True
+
+    def attributes(self) -> dict[str, Any]:
+        return {"beta": self.message.swish_param.beta}

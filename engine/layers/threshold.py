@@ -1,0 +1,18 @@
+"""1 where x exceeds the threshold, 0 elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.layers.activation import Unary
+from engine.layers.registry import register
+
+
+@register("Threshold")
+class Threshold(Unary):
+    """Bottom and top: any shape."""
+
+    differentiable = False
+
+    def attributes(self) -> dict[str, Any]:
+        return {"threshold": self.message.threshold_param.threshold}
