@@ -94,7 +94,7 @@ ALONE = {
         layer { name: "r" type: "ReLU" bottom: "b" top: "b" }""",
 }
 # Rounding moves some values over their edge, and their gradients with them.
-KINKS = ("ReLU", "Clip", "PReLU", "ReLU6", "Pooling MAX", "Eltwise MAX", "Eltwise SUM", "residual")
+KINKS = ("ReLU", "Clip", "ELU", "PReLU", "ReLU6", "Pooling MAX", "Eltwise MAX", "Eltwise SUM", "residual")
 AROUND = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 5 dim: 7 dim: 6 } } }
 layer { name: "t" type: "Input" top: "target" input_param { shape { dim: 3 dim: 4 } } }
