@@ -184,6 +184,7 @@ static void bind_program(py::module_& m) {
         .def("set_ranks", &set_ranks, "count"_a, "sum"_a, "For ops that normalise over all ranks.")
         .def("forward", &Program::forward, ReleaseGil())
         .def("backward", &Program::backward, ReleaseGil())
+        .def("parameters_changed", &Program::parameters_changed, ReleaseGil())
         .def("zero_gradients", &Program::zero_gradients, ReleaseGil())
         .def("first_nonfinite", &Program::first_nonfinite, ReleaseGil())
         .def("set_queue", &set_queue, "queue"_a.none(true), "gates"_a)

@@ -132,10 +132,15 @@ static Layout described_as(const TensorPtr& param, const Layout& wanted, const s
     return plain_layout(wanted.get_dims());
 }
 
-memory Op::reading_param(size_t i, const Layout& wanted, Calls& calls) {
+memory Op::described_param(size_t i, const Layout& wanted) {
     const bool float32 = wanted.get_data_type() == memory::data_type::f32;
     if (!param(i)->decided()) param(i)->decide(float32 ? wanted : plain_layout(wanted.get_dims()));
-    return reading(param(i), described_as(param(i), wanted, spec_.name), wanted, calls);
+    const Layout described = described_as(param(i), wanted, spec_.name);
+    return described == param(i)->layout ? param(i)->memory : param(i)->as(described);
+}
+
+memory Op::reading_param(size_t i, const Layout& wanted, Calls& calls) {
+    return reading(param(i), described_param(i, wanted).get_desc(), wanted, calls);
 }
 
 void Op::plain_param(size_t i) {

@@ -69,6 +69,9 @@ public:
     virtual void forward(const dnnl::stream& stream) { run(forward_calls_, stream); }
     virtual void backward(const dnnl::stream& stream) { run(backward_calls_, stream); }
 
+    // For ops that keep what they made of constant parameters: those have changed, other than by Tensor::write.
+    virtual void parameters_changed() {}
+
     // True when some bottom or parameter wants a gradient: only then does backward run.
     bool needs_backward() const;
     const OpSpec& spec() const { return spec_; }
@@ -137,6 +140,8 @@ protected:
     // Parameter i for a primitive that wants it in `wanted`. The first reader of a parameter decides its layout; its
     // type is always float32.
     dnnl::memory reading_param(size_t i, const Layout& wanted, Calls& calls);
+    // The same as it is, without a reorder: described with the dims of `wanted`.
+    dnnl::memory described_param(size_t i, const Layout& wanted);
     // For kernels of our own that keep a parameter as a row-major array.
     void plain_param(size_t i);
 

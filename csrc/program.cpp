@@ -138,6 +138,10 @@ void Program::backward() {
     }
 }
 
+void Program::parameters_changed() {
+    for (const auto& op : ops_) op->parameters_changed();
+}
+
 void Program::zero_gradients() {
     for (const auto& parameter : parameters_) {
         const auto& diff = parameter->diff;

@@ -44,7 +44,8 @@ public:
     void set_ranks(Ranks ranks) { ranks_ = std::move(ranks); }
     void forward();
     void backward();
-    void zero_gradients();  // of the parameters whose writers add
+    void parameters_changed();  // other than by Tensor::write; only nets that are not trained need to know
+    void zero_gradients();      // of the parameters whose writers add
     // The first op whose output is not finite, running forward again op by op; "" if all are.
     std::string first_nonfinite();
 

@@ -106,6 +106,9 @@ static Layout outside(const Tensor& tensor) {
 
 void Tensor::read(float* plain) const { copy(memory, dnnl::memory(outside(*this), cpu(), plain)); }
 
-void Tensor::write(const float* plain) { copy(dnnl::memory(outside(*this), cpu(), const_cast<float*>(plain)), memory); }
+void Tensor::write(const float* plain) {
+    copy(dnnl::memory(outside(*this), cpu(), const_cast<float*>(plain)), memory);
+    writes_++;
+}
 
 }  // namespace engine

@@ -71,6 +71,7 @@ struct Tensor {
     // Copies to and from a dense row-major float32 array of `shape`.
     void read(float* plain) const;
     void write(const float* plain);
+    uint64_t writes() const { return writes_; }  // how often write() has been called
 
     std::string name;
     Dims shape;  // Caffe's; () for a scalar
@@ -82,6 +83,9 @@ struct Tensor {
     dnnl::memory memory;
     TensorPtr diff;
     bool accumulate = false;  // of a parameter's diff: writers add to it (iter_size, shared parameters)
+
+private:
+    uint64_t writes_ = 0;
 };
 
 Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)

@@ -76,6 +76,8 @@ class Evaluator:
                 "the net has no data source whose end could be reached; give --iterations", self._config.path
             )
         mine = []
+        for net in [self.net, self._small[1]] if self._small else [self.net]:
+            net.program.parameters_changed()  # by training
         try:
             for k, size, outputs in self._batches(iterations):
                 mine.append((k, size, outputs))

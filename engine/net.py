@@ -14,6 +14,7 @@ from engine.fillers import fill_parameter
 from engine.graph.build import TRAIN, Graph, ShapesOf, build
 from engine.graph.lower import Builder
 from engine.graph.passes import memory_plan
+from engine.graph.passes.constant import mark_constant
 from engine.graph.passes.fuse import fuse
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.precision import lower_precision
@@ -23,7 +24,7 @@ from engine.layers.base import Blob, Layer, Parameter
 from engine.weights import shape_text
 
 PASSES = frozenset(
-    {"fuse", "memory_plan", "subsample"}
+    {"constant", "fuse", "memory_plan", "subsample"}
 )  # those that can be switched off; splits and gradients are the graph's meaning
 
 
@@ -339,6 +340,8 @@ def prepare(graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp3
         subsample(graph)
     insert_splits(graph)
     mark_gradients(graph, graph.phase == TRAIN)
+    if "constant" in passes:
+        mark_constant(graph)
     if "fuse" in passes:
         fuse(graph)
     if precision == "bf16":

@@ -26,7 +26,7 @@ public:
         dst_ = any_layout(out, type);
         weights_ = any_layout(weights, type);
         diff_weights_ = any_layout(weights, memory::data_type::f32);
-        if (bias_) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
+        if (biased()) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
 
         const auto forward = make_forward();
         const bool by_matmul = weights_learn() && suits_matmul(forward, attributes.integers("kernel"), group);
@@ -54,8 +54,9 @@ private:
     static constexpr auto how = algorithm::convolution_direct;
 
     forward_pd make_forward() const {
-        const auto kind = forward_kind(spec_);
-        if (bias_)
+        const auto kind =
+            prop_kind::forward_training;  // the kernels offered for inference are not faster, on the whole
+        if (biased())
             return forward_pd(cpu(), kind, how, src_, weights_, bias_layout_, dst_, stride_, dilation_, pad_, pad_,
                               forward_attr());
         return forward_pd(cpu(), kind, how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, forward_attr());

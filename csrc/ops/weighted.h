@@ -1,6 +1,10 @@
-// What Convolution and InnerProduct have in common: a source, weights, an optional bias, a ReLU that the graph may have
-// fused in, and three primitives. params: weights, bias.
+// What Convolution and InnerProduct have in common: a source, weights, an optional bias, and three primitives; and what
+// the graph may have fused in: the addition of a second input and a ReLU, and, where the attribute `constant` says that
+// parameters change rarely, a normalisation by running statistics. params: weights, bias, then with the attribute
+// `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
 #pragma once
+
+#include <cmath>
 
 #include "onednn_util.h"
 
@@ -9,16 +13,35 @@ namespace engine {
 class Weighted : public Op {
 protected:
     explicit Weighted(OpSpec spec)
-        : Op(std::move(spec)), bias_(spec_.attributes.flag("bias")), relu_(spec_.attributes.flag("relu")) {}
+        : Op(std::move(spec)),
+          bias_(spec_.attributes.flag("bias")),
+          adds_(spec_.attributes.flag("adds")),
+          relu_(spec_.attributes.flag("relu")),
+          constant_(spec_.attributes.flag("constant")),
+          norm_(spec_.attributes.flag("norm")) {}
 
+public:
+    void forward(const dnnl::stream& stream) override {
+        if (kept_weights_ && writes() != seen_) keep_parameters(stream);
+        if (adds_ && added_.get_data_handle() != outputs_[0]->data())
+            dnnl::reorder(added_, outputs_[0]->memory).execute(stream, added_, outputs_[0]->memory);
+        Op::forward(stream);
+    }
+
+    void parameters_changed() override { seen_ = never; }
+
+protected:
     primitive_attr forward_attr() const {
         primitive_attr attr = user_scratchpad();
-        if (!relu_) return attr;
         dnnl::post_ops post;
-        post.append_eltwise(algorithm::eltwise_relu, 0.f, 0.f);
+        if (adds_) post.append_sum(1.f);
+        if (relu_) post.append_eltwise(algorithm::eltwise_relu, 0.f, 0.f);
         attr.set_post_ops(post);
         return attr;
     }
+
+    // Whether the kernel adds one: the parameter, or what the normalisation amounts to.
+    bool biased() const { return bias_ || norm_; }
 
     bool weights_learn() const { return param_gradient(0) || (bias_ && param_gradient(1)); }
 
@@ -30,16 +53,69 @@ protected:
     template <typename Primitive>
     void add_forward(const typename Primitive::primitive_desc& pd) {
         const memory src = reading(input(0), pd.src_desc(), forward_calls_);
-        const memory weights = reading_param(0, pd.weights_desc(), forward_calls_);
+        const memory weights =
+            constant_ ? constant_weights(pd.weights_desc()) : reading_param(0, pd.weights_desc(), forward_calls_);
         output(0, pd.dst_desc());
         Call call{Primitive(pd),
                   {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, outputs_[0]->memory}}};
-        if (bias_) call.args[DNNL_ARG_BIAS] = reading_param(1, pd.bias_desc(), forward_calls_);
+        if (norm_)
+            call.args[DNNL_ARG_BIAS] = kept_bias_ = memory(pd.bias_desc(), cpu());
+        else if (bias_)
+            call.args[DNNL_ARG_BIAS] = reading_param(1, pd.bias_desc(), forward_calls_);
+        if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
+            added_ = input(1)->memory;
+            touch(Pass::forward, input(1));
+            if (added_.get_desc() == pd.dst_desc()) may_overwrite(Pass::forward, input(1), outputs_[0]);
+        }
         call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
         forward_calls_.push_back(call);
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
         if (relu_ && needs_backward() && output_gradient(0)) close_relu();
+    }
+
+    // Weights as the kernel takes them, made when they have changed.
+    memory constant_weights(const Layout& wanted) {
+        if (norm_)
+            for (size_t i = 1; i < spec_.params.size(); i++) plain_param(i);
+        if (norm_ && !param(0)->decided()) param(0)->decide(plain_layout(wanted.get_dims()));
+        given_weights_ = described_param(0, wanted);
+        if (!norm_ && given_weights_.get_desc() == wanted) return given_weights_;
+        return kept_weights_ = memory(wanted, cpu());
+    }
+
+    uint64_t writes() const {
+        uint64_t count = 0;
+        for (const auto& each : spec_.params) count += each->writes();
+        return count;
+    }
+
+    void keep_parameters(const dnnl::stream& stream) {
+        seen_ = writes();
+        if (!norm_) {
+            dnnl::reorder(given_weights_, kept_weights_).execute(stream, given_weights_, kept_weights_);
+            return;
+        }
+        memory plain(plain_layout(kept_weights_.get_desc().get_dims()), cpu());
+        dnnl::reorder(given_weights_, plain).execute(stream, given_weights_, plain);
+        fold(static_cast<float*>(plain.get_data_handle()), static_cast<float*>(kept_bias_.get_data_handle()));
+        dnnl::reorder(plain, kept_weights_).execute(stream, plain, kept_weights_);
+    }
+
+    // scale ((w x + b) - mean) / sqrt(variance + eps) + shift is another w x + b. BatchNorm's files hold decayed sums,
+    // and the factor to divide them by.
+    void fold(float* weights, float* bias) const {
+        const size_t at = bias_ ? 2 : 1;
+        const bool scaled = spec_.attributes.flag("scale"), shifted = spec_.attributes.flag("shift");
+        const float eps = float(spec_.attributes.real("eps")), count = param(at + 2)->data()[0];
+        const float factor = count == 0 ? 0 : 1 / count;
+        const int64_t outputs = param(at)->count(), inputs = param(0)->count() / outputs;
+        for (int64_t o = 0; o < outputs; o++) {
+            const float mean = factor * param(at)->data()[o], variance = factor * param(at + 1)->data()[o];
+            const float scale = (scaled ? param(at + 3)->data()[o] : 1) / std::sqrt(variance + eps);
+            for (int64_t i = 0; i < inputs; i++) weights[o * inputs + i] *= scale;
+            bias[o] = scale * ((bias_ ? param(1)->data()[o] : 0) - mean) + (shifted ? param(at + 4)->data()[o] : 0);
+        }
     }
 
     // The gradient behind the ReLU, without what does not pass it.
@@ -98,8 +174,12 @@ protected:
         touch(Pass::backward, {gradient(), input(0)->diff});
     }
 
-    bool bias_, relu_;
+    bool bias_, adds_, relu_, constant_, norm_;
     TensorPtr passed_;
+    memory added_;
+    memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel takes them
+    static constexpr uint64_t never = UINT64_MAX;
+    uint64_t seen_ = never;  // writes() when they were made
     // As they are asked for: "any" where the kernel may choose. Gradients of parameters are float32.
     Layout src_, dst_, weights_, diff_weights_, bias_layout_;
 };

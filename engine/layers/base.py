@@ -71,6 +71,7 @@ class Layer:
     tops: list[Blob] = field(default_factory=list)
     params: list[Parameter] = field(default_factory=list)
     loss_weights: list[float] = field(default_factory=list)  # one per top; 0 where the top is no loss
+    constant = False  # True in nets that are only tested: parameters do not change between forwards
     net: Any = None  # the NetParameter, for what is said there of all layers of a type
 
     # How many bottoms and tops the type takes (None: any number), for errors that say so.

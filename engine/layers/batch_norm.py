@@ -93,7 +93,7 @@ class BatchNorm(Layer):
             return joins and len(following.tops) == 2
         if self.relu or self.message.batch_norm_param.relu:
             return False
-        if following.type == "Scale" and not (self.scale or self.adds) and self._is_per_channel(following):
+        if following.type == "Scale" and not (self.scale or self.adds) and following.is_per_channel:
             self.scale, self.shift = True, len(following.params) == 2
             self.params = self.params + following.params
         elif following.type == "Eltwise" and joins and not self.adds and following.adds_two:
@@ -104,11 +104,6 @@ class BatchNorm(Layer):
         else:
             return False
         return True
-
-    def _is_per_channel(self, scale: Layer) -> bool:
-        if len(scale.bottoms) != 1 or scale.message.scale_param.axis != 1:
-            return False
-        return scale.params[0].shape == (self.shapes[0][1],)
 
     def flops(self) -> int:
         per_element = 2 if self.use_global_stats else 6  # normalise; and the sums for mean and variance

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.base import Parameter, Shape
 from engine.layers.registry import register
+from engine.layers.weighted import Weighted
 
 if TYPE_CHECKING:
     from engine.graph.lower import Builder
 
 
 @register("Convolution")
-class Convolution(Layer):
+class Convolution(Weighted):
     """Bottom (N, C, spatial...), top (N, num_output, spatial...).
 
     params: weights (num_output, C / group, kernel...) and, with `bias_term`, bias (num_output).
     """
 
-    bf16 = True
-    relu = False  # what `absorb` has taken over
+    normalises = True
 
     @property
     def param(self):
@@ -98,23 +98,17 @@ class Convolution(Layer):
         return params
 
     def attributes(self) -> dict[str, Any]:
-        return {**self.window, "group": self.param.group, "bias": self.param.bias_term, "relu": self.relu}
-
-    def absorb(self, following: Layer) -> bool:
-        """A ReLU without slope."""
-        if self.relu or self.param.relu:
-            return False
-        self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0
-        return self.relu
+        return {**super().attributes(), **self.window, "group": self.param.group}
 
     def lower(self, builder: Builder) -> None:
-        x = builder.tensor(self.bottoms[0])
+        inputs = [builder.tensor(blob) for blob in self.bottoms]
         if not self.param.relu:
-            builder.op("Convolution", self, [x], self.attributes())
+            builder.op("Convolution", self, inputs, self.attributes())
             return
-        y = builder.op("Convolution", self, [x], self.attributes(), tops=[], shapes=[self.tops[0].shape])
+        y = builder.op("Convolution", self, inputs, self.attributes(), tops=[], shapes=[self.tops[0].shape])
         builder.op("ReLU", self, y, {"negative_slope": self.param.negative_slope}, params=[])
 
     def flops(self) -> int:
         outputs = math.prod(self.tops[0].shape)
-        return outputs * (2 * math.prod(self.params[0].shape[1:]) + self.param.bias_term)
+        bias = self.param.bias_term or self.norm is not None
+        return outputs * (2 * math.prod(self.params[0].shape[1:]) + bias + self.adds + self.relu)

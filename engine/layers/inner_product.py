@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.base import Parameter, Shape
 from engine.layers.registry import register
+from engine.layers.weighted import Weighted
 
 if TYPE_CHECKING:
     from engine.graph.lower import Builder
@@ -15,12 +16,9 @@ MAX_KERNEL_AXES = 5  # of oneDNN's inner product
 
 
 @register("InnerProduct")
-class InnerProduct(Layer):
+class InnerProduct(Weighted):
     """Bottom (outer..., inner...), split at `axis`; top (outer..., num_output); params: weights (num_output, inner), or
     (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output)."""
-
-    bf16 = True
-    relu = False  # what `absorb` has taken over
 
     @property
     def param(self):
@@ -53,7 +51,7 @@ class InnerProduct(Layer):
             "InnerProduct",
             self,
             [x],
-            {"bias": self.param.bias_term, "transpose": self.param.transpose, "relu": self.relu},
+            self.attributes(),
             tops=[top] if last else [],
             shapes=[rows],
         )[0]
@@ -63,12 +61,8 @@ class InnerProduct(Layer):
         if not direct:
             builder.view(self, y, top.shape, top)
 
-    def absorb(self, following: Layer) -> bool:
-        """A ReLU without slope."""
-        if self.relu or self.param.relu:
-            return False
-        self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0
-        return self.relu
+    def attributes(self) -> dict[str, Any]:
+        return {**super().attributes(), "transpose": self.param.transpose}
 
     def flops(self) -> int:
         outputs = math.prod(self.tops[0].shape)

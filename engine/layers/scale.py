@@ -20,6 +20,11 @@ class Scale(Affine):
     def param(self):
         return self.message.scale_param
 
+    @property
+    def is_per_channel(self) -> bool:
+        """True for one parameter, of the length of axis 1."""
+        return len(self.bottoms) == 1 and self.axis == 1 and self.params[0].shape == self.shapes[0][1:2]
+
     def make_params(self) -> list[Parameter]:
         shape, params = self.coefficient_shape, []
         if len(self.shapes) == 1:

@@ -1,0 +1,15 @@
+"""Nets that are only tested: their parameters stay as they are from batch to batch, so that what kernels need of them
+is made once and not at every forward: weights in the kernel's layout and precision, with a normalisation by running
+statistics folded into them. The result changes by rounding only."""
+
+from __future__ import annotations
+
+from engine.graph.build import TRAIN, Graph
+
+
+def mark_constant(graph: Graph) -> None:
+    """Runs before layers are fused, which then finds more that convolutions can take over."""
+    if graph.phase == TRAIN or graph.force_backward:
+        return
+    for layer in graph.layers:
+        layer.constant = True
