@@ -164,6 +164,21 @@ static py::array_t<int64_t> spans(const Program& program) {
     return result;
 }
 
+static std::string typed_name(const Layout& layout) {
+    const auto type = layout.get_data_type();
+    return layout_name(layout) + (type == dnnl::memory::data_type::bf16  ? " bf16"
+                                  : type == dnnl::memory::data_type::f32 ? " fp32"
+                                                                         : "");
+}
+
+static py::list reorders(const Program& program, size_t op) {
+    py::list result;
+    for (const auto& each : program.op(op).reorders())
+        result.append(py::make_tuple(each.pass == Pass::backward, typed_name(each.from), typed_name(each.to),
+                                     each.to.get_size(), each.nanoseconds));
+    return result;
+}
+
 static void bind_program(py::module_& m) {
     py::class_<Program, std::shared_ptr<Program>>(m, "Program", "Ops in forward order, their memory, and the executor.")
         .def(py::init<bool>(), "backward"_a)
@@ -194,6 +209,7 @@ static void bind_program(py::module_& m) {
             "needs_backward", [](const Program& p, size_t i) { return p.op(i).needs_backward(); }, "op"_a)
         .def(
             "implementation", [](const Program& p, size_t i) { return p.op(i).implementation(); }, "op"_a)
+        .def("reorders", &reorders, "op"_a, "(backward?, from, to, bytes, ns of the last run) of each in an op.")
         .def("__len__", &Program::size)
         .def_property_readonly("activation_bytes", &Program::activation_bytes)
         .def_property_readonly("scratch_bytes", &Program::scratch_bytes);

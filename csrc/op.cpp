@@ -1,6 +1,7 @@
 #include "op.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 namespace engine {
@@ -54,10 +55,22 @@ void Op::run(const Calls& calls, const dnnl::stream& stream) {
         // As primitive::execute does, which would build this list each time.
         if (call.list.empty())
             for (const auto& [which, memory] : call.args) call.list.push_back({which, memory.get(true)});
+        const auto begin = std::chrono::steady_clock::now();
         const auto status =
             dnnl_primitive_execute(call.primitive.get(), stream.get(), int(call.list.size()), call.list.data());
         dnnl::error::wrap_c_api(status, "could not execute a primitive");
+        call.nanoseconds = (std::chrono::steady_clock::now() - begin).count();
     }
+}
+
+std::vector<Op::Reorder> Op::reorders() const {
+    std::vector<Reorder> result;
+    for (const Pass pass : {Pass::forward, Pass::backward})
+        for (const auto& call : pass == Pass::forward ? forward_calls_ : backward_calls_)
+            if (call.primitive.get_kind() == dnnl::primitive::kind::reorder)
+                result.push_back({pass, call.args.at(DNNL_ARG_FROM).get_desc(), call.args.at(DNNL_ARG_TO).get_desc(),
+                                  call.nanoseconds});
+    return result;
 }
 
 TensorPtr Op::output(size_t i, const Layout& layout) {

@@ -91,11 +91,20 @@ public:
 
     virtual std::string implementation() const { return implementation_; }
 
+    // Changes of layout that no other op shares: what the plan could not avoid, and what the last run paid for it.
+    struct Reorder {
+        Pass pass;
+        Layout from, to;
+        int64_t nanoseconds;
+    };
+    std::vector<Reorder> reorders() const;
+
 protected:
     struct Call {
         dnnl::primitive primitive;
         std::unordered_map<int, dnnl::memory> args;
         mutable std::vector<dnnl_exec_arg_t> list;  // args as oneDNN's C interface takes them, from the first run on
+        mutable int64_t nanoseconds = 0;            // of the last run
     };
     using Calls = std::vector<Call>;
     static void run(const Calls& calls, const dnnl::stream& stream);

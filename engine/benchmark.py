@@ -29,7 +29,19 @@ if TYPE_CHECKING:
     from engine.config import Config
 
 RATE = 1e-6  # the weights hardly move: the last step computes on the same numbers as the first
+SHOWN = 10  # reorders, of those that take longest
 PIXELS = 50.0  # standard deviation of made-up images, about that of a picture less its mean
+
+
+@dataclass
+class Reorder:
+    """A change of layout or precision that the plan could not avoid, inside an op or as one of its own ("Plain").
+    Milliseconds: the median over the iterations."""
+
+    backward: bool
+    change: str  # "layout -> layout"
+    megabytes: float  # of the result
+    ms: float = 0.0
 
 
 @dataclass
@@ -42,7 +54,7 @@ class LayerTime:
     backward_ms: float = 0.0
     flops: int = 0  # of a forward pass
     implementations: list[str] = field(default_factory=list)
-    reorders: int = 0  # ops that do nothing but change the layout, on the way into the layer
+    reorders: list[Reorder] = field(default_factory=list)
     layouts: list[str] = field(default_factory=list)  # of the tops
 
 
@@ -82,19 +94,21 @@ def benchmark(config: Config, phase: int, iterations: int, world: World, precisi
     feed_made_up(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
     first = (step(net, strategy, 0), process_age())
-    spans, steps = [], []
+    spans, reorders, steps = [], [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
             steps.append(step(net, strategy, iteration))
             spans.append(net.program.spans())
+            reorders.append([each[-1] for op in range(len(net.program)) for each in net.program.reorders(op)])
             progress.update(iteration)
     if strategy:
         strategy.wait_all()
     seconds = time.perf_counter() - begin
     if strategy:
         strategy.close()
-    return _times(net, world, precision, first, steps, seconds, np.diff(np.array(spans), axis=2)[:, :, 0])
+    spans = np.diff(np.array(spans), axis=2)[:, :, 0]
+    return _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
 
 
 def process_age() -> float:
@@ -173,13 +187,15 @@ def _times(
     steps: list[float],
     seconds: float,
     spans: np.ndarray,
+    reorders: np.ndarray,
 ) -> Times:
-    """first: seconds of the first step, and from the start of the process to its end; spans: (iterations, 2 ops)
-    nanoseconds."""
+    """first: seconds of the first step, and from the start of the process to its end; spans (iterations, 2 ops) and
+    reorders (iterations, those of all ops): nanoseconds."""
     from engine import _core
 
     count = len(net.program)
     median = np.median(spans, axis=0) / 1e6
+    reorder_ms = iter(np.median(reorders, axis=0) / 1e6)
     layers: dict[str, LayerTime] = {}
     for op, layer in enumerate(net.builder.layer_of_op):
         row = layers.setdefault(layer.name, LayerTime(layer.name, layer.type, flops=layer.flops()))
@@ -187,7 +203,8 @@ def _times(
         if net.phase == TRAIN and net.program.needs_backward(op):
             row.backward_ms += float(median[2 * count - 1 - op])
         row.implementations.append(net.program.implementation(op))
-        row.reorders += net.builder.type_of_op[op] == "Plain"
+        for backward, before, after, size, _ in net.program.reorders(op):
+            row.reorders.append(Reorder(backward, f"{before} -> {after}", size / 1e6, float(next(reorder_ms))))
         row.layouts = [net.tensors[top].layout for top in layer.tops if top in net.tensors]
     shapes = [blob.shape for blob in net.inputs if blob.shape]
     batch = shapes[0][0] if shapes else 1
@@ -229,14 +246,37 @@ def to_text(times: Times) -> str:
             f"{100 * (layer.forward_ms + layer.backward_ms) / (times.forward_ms + times.backward_ms):.1f}%",
             f"{layer.flops / layer.forward_ms / 1e6:.1f}" if layer.flops and layer.forward_ms else "",
             " ".join(layer.layouts),
-            ", ".join(dict.fromkeys(layer.implementations))
-            + (f" ({layer.reorders} reorder)" if layer.reorders else ""),
+            ", ".join(dict.fromkeys(layer.implementations)),
         )
         for layer in times.layers
     ]
     header = ("layer", "type", "forward ms", "backward ms", "share", "GFLOP/s fwd", "layout", "implementation")
     total = ("total", "", f"{times.forward_ms:.3f}", f"{times.backward_ms:.3f}", "", "", "", "")
-    return "\n".join(["Average time per layer (median):", table(header, rows, "<<>>>><<", total), *_summary(times)])
+    return "\n".join(
+        [
+            "Average time per layer (median):",
+            table(header, rows, "<<>>>><<", total),
+            *_reorders(times),
+            *_summary(times),
+        ]
+    )
+
+
+def _reorders(times: Times) -> Iterator[str]:
+    """The costliest one by one, all in sum."""
+    found = [(layer.name, each) for layer in times.layers for each in layer.reorders]
+    total = sum(each.ms for _, each in found)
+    share = 100 * total / (times.forward_ms + times.backward_ms)
+    if not found:
+        yield "Reorders: none"
+        return
+    yield f"Reorders that the plan could not avoid: {len(found)}, {total:.3f} ms, {share:.1f}% of the above"
+    found.sort(key=lambda pair: -pair[1].ms)
+    rows = [
+        (name, "backward" if each.backward else "forward", each.change, f"{each.megabytes:.2f}", f"{each.ms:.3f}")
+        for name, each in found[:SHOWN]
+    ]
+    yield table(("layer", "pass", "change", "MB", "ms"), rows, "<<<>>")
 
 
 def _summary(times: Times) -> Iterator[str]:

@@ -43,6 +43,22 @@ def test_steps(times):
     assert times.forward_ms + times.backward_ms > 0 and times.peak_memory_bytes > times.activation_bytes > 0
 
 
+def test_reorders_are_listed_with_their_cost():
+    """Row-major weights are not what a kernel of AVX-512 or AVX2 takes for many channels; in TEST they are kept."""
+    shape = "input_param { shape { dim: 2 dim: 16 dim: 8 dim: 8 } }"
+    text = f"""layer {{ name: "in" type: "Input" top: "x" {shape} }}
+    layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y"
+      convolution_param {{ num_output: 16 kernel_size: 3 }} }}
+    layer {{ name: "flat" type: "Flatten" bottom: "y" top: "z" }}"""
+    times = benchmark(parse_net(text, "test.prototxt"), TEST, 2, World())
+    found = {layer.name: layer.reorders for layer in times.layers}
+    layouts = {layer.name: layer.layouts for layer in times.layers}
+    assert (layouts["conv"] != ["abcd"]) == bool(found["flat"])
+    for each in found["flat"]:
+        assert each.change.endswith("-> abcd fp32") and each.megabytes == 2 * 16 * 36 * 4 / 1e6 and each.ms > 0
+    assert ("Reorders: none" in to_text(times)) == (not any(found.values()))
+
+
 def test_what_is_told(times):
     text = to_text(times)
     assert "Average time per layer" in text and "images_per_second:" in text and "conv2" in text
