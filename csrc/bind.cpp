@@ -283,26 +283,30 @@ static void bind_queue(py::module_& m) {
 
 static void bind_updater(py::module_& m) {
     py::class_<Segment>(m, "Segment")
-        .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult) {
-                 return Segment{begin, end, lr_mult, decay_mult};
+        .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter) {
+                 return Segment{begin, end, lr_mult, decay_mult, parameter};
              }),
-             "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f)
+             "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f, "parameter"_a = 0)
         .def_readonly("begin", &Segment::begin)
         .def_readonly("end", &Segment::end)
         .def_readonly("lr_mult", &Segment::lr_mult)
-        .def_readonly("decay_mult", &Segment::decay_mult);
+        .def_readonly("decay_mult", &Segment::decay_mult)
+        .def_readonly("parameter", &Segment::parameter);
     py::class_<Hyper>(m, "Hyper")
-        .def(py::init([](float momentum, float momentum2, float delta, float rms_decay, float weight_decay, bool l1) {
-                 return Hyper{momentum, momentum2, delta, rms_decay, weight_decay, l1};
+        .def(py::init([](float momentum, float momentum2, float delta, float rms_decay, float weight_decay, bool l1,
+                         float local_ratio, bool local_clip) {
+                 return Hyper{momentum, momentum2, delta, rms_decay, weight_decay, l1, local_ratio, local_clip};
              }),
              "momentum"_a = 0.0f, "momentum2"_a = 0.999f, "delta"_a = 1e-8f, "rms_decay"_a = 0.99f,
-             "weight_decay"_a = 0.0f, "l1"_a = false);
+             "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false);
     py::class_<Updater>(m, "Updater")
         .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "hyper"_a,
              py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
         .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
         .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
-        .def("sum_squares", &Updater::sum_squares, "bucket"_a, "threads"_a = 1, ReleaseGil())
+        .def("measure", &Updater::measure, "bucket"_a, "threads"_a = 1, ReleaseGil())
+        .def("set_local_rates", &Updater::set_local_rates)
+        .def_property_readonly("has_local_rates", &Updater::has_local_rates)
         .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1,
              ReleaseGil())
         .def_property_readonly("buckets", &Updater::buckets)

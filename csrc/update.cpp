@@ -119,6 +119,21 @@ ENGINE_VECTORISED void adam(const Stretch& s, const Factors& factors) {
     }
 }
 
+// Loshchilov and Hutter, "Decoupled Weight Decay Regularization": the decay passes by the moments.
+ENGINE_VECTORISED void adamw(const Stretch& s, const Factors& factors) {
+    const Factors f = factors;
+    float* __restrict w = s.weights, * __restrict m = s.history[0], * __restrict v = s.history[1];
+    const float* __restrict d = s.gradients;
+    const float rate = f.rate * f.adam_correction, decay = f.rate * f.l2;
+    const int64_t count = s.count;
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = f.scale * d[i];
+        m[i] = f.momentum * m[i] + (1 - f.momentum) * g;
+        v[i] = f.momentum2 * v[i] + (1 - f.momentum2) * (g * g);
+        w[i] -= decay * w[i] + rate * (m[i] / (std::sqrt(v[i]) + f.delta));
+    }
+}
+
 // In fixed lanes, so that the order of the additions is the same for every vector width.
 ENGINE_VECTORISED double sum_of_squares(const float* __restrict values, int64_t count) {
     double lanes[kLanes] = {};
@@ -133,8 +148,8 @@ ENGINE_VECTORISED double sum_of_squares(const float* __restrict values, int64_t 
 
 const std::vector<UpdateRule>& update_rules() {
     static const std::vector<UpdateRule> rules = {
-        {"sgd", 1, sgd},         {"nesterov", 1, nesterov}, {"adagrad", 1, adagrad},
-        {"rmsprop", 1, rmsprop}, {"adadelta", 2, adadelta}, {"adam", 2, adam},
+        {"sgd", 1, sgd},           {"nesterov", 1, nesterov}, {"adagrad", 1, adagrad}, {"rmsprop", 1, rmsprop},
+        {"adadelta", 2, adadelta}, {"adam", 2, adam},         {"adamw", 2, adamw},
     };
     return rules;
 }
@@ -166,9 +181,11 @@ Updater::Updater(const std::string& rule, float* weights, const float* gradients
                 throw std::invalid_argument("segment [" + std::to_string(segment.begin) + ", " +
                                             std::to_string(segment.end) + ") in an arena of " + std::to_string(count) +
                                             " floats");
+            if (segment.parameter < 0) throw std::invalid_argument("a segment's parameter: expected 0 or more");
+            local_rates_.resize(std::max(local_rates_.size(), size_t(segment.parameter) + 1), 1);
             for (int64_t begin = segment.begin; begin < segment.end; begin += kChunk)
-                chunks_.back().push_back(
-                    {begin, std::min(begin + kChunk, segment.end), segment.lr_mult, segment.decay_mult});
+                chunks_.back().push_back({begin, std::min(begin + kChunk, segment.end), segment.lr_mult,
+                                          segment.decay_mult, segment.parameter, 0, 0});
         }
     }
 }
@@ -185,23 +202,45 @@ void Updater::set_step(double rate, double scale, int64_t iteration, double mome
 
 void Updater::set_clip_factor(double factor) { clip_factor_ = factor; }
 
-const std::vector<Updater::Chunk>& Updater::chunks(int bucket) const {
+std::vector<Updater::Chunk>& Updater::chunks(int bucket) {
     if (bucket < 0 || bucket >= buckets())
         throw std::out_of_range("bucket " + std::to_string(bucket) + " of " + std::to_string(buckets()));
     return chunks_[size_t(bucket)];
 }
 
-double Updater::sum_squares(int bucket, int threads) const {
-    const auto& chunks = this->chunks(bucket);
+double Updater::measure(int bucket, int threads) {
+    auto& chunks = this->chunks(bucket);
     const int64_t count = int64_t(chunks.size());
-    std::vector<double> parts(chunks.size());
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t i = 0; i < count; ++i)
-        parts[size_t(i)] =
-            sum_of_squares(gradients_ + chunks[size_t(i)].begin, chunks[size_t(i)].end - chunks[size_t(i)].begin);
+    for (int64_t i = 0; i < count; ++i) {
+        Chunk& chunk = chunks[size_t(i)];
+        chunk.gradient_squares = sum_of_squares(gradients_ + chunk.begin, chunk.end - chunk.begin);
+        if (has_local_rates()) chunk.weight_squares = sum_of_squares(weights_ + chunk.begin, chunk.end - chunk.begin);
+    }
     double sum = 0;
-    for (double part : parts) sum += part;
+    for (const Chunk& chunk : chunks) sum += chunk.gradient_squares;
     return sum;
+}
+
+void Updater::set_local_rates() {
+    if (!has_local_rates()) return;
+    std::vector<double> gradients(local_rates_.size()), weights(local_rates_.size());
+    for (const auto& chunks : chunks_)  // in one order, whoever measured them: the same bits on every rank
+        for (const Chunk& chunk : chunks) {
+            gradients[size_t(chunk.parameter)] += chunk.gradient_squares;
+            weights[size_t(chunk.parameter)] += chunk.weight_squares;
+        }
+    for (size_t i = 0; i < local_rates_.size(); ++i) {
+        const double g = std::sqrt(gradients[i]) * scale_ * clip_factor_, w = std::sqrt(weights[i]);
+        const bool known = g > 0 && w > 0;
+        local_rates_[i] = known ? double(hyper_.local_ratio) * w / (g + double(hyper_.weight_decay) * w) : 1;
+    }
+}
+
+double Updater::rate(const Chunk& chunk) const {
+    if (!has_local_rates() || chunk.lr_mult <= 0) return rate_ * double(chunk.lr_mult);
+    const double local = local_rates_[size_t(chunk.parameter)];
+    return hyper_.local_clip ? std::min(rate_, local) : rate_ * local;
 }
 
 void Updater::apply(const Chunk& chunk) const {
@@ -212,7 +251,7 @@ void Updater::apply(const Chunk& chunk) const {
     factors.scale = float(scale_ * clip_factor_);
     factors.l2 = hyper_.l1 ? 0 : decay;
     factors.l1 = hyper_.l1 ? decay : 0;
-    factors.rate = float(rate_ * chunk.lr_mult);
+    factors.rate = float(rate(chunk));
     factors.momentum_correction = float(momentum_correction_);
     factors.adam_correction = float(adam_correction_);
     factors.momentum = hyper_.momentum;

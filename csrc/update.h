@@ -12,6 +12,7 @@ namespace engine {
 struct Segment {
     int64_t begin, end;
     float lr_mult, decay_mult;
+    int parameter;  // the pieces of one blob have the same number, from 0
 };
 
 // What stays the same for the whole run; Caffe's names and defaults.
@@ -22,6 +23,10 @@ struct Hyper {
     float rms_decay = 0.99f;
     float weight_decay = 0;
     bool l1 = false;  // regularization_type: "L1"; else L2
+    // Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": where lr_mult is above 0, it
+    // becomes local_ratio |w| / (|g| + weight_decay |w|), with the norms of a parameter; 1 where one of them is 0.
+    float local_ratio = 0;    // 0: off
+    bool local_clip = false;  // LARC: the rate is the smaller of this and the global one, instead of their product
 };
 
 // One stretch of memory, as an update rule sees it. weights, gradients, histories: float32[count].
@@ -34,7 +39,7 @@ struct Stretch {
 
 // One step's numbers, as an update rule sees them: g = scale * gradient + l2 * w + l1 * sign(w).
 struct Factors {
-    float scale, l2, l1;
+    float scale, l2, l1;        // AdamW takes rate * l2 * w off the weights instead
     float rate;                 // of this segment
     float momentum_correction;  // multiplies the history of SGD and Nesterov before anything else
     float adam_correction;      // sqrt(1 - beta2^t) / (1 - beta1^t)
@@ -66,7 +71,11 @@ public:
     void set_clip_factor(double factor);
 
     // Sum of squares of the gradients of a bucket as they are (before scale). The same bits for any number of threads.
-    double sum_squares(int bucket, int threads = 1) const;
+    // Also keeps what set_local_rates() needs.
+    double measure(int bucket, int threads = 1);
+    // Layer-wise rates, if they are on: when every bucket is measured, after set_clip_factor(), before apply().
+    void set_local_rates();
+    bool has_local_rates() const { return hyper_.local_ratio > 0; }
     // Normalise, clip, decay, rule and step in one pass. Buckets are independent: servers may call this at the same
     // time. The result does not depend on `threads`, nor on the vector width of the processor.
     void apply(int bucket, int threads = 1) const;
@@ -78,8 +87,12 @@ private:
     struct Chunk {  // the unit of work of a thread, within one segment
         int64_t begin, end;
         float lr_mult, decay_mult;
+        int parameter;
+        double gradient_squares, weight_squares;  // as measured
     };
-    const std::vector<Chunk>& chunks(int bucket) const;
+    std::vector<Chunk>& chunks(int bucket);
+    const std::vector<Chunk>& chunks(int bucket) const { return const_cast<Updater*>(this)->chunks(bucket); }
+    double rate(const Chunk& chunk) const;
     void apply(const Chunk& chunk) const;
 
     const UpdateRule& rule_;
@@ -87,6 +100,7 @@ private:
     const float* gradients_;
     std::vector<float*> histories_;
     std::vector<std::vector<Chunk>> chunks_;  // by bucket
+    std::vector<double> local_rates_;         // by parameter
     Hyper hyper_;
     double rate_ = 0, scale_ = 1, clip_factor_ = 1, momentum_correction_ = 1, adam_correction_ = 1;
 };

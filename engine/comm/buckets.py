@@ -87,5 +87,13 @@ def buckets_of(buckets: Iterable[Bucket]) -> dict[str, list[int]]:
 
 
 def segments_of(buckets: Iterable[Bucket], multipliers: dict[str, tuple[float, float]]) -> list[list[tuple]]:
-    """By bucket the arguments of its _core.Segments: (begin, end, lr_mult, decay_mult); 1, 1 if not given."""
-    return [[(piece.begin, piece.end, *multipliers.get(piece.name, (1.0, 1.0))) for piece in b.pieces] for b in buckets]
+    """By bucket the arguments of its _core.Segments: (begin, end, lr_mult, decay_mult, number of the parameter)."""
+    buckets = list(buckets)
+    numbers: dict[str, int] = {}
+    for bucket in buckets:
+        for piece in bucket.pieces:
+            numbers.setdefault(piece.name, len(numbers))
+    return [
+        [(p.begin, p.end, *multipliers.get(p.name, (1.0, 1.0)), numbers[p.name]) for p in bucket.pieces]
+        for bucket in buckets
+    ]

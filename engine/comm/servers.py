@@ -11,7 +11,7 @@ order of the chunks is the same on every rank:
 Why this cannot deadlock. All ranks make the same collective calls in the same order on each communicator, which has one
 thread on each rank; so a call ends once every rank has made it. A rank comes to its call late only because (a) its own
 bucket is not ready, (b) an earlier call on the same communicator is not over, (c) the step has not begun there, or (d)
-with clipping, another server has not come to the meeting. (a) and (c) wait for the solver's thread, in backward or
+for norms, another server has not come to the meeting. (a) and (c) wait for the solver's thread, in backward or
 before it: there it waits for updates of earlier steps, or with synchronised BatchNorm for the others' threads to come
 to the same op, never for a reduction of this step. (b) goes back to the first call that is not over, hence to (a), (c)
 or (d); servers come to (d) when their calls of this step are over. So by induction over the steps, and the calls within
@@ -39,8 +39,8 @@ class Servers(Strategy):
         super().__init__(*args)
         count = max(1, min(self.settings.servers, len(self.buckets)))
         self.channels = [self.world.channel(self.settings.reduction) for _ in range(count)]
-        self.sums = [0.0] * len(self.buckets)  # of squares, where the step clips
-        self.meeting = threading.Barrier(count, action=self._clip)
+        self.sums = [0.0] * len(self.buckets)  # of squares, where the step needs the norms
+        self.meeting = threading.Barrier(count, action=lambda: self.use_norms(self.sums))
         started = [Future() for _ in range(count)]
         # Daemons: a server that is stuck in MPI because another rank has died must not keep this one.
         self.servers = [
@@ -113,8 +113,8 @@ class Servers(Strategy):
                 continue
             del left[index]
             self.queue.reduced(index)
-            if self.clip > 0:  # the norm needs every bucket: all servers meet first
-                self.sums[index] = self.updater.sum_squares(index)
+            if self.needs_norms:  # they need every bucket: all servers meet first
+                self.sums[index] = self.updater.measure(index)
                 deferred.append(index)
             else:
                 self._update(index, server)
@@ -139,6 +139,3 @@ class Servers(Strategy):
     def _update(self, index: int, server: int) -> None:
         self.updater.apply(index, 1)
         self.queue.done(index, server)
-
-    def _clip(self) -> None:
-        self.updater.set_clip_factor(self.clip_factor(self.sums))

@@ -70,6 +70,7 @@ class Strategy:
         feedback = settings.reduction.error_feedback and world.size > 1
         self.residual = np.zeros_like(gradients) if feedback else None  # what rounding has taken, for the next step
         self.clip = 0.0
+        self.needs_norms = False  # of all gradients before the first update
 
     def start(self, step: Step) -> None:
         """Opens the step; returns before anything is reduced."""
@@ -78,6 +79,7 @@ class Strategy:
         scale = 1.0 / (self.world.size * step.iter_size)
         self.updater.set_step(step.rate, scale, step.iteration, step.momentum_correction)
         self.clip = step.clip
+        self.needs_norms = step.clip > 0 or self.updater.has_local_rates
         self.queue.begin_step(step.iteration)
 
     def backward_done(self) -> None:
@@ -132,11 +134,16 @@ class Strategy:
         norm = float(np.sqrt(sum(sums_of_squares))) / self.world.size
         return self.clip / norm if norm > self.clip else 1.0
 
-    def apply_all(self, threads: int) -> None:
-        """Clips if the step asks for it and updates every bucket, with a team of threads; all are reduced by now."""
+    def use_norms(self, sums_of_squares: Sequence[float]) -> None:
+        """Clips and sets layer-wise rates, whichever are asked for. sums_of_squares: measured, of every bucket."""
         if self.clip > 0:
-            sums = [self.updater.sum_squares(bucket.index, threads) for bucket in self.buckets]
-            self.updater.set_clip_factor(self.clip_factor(sums))
+            self.updater.set_clip_factor(self.clip_factor(sums_of_squares))
+        self.updater.set_local_rates()
+
+    def apply_all(self, threads: int) -> None:
+        """Updates every bucket, with a team of threads; all are reduced by now."""
+        if self.needs_norms:
+            self.use_norms([self.updater.measure(bucket.index, threads) for bucket in self.buckets])
         for bucket in self.buckets:
             self.updater.apply(bucket.index, threads)
             self.queue.done(bucket.index)

@@ -133,7 +133,7 @@ class Solver:
         settings = settings_of(self.world, param.comm_param)
         parameters = [(placed.name, placed.offset, placed.count) for placed in net.parameters]
         buckets = make_buckets(parameters, settings.bucket_bytes)
-        rule = RULES[param.type]
+        rule = "adamw" if param.decoupled_weight_decay else RULES[param.type]
         self.history = History(net, core.update_rules()[rule])
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
@@ -148,6 +148,8 @@ class Solver:
             rms_decay=param.rms_decay,
             weight_decay=param.weight_decay,
             l1=param.regularization_type == "L1",
+            local_ratio=param.local_gw_ratio if param.local_lr_auto else 0.0,
+            local_clip=param.larc_policy == "clip",
         )
         updater = core.Updater(rule, self.weights, self.gradients, self.history.arrays, segments, hyper)
         queue = core.ReadyQueue(len(buckets))

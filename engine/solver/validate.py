@@ -16,6 +16,7 @@ from engine.solver.lr import learning_rate
 TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too
 REGULARIZATIONS = ("L1", "L2")
+LARC_POLICIES = ("scale", "clip")
 Complaint = tuple[str, str]  # field, what is wrong with it
 
 # Fields that must lie in [least, most).
@@ -38,7 +39,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 # What would change the result and is not built: better refused than ignored.
-UNSUPPORTED = ("local_lr_auto", "disabled_update", "snapshot_diff")
+UNSUPPORTED = ("disabled_update", "snapshot_diff")
 
 
 def validate(param: Any, where: str | Callable[[str], str] | None = None) -> None:
@@ -104,6 +105,10 @@ def _complaints(param: Any) -> Iterator[Complaint]:
     if param.regularization_type not in REGULARIZATIONS:
         known = suggestion(param.regularization_type, REGULARIZATIONS)
         yield "regularization_type", f"unknown regularization_type '{param.regularization_type}'{known}"
+    yield from _local_rates(param)
+    if param.decoupled_weight_decay and (param.type != "Adam" or param.regularization_type != "L2"):
+        got = f'type "{param.type}", regularization_type "{param.regularization_type}"'
+        yield "decoupled_weight_decay", f'decoupled_weight_decay (AdamW) goes with type "Adam" and L2, got {got}'
     yield from _lists(param)
     for field in UNSUPPORTED:
         if getattr(param, field):
@@ -118,6 +123,17 @@ def _ranges(param: Any) -> Iterator[Complaint]:
         if param.HasField(field) and not least <= value < most:
             wanted = f"{least:g} or more" if most == float("inf") else f"{least:g} or more and less than {most:g}"
             yield field, f"{field}: expected {wanted}, got {value:g}"
+
+
+def _local_rates(param: Any) -> Iterator[Complaint]:
+    """LARS."""
+    if param.local_lr_auto and param.local_gw_ratio <= 0:
+        yield "local_gw_ratio", f"local_gw_ratio: expected more than 0, got {param.local_gw_ratio:g}"
+    if param.larc_policy not in LARC_POLICIES:
+        known = suggestion(param.larc_policy, LARC_POLICIES)
+        yield "larc_policy", f"unknown larc_policy '{param.larc_policy}'{known}"
+    elif param.HasField("larc_policy") and not param.local_lr_auto:
+        yield "larc_policy", "larc_policy is given, but not local_lr_auto: true"
 
 
 def _lists(param: Any) -> Iterator[Complaint]:

@@ -52,7 +52,7 @@ def test_the_last_buckets_are_small():
 
 def test_segments_carry_multipliers():
     buckets = make_buckets([("w", 0, 4), ("b", 4, 2)])
-    assert segments_of(buckets, {"b": (2.0, 0.0)}) == [[(0, 4, 1.0, 1.0), (4, 6, 2.0, 0.0)]]
+    assert segments_of(buckets, {"b": (2.0, 0.0)}) == [[(0, 4, 1.0, 1.0, 0), (4, 6, 2.0, 0.0, 1)]]
 
 
 def test_overlapping_parameters_are_refused():

@@ -1,5 +1,6 @@
 """The update rules against their formulas in float64, and against what BVLC Caffe computed."""
 
+import itertools
 import re
 
 import numpy as np
@@ -69,7 +70,11 @@ def test_rule_matches_its_formula(rule, l1):
     w, h, u = arenas.weights.astype(np.float64), np.zeros(COUNT), np.zeros(COUNT)
     for iteration in range(5):
         rate, clip, scale = 0.1 / (iteration + 1), 0.5 if iteration == 2 else 1, 0.25
-        d = scale * clip * arenas.gradients + 0.01 * arenas.decay_mult * (np.sign(w) if l1 else w)
+        d = scale * clip * arenas.gradients
+        if rule == "adamw":  # knows no L1
+            w = w - (0 if l1 else rate * arenas.lr_mult * 0.01 * arenas.decay_mult * w)
+        else:
+            d = d + 0.01 * arenas.decay_mult * (np.sign(w) if l1 else w)
         w, h, u = reference(rule, w, d, h, u, rate * arenas.lr_mult, iteration)
         arenas.step(rate=rate, scale=scale, iteration=iteration, clip_factor=clip)
     np.testing.assert_allclose(arenas.weights, w, rtol=1e-5, atol=2e-5)
@@ -87,6 +92,39 @@ def test_momentum_correction(rule):
     np.testing.assert_allclose(arenas.weights, w, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("local_clip", [False, True])
+def test_local_rates(local_clip):
+    """Of a parameter in two buckets, of one that does not learn, of one whose weights are all 0."""
+    random = np.random.default_rng(5)
+    weights, gradients = random.standard_normal((2, 50_000)).astype(np.float32)
+    weights[48_000:] = 0
+    before, w = weights.copy(), weights.astype(np.float64)
+    segments = [[(0, 100, 1, 1, 0), (100, 20_000, 2, 1, 1)], [(20_000, 40_000, 2, 1, 1), (40_000, 48_000, 0, 1, 2)]]
+    segments.append([(48_000, 50_000, 1, 1, 3)])
+    ratio, decay, rate, scale, clip = (0.5 if local_clip else 0.01), 0.003, 0.4, 0.25, 0.5
+    hyper = _core.Hyper(weight_decay=decay, local_ratio=ratio, local_clip=local_clip)
+    buckets = [[_core.Segment(*segment) for segment in bucket] for bucket in segments]
+    updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], buckets, hyper)
+    updater.set_step(rate, scale, 0)
+    updater.set_clip_factor(clip)
+    for bucket in (2, 0, 1):  # as servers come along
+        updater.measure(bucket, 2)
+    updater.set_local_rates()
+    for bucket in (1, 2, 0):
+        updater.apply(bucket)
+
+    limited = []
+    for begin, end in itertools.pairwise((0, 100, 40_000, 48_000, 50_000)):
+        g, norm = scale * clip * gradients[begin:end].astype(np.float64), np.linalg.norm(w[begin:end])
+        local = ratio * norm / (np.linalg.norm(g) + decay * norm) if norm else 1
+        limited.append(local > rate)
+        taken = min(rate, local) if local_clip else rate * local
+        w[begin:end] -= (taken if begin != 40_000 else 0) * (g + decay * w[begin:end])
+    assert local_clip == all(limited)
+    np.testing.assert_allclose(weights, w, rtol=1e-6, atol=1e-7)
+    assert np.array_equal(weights[40_000:48_000], before[40_000:48_000])
+
+
 @pytest.mark.parametrize("rule", sorted(_core.update_rules()))
 def test_same_bits_for_any_number_of_threads(rule):
     results = []
@@ -101,7 +139,7 @@ def test_same_bits_for_any_number_of_threads(rule):
 
 def test_sum_of_squares():
     arenas = Arenas("sgd")
-    sums = [[arenas.updater.sum_squares(bucket, threads) for bucket in range(2)] for threads in (1, 2, 5)]
+    sums = [[arenas.updater.measure(bucket, threads) for bucket in range(2)] for threads in (1, 2, 5)]
     assert sums[0] == sums[1] == sums[2]
     np.testing.assert_allclose(sum(sums[0]), (arenas.gradients.astype(np.float64) ** 2).sum(), rtol=1e-13)
 
@@ -181,7 +219,7 @@ def test_ten_steps_as_caffe_took_them(case):
         losses.append(loss)
         gradients[:] = iter_size * np.concatenate([diff.ravel() for diff in diffs])
         updater.set_step(solver_field(text, "base_lr", 0.1), 1 / iter_size, iteration)
-        norm = np.sqrt(updater.sum_squares(0))
+        norm = np.sqrt(updater.measure(0))
         updater.set_clip_factor(clip / norm if 0 < clip < norm else 1)
         updater.apply(0)
     np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5, atol=1e-6)  # in float32 a small loss is 1 - p

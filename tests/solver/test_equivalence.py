@@ -20,6 +20,9 @@ OPTIONS = {
     "nesterov": WARM + 'lr_policy: "step" gamma: 0.5 stepsize: 20 type: "Nesterov"',
     "l1": 'regularization_type: "L1" weight_decay: 0.0001',
     "adam": 'type: "Adam" base_lr: 0.001 delta: 1e-4 clip_gradients: 0.5',
+    "adamw": 'type: "Adam" base_lr: 0.001 delta: 1e-4 weight_decay: 0.1 decoupled_weight_decay: true',
+    "lars": "local_lr_auto: true local_gw_ratio: 0.01 base_lr: 0.5 clip_gradients: 0.5",
+    "larc": 'local_lr_auto: true local_gw_ratio: 0.01 larc_policy: "clip"',
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 3 plateau_winsize: 3 average_loss: 4',
 }
 

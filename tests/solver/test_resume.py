@@ -52,11 +52,13 @@ def photos(tmp_path_factory):
         MOMENTUM + "momentum_correction: true warmup_iter: 14 warmup_start_lr: 0.001 average_loss: 5 iter_size: 2",
         MOMENTUM + 'type: "Nesterov" clip_gradients: 0.5 regularization_type: "L1"',
         'type: "Adam" momentum: 0.9',
+        'type: "Adam" momentum: 0.9 weight_decay: 0.1 decoupled_weight_decay: true',
+        MOMENTUM + 'local_lr_auto: true local_gw_ratio: 0.02 larc_policy: "clip"',
         'type: "AdaDelta" momentum: 0.95 delta: 1e-6 base_lr: 1',
         'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 3 average_loss: 3 momentum: 0.9',
         'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 3 warmup_iter: 4 momentum: 0.9',
     ],
-    ids=["corrected momentum", "nesterov", "adam", "adadelta", "plateau", "plateau after warm-up"],
+    ids=["corrected momentum", "nesterov", "adam", "adamw", "larc", "adadelta", "plateau", "plateau after warm-up"],
 )
 def test_the_same_bits(photos, tmp_path, text):
     solve(text, photos, tmp_path)
