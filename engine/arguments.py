@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_convert_imageset,
         _add_compute_image_mean,
         _add_device_query,
+        _add_doctor,
     ):
         add(verbs)
     return parser
@@ -239,3 +240,18 @@ def _add_device_query(verbs) -> None:
         "engine device_query\nengine device_query --json",
     )
     verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_doctor(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "doctor",
+        "tell whether the ranks fit together, who runs on which cores, and what the link carries",
+        "Runs, alone, what training does before its first iteration: compares the ranks' versions and, with --solver, "
+        "their solver, nets and layouts of parameters; adds up numbers whose sum is known; measures the link. A "
+        "difference ends it with status 1 and a line that names two ranks and what differs.",
+        "engine doctor\nmpiexec -n 4 engine doctor\nsrun engine doctor --solver solvers/resnet50_448nodes.prototxt",
+    )
+    verb.add_argument("--solver", metavar="FILE", help="a solver, for whose nets and comm_param this is to be told")
+    verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    verb.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a field (repeatable)")

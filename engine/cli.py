@@ -96,6 +96,7 @@ def _start() -> Any:
 def train(options: Namespace) -> int:
     world = _start()
     from engine.config import read_solver
+    from engine.preflight import preflight, texts_of
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
     from engine.solver.validate import check_snapshots
@@ -109,6 +110,7 @@ def train(options: Namespace) -> int:
     if options.level is not None:
         message.train_state.level = options.level
     message.train_state.stage.extend(options.stage)
+    preflight(world, texts_of(config))
     timeline = None
     if options.timeline:
         from engine.report.timeline import Timeline
@@ -269,6 +271,18 @@ def device_query(options: Namespace) -> int:
     return 0
 
 
+def doctor(options: Namespace) -> int:
+    world = _start()
+    from engine.doctor import doctor, to_text
+
+    found = doctor(world, options.solver, options.set)
+    if world.rank == 0:
+        print(to_text(found))
+        if options.json:
+            _write_json(found, options.json)
+    return 0
+
+
 def _write_json(value: Any, path: str) -> None:
     """To a file, or to the standard output for "-"."""
     import json
@@ -291,6 +305,7 @@ VERBS = {
     "convert_imageset": convert_imageset,
     "compute_image_mean": compute_image_mean,
     "device_query": device_query,
+    "doctor": doctor,
 }
 
 if __name__ == "__main__":

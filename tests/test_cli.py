@@ -18,7 +18,7 @@ from tests.mpi import run_ranks
 
 REPO = Path(__file__).resolve().parents[1]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
-VERBS = ("train", "test", "time", "check", "convert_imageset", "compute_image_mean", "device_query")
+VERBS = ("train", "test", "time", "check", "convert_imageset", "compute_image_mean", "device_query", "doctor")
 
 
 def start(*arguments, **options) -> subprocess.Popen:

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "comm": {"_core"},
     "report": {"files"},
     "precision": {"report", "comm", "_core"},
+    "preflight": {"config", "report", "comm", "cores", "_core"},
     # What the solver and the verbs of the command line share: a net that is fed, and one that is tested.
     "feeding": {"config", "data", "net", "layers", "comm"},
     "evaluate": {"config", "feeding", "graph", "net", "report", "comm"},
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     },
 }
 # The verbs and what belongs to one of them only: these may import everything but each other's insides and cli.
-VERBS = {"cli", "arguments", "check", "estimate", "source_shapes", "benchmark", "device"}
+VERBS = {"cli", "arguments", "check", "estimate", "source_shapes", "benchmark", "device", "doctor"}
 
 # Imports that are no dependency: the extension is built from csrc/ and imports nothing back.
 GENERATED = {"_ext", "_build_info"}

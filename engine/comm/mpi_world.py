@@ -15,7 +15,7 @@ from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
 from engine.comm.sentinel import Sentinel
 from engine.comm.settings import Reduction
-from engine.comm.world import Agreement, Channel, World
+from engine.comm.world import Agreement, Channel, World, difference
 from engine.errors import CommError
 
 
@@ -68,7 +68,7 @@ def _load_mpi(launch: Launch):
 
 
 def _library(mpi) -> str:
-    return mpi.Get_library_version().splitlines()[0].strip("\0 ,")
+    return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0 ,").split())
 
 
 class _MpiAgreement(Agreement):
@@ -142,8 +142,11 @@ class MpiWorld(World):
         if other is None:
             return
         first, second = self.broadcast_object(value), self.broadcast_object(value, other)
-        detail = f": {_difference(first, second)}" if isinstance(first, str) and isinstance(second, str) else ""
+        detail = f": {difference(first, second)}" if isinstance(first, str) and isinstance(second, str) else ""
         raise CommError(f"ranks 0 and {other} differ in {what}{detail}")
+
+    def library(self) -> str:
+        return _library(self._mpi)
 
     @checked
     def links(self) -> Links:
@@ -189,10 +192,3 @@ def _drain(fd: int) -> None:
             break
         time.sleep(0.01)
     time.sleep(0.05)  # from the launcher's local part to mpiexec
-
-
-def _difference(first: str, second: str, width: int = 40) -> str:
-    """Both texts from a little before the first character that differs."""
-    same = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
-    begin = max(0, same - width // 4)
-    return " and ".join(f'"{"..." if begin else ""}{text[begin : begin + width]}"' for text in (first, second))

@@ -74,6 +74,10 @@ class World:
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
         """Raises CommError, on every rank, that names two ranks whose values differ."""
 
+    def library(self) -> str:
+        """Name and version of the MPI library, "none" on one rank."""
+        return "none"
+
     def links(self) -> Links:
         """Collective on the first call, which measures for about 0.3 s; the same on all ranks."""
         return Links()
@@ -90,6 +94,14 @@ class World:
 
     def close(self) -> None:
         """Collective: the orderly end of a run; afterwards only rank and size may be read."""
+
+
+def difference(first: str, second: str, width: int = 40) -> str:
+    """Both texts, for a message of one line, from a little before the first character that differs."""
+    same = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+    begin = max(0, same - width // 4)
+    shown = [" ".join(text[begin : begin + width].split()) for text in (first, second)]
+    return " and ".join(f'"{"..." if begin else ""}{text}"' for text in shown)
 
 
 @functools.cache

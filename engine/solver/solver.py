@@ -102,10 +102,11 @@ class Solver:
             )
 
         net = make(plain=False)
-        prints = self.world.gather(net.fingerprint())
-        if self.world.broadcast_object(prints is not None and len(set(prints)) == 1):
+        prints = self.world.gather(net.fingerprint()) or [""]
+        other = self.world.broadcast_object(next((r for r, found in enumerate(prints) if found != prints[0]), None))
+        if other is None:
             return net
-        log("Processors or oneDNN versions differ between ranks: parameters stay in plain layouts.")
+        log(f"Ranks 0 and {other} have different processors or oneDNN versions: parameters stay in plain layouts.")
         net = make(plain=True)
         self.world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
         return net

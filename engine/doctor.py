@@ -1,0 +1,82 @@
+"""`engine doctor`: the preflight alone, with the map of cores and the measured link."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine import proto
+from engine.comm.registry import settings_of
+from engine.config import Config, nets_of_solver, read_solver
+from engine.cores import all_hosts_and_cores, core_plan, host_and_cores, ranges
+from engine.data.prefetch import data_threads
+from engine.preflight import check_sum, compare, hosts, texts_of, versions
+from engine.report.table import table
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+
+
+def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple = ()) -> dict[str, Any]:
+    """Collective; the same on all ranks. Raises CommError where ranks differ, and what reading a solver raises."""
+    config = read_solver(solver, overrides) if solver else None
+    found = versions(world)
+    compare(world, found | (texts_of(config) if config else {}))
+    check_sum(world)
+    line, warning = hosts([host for host, _ in all_hosts_and_cores(world)])
+    plan, plan_warning = _core_plan(world, config)
+    result: dict[str, Any] = {"ranks": line, **found, "sum": "right"}
+    if config:
+        result["layouts"] = _layouts(world, config)
+    result["link"] = str(world.links()) or "one rank: none"
+    result["cores"] = _by_rank(world.broadcast_object(world.gather(plan)))
+    gathered = world.broadcast_object(world.gather(plan_warning))
+    result["warnings"] = ([warning] if warning else []) + [text for text in dict.fromkeys(gathered) if text]
+    return result
+
+
+def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
+    from engine import _core
+
+    settings = settings_of(world, config.message.comm_param if config else proto.CommParameter())
+    alone = world.size == 1
+    return core_plan(
+        host_and_cores(),
+        all_hosts_and_cores(world),
+        threads=_core.threads(),
+        servers=0 if alone else settings.servers,
+        server_cores=None if alone else settings.cores,
+        decoders=data_threads(),
+    )
+
+
+def _layouts(world: World, config: Config) -> str:
+    """Whether the ranks' kernels want the parameters of the train net laid out alike."""
+    from engine.net import Net
+    from engine.source_shapes import SourceShapes
+
+    train = nets_of_solver(config).train
+    state = train.message.state
+    shapes = SourceShapes(proto.TRAIN, lambda note: None)
+    net = Net(train, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes)
+    prints = world.broadcast_object(world.gather(net.fingerprint()))
+    other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
+    if other is None:
+        return f"of {len(net.parameters)} parameters, the same on all ranks"
+    return f"ranks 0 and {other} have different processors or oneDNN versions: plain layouts would be used"
+
+
+def _by_rank(lines: list[str]) -> dict[str, str]:
+    """Ranks with the same text in one entry: "0-3" -> text."""
+    ranks: dict[str, list[int]] = {}
+    for rank, line in enumerate(lines):
+        ranks.setdefault(line, []).append(rank)
+    return {ranges(numbers): line for line, numbers in ranks.items()}
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """For people."""
+    rows = [(what, value) for what, value in found.items() if isinstance(value, str)]
+    for ranks, plan in found["cores"].items():
+        rows.append((f"rank{'s' if set(ranks) & set('-,') else ''} {ranks}", plan))
+    rows += [("warning", text) for text in found["warnings"]]
+    return table(("what", "found"), rows, "<<")
