@@ -137,6 +137,11 @@ def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
     _write(path, message)
 
 
+def read_blob(path: str | os.PathLike) -> np.ndarray:
+    """The array (float32) in a file of one BlobProto, a "binaryproto". Raises WeightsError if there is none."""
+    return _named(path, "blob", blob_array, _read(path, proto.raw.BlobProto, "binaryproto"))
+
+
 def state_fields() -> list[tuple[str, str]]:
     """(name in SolverState, name in files) of all that is not an array."""
     names = [name for name in SolverState.__dataclass_fields__ if name not in _ARRAYS]

@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "weights": {"proto", "files", "weights_hdf5"},
     "weights_hdf5": {"proto", "files", "weights"},
     "fillers": {"proto", "names", "layers"},  # type of the parameters that it fills
-    "layers": {"proto", "fillers", "graph"},  # graph: the Builder that lower() is given, for types only
+    # graph: the Builder that lower() is given, for types only; weights: InfogainLoss reads a blob from a file
+    "layers": {"proto", "fillers", "graph", "weights"},
     "graph": {"proto", "config", "layers", "_core"},
     "net": {"config", "graph", "layers", "fillers", "weights", "_core"},
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does

@@ -1,6 +1,7 @@
 // Class labels arrive as floats. Here they become integers, once, with errors that say where.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -14,10 +15,12 @@ class Labels {
 public:
     static constexpr int32_t ignored = -1;
 
-    // Attribute ignore_label: labels of this value do not count.
+    // Attribute ignore_label, or ignore_labels if there are several: labels of this value do not count.
     Labels(const OpSpec& spec, int64_t count, int64_t classes) : layer_(spec.name), classes_(classes), values_(count) {
-        has_ignore_ = spec.attributes.has("ignore_label");
-        if (has_ignore_) ignore_ = float(spec.attributes.integer("ignore_label"));
+        const Attributes& attributes = spec.attributes;
+        if (attributes.has("ignore_label")) ignore_.push_back(float(attributes.integer("ignore_label")));
+        if (attributes.has("ignore_labels"))
+            for (int64_t label : attributes.integers("ignore_labels")) ignore_.push_back(float(label));
     }
 
     // Converts `count` labels and returns how many are not ignored. Throws when one is outside [0, classes).
@@ -25,7 +28,7 @@ public:
         int64_t valid = 0;
         for (size_t i = 0; i < values_.size(); i++) {
             const float label = labels[i];
-            if (has_ignore_ && label == ignore_) {
+            if (std::find(ignore_.begin(), ignore_.end(), label) != ignore_.end()) {
                 values_[i] = ignored;
                 continue;
             }
@@ -49,8 +52,7 @@ private:
 
     std::string layer_;
     int64_t classes_;
-    bool has_ignore_;
-    float ignore_ = 0;
+    std::vector<float> ignore_;
     std::vector<int32_t> values_;
 };
 

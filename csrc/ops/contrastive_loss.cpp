@@ -1,0 +1,69 @@
+// Pairs that are alike shall be close, others at least a margin apart: half of d^2 for the former, of
+// max(margin - d, 0)^2 for the latter, or, in the legacy version, of max(margin - d^2, 0); d is the distance of a and b
+// (Hadsell et al. 2006). inputs: a (N, ...), b (as a), whether they are alike (N; 0 for no); attributes: loss_weight,
+// margin, legacy_version.
+#include <algorithm>
+#include <cmath>
+
+#include "row_loss.h"
+
+namespace engine {
+
+class ContrastiveLoss : public RowLoss {
+public:
+    explicit ContrastiveLoss(OpSpec spec)
+        : RowLoss(std::move(spec)),
+          margin_(float(spec_.attributes.real("margin"))),
+          legacy_(spec_.attributes.flag("legacy_version")),
+          squares_(rows_) {}
+
+    void forward(const dnnl::stream&) override {
+        add_up([this](int64_t i) {
+            const float* const a = input(0)->data() + i * row_;
+            const float* const b = input(1)->data() + i * row_;
+            double square = 0;
+            for (int64_t k = 0; k < row_; k++) square += double(a[k] - b[k]) * double(a[k] - b[k]);
+            squares_[i] = float(square);
+            if (alike(i)) return square / 2;
+            if (legacy_) return std::max(margin_ - square, 0.) / 2;
+            const double gap = std::max(margin_ - std::sqrt(square), 0.);
+            return gap * gap / 2;
+        });
+    }
+
+    void backward(const dnnl::stream&) override {
+        const float* const a = input(0)->data();
+        const float* const b = input(1)->data();
+        for (size_t side = 0; side < 2; side++) {
+            if (!input_gradient(side)) continue;
+            const float scale = side == 0 ? gradient_scale() : -gradient_scale();
+            float* const diff = input(side)->diff->data();
+#pragma omp parallel for
+            for (int64_t i = 0; i < rows_; i++) {
+                const float factor = scale * slope(i);
+                for (int64_t k = i * row_; k < (i + 1) * row_; k++) diff[k] = factor * (a[k] - b[k]);
+            }
+        }
+    }
+
+private:
+    static constexpr float least_distance = 1e-4f;  // added to d by Caffe, so that nothing is divided by 0
+
+    bool alike(int64_t i) const { return int64_t(input(2)->data()[i]) != 0; }
+
+    // The gradient with respect to a, as a multiple of a - b.
+    float slope(int64_t i) const {
+        if (alike(i)) return 1;
+        if (legacy_) return margin_ - squares_[i] > 0 ? -1.f : 0.f;
+        const float distance = std::sqrt(squares_[i]), gap = margin_ - distance;
+        return gap > 0 ? -gap / (distance + least_distance) : 0;
+    }
+
+    float margin_;
+    bool legacy_;
+    std::vector<float> squares_;  // of the distances
+};
+
+static const RegisterOp<ContrastiveLoss> registered("ContrastiveLoss");
+
+}  // namespace engine

@@ -1,0 +1,40 @@
+// The negative logarithm of the probability that a label's class was given.
+// inputs: probabilities (N, classes...), labels (N); attributes: loss_weight.
+#include <algorithm>
+#include <cmath>
+
+#include "labels.h"
+#include "row_loss.h"
+
+namespace engine {
+
+class MultinomialLogisticLoss : public RowLoss {
+public:
+    explicit MultinomialLogisticLoss(OpSpec spec) : RowLoss(std::move(spec)), labels_(spec_, rows_, row_) {}
+
+    void forward(const dnnl::stream&) override {
+        labels_.read(input(1)->data());
+        add_up([this](int64_t i) { return -std::log(double(probability(i))); });
+    }
+
+    void backward(const dnnl::stream&) override {
+        float* const diff = input(0)->diff->data();
+        const float scale = gradient_scale();
+#pragma omp parallel for
+        for (int64_t i = 0; i < rows_; i++) {
+            std::fill_n(diff + i * row_, row_, 0.f);
+            diff[i * row_ + labels_[i]] = -scale / probability(i);
+        }
+    }
+
+private:
+    static constexpr float smallest = 1e-20f;  // Caffe's: less counts as this much
+
+    float probability(int64_t i) const { return std::max(input(0)->data()[i * row_ + labels_[i]], smallest); }
+
+    Labels labels_;
+};
+
+static const RegisterOp<MultinomialLogisticLoss> registered("MultinomialLogisticLoss");
+
+}  // namespace engine

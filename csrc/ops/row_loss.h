@@ -1,0 +1,47 @@
+// What losses have in common that are a mean over the rows of their inputs.
+#pragma once
+
+#include "onednn_util.h"
+
+namespace engine {
+
+// inputs: all row-major, with the same first axis N; outputs: loss (); attributes: loss_weight.
+class RowLoss : public Op {
+protected:
+    explicit RowLoss(OpSpec spec)
+        : Op(std::move(spec)),
+          loss_weight_(spec_.attributes.real("loss_weight")),
+          rows_(input(0)->shape.at(0)),
+          row_(input(0)->count() / rows_),
+          losses_(rows_) {
+        output(0, plain_layout({}));
+        touch(Pass::forward, outputs_[0]);
+        for (const auto& each : spec_.inputs) touch(Pass::forward, each);
+        if (!needs_backward()) return;
+        for (const auto& each : spec_.inputs) {
+            touch(Pass::backward, each);
+            if (each->diff) touch(Pass::backward, each->diff);
+        }
+    }
+
+    // The loss from those of the rows, loss_of(i), which may run in any thread.
+    template <typename LossOf>
+    void add_up(const LossOf& loss_of) {
+#pragma omp parallel for
+        for (int64_t i = 0; i < rows_; i++) losses_[i] = loss_of(i);
+        double sum = 0;  // in the order of rows, whatever the number of threads
+        for (double loss : losses_) sum += loss;
+        outputs_[0]->data()[0] = float(sum / double(rows_));
+    }
+
+    // What a row's gradient is multiplied by.
+    float gradient_scale() const { return float(loss_weight_ / double(rows_)); }
+
+    double loss_weight_;
+    int64_t rows_, row_;  // N, and the elements of each row of the first input
+
+private:
+    std::vector<double> losses_;
+};
+
+}  // namespace engine

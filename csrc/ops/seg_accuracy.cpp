@@ -1,0 +1,80 @@
+// How well pixels are classified, from the matrix of true and found classes: the share of pixels that are right, the
+// mean over classes of the share of their pixels that is, and the mean over classes of intersection over union.
+// inputs: scores (N, classes, ...), labels (one per position outside the classes); outputs: the three (1, 1, 1, 3);
+// attributes: ignore_labels, reset (count each batch by itself, not all since the start). Has no backward.
+#include <algorithm>
+
+#include "labels.h"
+#include "onednn_util.h"
+
+namespace engine {
+
+class SegAccuracy : public Op {
+public:
+    explicit SegAccuracy(OpSpec spec)
+        : Op(std::move(spec)),
+          reset_(spec_.attributes.flag("reset")),
+          classes_(input(0)->shape.at(1)),
+          inner_(input(0)->count() / (input(0)->shape[0] * classes_)),
+          found_(input(1)->count()),
+          pixels_(classes_ * classes_),
+          labels_(spec_, input(1)->count(), classes_) {
+        output(0, plain_layout(spec_.output_shapes[0]));
+        touch(Pass::forward, {input(0), input(1), outputs_[0]});
+    }
+
+    void forward(const dnnl::stream&) override {
+        labels_.read(input(1)->data());
+        const int64_t count = int64_t(found_.size());
+#pragma omp parallel for
+        for (int64_t i = 0; i < count; i++) found_[i] = best_class(i);
+        if (reset_) std::fill(pixels_.begin(), pixels_.end(), 0);
+        for (int64_t i = 0; i < count; i++)
+            if (labels_[i] != Labels::ignored) pixels_[labels_[i] * classes_ + found_[i]]++;
+        measure();
+    }
+
+private:
+    // Of equal scores the last one wins.
+    int32_t best_class(int64_t i) const {
+        const float* const scores = input(0)->data() + i / inner_ * classes_ * inner_ + i % inner_;
+        int64_t best = 0;
+        for (int64_t c = 1; c < classes_; c++)
+            if (scores[c * inner_] >= scores[best * inner_]) best = c;
+        return int32_t(best);
+    }
+
+    // Recall is averaged over the classes that were seen. A class that neither is nor was found has a perfect overlap.
+    void measure() {
+        double all = 0, right = 0, recall = 0, overlap = 0;
+        int64_t seen = 0;
+        for (int64_t c = 0; c < classes_; c++) {
+            int64_t is = 0, was_found = 0;
+            for (int64_t k = 0; k < classes_; k++) {
+                is += pixels_[c * classes_ + k];
+                was_found += pixels_[k * classes_ + c];
+            }
+            const int64_t both = pixels_[c * classes_ + c], either = is + was_found - both;
+            all += double(is);
+            right += double(both);
+            overlap += either ? double(both) / double(either) : 1;
+            if (is == 0) continue;
+            recall += double(both) / double(is);
+            seen++;
+        }
+        float* const top = outputs_[0]->data();
+        top[0] = all > 0 ? float(right / all) : 0;
+        top[1] = seen ? float(recall / double(seen)) : 0;
+        top[2] = float(overlap / double(classes_));
+    }
+
+    bool reset_;
+    int64_t classes_, inner_;
+    std::vector<int32_t> found_;
+    std::vector<int64_t> pixels_;  // (true class, found class)
+    Labels labels_;
+};
+
+static const RegisterOp<SegAccuracy> registered("SegAccuracy");
+
+}  // namespace engine

@@ -1,0 +1,11 @@
+"""The mean absolute distance of two blobs."""
+
+from __future__ import annotations
+
+from engine.layers.pair_loss import PairLoss
+from engine.layers.registry import register
+
+
+@register("L1Loss")
+class L1Loss(PairLoss):
+    """Bottoms: two blobs (N, ...) of the same count; both may be predictions. Top: sum |a - b| / N."""

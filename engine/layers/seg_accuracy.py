@@ -1,0 +1,46 @@
+"""DeepLab's measures of a segmentation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("SegAccuracy")
+class SegAccuracy(Layer):
+    """Bottoms: scores (N, classes, ...), one label for each (n, ...). Top (1, 1, 1, 3): the share of pixels that are
+    right, its mean over the classes that were seen, and the mean over all classes of intersection over union.
+
+    With `reset: false` all batches since the start are counted together.
+    """
+
+    bottom_range = (2, 2)
+    differentiable = False
+    constant_bottoms = frozenset({1})
+
+    def infer(self) -> list[Shape]:
+        scores, labels = self.shapes
+        if len(scores) < 2:
+            raise self.error(f"expected scores of at least 2 axes (N, classes), got {scores}")
+        if labels[:1] != scores[:1] or math.prod(labels) != math.prod(scores) // scores[1]:
+            raise self.error(f"expected a label for each pixel of {scores}, got labels of shape {labels}")
+        if self.message.seg_accuracy_param.top_k != 1:
+            raise self.error(f"expected top_k 1, got {self.message.seg_accuracy_param.top_k}")
+        return [(1, 1, 1, 3)]
+
+    def attributes(self) -> dict[str, Any]:
+        param = self.message.seg_accuracy_param
+        return {"ignore_labels": list(param.ignore_label), "reset": param.reset}
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("SegAccuracy", self, inputs, self.attributes())
+
+    def flops(self) -> int:
+        return math.prod(self.shapes[0])  # comparisons
