@@ -6,7 +6,7 @@ namespace engine {
 
 class EuclideanLoss : public RowLoss {
 public:
-    using RowLoss::RowLoss;
+    explicit EuclideanLoss(OpSpec spec) : RowLoss(std::move(spec)) {}
 
     void forward(const dnnl::stream&) override {
         const float* const a = input(0)->data();
