@@ -71,6 +71,7 @@ ALONE = {
     "PReLU": 'layer { name: "l" type: "PReLU" bottom: "a" top: "b" }',
     "ReLU6": 'layer { name: "l" type: "ReLU6" bottom: "a" top: "b" }',
     "Swish": 'layer { name: "l" type: "Swish" bottom: "a" top: "b" swish_param { beta: 1.5 } }',
+    "Permute": 'layer { name: "l" type: "Permute" bottom: "a" top: "b" permute_param { order: 0 order: 2 order: 3 } }',
     "Pooling MAX": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"
         pooling_param { kernel_size: 3 stride: 2 } }""",
     "Pooling AVE": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"

@@ -1,4 +1,4 @@
-// A blob as several parts that lie one after the other along an axis: what Concat and Slice have in common.
+// Copies between blobs and parts of blobs: what Concat, Crop, Permute and Slice have in common.
 #pragma once
 
 #include "onednn_util.h"

@@ -1,0 +1,26 @@
+"""A learnable blob that other layers read as their bottom."""
+
+from __future__ import annotations
+
+from engine.layers.base import Layer, Shape
+from engine.layers.base import Parameter as LayerParameter
+from engine.layers.registry import register
+
+
+@register("Parameter")
+class Parameter(Layer):
+    """No bottoms; top and only parameter: `shape`, zeros unless weights are loaded."""
+
+    bottom_range = (0, 0)
+
+    def infer(self) -> list[Shape]:
+        shape = tuple(self.message.parameter_param.shape.dim)
+        if any(dim <= 0 for dim in shape):
+            raise self.error(f"expected dims above 0, got {shape}")
+        return [shape]
+
+    def make_params(self) -> list[LayerParameter]:
+        return [LayerParameter(self.tops[0].shape)]
+
+    def flops(self) -> int:
+        return 0

@@ -1,0 +1,39 @@
+"""Sums or averages over all axes from `axis` (0) on."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+TERMS = {1: "value", 2: "magnitude", 3: "square", 4: "value"}  # what SUM, ASUM, SUMSQ and MEAN add up
+
+
+@register("Reduction")
+class Reduction(Layer):
+    """Bottom (outer..., inner...), split at `axis`; top (outer...): the SUM, ASUM (of magnitudes), SUMSQ (of squares)
+    or MEAN of inner, times `coeff` (1)."""
+
+    @property
+    def axis(self) -> int:
+        return self.canonical_axis(self.message.reduction_param.axis, len(self.shapes[0]))
+
+    def infer(self) -> list[Shape]:
+        return [self.shapes[0][: self.axis]]
+
+    def attributes(self) -> dict[str, Any]:
+        param = self.message.reduction_param
+        terms = math.prod(self.shapes[0][self.axis :]) if param.operation == param.MEAN else 1
+        return {"term": TERMS[param.operation], "coefficient": param.coeff / terms}
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        builder.op("Reduction", self, [x], self.attributes())
+
+    def flops(self) -> int:
+        return math.prod(self.shapes[0])

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from tests.layers.blocked import run_blocked
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+
+RANDOM = np.random.default_rng(1)
+
+
+def layer(param, bottom="x"):
+    return f'layer {{ name: "layer" type: "Tile" bottom: "{bottom}" top: "y" tile_param {{ {param} }} }}'
+
+
+@golden("tile")
+def test_golden(case):
+    check_golden(case)
+
+
+@pytest.mark.parametrize("tiles", [1, 3])
+@pytest.mark.parametrize(
+    "shape, axis", [((7,), 0), ((3, 4), 1), ((2, 3, 4, 50), 0), ((2, 3, 4, 50), 2), ((2, 3, 4), -1)]
+)
+def test_forward_and_gradients(shape, axis, tiles):
+    x, text = RANDOM.normal(size=shape).astype(np.float32), layer(f"axis: {axis} tiles: {tiles}")
+    repeats = [tiles if i == axis % len(shape) else 1 for i in range(len(shape))]
+    np.testing.assert_array_equal(run(text, x=x).blobs["y"].data, np.tile(x, repeats))
+    check_gradients(net_text(text, x=shape), {"x": x})
+
+
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked(channels):
+    net = run_blocked(layer("tiles: 2", "c"), c=channels)
+    c, y = net.blobs["c"], net.blobs["y"]
+    np.testing.assert_array_equal(y.data, np.concatenate([c.data, c.data], 1))
+    np.testing.assert_allclose(c.diff, y.diff[:, :channels] + y.diff[:, channels:], rtol=1e-6)
+
+
+def test_errors():
+    assert "layer 'layer' (Tile): expected tiles above 0, got 0" in error_of(layer(""), x=(2, 3))
+    assert "axis 2 is out of range" in error_of(layer("tiles: 2 axis: 2"), x=(2, 3))
