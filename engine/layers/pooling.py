@@ -71,8 +71,10 @@ class Pooling(Layer):
         return window
 
     def _per_axis(self, name: str, square: str) -> list[int]:
-        """From the field `square`, or from name_h and name_w."""
+        """From the field `square`, from name_h and name_w, or from Intel's three numbers."""
         axes, param = len(self.shapes[0]) - 2, self.param
+        if axes == 3 and getattr(param, f"{square}_3d"):
+            return self._three(f"{square}_3d")
         pair = [f"{name}_h", f"{name}_w"]
         given = [field for field in pair if param.HasField(field)]
         if not given:
@@ -84,6 +86,12 @@ class Pooling(Layer):
         if len(given) == 1:
             raise self.error(f"expected both {pair[0]} and {pair[1]}, got {given[0]} alone")
         return [getattr(param, field) for field in pair]
+
+    def _three(self, field: str) -> list[int]:
+        values = list(getattr(self.param, field))
+        if len(values) != 3:
+            raise self.error(f"expected 3 values of {field}, got {len(values)}")
+        return values
 
     def attributes(self) -> dict[str, Any]:
         method = "MAX" if self.param.pool == self.param.MAX else "AVE"

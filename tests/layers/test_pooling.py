@@ -21,6 +21,8 @@ WINDOWS = [
     "global_pooling: true",
 ]
 
+THREE = {"kernel_size": (2, 3, 4), "stride": (2, 2, 3), "pad": (1, 0, 1)}
+
 
 def layer(window, pool="MAX", bottom="x"):
     param = f"pooling_param {{ pool: {pool} {window} }}"
@@ -90,6 +92,18 @@ def test_other_numbers_of_spatial_axes(shape, pool):
     check_against_reference(net, pool, "x")
 
 
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
+@pytest.mark.parametrize("spatial", [(5, 6, 8), (4, 7, 9)])
+def test_three_axes_with_a_window_each(spatial, pool):
+    window = [f"{name}_3d: {value}" for name, values in THREE.items() for value in values]
+    shape = (2, 3, *spatial)
+    net = run(layer(" ".join(window), pool), x=distinct(shape).astype(np.float32))
+    net.set_top_diff("y", np.random.default_rng(2).normal(size=net.blobs["y"].shape))
+    net.backward()
+    check_against_reference(net, pool, "x")
+    assert net.graph.layers[-1].window == {"kernel": [2, 3, 4], "stride": [2, 2, 3], "pad": [1, 0, 1]}
+
+
 @pytest.mark.parametrize("bottom", ["x", "c"])
 def test_the_first_of_equals_gets_the_gradient(bottom):
     if bottom == "c":
@@ -142,6 +156,12 @@ def test_sizes(size, window, pooled):
 )
 def test_errors(window, message):
     assert message in error_of(layer(window), x=(1, 2, 5, 6))
+
+
+def test_two_values_for_three_axes():
+    assert "expected 3 values of kernel_size_3d, got 2" in error_of(
+        layer("kernel_size_3d: 2 kernel_size_3d: 2"), x=(1, 2, 5, 6, 7)
+    )
 
 
 def test_stochastic_pooling_is_refused():

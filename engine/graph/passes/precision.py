@@ -14,7 +14,7 @@ from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.registry import layer_type
 
-ALWAYS = ("Convolution", "InnerProduct")  # those that gain by themselves
+ALWAYS = ("Convolution", "Deconvolution", "InnerProduct")  # those that gain by themselves
 
 
 def lower_precision(graph: Graph) -> None:

@@ -1,0 +1,157 @@
+// Deconvolution: what a convolution's backward does to its gradient, with the weights as that convolution has them, so
+// that both can share one blob; and an optional bias.
+// inputs: x (N, C, ...); params: weights (C, O/group, ...), bias (O); attributes: kernel, stride, pad, dilation (one
+// each per spatial axis), group, bias.
+#include <stdexcept>
+
+#include "../bf16.h"
+#include "channel_rows.h"
+#include "onednn_util.h"
+
+namespace engine {
+
+class Deconvolution : public Op {
+public:
+    explicit Deconvolution(OpSpec spec) : Op(std::move(spec)), bias_(spec_.attributes.flag("bias")) {
+        const auto& attributes = spec_.attributes;
+        stride_ = attributes.integers("stride");
+        pad_ = attributes.integers("pad");
+        dilation_ = attributes.integers("dilation");
+        for (auto& d : dilation_) d -= 1;  // oneDNN counts the holes
+        const int64_t group = attributes.integer("group");
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        const auto type = input(0)->layout.get_data_type();
+        Dims weights{in[1] / group, out[1] / group};
+        if (group > 1) weights.insert(weights.begin(), group);
+        for (int64_t k : attributes.integers("kernel")) weights.push_back(k);
+        x_ = any_layout(in, type);
+        y_ = any_layout(out, type);
+        weights_ = any_layout(weights, type);
+        diff_weights_ = any_layout(weights, memory::data_type::f32);
+
+        const gather_pd gather(cpu(), prop_kind::forward_training, how, y_, weights_, x_, stride_, dilation_, pad_,
+                               pad_, user_scratchpad());
+        const weights_pd learn(cpu(), how, y_, diff_weights_, x_, stride_, dilation_, pad_, pad_, gather,
+                               user_scratchpad());
+        // In bf16 the kernels read a copy in any case: the parameter, float32, is laid out as its gradient is.
+        if (type != memory::data_type::f32 && param_gradient(0) && !param(0)->decided())
+            param(0)->decide(learn.diff_weights_desc());
+        add_forward({cpu(), how, y_, weights_, x_, stride_, dilation_, pad_, pad_, gather, user_scratchpad()});
+        if (param_gradient(0)) add_backward_weights(learn);
+        if (input_gradient(0)) add_backward_data(gather);
+    }
+
+    void backward(const dnnl::stream& stream) override {
+        if (bias_ && param_gradient(1)) {
+            if (outputs_[0]->layout.get_data_type() == memory::data_type::bf16)
+                sum_bias<bf16>();
+            else
+                sum_bias<float>();
+        }
+        Op::backward(stream);
+    }
+
+private:
+    // Named after what they do here: forward scatters every pixel of x, its gradient gathers them.
+    using scatter_pd = dnnl::convolution_backward_data::primitive_desc;
+    using gather_pd = dnnl::convolution_forward::primitive_desc;
+    using weights_pd = dnnl::convolution_backward_weights::primitive_desc;
+    static constexpr auto how = algorithm::convolution_direct;
+
+    void add_forward(const scatter_pd& pd) {
+        const memory x = reading(input(0), pd.diff_dst_desc(), forward_calls_);
+        const memory weights = reading_param(0, pd.weights_desc(), forward_calls_);
+        const TensorPtr y = output(0, pd.diff_src_desc());
+        forward_calls_.push_back({dnnl::convolution_backward_data(pd),
+                                  {{DNNL_ARG_DIFF_DST, x},
+                                   {DNNL_ARG_WEIGHTS, weights},
+                                   {DNNL_ARG_DIFF_SRC, y->memory},
+                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        implementation_ = pd.impl_info_str();
+        touch(Pass::forward, {input(0), y});
+        if (bias_) add_bias(y);
+    }
+
+    void add_bias(const TensorPtr& y) {
+        plain_param(1);
+        Dims dims(y->shape.size(), 1);
+        dims[1] = y->shape[1];
+        const Layout broadcast = plain_layout(dims);
+        const dnnl::binary::primitive_desc pd(cpu(), algorithm::binary_add, y->layout, broadcast, y->layout,
+                                              user_scratchpad());
+        fresh_scratch();
+        forward_calls_.push_back({dnnl::binary(pd),
+                                  {{DNNL_ARG_SRC_0, y->memory},
+                                   {DNNL_ARG_SRC_1, param(1)->as(broadcast)},
+                                   {DNNL_ARG_DST, y->memory},
+                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        if (!param_gradient(1)) return;
+        const auto rows = ChannelRows::of(y->layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(y->layout));
+        rows_ = *rows;
+        sums_.resize(rows_.outer * rows_.padded_channels());
+        touch(Pass::backward, y->diff);
+    }
+
+    void add_backward_weights(const weights_pd& pd) {
+        const TensorPtr& given = outputs_[0]->diff;
+        fresh_scratch();
+        const memory y = reading(given, pd.src_desc(), backward_calls_);
+        const memory x = reading(input(0), pd.diff_dst_desc(), backward_calls_);
+        const Target weights = writing_gradient(0, pd.diff_weights_desc());
+        backward_calls_.push_back({dnnl::convolution_backward_weights(pd),
+                                   {{DNNL_ARG_SRC, y},
+                                    {DNNL_ARG_DIFF_DST, x},
+                                    {DNNL_ARG_DIFF_WEIGHTS, weights.memory},
+                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        finish(weights, backward_calls_);
+        touch(Pass::backward, {given, input(0)});
+    }
+
+    void add_backward_data(const gather_pd& pd) {
+        const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
+        fresh_scratch();
+        const memory y = reading(given, pd.src_desc(), backward_calls_);
+        const memory weights = reading_param(0, pd.weights_desc(), backward_calls_);
+        const Target x = writing(wanted, pd.dst_desc());
+        backward_calls_.push_back({dnnl::convolution_forward(pd),
+                                   {{DNNL_ARG_SRC, y},
+                                    {DNNL_ARG_WEIGHTS, weights},
+                                    {DNNL_ARG_DST, x.memory},
+                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        finish(x, backward_calls_);
+        touch(Pass::backward, {given, wanted});
+    }
+
+    // The gradient of the bias, summed in an order that does not depend on the number of threads.
+    template <typename T>
+    void sum_bias() {
+        const T* const given = static_cast<const T*>(outputs_[0]->diff->buffer->address());
+        const int64_t blocks = rows_.blocks(), padded = rows_.padded_channels();
+#pragma omp parallel for schedule(static) if (!rows_.small())
+        for (int64_t panel = 0; panel < rows_.panels(); panel++) {
+            const T* const start = given + rows_.offset(panel / blocks, panel % blocks);
+            double* const sums = &sums_[panel * rows_.lanes];
+            std::fill_n(sums, rows_.lanes, 0.);
+            for (int64_t i = 0; i < rows_.inner; i++)
+                for (int64_t lane = 0; lane < rows_.lanes; lane++)
+                    sums[lane] += number(start[i * rows_.inner_stride + lane]);
+        }
+        const TensorPtr& diff = param(1)->diff;
+        for (int64_t channel = 0; channel < rows_.channels; channel++) {
+            double total = diff->accumulate ? diff->data()[channel] : 0;
+            for (int64_t n = 0; n < rows_.outer; n++) total += sums_[n * padded + channel];
+            diff->data()[channel] = float(total);
+        }
+    }
+
+    bool bias_;
+    Dims stride_, pad_, dilation_;
+    Layout x_, y_, weights_, diff_weights_;  // "any": the kernel chooses
+    ChannelRows rows_{};
+    std::vector<double> sums_;  // of the top's gradient, for each n
+};
+
+static const RegisterOp<Deconvolution> registered("Deconvolution");
+
+}  // namespace engine

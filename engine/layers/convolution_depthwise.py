@@ -1,0 +1,23 @@
+"""Convolution of every channel by itself, under the names that the public forks give it."""
+
+from __future__ import annotations
+
+from engine.layers.base import Shape
+from engine.layers.convolution import Convolution
+from engine.layers.registry import register
+
+
+@register("ConvolutionDepthwise", "DepthwiseConvolution", "ConvolutionDepthWise")
+class ConvolutionDepthwise(Convolution):
+    """Convolution whose group is the number of channels, which `group` need not say and `num_output`, the same by
+    default, may multiply. params: weights (num_output, 1, kernel...) and, with `bias_term`, bias (num_output)."""
+
+    def infer(self) -> list[Shape]:
+        shape, param = self.shapes[0], self.param
+        if len(shape) > 1:
+            if param.HasField("group") and param.group not in (1, shape[1]):
+                raise self.error(f"expected group {shape[1]}, the channels of the bottom, or none, got {param.group}")
+            param.group = shape[1]
+            if not param.HasField("num_output"):
+                param.num_output = shape[1]
+        return super().infer()

@@ -1,0 +1,55 @@
+"""Deconvolution: a convolution run backward, which enlarges its bottom."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.convolution import Convolution
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Deconvolution")
+class Deconvolution(Convolution):
+    """Bottom (N, C, spatial...), top (N, num_output, spatial...), of stride (size - 1) + dilation (kernel - 1) + 1 -
+    2 pad along each spatial axis.
+
+    params: weights (C, num_output / group, kernel...), those of the convolution that this one reverses, and, with
+    `bias_term`, bias (num_output).
+    """
+
+    def _spatial_output(self, spatial: Shape) -> Shape:
+        window = self.window
+        sizes = []
+        for i, size in enumerate(spatial):
+            extent = window["dilation"][i] * (window["kernel"][i] - 1) + 1
+            enlarged = window["stride"][i] * (size - 1) + extent - 2 * window["pad"][i]
+            if enlarged < 1:
+                raise self.error(
+                    f"expected a top of at least 1, got {enlarged} on axis {i + 2} of {self.shapes[0]}; "
+                    f"pad {window['pad'][i]} is too large for a kernel of {extent}"
+                )
+            sizes.append(enlarged)
+        return tuple(sizes)
+
+    def make_params(self) -> list[Parameter]:
+        param = self.param
+        weights = (self.shapes[0][1], param.num_output // param.group, *self.window["kernel"])
+        params = [Parameter(weights, param.weight_filler)]
+        if param.bias_term:
+            params.append(Parameter((param.num_output,), param.bias_filler))
+        return params
+
+    def absorb(self, following: Layer) -> bool:
+        return False
+
+    def lower(self, builder: Builder) -> None:
+        builder.op("Deconvolution", self, [builder.tensor(self.bottoms[0])], self.attributes())
+
+    def flops(self) -> int:
+        products = math.prod(self.shapes[0]) * math.prod(self.params[0].shape[1:])
+        return 2 * products + self.param.bias_term * math.prod(self.tops[0].shape)

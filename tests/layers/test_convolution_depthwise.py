@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+from tests.layers.harness import check_gradients, error_of, make_net, net_text
+from tests.layers.test_convolution import reference
+
+RANDOM = np.random.default_rng(3)
+
+
+def layer(params, type="ConvolutionDepthwise"):
+    return f"""layer {{ name: "layer" type: "{type}" bottom: "x" top: "y" convolution_param {{ {params}
+        kernel_size: 3 pad: 1 weight_filler {{ type: "gaussian" std: 0.3 }} bias_filler {{ type: "uniform" }} }} }}"""
+
+
+@pytest.mark.parametrize("type", ["ConvolutionDepthwise", "DepthwiseConvolution", "ConvolutionDepthWise"])
+@pytest.mark.parametrize("params, outputs", [("", 4), ("num_output: 4 group: 4", 4), ("num_output: 8", 8)])
+def test_forward_and_gradients(type, params, outputs):
+    x = RANDOM.normal(size=(2, 4, 5, 6)).astype(np.float32)
+    text = net_text(layer(params, type), x=x.shape)
+    net = make_net(text)
+    net.blobs["x"].set(x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    assert net.graph.layers[-1].params[0].shape == (outputs, 1, 3, 3)
+    expected = reference(x, weights.reshape(outputs, 1, 3, 3), bias, [1, 1], [1, 1], [1, 1], 4)
+    np.testing.assert_allclose(net.forward()["y"], expected, atol=1e-5)
+    check_gradients(text, {"x": x})
+
+
+def test_errors():
+    message = error_of(layer("num_output: 4 group: 2"), x=(1, 4, 5, 6))
+    assert "layer 'layer' (ConvolutionDepthwise): expected group 4, the channels of the bottom" in message
+    assert "expected group to divide the num_output, 6" in error_of(layer("num_output: 6"), x=(1, 4, 5, 6))
