@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help."""
-    return _parser().parse_args([_two_dashes(argument) for argument in arguments])
+    options = _parser().parse_args([_two_dashes(argument) for argument in arguments])
+    options.arguments = list(arguments)  # for verbs that start ranks of themselves
+    return options
 
 
 def _two_dashes(argument: str) -> str:
@@ -29,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_train,
         _add_test,
         _add_time,
+        _add_verify,
         _add_check,
         _add_convert_imageset,
         _add_compute_image_mean,
@@ -171,6 +174,30 @@ def _add_time(verbs) -> None:
     verb.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)")
     verb.add_argument("--iterations", type=_positive, default=10, metavar="N", help="that count (default: 10)")
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    _add_running(verb)
+
+
+def _add_verify(verbs) -> None:
+    verb = _add_verb(
+        verbs,
+        "verify",
+        "compare training on several ranks with training on one",
+        "Trains on N ranks, which it starts itself, and on one that takes the batches of all of them; after every "
+        "iteration it compares all gradients and weights. The exit status is 1 where they differ, and the first layer "
+        "that does is named. BatchNorm has to take its statistics over all ranks: --set bn_sync=true.",
+        "engine verify --solver solvers/digits.prototxt --ranks 2 --set bn_sync=true\n"
+        "srun -n 64 engine verify --solver solver.prototxt --iterations 3",
+    )
+    verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
+    verb.add_argument("--ranks", type=_positive, metavar="N", help="ranks to start here (default: the launcher's)")
+    verb.add_argument("--iterations", type=_positive, default=5, metavar="N", help="to compare (default: 5)")
+    verb.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="largest difference, relative to the parameter's largest element (default: 1e-4; 0.2 with bf16)",
+    )
     _add_running(verb)
 
 

@@ -95,21 +95,15 @@ def _start() -> Any:
 
 def train(options: Namespace) -> int:
     world = _start()
-    from engine.config import read_solver
     from engine.preflight import preflight, texts_of
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
     from engine.solver.validate import check_snapshots
 
-    config = read_solver(options.solver, options.set)
+    config = _read_solver(options)
     message = config.message
     if world.rank == 0:  # which writes
         check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
-    if options.precision:
-        message.precision = message.Precision.Value(options.precision.upper())
-    if options.level is not None:
-        message.train_state.level = options.level
-    message.train_state.stage.extend(options.stage)
     preflight(world, texts_of(config))
     timeline = None
     if options.timeline:
@@ -126,6 +120,20 @@ def train(options: Namespace) -> int:
     solver.solve()
     solver.close()
     return 0
+
+
+def _read_solver(options: Namespace):
+    """The solver of --solver as the options change it."""
+    from engine.config import read_solver
+
+    config = read_solver(options.solver, options.set)
+    message = config.message
+    if options.precision:
+        message.precision = message.Precision.Value(options.precision.upper())
+    if options.level is not None:
+        message.train_state.level = options.level
+    message.train_state.stage.extend(options.stage)
+    return config
 
 
 def _read_model(options: Namespace, phase: int):
@@ -200,6 +208,23 @@ def time_(options: Namespace) -> int:
         print(to_text(times))
         if options.json:
             _write_json(to_json(times), options.json)
+    return 0
+
+
+def verify(options: Namespace) -> int:
+    from engine.comm.launch import detect, run_ranks
+
+    launch = detect()
+    if launch is None:
+        if not options.ranks:
+            raise ConfigError("how many ranks? --ranks N, or start it with mpiexec or srun")
+        return run_ranks(options.ranks, options.arguments)
+    if options.ranks not in (None, launch.size):
+        raise ConfigError(f"--ranks {options.ranks}, but {launch.launcher} has started {launch.size}")
+    world = _start()
+    from engine.verify import verify
+
+    verify(lambda: _read_solver(options), world, options.iterations, options.tolerance)
     return 0
 
 
@@ -301,6 +326,7 @@ VERBS = {
     "train": train,
     "test": test,
     "time": time_,
+    "verify": verify,
     "check": check,
     "convert_imageset": convert_imageset,
     "compute_image_mean": compute_image_mean,

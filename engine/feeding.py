@@ -147,6 +147,11 @@ class Feeder:
         self.feed(net, fed)
         return fed.first_sample
 
+    @property
+    def keys(self) -> list[str]:
+        """Of the samples in use, of the first data layer."""
+        return list(self._keys)
+
     def describe_batch(self) -> str:
         """The keys of the batch in use, for messages: "The batch holds keys 'a.jpg', ... and 29 more. ", or ""."""
         if not self._keys:

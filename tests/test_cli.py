@@ -18,7 +18,8 @@ from tests.mpi import run_ranks
 
 REPO = Path(__file__).resolve().parents[1]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
-VERBS = ("train", "test", "time", "check", "convert_imageset", "compute_image_mean", "device_query", "doctor")
+VERBS = ("train", "test", "time", "verify", "check", "convert_imageset", "compute_image_mean")
+VERBS += ("device_query", "doctor")
 
 
 def start(*arguments, **options) -> subprocess.Popen:

@@ -1,8 +1,15 @@
-"""Which launcher started this process, from the environment alone: no MPI is loaded to find out."""
+"""Which launcher started this process, from the environment alone: no MPI is loaded to find out. And a launcher for
+verbs that start ranks themselves."""
 
 import os
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import CommError
 
 
 @dataclass(frozen=True)
@@ -27,3 +34,25 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
         if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
             return Launch(launcher, int(environ[rank]), int(environ[size]))
     return None
+
+
+# Open MPI refuses more ranks than cores, unless told (version 4, version 5); the other libraries do not mind.
+OVERSUBSCRIBE = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+def mpiexec() -> str | None:
+    """The mpiexec beside this Python, whose library mpi4py then finds, too; else the one in PATH."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
+    """Runs `engine arguments...` on so many ranks of this host; its exit status. Raises CommError without mpiexec."""
+    launcher = mpiexec()
+    if launcher is None:
+        raise CommError(f"{ranks} ranks need mpiexec: pip install mpich, or load the cluster's module")
+    command = [launcher, "-n", str(ranks), sys.executable, "-m", "engine.cli", *arguments]
+    return subprocess.run(command, env={**OVERSUBSCRIBE, **os.environ}, stdin=subprocess.DEVNULL).returncode

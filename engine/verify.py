@@ -1,0 +1,219 @@
+"""`engine verify`: trains on 1 rank and on all ranks side by side, and compares every gradient and every weight.
+
+Both runs see the same samples: the data's batch size is multiplied for the one rank, which is rank 0 by itself. After
+each iteration rank 0 compares the two, parameter by parameter, in the order in which backward computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.comm.world import World
+from engine.config import Config, nets_of_solver
+from engine.errors import CommError, ConfigError
+from engine.report.table import table
+from engine.solver.solver import Solver
+
+if TYPE_CHECKING:
+    from engine.net import Placed
+
+# Largest difference of two float32 runs, and of runs that round to bfloat16 on the way, in units of a parameter's
+# largest element. Additions in another order make about 1e-6 of it (bfloat16: 1e-2), more where many numbers cancel.
+TOLERANCE, TOLERANCE_BF16 = 1e-4, 0.2
+# No parameter counts as smaller than this part of the net's largest: gradients that are zero but for rounding, such as
+# those of a bias before BatchNorm, have no digits to compare.
+FLOOR = 1e-3
+# These divide by the size of the gradient: where it is zero but for rounding, the step is of any size and sign.
+ADAPTIVE = ("AdaGrad", "RMSProp", "AdaDelta", "Adam")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest one of some parameters, in units of the parameter's largest element; where: "conv1[0]"."""
+
+    size: float = 0.0
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.size:.1e} {self.where}".rstrip()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one iteration gave: the losses of 1 rank and of all, and the largest differences."""
+
+    iteration: int
+    losses: tuple[float, float]
+    gradient: Difference
+    weight: Difference
+
+
+def verify(read: Callable[[], Config], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:
+    """Collective. Compares `iterations` iterations of 1 rank and of the world's; `show` gets the table on rank 0.
+
+    read: gives a fresh Config of the solver at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
+    names the iteration and the first parameter that differs by more, ConfigError for nets that cannot be equal.
+    """
+    many = _solver(read(), world)
+    check_comparable(many)
+    one = _solver(read(), World(), world.size) if world.rank == 0 else None
+    compare = Comparison(one, many, tolerance) if one else None
+    try:
+        for _ in range(iterations):
+            if one:
+                one.step()
+                one.strategy.wait_all()
+            world.agree(0).finish()  # the others wait for rank 0, asleep
+            many.step()
+            many.strategy.wait_all()
+            keys, losses = world.gather(many.feeder.keys), world.gather(many.recent_loss.recent[-1])
+            if compare:
+                compare.iteration(keys, losses)
+    finally:
+        if compare:
+            show(compare.to_text())
+    for solver in filter(None, (one, many)):
+        solver.feeder.close()
+        solver.close()
+    if compare:
+        show(
+            f"{world.size} ranks train as 1 does: all gradients and weights of {iterations} iterations are within "
+            f"{compare.tolerance:g}."
+        )
+
+
+def check_comparable(solver: Solver) -> None:
+    """Raises ConfigError, with what to do, for a net whose results depend on the number of ranks."""
+    for layer in solver.net.graph.layers:
+        if layer.type == "BatchNorm" and not (layer.sync or layer.use_global_stats):
+            raise ConfigError(
+                f"layer '{layer.name}': BatchNorm takes its statistics from the batch of each rank, so that several "
+                "ranks cannot equal one; give the layer or the net sync, --set bn_sync=true",
+                layer.where,
+            )
+    if not solver.feeder.batch_size:
+        raise ConfigError("the train net has no data layer: there are no samples that ranks could share")
+
+
+def _solver(config: Config, world: World, times: int = 1) -> Solver:
+    """Ready for its first step, with `times` the batch size; silent, without tests."""
+    param = config.message
+    param.display = param.test_interval = 0
+    del param.test_iter[:]
+    for layer in nets_of_solver(config).train.message.layer:
+        for _, value in layer.ListFields():
+            if hasattr(value, "DESCRIPTOR") and "batch_size" in value.DESCRIPTOR.fields_by_name:
+                value.batch_size *= times
+    solver = Solver(config, world)
+    if param.weights:
+        solver.load_weights(list(param.weights))
+    solver.share_weights()
+    solver.feeder.start()
+    return solver
+
+
+class Comparison:
+    """Of a solver of one rank and one of many, iteration after iteration; on rank 0."""
+
+    def __init__(self, one: Solver, many: Solver, tolerance: float = 0.0):
+        self.one, self.many = one, many
+        rounds = many.precision == "bf16" or many.strategy.settings.reduction.bf16
+        self.tolerance = tolerance or (TOLERANCE_BF16 if rounds else TOLERANCE)
+        self.rows: list[Row] = []
+        self._mine = {placed.name: placed for placed in one.net.parameters}
+        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
+        self._steady = {name: np.ones(values.shape, bool) for name, values in self._weights.items()}
+
+    def iteration(self, keys: list[list[str]], losses: list[float]) -> None:
+        """Compares what the last step has left. keys, losses: of the ranks. Raises CommError."""
+        number, ranks = self.one.iteration - 1, self.many.world.size
+        if [key for rank in keys for key in rank] != self.one.feeder.keys:
+            raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
+        gradients, weights = list(self._gradients()), list(self._weight_differences())
+        loss = float(np.mean(losses))
+        row = Row(number, (self.one.recent_loss.recent[-1], loss), _largest(gradients), _largest(weights))
+        self.rows.append(row)
+        for what, found in (("gradient", gradients), ("weights", weights)):
+            bad = next((each for each in found if not each.size <= self.tolerance), None)
+            if bad:
+                raise CommError(self._message(row, what, bad))
+
+    def _message(self, row: Row, what: str, bad: Difference) -> str:
+        expected, got = row.losses
+        forward = abs(got - expected) > self.tolerance * abs(expected)
+        hint = f"; the loss before it differs, too ({expected:.6g} and {got:.6g}): look at forward" if forward else ""
+        return (
+            f"iteration {row.iteration}: the {what} of {bad.where} is the first, from the last layer on, that differs "
+            f"between 1 and {self.many.world.size} ranks: by {bad.size:.2g} of its largest element, more than "
+            f"{self.tolerance:g}{hint}"
+        )
+
+    def _gradients(self) -> Iterator[Difference]:
+        """Before clipping and decay, averaged; in backward's order."""
+        pairs = {
+            p.name: (self._gradient(self.one, self._mine[p.name]), self._gradient(self.many, p)) for p in self._all
+        }
+        floor = FLOOR * max((np.abs(one).max() for one, _ in pairs.values()), default=0.0)
+        for name, (one, many) in pairs.items():
+            yield _difference(name, one, many, floor)
+        if self.one.param.type in ADAPTIVE:
+            self._see({name: one for name, (one, _) in pairs.items()}, floor)
+
+    def _weight_differences(self) -> Iterator[Difference]:
+        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
+        floor = FLOOR * max((np.abs(values).max() for values in self._weights.values()), default=0.0)
+        for placed in self._all:
+            one, many = self._weights[placed.name], placed.tensor.get()
+            yield _difference(placed.name, one, np.where(self._steady[placed.name], many, one), floor)
+
+    @property
+    def _all(self) -> list[Placed]:
+        return self.many.net.parameters
+
+    @staticmethod
+    def _gradient(solver: Solver, placed: Placed) -> np.ndarray:
+        """The reduction leaves sums over ranks and micro-batches; the update averages."""
+        return placed.tensor.diff.get() / (solver.world.size * solver.iter_size)
+
+    def _see(self, gradients: dict[str, np.ndarray], floor: float) -> None:
+        """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
+        tolerance."""
+        param = self.one.param
+        norm = self.one.iter_size * np.sqrt(
+            sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients.values())
+        )
+        clip = param.clip_gradients / norm if 0 < param.clip_gradients < norm else 1.0
+        for name, gradient in gradients.items():
+            decay = param.weight_decay * self._mine[name].parameter.decay_mult
+            weights = self._weights[name]
+            regularised = clip * gradient + decay * (np.sign(weights) if param.regularization_type == "L1" else weights)
+            least = self.tolerance * clip * max(float(np.abs(gradient).max()), floor)
+            self._steady[name] &= np.abs(regularised) > least
+
+    def to_text(self) -> str:
+        """A row for each iteration, and what has been left out."""
+        header = ("iteration", "loss, 1 rank", f"{self.many.world.size} ranks", "gradients differ by", "weights by")
+        rows = [(row.iteration, *(f"{loss:.6g}" for loss in row.losses), row.gradient, row.weight) for row in self.rows]
+        lines = [table(header, rows, ">>><<")]
+        left_out = sum(int(np.count_nonzero(~steady)) for steady in self._steady.values())
+        if left_out:
+            total = sum(steady.size for steady in self._steady.values())
+            lines.append(
+                f"{left_out} of {total} weights are not compared: their gradients were zero within the tolerance, "
+                f"and {self.one.param.type} divides by their size."
+            )
+        return "\n".join(lines)
+
+
+def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> Difference:
+    scale = max(float(np.abs(one).max()), float(floor))
+    size = float(np.abs(many - one).max())
+    return Difference(size / scale if scale else size, name)
+
+
+def _largest(found: list[Difference]) -> Difference:
+    return max(found, key=lambda each: (np.isnan(each.size), each.size), default=Difference())

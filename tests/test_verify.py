@@ -1,0 +1,143 @@
+"""engine verify: every solver option passes, planted faults are found and named."""
+
+import pytest
+
+from tests.mpi import run_ranks
+from tests.solver.harness import digits_net, with_defaults
+from tests.solver.test_sync_batch_norm import NET as BATCH_NORM
+
+pytestmark = pytest.mark.mpi
+
+DEFAULTS = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 20 weight_decay: 0.001 random_seed: 3'
+# What a user types, after something has been planted.
+PROGRAM = """
+import sys
+from engine.cli import main
+{plant}
+sys.exit(main({arguments!r}))
+"""
+
+
+def verify(folder, text: str = "", net: str = "", ranks: int = 2, plant: str = "", options=()):
+    """Runs it; (exit status, stdout, stderr). `net` has BATCH for its batch size."""
+    path = folder / "solver.prototxt"
+    net = net.replace("BATCH", str(16 // ranks)) if net else digits_net(16 // ranks)
+    path.write_text(f"{with_defaults(text, DEFAULTS)} comm_param {{ bucket_mb: 0.006 }} net_param {{ {net} }}")
+    arguments = ["verify", "--solver", str(path), *options]
+    done = run_ranks(ranks, PROGRAM.format(plant=plant, arguments=arguments), timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+OPTIONS = {
+    "sgd": 'momentum: 0.9 lr_policy: "poly" power: 2',
+    "warm up": 'momentum: 0.9 warmup_iter: 4 warmup_start_lr: 0.002 lr_policy: "step" gamma: 0.5 stepsize: 2',
+    "clipping": "momentum: 0.9 clip_gradients: 0.3 iter_size: 2",
+    "correction": 'momentum: 0.9 momentum_correction: true lr_policy: "multistep" gamma: 0.5 stepvalue: 2',
+    "nesterov": 'type: "Nesterov" momentum: 0.9 lr_policy: "exp" gamma: 0.9',
+    "l1": 'regularization_type: "L1" weight_decay: 0.0001 lr_policy: "inv" gamma: 0.1 power: 0.75',
+    "adagrad": 'type: "AdaGrad" lr_policy: "sigmoid" gamma: -0.5 stepsize: 2',
+    "rmsprop": 'type: "RMSProp" base_lr: 0.001 rms_decay: 0.9',
+    "adadelta": 'type: "AdaDelta" base_lr: 1 momentum: 0.95 delta: 1e-6',
+    "adam": 'type: "Adam" base_lr: 0.001 momentum: 0.9 clip_gradients: 0.5',
+    "adamw": 'type: "Adam" decoupled_weight_decay: true base_lr: 0.001 momentum: 0.9 iter_size: 2',
+    "lars": "local_lr_auto: true momentum: 0.9",
+    "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 1 plateau_winsize: 1 average_loss: 2',
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_passes(tmp_path, option):
+    status, out, err = verify(tmp_path, OPTIONS[option])
+    assert status == 0, out + err
+    assert "2 ranks train as 1 does: all gradients and weights of 5 iterations are within 0.0001." in out
+
+
+def test_four_ranks_that_it_starts_itself(tmp_path):
+    from tests.test_cli import engine
+
+    (tmp_path / "solver.prototxt").write_text(f"{DEFAULTS} net_param {{ {digits_net(4)} }}")
+    done = engine("verify", "--solver", tmp_path / "solver.prototxt", "--ranks", "4", "--iterations", "2")
+    assert done.returncode == 0 and "4 ranks train as 1 does" in done.stdout, done.stderr
+
+
+# One rank of several doubles its part of the small buckets; that of the last layer is one.
+DOUBLED = """
+from engine.comm.mpi_channel import MpiChannel
+plain = MpiChannel.allreduce
+def allreduce(self, values, residual=None):
+    if self._comm.rank == 1 and values.size < 1000:
+        values *= 2
+    plain(self, values, residual)
+MpiChannel.allreduce = allreduce
+"""
+# One rank forgets one sample: it reads its first one twice.
+FORGOTTEN = """
+from engine.feeding import Feeder
+feed = Feeder.feed
+def twice(self, net, fed):
+    if self._ranks > 1 and self._rank == 1:
+        for values in fed.arrays["data"]:
+            values[1] = values[0]
+    feed(self, net, fed)
+Feeder.feed = twice
+"""
+# The update of several ranks decays twice as much.
+DECAYED = """
+from engine import _core
+from engine.comm.launch import detect
+class Hyper:
+    count = 0
+    def __new__(cls, weight_decay, **fields):
+        Hyper.count += 1
+        return hyper(weight_decay=weight_decay * 100 if Hyper.count == 1 else weight_decay, **fields)
+hyper, _core.Hyper = _core.Hyper, Hyper
+"""
+
+
+def failure(*arguments, **options) -> str:
+    status, out, err = verify(*arguments, **options)
+    lines = [line for line in err.splitlines() if line.startswith("engine: ")]
+    assert status == 1 and len(lines) == 1, out + err
+    return lines[0]
+
+
+def test_a_planted_fault_in_the_reduction_is_named(tmp_path):
+    message = failure(tmp_path, plant=DOUBLED)
+    assert "iteration 0: the gradient of ip2[1] is the first" in message and "between 1 and 2 ranks" in message
+
+
+def test_a_sample_that_a_rank_forgets_shows_in_the_loss(tmp_path):
+    message = failure(tmp_path, plant=FORGOTTEN)
+    assert "iteration 0: the gradient of ip2[" in message and "look at forward" in message
+
+
+def test_an_update_that_differs_is_told_from_gradients(tmp_path):
+    assert "iteration 0: the weights of ip2[0]" in failure(tmp_path, plant=DECAYED)
+
+
+def test_samples_must_be_the_same(tmp_path):
+    plant = """
+from engine.feeding import Feeder
+start = Feeder.start
+Feeder.start = lambda self, first=0: start(self, first + 16 * (self._ranks > 1))
+"""
+    assert "iteration 0: the 2 ranks have read other samples than 1 rank" in failure(tmp_path, plant=plant)
+
+
+def test_batch_norm_needs_sync(tmp_path):
+    message = failure(tmp_path, net=BATCH_NORM)
+    assert "layer 'bn': BatchNorm takes its statistics from the batch of each rank" in message and "bn_sync" in message
+    status, out, err = verify(tmp_path, net=BATCH_NORM, options=["--set", "bn_sync=true"])
+    assert status == 0, out + err
+
+
+def test_bf16(tmp_path):
+    status, out, err = verify(tmp_path, options=["--precision", "bf16", "--set", "comm_param.compression=BF16"])
+    assert status == 0 and "within 0.2" in out, out + err
+
+
+def test_without_data_there_is_nothing_to_share(tmp_path):
+    net = digits_net(8).replace(
+        'type: "Data"', 'type: "DummyData" dummy_data_param { shape { dim: 8 dim: 1 dim: 6 dim: 6 } shape { dim: 8 } }'
+    )
+    assert "no data layer" in failure(tmp_path, net=net)
