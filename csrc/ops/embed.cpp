@@ -1,0 +1,58 @@
+// Rows of the weights, by number. inputs: row numbers, row-major; outputs: their shape and num_output; params: weights
+// (input_dim, num_output), bias (num_output, with `bias`); attributes: bias.
+#include <algorithm>
+
+#include "../op.h"
+#include "row_index.h"
+
+namespace engine {
+
+class Embed : public Op {
+public:
+    explicit Embed(OpSpec spec)
+        : Op(std::move(spec)),
+          bias_(spec_.attributes.flag("bias")),
+          inputs_(param(0)->shape.at(0)),
+          width_(param(0)->shape.at(1)),
+          rows_(input(0)->count()),
+          all_bias_(rows_.size(), 0) {
+        for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
+        output(0, plain_layout(spec_.output_shapes[0]));
+        touch(Pass::forward, {input(0), outputs_[0]});
+        if (needs_backward() && output_gradient(0)) touch(Pass::backward, outputs_[0]->diff);
+    }
+
+    void forward(const dnnl::stream&) override {
+        read_rows(spec_.name, input(0)->data(), inputs_, rows_);
+        float* const y = outputs_[0]->data();
+        gather_rows(param(0)->data(), rows_, width_, y);
+        if (!bias_) return;
+        const float* const bias = param(1)->data();
+        const int64_t count = int64_t(rows_.size());
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t j = 0; j < width_; j++) y[i * width_ + j] += bias[j];
+    }
+
+    void backward(const dnnl::stream&) override {
+        const float* const given = outputs_[0]->diff->data();
+        if (param_gradient(0)) {
+            const TensorPtr& diff = param(0)->diff;
+            scatter_rows(given, rows_, width_, diff->data(), inputs_, diff->accumulate);
+        }
+        if (bias_ && param_gradient(1)) {
+            const TensorPtr& diff = param(1)->diff;
+            scatter_rows(given, all_bias_, width_, diff->data(), 1, diff->accumulate);
+        }
+    }
+
+private:
+    bool bias_;
+    int64_t inputs_, width_;
+    std::vector<int64_t> rows_;
+    std::vector<int64_t> all_bias_;  // the bias is one row, which every row of the top reads
+};
+
+static const RegisterOp<Embed> registered("Embed");
+
+}  // namespace engine

@@ -1,0 +1,34 @@
+"""Samples of a batch in another order, some of them several times or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("BatchReindex")
+class BatchReindex(Layer):
+    """Bottoms: x (N, ...) and M whole numbers in [0, N), shape (M); top (M, ...): those samples of x. DataError for a
+    number outside."""
+
+    bottom_range = (2, 2)
+    constant_bottoms = frozenset({1})
+
+    def infer(self) -> list[Shape]:
+        x, rows = self.shapes
+        if not x:
+            raise self.error("expected a first bottom of at least 1 axis, got a scalar")
+        if len(rows) != 1:
+            raise self.error(f"expected a second bottom of 1 axis, got {rows}")
+        return [(*rows, *x[1:])]
+
+    def lower(self, builder: Builder) -> None:
+        builder.op("BatchReindex", self, [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms])
+
+    def flops(self) -> int:
+        return 0
