@@ -49,7 +49,7 @@ class Evaluator:
 
     def _make_net(self, shapes_of, share: Net | None) -> Net:
         state = self._config.message.state
-        return Net(
+        net = Net(
             self._config,
             self._phase,
             level=state.level,
@@ -59,6 +59,8 @@ class Evaluator:
             shapes_of=shapes_of,
             precision=self._precision,
         )
+        self.feeder.connect(net)
+        return net
 
     @property
     def loss_weights(self) -> dict[str, float]:

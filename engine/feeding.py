@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.data import open_data
-from engine.errors import ConfigError
+from engine.data import batch_size_of, open_data
+from engine.data.hdf5_output import HDF5Output
+from engine.data.readers.memory import MemoryReader
+from engine.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -25,8 +27,7 @@ class Fed:
     """One batch for all data layers of a net; its arrays are valid until the next one is taken.
 
     first_sample: its place among the samples of all ranks. size: samples in it, less than the net's batch at the end
-    of an epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops (data,
-    labels).
+    of an epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops.
     """
 
     first_sample: int
@@ -39,10 +40,6 @@ class Fed:
 class _Opened:
     source: DataSource
     batch_size: int
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return [(self.batch_size, *shape) for shape in self.source.shapes]
 
 
 class Feeder:
@@ -66,6 +63,7 @@ class Feeder:
         self._batches: dict[str, Prefetcher] = {}
         self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
         self._keys: list[str] = []  # of the batch in use
+        self._files: dict[str, HDF5Output] = {}  # by layer
 
     def shapes_of(self, message: Any, where: str) -> list[Shape]:
         """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
@@ -75,11 +73,35 @@ class Feeder:
                 message, self._phase, self._seed, where, self._skip_bad_images, rank=self._rank, ranks=self._ranks
             )
             self._opened[message.name] = _Opened(source, size)
-        return self._opened[message.name].shapes
+        opened = self._opened[message.name]
+        return opened.source.top_shapes(opened.batch_size)
 
     def shapes_for(self, size: int) -> Callable[[Any, str], list[Shape]]:
         """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
-        return lambda message, where: [(size, *shape[1:]) for shape in self.shapes_of(message, where)]
+
+        def shapes_of(message: Any, where: str) -> list[Shape]:
+            self.shapes_of(message, where)
+            return self._opened[message.name].source.top_shapes(size)
+
+        return shapes_of
+
+    def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray) -> None:
+        """What a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,). Raises DataError."""
+        reader = self._opened[layer].source.reader if layer in self._opened else None
+        if not isinstance(reader, MemoryReader):
+            raise DataError(f"the net has no MemoryData layer '{layer}'", self._config.path)
+        reader.set(data, labels)
+
+    def connect(self, net: Net) -> None:
+        """Writes what the net's HDF5Output layers are given, at every forward. Raises ConfigError, DataError."""
+        for layer in net.sinks:
+            if layer.name not in self._files:
+                self._files[layer.name] = HDF5Output(layer.message, layer.where, self._rank, self._ranks)
+        net.on_forward = self._write
+
+    def _write(self, net: Net) -> None:
+        for layer in net.sinks:
+            self._files[layer.name].write([net.tensors[blob].get().reshape(blob.shape) for blob in layer.bottoms])
 
     @property
     def batch_size(self) -> int:
@@ -129,7 +151,7 @@ class Feeder:
         if any(batch is None for batch in taken.values()):
             return None
         first = next(iter(taken.values()), None)
-        arrays = {name: (batch.data, batch.labels) for name, batch in taken.items()}
+        arrays = {name: self._opened[name].source.tops(batch) for name, batch in taken.items()}
         if first is None:
             return Fed(self._begin + (self._taken - 1) * self._ranks + self._rank, 0, [], arrays)
         return Fed(first.first_sample, first.size, first.keys, arrays)
@@ -165,18 +187,7 @@ class Feeder:
             batches.close()
         self._batches = {}
 
-    close = stop
-
-
-def batch_size_of(message: Any, where: str) -> int:
-    """batch_size of a data layer. Raises ConfigError if it has none."""
-    if message.type != "Data":
-        raise ConfigError(
-            f"layer '{message.name}': nets are fed by layers of type Data, not {message.type}; "
-            "convert_imageset makes an LMDB of images",
-            where,
-        )
-    size = message.data_param.batch_size
-    if size <= 0:
-        raise ConfigError(f"layer '{message.name}': expected a data_param.batch_size above 0, got {size}", where)
-    return size
+    def close(self) -> None:
+        self.stop()
+        for file in self._files.values():
+            file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,7 @@ class Net:
         self._place(passes, keep_all)
         self._place_parameters(set() if share is None else set(share.tensor_of.values()))
         self._fed: dict[Blob, np.ndarray] = {}
+        self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
             self.feed(blob, np.zeros(blob.shape, np.float32))
 
@@ -131,10 +133,12 @@ class Net:
             tensor.decide_plain()
         self.inputs = list(self.builder.inputs)
         self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
+        self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
     def _place(self, passes: frozenset[str], keep_all: bool) -> None:
+        read_by_others = {*self.graph.outputs, *(blob for layer in self.sinks for blob in layer.bottoms)}
         for blob, tensor in self.tensors.items():
-            if keep_all or blob in self.graph.outputs:
+            if keep_all or blob in read_by_others:
                 self.program.own(tensor)
         self._own_losses()
         memory_plan.place(self.program, "memory_plan" in passes)
@@ -308,6 +312,8 @@ class Net:
             self.program.forward()
         except RuntimeError as error:  # what an op found in its input: a label out of range
             raise DataError(str(error)) from None
+        if self.on_forward:
+            self.on_forward(self)
 
     def outputs(self) -> dict[str, np.ndarray]:
         return {

@@ -115,7 +115,7 @@ SPEAKERS = {
     "mpi4py": ["comm/mpi_world.py"],
     "lmdb": ["data/sources/lmdb.py", "data/convert_imageset.py"],
     "PIL": ["data/"],
-    "h5py": ["weights_hdf5.py"],
+    "h5py": ["weights_hdf5.py", "data/h5.py"],
     "matplotlib": ["report/plot.py"],
     "google": [
         "proto/",

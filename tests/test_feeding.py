@@ -9,7 +9,7 @@ import pytest
 from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.data import open_data
-from engine.errors import ConfigError
+from engine.errors import EngineError
 from engine.feeding import Feeder
 from engine.graph.build import TEST, TRAIN
 from engine.net import Net
@@ -79,7 +79,7 @@ def test_an_epoch_is_every_item_once():
 
 def test_shapes_for_another_batch_size():
     _, feeder = digits(World(), TEST)
-    message = SimpleNamespace(name="data")
+    message = SimpleNamespace(name="data", type="Data")
     assert feeder.shapes_for(5)(message, "") == [(5, 1, 8, 8), (5,)]
 
 
@@ -104,13 +104,13 @@ def test_a_net_without_data_layers_counts_its_samples():
 @pytest.mark.parametrize(
     "layer, reason",
     [
-        ('type: "HDF5Data" hdf5_data_param { source: "x" batch_size: 1 }', "type Data, not HDF5Data"),
+        ('type: "HDF5Data" hdf5_data_param { source: "x" batch_size: 1 }', "cannot read the list x"),
         ('type: "Data" data_param { source: "x" }', "batch_size above 0, got 0"),
     ],
 )
 def test_data_layers_that_cannot_be_opened(layer, reason):
     config = parse_net(f'layer {{ name: "data" top: "data" {layer} }}')
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(EngineError, match=reason):
         Net(config, TRAIN, shapes_of=Feeder(config, TRAIN, 1, World()).shapes_of)
 
 

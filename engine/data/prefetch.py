@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.data.reader import Sample, Shape
 from engine.data.sampler import Share
 from engine.errors import ConfigError
 
-# (epoch, index, out (c, h, w) float32) -> (label, key): fills out with one transformed item. Called by many threads.
-LoadItem = Callable[[int, int, np.ndarray], tuple[int, str]]
+# Fills the float32 arrays with one item, returns its key. Called by many threads.
+LoadItem = Callable[[Sample, Sequence[np.ndarray]], str]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Valid until the next call of Prefetcher.next(): data and labels are views of the ring's memory."""
+    """Valid until the next call of Prefetcher.next(): the arrays are views of the ring's memory."""
 
-    data: np.ndarray  # (size, c, h, w) float32, C-contiguous, 64-byte aligned
-    labels: np.ndarray  # (size,) float32, 64-byte aligned
+    arrays: tuple[np.ndarray, ...]  # each (size, ...) float32, C-contiguous, 64-byte aligned
     keys: list[str]
-    first_sample: int  # number of data[0] among all samples of the training, over all ranks
+    first_sample: int  # number of the first one among all samples of the training, over all ranks
     size: int  # batch_size, or less at the end of an epoch()
 
 
@@ -50,9 +50,8 @@ def _aligned(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
 class _Slot:
     """One buffer of the ring and the batch that is being decoded into it."""
 
-    def __init__(self, batch_size: int, shape: tuple[int, int, int]):
-        self.data = _aligned((batch_size, *shape))
-        self.labels = _aligned((batch_size,))
+    def __init__(self, batch_size: int, shapes: Sequence[Shape]):
+        self.arrays = [_aligned((batch_size, *shape)) for shape in shapes]
         self.keys = [""] * batch_size
         self.share: Share | None = None
         self.pending = 0  # samples that no thread has finished yet
@@ -73,17 +72,18 @@ class Prefetcher:
         self,
         load: LoadItem,
         shares: Iterator[Share],
-        shape: tuple[int, int, int],
+        shapes: Sequence[Shape],
         batch_size: int,
         depth: int,
         threads: int | None = None,
     ):
-        """depth: how many batches are decoded ahead of the one in use. threads: None for data_threads()."""
+        """shapes: of one item's arrays. depth: how many batches are decoded ahead of the one in use. threads: None for
+        data_threads()."""
         threads = threads or data_threads()
         self.wait_seconds = 0.0
         self._load = load
         self._shares = shares
-        self._slots = [_Slot(batch_size, shape) for _ in range(max(1, depth) + 1)]
+        self._slots = [_Slot(batch_size, shapes) for _ in range(max(1, depth) + 1)]
         # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
         self._piece = max(1, min(32, batch_size // (4 * threads)))
         self._changed = threading.Condition()
@@ -126,7 +126,8 @@ class Prefetcher:
                 raise slot.error[1]
             self._taken += 1
         size = len(slot.share.samples)
-        return Batch(slot.data[:size], slot.labels[:size], slot.keys[:size], slot.share.first_sample, size)
+        arrays = tuple(array[:size] for array in slot.arrays)
+        return Batch(arrays, slot.keys[:size], slot.share.first_sample, size)
 
     def release(self) -> None:
         """Gives the buffers of the last batch back before the next one is needed."""
@@ -155,7 +156,8 @@ class Prefetcher:
             error = None
             for i in range(begin, end):
                 try:
-                    slot.labels[i], slot.keys[i] = self._load(*slot.share.samples[i], slot.data[i])
+                    sample = Sample(*slot.share.samples[i], place=i)
+                    slot.keys[i] = self._load(sample, [array[i, ...] for array in slot.arrays])
                 except BaseException as raised:
                     error = error or (i, raised)
             self._finish_piece(slot, end - begin, error)

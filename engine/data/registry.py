@@ -1,18 +1,25 @@
-"""The data sources by the name of their backend. A module in engine/data/sources registers what it holds."""
+"""What reads data, by name: a database by its backend, a data layer by its type.
+
+A module in engine/data/sources or engine/data/readers registers what it holds.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable
-from typing import Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import ConfigError
 from engine.names import suggestion
 
+if TYPE_CHECKING:
+    from engine.data.reader import Reader
+
 
 class Source(Protocol):
-    """Items by number. item() is called from several threads at once."""
+    """Items of a database by number. item() is called from several threads at once."""
 
     def __init__(self, path: str, where: str | None, shuffled: bool):
         """Opens path, or raises DataError. shuffled: items will not be asked for in order."""
@@ -24,13 +31,22 @@ class Source(Protocol):
 
 
 _sources: dict[str, type[Source]] = {}
+_readers: dict[str, type[Reader]] = {}
 
 
 def source(name: str) -> Callable[[type], type]:
     """Class decorator: the data source for `backend: <name>`."""
+    return _register(_sources, name)
 
+
+def reader(name: str) -> Callable[[type], type]:
+    """Class decorator: the Reader of data layers of `type: <name>`."""
+    return _register(_readers, name)
+
+
+def _register(registry: dict[str, type], name: str) -> Callable[[type], type]:
     def register(cls: type) -> type:
-        _sources[name] = cls
+        registry[name] = cls
         return cls
 
     return register
@@ -40,8 +56,22 @@ def find_source(name: str, where: str | None = None) -> type[Source]:
     """The class registered for a backend. Raises ConfigError, with the known names, for an unknown one."""
     from engine.data import sources
 
-    for module in pkgutil.iter_modules(sources.__path__):
-        importlib.import_module(f"{sources.__name__}.{module.name}")
+    _load(sources)
     if name not in _sources:
         raise ConfigError(f"backend {name} is not supported{suggestion(name, _sources)}", where)
     return _sources[name]
+
+
+def find_reader(name: str, where: str | None = None) -> type[Reader]:
+    """The class registered for a type of data layer. Raises ConfigError, with the known types, for an unknown one."""
+    from engine.data import readers
+
+    _load(readers)
+    if name not in _readers:
+        raise ConfigError(f"data layers of type {name} cannot be read{suggestion(name, _readers)}", where)
+    return _readers[name]
+
+
+def _load(package: ModuleType) -> None:
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

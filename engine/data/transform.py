@@ -1,6 +1,6 @@
-"""transform_param: from the image of a Datum to the floats that a net reads.
+"""transform_param: from an image to the floats that a net reads.
 
-In this order: decode; resize or aspect-ratio augmentation; crop (random in TRAIN, centre in TEST); mirror (a random
+In this order: resize or aspect-ratio augmentation; crop (random in TRAIN, centre in TEST); mirror (a random
 half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++ (csrc/image.cpp).
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import proto
-from engine.data.decode import BGR, GRAY, ImageError, as_array, as_pillow, decode
+from engine.data.decode import BGR, GRAY, AnyImage, ImageError, as_array, as_pillow
 from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.weights import shape_text
 
 if TYPE_CHECKING:
-    from engine.proto import Datum, TransformationParameter
+    from engine.proto import TransformationParameter
 
 _UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "bgr2rgb", "pad")
 
@@ -42,6 +42,7 @@ def forced_color(param: TransformationParameter, where: str | None = None) -> st
 class Transformer:
     """One transform_param in one phase. It has no state: apply() may be called from several threads.
 
+    color: what images must be decoded to, BGR or GRAY; None leaves grey grey.
     Raises ConfigError for a transform_param that cannot be used, DataError for a mean_file that cannot be read.
     """
 
@@ -56,7 +57,7 @@ class Transformer:
         self._mirror = param.mirror and self._random
         self._scale = param.scale
         self._crop = crop_shape(param, where)
-        self._color = forced_color(param, where)
+        self.color = forced_color(param, where)
         self._mean_file = param.mean_file
         self._mean = self._read_mean(param, where)
         self._steps = []
@@ -76,22 +77,21 @@ class Transformer:
             return read_mean(param.mean_file, where)
         return np.array(param.mean_value, np.float32) if param.mean_value else None
 
-    def _prepare(self, datum: Datum, random: KeyedRandom) -> np.ndarray:
+    def _prepare(self, image: AnyImage, random: KeyedRandom) -> np.ndarray:
         """(h, w, c) pixels, ready to be cropped."""
-        image = decode(datum, self._color)
         for step in self._steps:
             image = step(as_pillow(image), random)
         return as_array(image)
 
-    def shape(self, datum: Datum) -> tuple[int, int, int]:
-        """(c, h, w) that this datum becomes; with a crop, or images of one size, all others too. Raises ImageError."""
-        pixels = self._prepare(datum, KeyedRandom(0, 0, 0))
+    def shape(self, image: AnyImage) -> tuple[int, int, int]:
+        """(c, h, w) that this image becomes; with a crop, or images of one size, all others too. Raises ImageError."""
+        pixels = self._prepare(image, KeyedRandom(0, 0, 0))
         self._mean_for(pixels)
         return self._cropped_shape(pixels)
 
-    def apply(self, datum: Datum, random: KeyedRandom, out: np.ndarray) -> None:
-        """Writes the transformed image to out (c, h, w) float32, C-contiguous. Raises ImageError, UndecodableImage."""
-        pixels = self._prepare(datum, random)
+    def apply(self, image: AnyImage, random: KeyedRandom, out: np.ndarray) -> None:
+        """Writes the transformed image to out (c, h, w) float32, C-contiguous. Raises ImageError."""
+        pixels = self._prepare(image, random)
         shape = self._cropped_shape(pixels)
         if shape != out.shape:
             hint = "set force_color or force_gray" if shape[1:] == out.shape[1:] else "set crop_size or resize_param"

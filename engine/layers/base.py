@@ -79,6 +79,8 @@ class Layer:
     top_range = (1, 1)
     # False for types that have no backward (Accuracy, ArgMax); data layers have no bottoms and so need none.
     differentiable = True
+    # True for types whose bottoms are read by whoever runs the net, after every forward.
+    is_sink: ClassVar[bool] = False
     # Whether the layer's ops take bf16 bottoms and give bf16 tops; others run in float32, whatever the net's precision.
     bf16: ClassVar[bool] = False
     # Bottoms into which no gradient flows (labels).

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from engine.graph.lower import Builder
 
 
-@register("Data", "ImageData", "HDF5Data", "MemoryData", "WindowData")
+@register("Data", "ImageData", "HDF5Data", "MemoryData", "WindowData", "AnnotatedData")
 class Data(Layer):
-    """Tops: data (N, C, H, W) and, where asked for, labels. `source_shapes` (batch included) is set by whoever opens
-    the source, before `infer`."""
+    """Tops: data (N, C, H, W) and, where asked for, labels; of HDF5Data any. `source_shapes` (batch
+    included) is set by whoever opens the source, before `infer`."""
 
     bottom_range = (0, 0)
     top_range = (1, None)

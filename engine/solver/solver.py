@@ -76,6 +76,7 @@ class Solver:
         self.feeder = Feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         self.net = self._build_net(nets.train)
+        self.feeder.connect(self.net)
         self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
         self._connect()
         self.evaluators = self._evaluators(nets, skip_bad_images)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from engine.data import open_data, shape_without_data
+from engine.data import open_data, shapes_without_data
 from engine.data.convert_imageset import convert_imageset
 from engine.data.mean import write_mean
 from engine.errors import ConfigError, DataError
@@ -28,7 +28,7 @@ def lmdb_path(image_folder, tmp_path):
 def take(source, batches, *args, **options):
     """The first batches: (data, labels, keys, first sample)."""
     with source.batches(*args, **options) as prefetcher:
-        return [(b.data.copy(), b.labels.copy(), b.keys, b.first_sample) for b in islice(prefetcher, batches)]
+        return [(b.arrays[0].copy(), b.arrays[1].copy(), b.keys, b.first_sample) for b in islice(prefetcher, batches)]
 
 
 def joined(batches):
@@ -50,18 +50,18 @@ def test_buffers_are_aligned_and_dense(lmdb_path, open_layer):
     with open_layer(lmdb_path, "crop_size: 5").batches(3) as prefetcher:
         for _ in range(6):
             batch = prefetcher.next()
-            assert batch.data.shape == (3, 3, 5, 5) and batch.data.flags.c_contiguous and batch.size == 3
-            assert batch.data.ctypes.data % 64 == batch.labels.ctypes.data % 64 == 0
+            assert batch.arrays[0].shape == (3, 3, 5, 5) and batch.arrays[0].flags.c_contiguous and batch.size == 3
+            assert batch.arrays[0].ctypes.data % 64 == batch.arrays[1].ctypes.data % 64 == 0
 
 
 def test_a_batch_stays_valid_until_the_next_one(lmdb_path, open_layer):
     with open_layer(lmdb_path, data="prefetch: 1").batches(5, threads=3) as prefetcher:
         for _ in range(30):
             batch = prefetcher.next()
-            before = batch.data.copy()
+            before = batch.arrays[0].copy()
             for _ in range(3):
                 os.sched_yield()
-            assert np.array_equal(batch.data, before)
+            assert np.array_equal(batch.arrays[0], before)
 
 
 def test_content_does_not_depend_on_threads_or_ranks(lmdb_path, open_layer):
@@ -100,7 +100,7 @@ def test_epoch_covers_everything_once(lmdb_path, open_layer, batch_size, ranks):
         with source.epoch(batch_size, rank, ranks) as prefetcher:
             sizes = []
             for batch in prefetcher:
-                assert len(batch.data) == len(batch.labels) == len(batch.keys) == batch.size
+                assert len(batch.arrays[0]) == len(batch.arrays[1]) == len(batch.keys) == batch.size
                 sizes.append(batch.size)
                 keys += batch.keys
         assert all(size == batch_size for size in sizes[:-1])
@@ -213,7 +213,7 @@ prefetcher.next()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_shape_without_data(tmp_path):
+def test_shapes_without_data(tmp_path):
     def shape(transform, source="/none"):
         layer = proto.LayerParameter()
         layer.data_param.source = source
@@ -222,7 +222,7 @@ def test_shape_without_data(tmp_path):
                 layer.transform_param.mean_value.extend(value)
             else:
                 setattr(layer.transform_param, name, value)
-        return shape_without_data(layer, "net:3:1")
+        return shapes_without_data(layer, "net:3:1")[0]
 
     assert shape({"crop_size": 224, "mean_value": [104, 117, 123]}) == (3, 224, 224)
     assert shape({"crop_size": 28, "force_gray": True}) == (1, 28, 28)
@@ -239,3 +239,14 @@ def test_opening_the_same_layer_for_both_phases(lmdb_path):
     layer.data_param.source = str(lmdb_path)
     train, test = (open_data(layer, phase) for phase in (proto.TRAIN, proto.TEST))
     assert train.shapes == test.shapes
+
+
+def test_several_labels_as_a_datum_of_floats(make_lmdb, open_layer):
+    """Labels in a database of their own, which a Data layer with one top reads."""
+    labels = np.random.RandomState(0).randn(3, 5).astype(np.float32)
+    items = {
+        f"{i}": proto.Datum(channels=5, height=1, width=1, float_data=row).SerializeToString()
+        for i, row in enumerate(labels)
+    }
+    with open_layer(make_lmdb(items), "scale: 2").batches(3) as batches:
+        assert np.array_equal(batches.next().arrays[0], 2 * labels.reshape(3, 5, 1, 1))

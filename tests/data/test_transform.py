@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import ImageError, UndecodableImage, parse_datum
+from engine.data.decode import ImageError, UndecodableImage, decode, parse_datum
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import write_mean
 from engine.data.transform import Transformer
@@ -22,9 +22,14 @@ def make(text: str, phase: int = proto.TEST) -> Transformer:
     return Transformer(text_format.Parse(text, proto.TransformationParameter()), phase, "net.prototxt:3:1")
 
 
+def shape(transformer: Transformer, datum) -> tuple[int, int, int]:
+    return transformer.shape(decode(datum, transformer.color))
+
+
 def apply(transformer: Transformer, datum, random=None) -> np.ndarray:
-    out = np.full(transformer.shape(datum), np.nan, np.float32)
-    transformer.apply(datum, random or KeyedRandom(1, 0, 0), out)
+    image = decode(datum, transformer.color)
+    out = np.full(transformer.shape(image), np.nan, np.float32)
+    transformer.apply(image, random or KeyedRandom(1, 0, 0), out)
     return out
 
 
@@ -100,12 +105,12 @@ def test_float_data():
 def test_forced_colours(force, as_datum):
     channels = 3 if "color" in force else 1
     gray = random_pixels(6, channels=1)
-    assert make(force).shape(parse_datum(as_datum(random_pixels(5)))) == (channels, 12, 16)
+    assert shape(make(force), parse_datum(as_datum(random_pixels(5)))) == (channels, 12, 16)
     assert np.array_equal(apply(make(force), parse_datum(as_datum(gray))), np.repeat(bgr(gray), channels, axis=0))
 
 
 def test_grey_image_stays_grey_unless_forced():
-    assert make("").shape(parse_datum(encoded_datum(random_pixels(6, channels=1)))) == (1, 12, 16)
+    assert shape(make(""), parse_datum(encoded_datum(random_pixels(6, channels=1)))) == (1, 12, 16)
 
 
 def test_sixteen_bits_are_scaled_not_clipped():
@@ -167,7 +172,7 @@ def test_random_resize_stays_in_its_range():
     """The shorter side is what is left for the window to move in."""
     datum = parse_datum(raw_datum(random_pixels(5)))
     transformer = make("random_resize_param { min_size: 4 max_size: 6 }")
-    sizes = {transformer._prepare(datum, KeyedRandom(1, 0, index)).shape for index in range(60)}
+    sizes = {transformer._prepare(decode(datum), KeyedRandom(1, 0, index)).shape for index in range(60)}
     assert sizes == {(4, 5, 3), (5, 6, 3), (6, 8, 3)}
 
 
@@ -231,32 +236,32 @@ def test_mean_file_of_another_size(tmp_path):
     path = tmp_path / "mean.binaryproto"
     write_mean(str(path), np.zeros((3, 12, 15), np.float32))
     with pytest.raises(ImageError, match=r"expected an image of 3 x 12 x 15, as mean_file .*; got 3 x 12 x 16"):
-        make(f'mean_file: "{path}"').shape(parse_datum(raw_datum(random_pixels(5))))
+        shape(make(f'mean_file: "{path}"'), parse_datum(raw_datum(random_pixels(5))))
 
 
 def test_images_that_do_not_fit():
     datum = parse_datum(raw_datum(random_pixels(5)))
     with pytest.raises(ImageError, match="3 x 12 x 16 is smaller than the crop of 13 x 13"):
-        make("crop_size: 13").shape(datum)
+        shape(make("crop_size: 13"), datum)
     with pytest.raises(
         ImageError, match="expected an image of 3 x 12 x 15, like the first one; got 3 x 12 x 16; set crop"
     ):
-        make("").apply(datum, RANDOM, np.empty((3, 12, 15), np.float32))
+        make("").apply(decode(datum), RANDOM, np.empty((3, 12, 15), np.float32))
     with pytest.raises(ImageError, match=r"expected an image of 1 x 12 x 16.* set force_color"):
-        make("").apply(datum, RANDOM, np.empty((1, 12, 16), np.float32))
+        make("").apply(decode(datum), RANDOM, np.empty((1, 12, 16), np.float32))
     with pytest.raises(ImageError, match="2 mean_value fields for an image of 3 channels"):
-        make("mean_value: 1 mean_value: 2").shape(datum)
+        shape(make("mean_value: 1 mean_value: 2"), datum)
     with pytest.raises(ImageError, match="2 float32 channels cannot be resized"):
         floats = proto.Datum(channels=2, height=1, width=2, float_data=[1, 2, 3, 4])
-        make("resize_param { height: 3 width: 3 }").shape(floats)
+        shape(make("resize_param { height: 3 width: 3 }"), floats)
 
 
 def test_undecodable():
     whole = image_bytes(random_pixels(5, 40, 40), "JPEG")
     for data in (b"", b"not an image", whole[: len(whole) // 2]):
         with pytest.raises(UndecodableImage, match=f"cannot decode {len(data)} bytes"):
-            make("").shape(proto.Datum(data=data, encoded=True))
+            shape(make(""), proto.Datum(data=data, encoded=True))
     with pytest.raises(UndecodableImage, match=r"3 x 4 x 4 .* holds 47 numbers instead of 48"):
-        make("").shape(proto.Datum(channels=3, height=4, width=4, data=bytes(47)))
+        shape(make(""), proto.Datum(channels=3, height=4, width=4, data=bytes(47)))
     with pytest.raises(UndecodableImage, match="not a Datum"):
         parse_datum(b"\xff\xff\xff")

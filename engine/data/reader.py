@@ -1,0 +1,146 @@
+"""What every type of data layer reads: items by number, each a tuple of arrays, one for each top."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from engine import proto
+from engine.data.decode import AnyImage, ImageError, UndecodableImage
+from engine.data.keyed_random import KeyedRandom
+from engine.errors import ConfigError, DataError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Who reads. where: "file:line:column" of the layer. rank, ranks: those of the program."""
+
+    phase: int
+    seed: int = 1
+    where: str | None = None
+    skip_bad_images: bool = False
+    rank: int = 0
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which item is asked for: its index in the source, in which epoch, and its place in the rank's batch."""
+
+    epoch: int
+    index: int
+    place: int
+
+
+class Reader:
+    """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
+
+    size: items. shapes: of one item's arrays, one for each top. Order and prefetch: shuffle (a new permutation in each
+    epoch), first (item that the training begins with), own_part (the source holds this rank's items only), depth
+    (batches read ahead).
+    """
+
+    field: ClassVar[str]  # of LayerParameter, which has batch_size
+
+    size: int
+    shapes: tuple[Shape, ...]
+    shuffle = False
+    first = 0
+    own_part = False
+    depth = 4
+
+    def __init__(self, message: Any, request: Request):
+        """Opens what a LayerParameter names. Raises ConfigError, DataError."""
+        self.skipped: dict[str, str] = {}  # key -> reason of undecodable images met so far, with skip_bad_images
+        self._where = request.where
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        """Fills out, float32 arrays of `shapes`, with an item; returns its key. Raises DataError."""
+        raise NotImplementedError
+
+    @classmethod
+    def batch_size(cls, message: Any, where: str | None) -> int:
+        """Raises ConfigError where there is none."""
+        size = getattr(message, cls.field).batch_size
+        if size <= 0:
+            raise ConfigError(f"layer '{message.name}': expected a {cls.field}.batch_size above 0, got {size}", where)
+        return size
+
+    @classmethod
+    def top_shapes(cls, shapes: Sequence[Shape], batch_size: int) -> list[Shape]:
+        """Shapes of the tops for a batch of items of `shapes`."""
+        return [(batch_size, *shape) for shape in shapes]
+
+    def tops(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Values of the tops from the arrays (batch, *shape) that load() has filled."""
+        return tuple(arrays)
+
+    @classmethod
+    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+        """`shapes`, by the layer's parameters alone. Raises ConfigError where they do not tell."""
+        raise ConfigError(
+            f"layer '{message.name}' ({message.type}): the shape of its data is known to its source only, "
+            "which is not here",
+            where,
+        )
+
+    @classmethod
+    def source_of(cls, message: Any) -> str:
+        """What has to be there for the layer to be opened: a path, "" for none."""
+        return getattr(message, cls.field).source
+
+
+class PictureReader(Reader):
+    """Items that are decoded: bad ones are errors, or, with skip_bad_images, replaced by the next good one."""
+
+    name: str  # of the source, for messages
+
+    def __init__(self, message: Any, request: Request):
+        super().__init__(message, request)
+        self._seed = request.seed
+        self._skip_bad_images = request.skip_bad_images
+        self._skipping = threading.Lock()
+
+    def fetch(self, index: int) -> tuple[str, Any]:
+        """(key, what decode() understands). Raises DataError."""
+        raise NotImplementedError
+
+    def decode(self, fetched: Any) -> tuple[AnyImage, Any]:
+        """(image, its label). Raises ImageError, UndecodableImage."""
+        raise NotImplementedError
+
+    def read(self, epoch: int, index: int, use: Callable[[AnyImage, Any, KeyedRandom], None]) -> str:
+        """Calls use(image, label, random) with an item, or with the next one that can be decoded if bad ones are
+        skipped; returns the key of the item used. Raises DataError."""
+        for _ in range(self.size):
+            key, fetched = self.fetch(index)
+            try:
+                image, label = self.decode(fetched)
+                use(image, label, KeyedRandom(self._seed, epoch, index))
+                return key
+            except ImageError as error:
+                if not (self._skip_bad_images and isinstance(error, UndecodableImage)):
+                    raise DataError(f"{self.name}: key '{key}': {error}", self._where) from None
+                with self._skipping:
+                    self.skipped[key] = str(error)
+            index = (index + 1) % self.size
+        raise DataError(f"{self.name}: none of its {self.size} images can be decoded", self._where)
+
+    def first_shape(self, shape_of: Callable[[AnyImage], Shape]) -> Shape:
+        """Of the first item that can be decoded, as Caffe takes the first."""
+        shapes = []
+        self.read(0, 0, lambda image, label, random: shapes.append(shape_of(image)))
+        return shapes[0]
+
+
+def random_first(rand_skip: int, request: Request) -> int:
+    """The item that a training begins with: one of the first rand_skip."""
+    if not rand_skip or request.phase != proto.TRAIN:
+        return 0
+    return KeyedRandom(request.seed, 0, 0).integer(0, rand_skip - 1)

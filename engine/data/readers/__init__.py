@@ -1,0 +1,1 @@
+"""One type of data layer per file; each registers itself."""

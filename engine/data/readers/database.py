@@ -1,0 +1,87 @@
+"""Data: Datums from a database, pictures or raw numbers, each with one label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.data.decode import GRAY, AnyImage, decode, parse_datum
+from engine.data.mean import read_mean
+from engine.data.reader import PictureReader, Request, Sample, Shape, random_first
+from engine.data.registry import find_source, reader
+from engine.data.transform import Transformer, crop_shape, forced_color
+from engine.errors import ConfigError
+
+
+class DatabaseReader(PictureReader):
+    """The items of the database that data_param names."""
+
+    field = "data_param"
+
+    def __init__(self, message: Any, request: Request):
+        super().__init__(message, request)
+        param = message.data_param
+        if not param.source:
+            raise ConfigError("data_param.source is missing", request.where)
+        # Caffe's default is LEVELDB, which nobody means by leaving the field out.
+        backend = param.DB.Name(param.backend) if param.HasField("backend") else "LMDB"
+        self._transformer = Transformer(message.transform_param, request.phase, request.where)
+        path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self._source = find_source(backend, request.where)(path, request.where, param.shuffle)
+        self.name = param.source
+        self.size = len(self._source)
+        self.shuffle = param.shuffle
+        self.own_part = "%#" in param.source
+        self.depth = param.prefetch
+        self.first = random_first(param.rand_skip, request)
+
+    def fetch(self, index: int) -> tuple[str, bytes]:
+        return self._source.item(index)
+
+
+@reader("Data")
+class DatumReader(DatabaseReader):
+    """Arrays: the picture (c, h, w), its label ()."""
+
+    def __init__(self, message: Any, request: Request):
+        super().__init__(message, request)
+        self.shapes = (self.first_shape(self._transformer.shape), ())
+
+    def decode(self, fetched: bytes) -> tuple[AnyImage, int]:
+        datum = parse_datum(fetched)
+        return decode(datum, self._transformer.color), datum.label
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        def use(image: AnyImage, label: int, random) -> None:
+            self._transformer.apply(image, random, out[0])
+            out[1][...] = label
+
+        return self.read(sample.epoch, sample.index, use)
+
+    @classmethod
+    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+        return picture_shape(message, where), ()
+
+
+def picture_shape(message: Any, where: str | None) -> tuple[int, int, int]:
+    """(c, h, w) by transform_param alone, for where the source is missing.
+
+    From mean_file, if it is there; else the size from the crop or a resize_param, and the channels from force_gray and
+    the number of mean values, 3 if nothing is said. Raises ConfigError where the size is not said.
+    """
+    param = message.transform_param
+    crop_h, crop_w = crop_shape(param, where)
+    if param.mean_file and os.path.isfile(param.mean_file):
+        channels, height, width = read_mean(param.mean_file, where).shape
+        return channels, crop_h or height, crop_w or width
+    height, width = crop_h or param.resize_param.height, crop_w or param.resize_param.width
+    if not (height and width):
+        raise ConfigError(
+            f"the size of the images is unknown: source {message.data_param.source} is not there, and "
+            "transform_param has no crop_size",
+            where,
+        )
+    return 1 if forced_color(param, where) == GRAY else max(len(param.mean_value), 3), height, width

@@ -1,0 +1,65 @@
+"""MemoryData: arrays that the program hands over (Feeder.set_arrays, the Python interface)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.data.reader import Reader, Request, Sample, Shape
+from engine.data.registry import reader
+from engine.errors import ConfigError, DataError
+from engine.weights import shape_text
+
+
+@reader("MemoryData")
+class MemoryReader(Reader):
+    """Arrays: data (channels, height, width), label (). There are no items until set() is called."""
+
+    field = "memory_data_param"
+
+    def __init__(self, message: Any, request: Request):
+        super().__init__(message, request)
+        self._name = message.name
+        self.shapes = self.shapes_without_data(message, request.where)
+        self.size = 0
+
+    def set(self, data: np.ndarray, labels: np.ndarray) -> None:
+        """data (n, channels, height, width) and labels (n,), any numbers, are read in place, without
+        transform_param. Raises DataError for other shapes."""
+        data, labels = np.asarray(data), np.asarray(labels)
+        expected = self.shapes[0]
+        if data.ndim != 4 or data.shape[1:] != expected:
+            raise DataError(
+                f"layer '{self._name}': expected data of n x {shape_text(expected)}, got {shape_text(data.shape)}",
+                self._where,
+            )
+        if len(data) == 0 or labels.size != len(data):
+            raise DataError(
+                f"layer '{self._name}': expected a label for each of {len(data)} items, above 0, got {labels.size}",
+                self._where,
+            )
+        self._data, self._labels = data, labels.reshape(-1)
+        self.size = len(data)
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        out[0][...] = self._data[sample.index]
+        out[1][...] = self._labels[sample.index]
+        return str(sample.index)
+
+    @classmethod
+    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+        param = message.memory_data_param
+        shape = (param.channels, param.height, param.width)
+        if 0 in shape:
+            raise ConfigError(
+                f"layer '{message.name}': expected channels, height and width above 0 in memory_data_param, got "
+                f"{shape_text(shape)}",
+                where,
+            )
+        return shape, ()
+
+    @classmethod
+    def source_of(cls, message: Any) -> str:
+        return ""

@@ -1,0 +1,151 @@
+"""WindowData: windows of pictures, foreground and background, as R-CNN is trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from engine.data.decode import BGR, ImageError, as_array, decode_bytes
+from engine.data.keyed_random import KeyedRandom
+from engine.data.mean import read_mean
+from engine.data.reader import Reader, Request, Sample, Shape
+from engine.data.registry import reader
+from engine.data.window_file import Window, read_windows
+from engine.errors import ConfigError, DataError
+
+
+@reader("WindowData")
+class WindowReader(Reader):
+    """Arrays: the window (3, crop_size, crop_size), its class (), 0 for background.
+
+    The last fg_fraction of every batch are foreground windows (overlap of fg_threshold at least), the others
+    background (less than bg_threshold), each drawn at random. An epoch is as many samples as there are windows.
+    """
+
+    field = "window_data_param"
+
+    def __init__(self, message: Any, request: Request):
+        super().__init__(message, request)
+        param, transform = message.window_data_param, message.transform_param
+        self._list, self._seed = param.source, request.seed
+        self._batch = self.batch_size(message, request.where)
+        self.shapes = self.shapes_without_data(message, request.where)
+        self._crop = _Crop(transform.crop_size, param.context_pad, param.crop_mode == "square")
+        if param.crop_mode not in ("warp", "square"):
+            raise ConfigError(f"crop_mode: expected warp or square, got {param.crop_mode!r}", request.where)
+        self._mirror, self._scale = transform.mirror, transform.scale
+        self._mean = _centre_mean(transform, request.where)
+        self._pictures, windows = read_windows(param.source, param.root_folder, request.where)
+        foreground = [window for window in windows if window.overlap >= param.fg_threshold]
+        background = [w for w in windows if w.overlap < min(param.fg_threshold, param.bg_threshold)]
+        wanted = int(self._batch * param.fg_fraction)
+        self._background = self._batch - wanted  # samples of a batch
+        self._kinds = (background, foreground)
+        if (wanted and not foreground) or (self._background and not background):
+            raise DataError(
+                f"{param.source}: a batch of {self._batch} takes {wanted} foreground and {self._background} background "
+                f"windows; the file has {len(foreground)} and {len(background)}",
+                request.where,
+            )
+        self.size = len(foreground) + len(background)
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        random = KeyedRandom(self._seed, sample.epoch, sample.index)
+        is_foreground = sample.place >= self._background
+        windows = self._kinds[is_foreground]
+        window = windows[random.integer(0, len(windows) - 1)]
+        path = self._pictures[window.picture]
+        mirrored = self._mirror and random.coin()
+        try:
+            with open(path, "rb") as file:
+                picture = decode_bytes(file.read(), BGR)
+            self._crop.fill(out[0], picture, window, mirrored, self._mean, self._scale)
+        except OSError as error:
+            raise DataError(f"{self._list}: cannot read {path}: {error.strerror}", self._where) from None
+        except ImageError as error:
+            raise DataError(f"{self._list}: {path}: {error}", self._where) from None
+        out[1][...] = window.label if is_foreground else 0
+        return f"{path} {window.box}"
+
+    @classmethod
+    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+        size = message.transform_param.crop_size
+        if not size or size <= 2 * message.window_data_param.context_pad:
+            raise ConfigError(
+                f"layer '{message.name}': expected a crop_size above twice the context_pad, got {size}", where
+            )
+        return (3, size, size), ()
+
+
+def _centre_mean(param: Any, where: str | None) -> np.ndarray:
+    """What is subtracted, (3, crop_size, crop_size) or (3, 1, 1)."""
+    if param.mean_file:
+        mean, size = read_mean(param.mean_file, where), param.crop_size
+        top, left = (mean.shape[1] - size) // 2, (mean.shape[2] - size) // 2
+        if mean.shape[0] != 3 or top < 0 or left < 0:
+            raise ConfigError(f"mean_file {param.mean_file} is smaller than the crop of {size}", where)
+        return mean[:, top : top + size, left : left + size]
+    values = np.array(param.mean_value or [0], np.float32)
+    if values.size not in (1, 3):
+        raise ConfigError(f"expected 1 or 3 mean_value, got {values.size}", where)
+    return np.broadcast_to(values.reshape(-1, 1, 1), (3, 1, 1))
+
+
+@dataclass(frozen=True)
+class _Crop:
+    """A window with its context, stretched to size x size; what lies outside of the picture stays 0."""
+
+    size: int
+    context: int  # pixels of the result on each side that show what is around the window
+    square: bool
+
+    def region(self, window: Window) -> tuple[int, int, int, int]:
+        """Inclusive x1, y1, x2, y2 of what the result shows, which may reach out of the picture."""
+        x1, y1, x2, y2 = window.box
+        if not (self.context or self.square):
+            return x1, y1, x2, y2
+        half_w, half_h = (x2 - x1 + 1) / 2, (y2 - y1 + 1) / 2
+        centre_x, centre_y = x1 + half_w, y1 + half_h
+        if self.square:
+            half_w = half_h = max(half_w, half_h)
+        stretch = self.size / (self.size - 2 * self.context)
+        edges = (
+            *(centre_x - half_w * stretch, centre_y - half_h * stretch),
+            *(centre_x + half_w * stretch, centre_y + half_h * stretch),
+        )
+        return tuple(_round(edge) for edge in edges)
+
+    def fill(
+        self, out: np.ndarray, picture: Image.Image, window: Window, mirrored: bool, mean: np.ndarray, scale: float
+    ) -> None:
+        """Raises ImageError for a window that lies outside of its picture."""
+        x1, y1, x2, y2 = self.region(window)
+        left, width = self._span(x1, x2, picture.width)
+        top, height = self._span(y1, y2, picture.height)
+        box = (max(x1, 0), max(y1, 0), min(x2, picture.width - 1) + 1, min(y2, picture.height - 1) + 1)
+        if box[0] >= box[2] or box[1] >= box[3]:
+            raise ImageError(f"window {window.box} lies outside of the picture of {picture.width} x {picture.height}")
+        pixels = as_array(picture.resize((width, height), Image.Resampling.BILINEAR, box))
+        if mirrored:
+            pixels = pixels[:, ::-1]
+            left = self.size - left - width
+        rows, columns = slice(top, top + height), slice(left, left + width)
+        less = mean if mean.shape[1] == 1 else mean[:, rows, columns]
+        out.fill(0)
+        out[:, rows, columns] = (pixels.transpose(2, 0, 1).astype(np.float32) - less) * scale
+
+    def _span(self, begin: int, end: int, limit: int) -> tuple[int, int]:
+        """Where the part of begin..end that is inside 0..limit-1 falls in the result: (offset, length)."""
+        stretch = self.size / (end - begin + 1)
+        offset = min(_round(max(0, -begin) * stretch), self.size - 1)
+        inside = min(end, limit - 1) - max(begin, 0) + 1
+        return offset, max(1, min(_round(inside * stretch), self.size - offset))
+
+
+def _round(value: float) -> int:
+    """Halves away from 0, as C does."""
+    return int(np.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)

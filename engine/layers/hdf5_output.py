@@ -1,0 +1,35 @@
+"""The end of the graph where blobs are written to a file, by whoever runs the net."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("HDF5Output")
+class HDF5Output(Layer):
+    """Bottoms: data and label, of as many rows each; every forward adds them to `file_name`. No gradient flows into
+    them."""
+
+    bottom_range = (2, 2)
+    top_range = (0, 0)
+    is_sink = True
+
+    def infer(self) -> list[Shape]:
+        if not self.message.hdf5_output_param.file_name:
+            raise self.error("hdf5_output_param.file_name is missing")
+        data, label = self.shapes
+        if not data or not label or data[0] != label[0]:
+            raise self.error(f"expected bottoms of as many rows each, got {data} and {label}")
+        return []
+
+    def lower(self, builder: Builder) -> None:
+        """Nothing to run."""
+
+    def flops(self) -> int:
+        return 0

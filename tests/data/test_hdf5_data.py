@@ -1,0 +1,115 @@
+"""HDF5Data: rows of datasets."""
+
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from engine import proto
+from engine.comm.world import World
+from engine.config import parse_net
+from engine.data import open_data
+from engine.errors import ConfigError, DataError
+from engine.feeding import Feeder
+from engine.graph.build import TEST
+from engine.net import Net
+
+h5py = pytest.importorskip("h5py")
+
+ROWS = {"a": 7, "b": 4}
+
+
+def layer_of(source, rest: str = "", tops=("data", "target", "label")) -> proto.LayerParameter:
+    layer = proto.LayerParameter(name="data", type="HDF5Data", top=tops)
+    return text_format.Parse(f'hdf5_data_param {{ source: "{source}" batch_size: 3 {rest} }}', layer)
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Two files of 7 and 4 rows; row i of all has i in every number. One dataset is compressed, one of integers."""
+    begin = 0
+    for name, count in ROWS.items():
+        numbers = np.arange(begin, begin + count)
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["data"] = np.broadcast_to(numbers.reshape(-1, 1, 1, 1), (count, 2, 3, 4)).astype(np.float32)
+            file.create_dataset("target", data=numbers.reshape(-1, 1).astype(np.float64), compression="gzip")
+            file["label"] = numbers
+        begin += count
+    (tmp_path / "list.txt").write_text("".join(f"{tmp_path}/{name}.h5\n" for name in ROWS))
+    return tmp_path / "list.txt"
+
+
+def test_rows_of_all_files_one_after_the_other(listed):
+    source = open_data(layer_of(listed), proto.TRAIN)
+    assert (source.size, source.shapes) == (11, ((2, 3, 4), (1,), ()))
+    found = []
+    with source.batches(3, threads=2) as batches:
+        for batch in islice(batches, 5):
+            data, target, label = batch.arrays
+            assert data.dtype == target.dtype == label.dtype == np.float32
+            assert (data == label.reshape(3, 1, 1, 1)).all() and np.array_equal(target[:, 0], label)
+            found += label.tolist()
+    assert found == [i % 11 for i in range(15)]
+
+
+def test_shuffled_epochs_hold_every_row_once(listed):
+    with open_data(layer_of(listed, "shuffle: true"), proto.TRAIN).epoch(4) as batches:
+        labels = [label for batch in batches for label in batch.arrays[2].tolist()]
+    assert sorted(labels) == list(range(11)) != labels
+
+
+def test_a_net_reads_it(listed):
+    text = f"""layer {{ name: "data" type: "HDF5Data" top: "label" top: "data"
+      hdf5_data_param {{ source: "{listed}" batch_size: 2 }} }}"""
+    config = parse_net(text)
+    feeder = Feeder(config, TEST, 1, World())
+    net = Net(config, TEST, shapes_of=feeder.shapes_of)
+    feeder.start(6)
+    feeder.next(net)
+    assert net.forward()["label"].tolist() == [6, 7] and net.outputs()["data"].shape == (2, 2, 3, 4)
+    feeder.close()
+
+
+@pytest.mark.parametrize(
+    "tops, change, reason",
+    [
+        (("data", "none"), None, "has no dataset 'none'; it has data, label, target"),
+        (("data",), lambda file: file.__setitem__("data2", 1), None),
+        (("data", "odd"), lambda file: file.__setitem__("odd", np.zeros(3)), "as many rows .* got data 7, odd 3"),
+        (("text",), lambda file: file.__setitem__("text", ["x"] * 7), "expected datasets of numbers"),
+    ],
+)
+def test_datasets_that_do_not_fit(listed, tmp_path, tops, change, reason):
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        if change:
+            change(file)
+    if reason is None:
+        open_data(layer_of(listed, tops=tops), proto.TEST)
+        return
+    with pytest.raises(DataError, match=reason):
+        open_data(layer_of(listed, tops=tops), proto.TEST)
+
+
+def test_files_that_cannot_be_read(listed, tmp_path):
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["data"] = np.zeros((2, 5))
+    (tmp_path / "other.txt").write_text(f"{tmp_path}/a.h5\n{tmp_path}/c.h5\n")
+    with pytest.raises(DataError, match=r"c.h5: expected rows of 2 x 3 x 4 in 'data', as in .*a.h5, got 5"):
+        open_data(layer_of(tmp_path / "other.txt", tops=["data"]), proto.TEST)
+    (tmp_path / "c.h5").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"other.txt: cannot read .*c.h5"):
+        open_data(layer_of(tmp_path / "other.txt", tops=["data"]), proto.TEST)
+    with pytest.raises(DataError, match=r"cannot read the list nowhere"):
+        open_data(layer_of("nowhere"), proto.TEST)
+    layer = layer_of(listed)
+    layer.transform_param.scale = 2
+    with pytest.raises(ConfigError, match=r"takes no transform_param"):
+        open_data(layer, proto.TEST)
+
+
+def test_without_h5py(listed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(DataError, match=r"HDF5Data needs h5py: pip install engine\[hdf5\]"):
+        open_data(layer_of(listed), proto.TEST)

@@ -1,0 +1,92 @@
+"""ImageData: a list of image files."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from PIL import Image
+
+from engine import proto
+from engine.data import open_data, shapes_without_data
+from engine.data.decode import as_array
+from engine.errors import ConfigError, DataError
+from tests.data.pictures import bgr, random_pixels
+
+
+def layer_of(text: str, transform: str = "") -> proto.LayerParameter:
+    layer = proto.LayerParameter(name="data", type="ImageData")
+    return text_format.Parse(f"image_data_param {{ {text} }} transform_param {{ {transform} }}", layer)
+
+
+@pytest.fixture
+def listed(image_folder, tmp_path):
+    """The twelve images, as bee/0.png 1 and so on; a list of them."""
+    lines = [f"{name}/{i}.png {label}" for label, name in enumerate(["ant", "bee", "cat"]) for i in range(4)]
+    (tmp_path / "list.txt").write_text("\n".join(lines) + "\n")
+    return f'source: "{tmp_path}/list.txt" root_folder: "{image_folder}/" batch_size: 5'
+
+
+def test_pictures_and_labels_in_the_order_of_the_list(listed):
+    source = open_data(layer_of(listed), proto.TEST)
+    assert (source.size, source.shapes) == (12, ((3, 12, 16), ()))
+    with source.batches(5) as batches:
+        first, second = ([array.copy() for array in batch.arrays] for batch in islice(batches, 2))
+    for i in range(5):
+        assert np.array_equal(first[0][i], bgr(random_pixels(10 * (i // 4) + i % 4)))
+    assert first[1].tolist() == [0, 0, 0, 0, 1] and second[1].tolist() == [1, 1, 1, 2, 2]
+
+
+def test_ranks_share_one_shuffled_order(listed):
+    def keys(rank, ranks, batch):
+        with open_data(layer_of(listed + " shuffle: true"), proto.TRAIN, seed=3).batches(batch, rank, ranks) as batches:
+            return [key for each in islice(batches, 4) for key in each.keys]
+
+    alone, parts = keys(0, 1, 6), [keys(rank, 2, 3) for rank in range(2)]
+    assert sorted(alone[:12]) == sorted(alone[12:]) and alone[:12] != alone[12:]
+    merged = [key for k in range(4) for part in parts for key in part[3 * k : 3 * k + 3]]
+    assert merged == alone and alone != sorted(alone)
+
+
+def test_resize_grey_and_transforms(listed, image_folder):
+    source = open_data(layer_of(listed + " new_height: 10 new_width: 8 is_color: false", "crop_size: 6"), proto.TEST)
+    assert source.shapes[0] == (1, 6, 6)
+    with source.batches(1) as batches:
+        data = batches.next().arrays[0]
+    image = Image.open(image_folder / "ant/0.png").convert("L").resize((8, 10), Image.Resampling.BILINEAR)
+    assert np.array_equal(data[0, 0], as_array(image)[2:8, 1:7, 0])
+
+
+def test_rand_skip_begins_later_in_training_only(listed):
+    def first(phase):
+        with open_data(layer_of(listed + " rand_skip: 9"), phase, seed=5).batches(1) as batches:
+            return batches.next().keys[0]
+
+    assert first(proto.TEST) == "ant/0.png" != first(proto.TRAIN)
+
+
+def test_shapes_without_the_list():
+    assert shapes_without_data(layer_of("new_height: 10 new_width: 8")) == ((3, 10, 8), ())
+    assert shapes_without_data(layer_of("is_color: false", "crop_size: 7")) == ((1, 7, 7), ())
+    with pytest.raises(ConfigError, match=r"the size of the images is unknown"):
+        shapes_without_data(layer_of(""))
+
+
+def test_what_cannot_be_read(listed, image_folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"image_data_param.source is missing"):
+        open_data(layer_of(""), proto.TEST)
+    with pytest.raises(ConfigError, match=r"need each other; got 5 and 0"):
+        open_data(layer_of(listed + " new_height: 5"), proto.TEST)
+    with pytest.raises(DataError, match=r"none.txt"):
+        open_data(layer_of('source: "none.txt"'), proto.TEST)
+    (image_folder / "ant/2.png").write_bytes(b"no image")
+    with open_data(layer_of(listed), proto.TEST).batches(4) as batches:
+        with pytest.raises(DataError, match=r"list.txt: key 'ant/2.png': cannot decode 8 bytes"):
+            batches.next()
+    skipping = open_data(layer_of(listed), proto.TEST, skip_bad_images=True)
+    with skipping.batches(4) as batches:
+        assert batches.next().keys[2] == "ant/3.png" and list(skipping.skipped) == ["ant/2.png"]
+    (image_folder / "ant/3.png").unlink()
+    with open_data(layer_of(listed), proto.TEST, skip_bad_images=True).batches(4) as batches:
+        with pytest.raises(DataError, match=r"cannot read .*ant/3.png: No such file"):
+            batches.next()

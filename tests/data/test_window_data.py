@@ -1,0 +1,127 @@
+"""WindowData: windows of pictures, by R-CNN's list."""
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from PIL import Image
+
+from engine import proto
+from engine.data import open_data
+from engine.data.mean import write_mean
+from engine.data.window_file import Window, read_windows
+from engine.errors import ConfigError, DataError
+from tests.data.pictures import bgr, random_pixels
+
+LIST = """# 0
+a.png
+3
+12
+16
+3
+5 0.9 2 3 9 10
+7 0.6 0 0 15 11
+0 0.1 4 4 7 7
+# 1
+b.png
+3
+12
+16
+1
+0 0.45 1 1 2 2
+"""
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for number, name in enumerate("ab"):
+        Image.fromarray(random_pixels(number)).save(tmp_path / f"{name}.png")
+    (tmp_path / "windows.txt").write_text(LIST)
+    return tmp_path
+
+
+def layer_of(folder, window="", transform="crop_size: 8"):
+    layer = proto.LayerParameter(name="data", type="WindowData", top=["data", "label"])
+    text = f'source: "{folder}/windows.txt" root_folder: "{folder}/" batch_size: 8 {window}'
+    return text_format.Parse(f"window_data_param {{ {text} }} transform_param {{ {transform} }}", layer)
+
+
+def first_batch(layer, **options):
+    with open_data(layer, proto.TRAIN, **options).batches(8) as batches:
+        batch = batches.next()
+        return batch.arrays[0].copy(), batch.arrays[1].tolist(), batch.keys
+
+
+def stretched(box, size):
+    """A part of a.png (left, top, right, bottom) in another size."""
+    image = Image.fromarray(random_pixels(0)).resize((size, size), Image.Resampling.BILINEAR, box)
+    return bgr(np.asarray(image))
+
+
+def only_window(folder, line, window="", transform="crop_size: 8"):
+    """The one foreground window of a list, alone."""
+    (folder / "windows.txt").write_text(f"# 0\na.png\n3\n12\n16\n1\n{line}\n")
+    return first_batch(layer_of(folder, "fg_fraction: 1 " + window, transform))[0][0]
+
+
+def test_the_list(pictures):
+    paths, windows = read_windows(str(pictures / "windows.txt"), "x/", None)
+    assert paths == ["x/a.png", "x/b.png"]
+    assert windows[0] == Window(0, 5, 0.9, (2, 3, 9, 10)) and windows[-1].picture == 1 and len(windows) == 4
+
+
+def test_a_batch_is_background_then_foreground(pictures):
+    data, labels, keys = first_batch(layer_of(pictures, "fg_fraction: 0.5 fg_threshold: 0.5 bg_threshold: 0.4"))
+    assert labels[:4] == [0] * 4 and set(labels[4:]) <= {5, 7}
+    assert all("(4, 4, 7, 7)" in key for key in keys[:4])  # the other one overlaps too much to be background
+    again = first_batch(layer_of(pictures, "fg_fraction: 0.5 fg_threshold: 0.5 bg_threshold: 0.4"))
+    assert np.array_equal(data, again[0]) and keys == again[2]
+    other = first_batch(layer_of(pictures), seed=2)
+    assert keys != other[2]
+
+
+def test_a_window_of_the_crops_size_is_cut_out(pictures):
+    values = bgr(random_pixels(0))[:, 3:11, 2:10]
+    got = only_window(pictures, "5 0.9 2 3 9 10", transform="crop_size: 8 mean_value: 7 scale: 0.5")
+    np.testing.assert_array_equal(got, (values - 7) * 0.5)
+
+
+def test_the_middle_of_a_mean_file(pictures):
+    mean = np.random.RandomState(0).rand(3, 12, 14).astype(np.float32)
+    write_mean(str(pictures / "mean"), mean)
+    got = only_window(pictures, "5 0.9 2 3 9 10", transform=f'crop_size: 8 mean_file: "{pictures}/mean"')
+    np.testing.assert_allclose(got, bgr(random_pixels(0))[:, 3:11, 2:10] - mean[:, 2:10, 3:11], rtol=1e-6)
+
+
+def test_context_outside_of_the_picture_is_zero(pictures):
+    """4 x 4 pixels with 2 around them in the result. R-CNN counts both ends in after stretching: 9 pixels become 8."""
+    got = only_window(pictures, "5 0.9 0 0 3 3", "context_pad: 2")
+    assert (got[:, :2] == 0).all() and (got[:, :, :2] == 0).all()
+    np.testing.assert_array_equal(got[:, 2:, 2:], stretched((0, 0, 7, 7), 6))
+
+
+def test_a_square_keeps_the_aspect_ratio(pictures):
+    got = only_window(pictures, "5 0.9 4 4 11 7", 'crop_mode: "square"')
+    np.testing.assert_array_equal(got, stretched((4, 2, 13, 11), 8))
+
+
+def test_mirrored_windows(pictures):
+    (pictures / "windows.txt").write_text("# 0\na.png\n3\n12\n16\n1\n5 0.9 0 0 3 3\n")
+    data, _, _ = first_batch(layer_of(pictures, "fg_fraction: 1 context_pad: 2", "crop_size: 8 mirror: true"))
+    plain = only_window(pictures, "5 0.9 0 0 3 3", "context_pad: 2")
+    mirrored = [np.array_equal(each, plain[:, :, ::-1]) for each in data]
+    assert any(mirrored) and not all(mirrored)
+    assert all(m or np.array_equal(each, plain) for each, m in zip(data, mirrored))
+
+
+def test_what_cannot_be_used(pictures):
+    with pytest.raises(ConfigError, match=r"a crop_size above twice the context_pad, got 8"):
+        open_data(layer_of(pictures, "context_pad: 4"), proto.TRAIN)
+    with pytest.raises(ConfigError, match=r"crop_mode: expected warp or square, got 'round'"):
+        open_data(layer_of(pictures, 'crop_mode: "round"'), proto.TRAIN)
+    with pytest.raises(DataError, match=r"takes 2 foreground and 6 background windows; the file has 0 and 4"):
+        open_data(layer_of(pictures, "fg_threshold: 0.95 bg_threshold: 0.95"), proto.TRAIN)
+    (pictures / "windows.txt").write_text(LIST.replace("0 0.1 4 4 7 7\n", ""))
+    with pytest.raises(DataError, match=r"windows.txt:1: in the picture that begins here"):
+        open_data(layer_of(pictures), proto.TRAIN)
+    with pytest.raises(DataError, match=r"a.png: window .* lies outside of the picture of 16 x 12"):
+        only_window(pictures, "5 0.9 20 20 30 30")
