@@ -6,6 +6,9 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from engine.options import add_common, add_running, add_skip, add_verb, comma_separated, positive
+from engine.tools.arguments import ADD as ADD_TOOLS
+
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help."""
@@ -37,77 +40,14 @@ def _parser() -> argparse.ArgumentParser:
         _add_compute_image_mean,
         _add_device_query,
         _add_doctor,
+        *ADD_TOOLS,
     ):
         add(verbs)
     return parser
 
 
-def _add_verb(verbs, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    return verb
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs, but leaves examples as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
-
-
-def _comma_separated(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
-
-
-def _add_common(verb: argparse.ArgumentParser) -> None:
-    """What every verb has that builds nets."""
-    verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
-    verb.add_argument(
-        "--stage",
-        type=_comma_separated,
-        default=[],
-        metavar="A,B",
-        help="stages of the net's state, for layers with rules",
-    )
-    verb.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="override a field of solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
-    )
-
-
-def _add_running(verb: argparse.ArgumentParser) -> None:
-    """What every verb has that runs nets."""
-    verb.add_argument(
-        "--precision",
-        choices=["fp32", "bf16"],
-        help="of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
-    )
-    _add_common(verb)
-
-
-def _add_skip(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--skip_bad_images", action="store_true", help="replace images that cannot be decoded, and count them"
-    )
-
-
 def _add_train(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "train",
         "train a net, or go on training it",
@@ -124,7 +64,7 @@ def _add_train(verbs) -> None:
     start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to go on from")
     start.add_argument(
         "--weights",
-        type=_comma_separated,
+        type=comma_separated,
         default=[],
         metavar="A,B",
         help=".caffemodel files to start from, layer by layer",
@@ -135,12 +75,12 @@ def _add_train(verbs) -> None:
         "--sighup_effect", choices=effects, default="snapshot", help="what SIGHUP does (default: snapshot)"
     )
     verb.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of a few iterations, of all ranks")
-    _add_skip(verb)
-    _add_running(verb)
+    add_skip(verb)
+    add_running(verb)
 
 
 def _add_test(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "test",
         "score a net with given weights",
@@ -152,16 +92,16 @@ def _add_test(verbs) -> None:
     )
     verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
     verb.add_argument(
-        "--weights", type=_comma_separated, required=True, metavar="A,B", help=".caffemodel files, layer by layer"
+        "--weights", type=comma_separated, required=True, metavar="A,B", help=".caffemodel files, layer by layer"
     )
-    verb.add_argument("--iterations", type=_positive, metavar="N", help="batches to run (default: the whole set, once)")
+    verb.add_argument("--iterations", type=positive, metavar="N", help="batches to run (default: the whole set, once)")
     verb.add_argument("--json", metavar="FILE", help="also write the averages as JSON ('-': standard output)")
-    _add_skip(verb)
-    _add_running(verb)
+    add_skip(verb)
+    add_running(verb)
 
 
 def _add_time(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "time",
         "measure the layers of a net, and whole training steps",
@@ -172,13 +112,13 @@ def _add_time(verbs) -> None:
     )
     verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
     verb.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)")
-    verb.add_argument("--iterations", type=_positive, default=10, metavar="N", help="that count (default: 10)")
+    verb.add_argument("--iterations", type=positive, default=10, metavar="N", help="that count (default: 10)")
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
-    _add_running(verb)
+    add_running(verb)
 
 
 def _add_verify(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "verify",
         "compare training on several ranks with training on one",
@@ -189,8 +129,8 @@ def _add_verify(verbs) -> None:
         "srun -n 64 engine verify --solver solver.prototxt --iterations 3",
     )
     verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
-    verb.add_argument("--ranks", type=_positive, metavar="N", help="ranks to start here (default: the launcher's)")
-    verb.add_argument("--iterations", type=_positive, default=5, metavar="N", help="to compare (default: 5)")
+    verb.add_argument("--ranks", type=positive, metavar="N", help="ranks to start here (default: the launcher's)")
+    verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="to compare (default: 5)")
     verb.add_argument(
         "--tolerance",
         type=float,
@@ -198,11 +138,11 @@ def _add_verify(verbs) -> None:
         metavar="X",
         help="largest difference, relative to the parameter's largest element (default: 1e-4; 0.2 with bf16)",
     )
-    _add_running(verb)
+    add_running(verb)
 
 
 def _add_check(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "check",
         "find what is wrong with nets and solvers, and what they cost",
@@ -213,11 +153,11 @@ def _add_check(verbs) -> None:
     )
     verb.add_argument("files", nargs="+", metavar="FILE", help="a net or a solver; which one it is, its content says")
     verb.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    _add_common(verb)
+    add_common(verb)
 
 
 def _add_convert_imageset(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "convert_imageset",
         "make an LMDB of images",
@@ -246,7 +186,7 @@ def _add_convert_imageset(verbs) -> None:
 
 
 def _add_compute_image_mean(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "compute_image_mean",
         "average the images of an LMDB",
@@ -259,7 +199,7 @@ def _add_compute_image_mean(verbs) -> None:
 
 
 def _add_device_query(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "device_query",
         "tell what this machine offers",
@@ -270,7 +210,7 @@ def _add_device_query(verbs) -> None:
 
 
 def _add_doctor(verbs) -> None:
-    verb = _add_verb(
+    verb = add_verb(
         verbs,
         "doctor",
         "tell whether the ranks fit together, who runs on which cores, and what the link carries",

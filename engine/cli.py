@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.arguments import parse
 from engine.errors import ConfigError, EngineError
+from engine.tools.verbs import VERBS as TOOLS
 
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
 _LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
@@ -332,6 +333,7 @@ VERBS = {
     "compute_image_mean": compute_image_mean,
     "device_query": device_query,
     "doctor": doctor,
+    **TOOLS,
 }
 
 if __name__ == "__main__":

@@ -104,7 +104,8 @@ def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> 
 def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = ()) -> Config:
     """A solver from text; name stands for the file in messages, and its folder is where nets are looked for."""
     config = _parse(text, name, "solver")
-    upgrade_solver(config.message, next((node for node in config._nodes if node.name == "solver_type"), None))
+    old_type = next((node for node in config._nodes if node.name == "solver_type"), None)
+    config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, old_type))
     solver_fields, net_fields = (_KINDS[kind].DESCRIPTOR.fields_by_name for kind in ("solver", "net"))
     for override in map(parse_override, overrides):
         if override.head in solver_fields:

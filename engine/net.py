@@ -276,6 +276,8 @@ class Net:
                     f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source
                 )
             for parameter, values in zip(params, blobs.get(layer, []), strict=False):
+                if values is None:
+                    continue
                 if not _fits(values.shape, parameter.shape):
                     raise WeightsError(
                         f"layer '{layer}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "

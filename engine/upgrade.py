@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from engine import proto
 from engine.errors import ConfigError
 from engine.names import suggestion
 from engine.prototext import Node
@@ -125,14 +124,15 @@ _RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim",
 _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
 
 
-def upgrade_solver(message: Message, node: Node | None = None) -> None:
-    """solver_type (an enum) becomes type (a string); node: where the file says solver_type."""
+def upgrade_solver(message: Message, node: Node | None = None) -> list[str]:
+    """solver_type (an enum) becomes type (a string); node: where the file says solver_type. Returns notes."""
     if not message.HasField("solver_type"):
-        return
+        return []
     if message.HasField("type"):
         raise ConfigError("both 'type' and the older 'solver_type' are given; keep 'type'", node and node.where)
     message.type = SOLVER_TYPES[message.SolverType.Name(message.solver_type)]
     message.ClearField("solver_type")
+    return ["upgraded from solver_type to type"]
 
 
 def upgrade_net(message: Message, nodes: dict[str, list[Node]] | None = None) -> tuple[list[Node | None], list[str]]:
@@ -259,10 +259,11 @@ def _upgrade_inputs(message: Message, origin: Node | None) -> list[Node | None]:
         message.ClearField(field)
     if not shapes:
         return []
-    layers = [proto.LayerParameter(name="input", type="Input", top=names), *message.layer]
+    upgraded = type(message)()
+    layer = upgraded.layer.add(name="input", type="Input", top=names)
     for shape in shapes:
-        layers[0].input_param.shape.add(dim=shape)
-    upgraded = type(message)(layer=layers)
+        layer.input_param.shape.add(dim=shape)
+    upgraded.layer.extend(message.layer)
     message.ClearField("layer")
     message.MergeFrom(upgraded)
     return [origin]

@@ -23,6 +23,7 @@ from engine.errors import WeightsError
 from engine.files import atomic_write
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
 _LEGACY_AXES = ("num", "channels", "height", "width")
 
 
@@ -52,17 +53,18 @@ _RENAMED = {"iteration": "iter"}
 _ARRAYS = ("history",)
 
 
-def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray]]:
+def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
     """Layer name -> its parameter blobs (float32, writable, in Caffe's shapes), for the layers that have any.
 
-    Reads the current format, V0, V1 and HDF5. Blobs of files before 2015 have four axes, leading ones included.
+    Reads the current format, V0, V1 and HDF5. Blobs of files before 2015 have four axes, leading ones included. None
+    is a blob that Caffe left out of an HDF5 file because it belongs to another layer, too.
     Raises WeightsError for a file that is missing, truncated or something else.
     """
     if is_hdf5(path):
         from engine import weights_hdf5
 
         return weights_hdf5.read_caffemodel(path)
-    net = _read(path, proto.raw.NetParameter, "caffemodel")
+    net = read_message(path, proto.raw.NetParameter, "caffemodel")
     blobs = {}
     for layer in [*net.layer, *net.layers]:
         is_v0 = layer.DESCRIPTOR.name == "V1LayerParameter" and layer.HasField("layer")
@@ -95,7 +97,7 @@ def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, 
         layer.ClearField("blobs")
         for array in blobs.get(layer.name, ()):
             fill_blob(layer.blobs.add(), array)
-    _write(path, message)
+    write_message(path, message)
 
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
@@ -104,7 +106,7 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
         from engine import weights_hdf5
 
         return weights_hdf5.read_solverstate(path)
-    message = _read(path, proto.raw.SolverState, "solverstate")
+    message = read_message(path, proto.raw.SolverState, "solverstate")
     if not message.HasField("iter"):
         raise WeightsError("not a solverstate (it has no iteration)", str(path))
     state = SolverState(
@@ -134,12 +136,17 @@ def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
             setattr(message, stored, value)
     for array in state.history:
         fill_blob(message.history.add(), array)
-    _write(path, message)
+    write_message(path, message)
 
 
 def read_blob(path: str | os.PathLike) -> np.ndarray:
     """The array (float32) in a file of one BlobProto, a "binaryproto". Raises WeightsError if there is none."""
-    return _named(path, "blob", blob_array, _read(path, proto.raw.BlobProto, "binaryproto"))
+    return _named(path, "blob", blob_array, read_message(path, proto.raw.BlobProto, "binaryproto"))
+
+
+def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
+    """Whether a message can hold so many float32 values in so many blobs, beside `text` bytes of other things."""
+    return 4 * values + 128 * blobs + text <= PROTOBUF_LIMIT
 
 
 def state_fields() -> list[tuple[str, str]]:
@@ -203,7 +210,8 @@ def _named(path, what: str, read, blob: Message) -> np.ndarray:
         raise WeightsError(f"{what}: {error}", str(path)) from None
 
 
-def _read(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
+def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
+    """A binary message. word: what it should be, for messages. Raises WeightsError."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -216,7 +224,8 @@ def _read(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
         raise WeightsError(f"truncated or not a {word} ({len(content)} bytes)", str(path)) from None
 
 
-def _write(path: str | os.PathLike, message: Message) -> None:
+def write_message(path: str | os.PathLike, message: Message) -> None:
+    """In binary, whole or not at all. Raises WeightsError for what is too large, EngineError for a disk's reasons."""
     try:
         content = message.SerializePartialToString()
     except (EncodeError, ValueError) as error:

@@ -54,21 +54,21 @@ def _writing(path: str | os.PathLike) -> Iterator:
             raise OSError(str(error)) from None
 
 
-def _arrays(group) -> list[np.ndarray]:
-    """The members "0", "1", ... of a group, as float32."""
-    return [np.asarray(group[str(index)][()], np.float32) for index in range(len(group))]
+def _array(dataset) -> np.ndarray:
+    return np.asarray(dataset[()], np.float32)
 
 
-def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray]]:
+def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
     """As weights.read_caffemodel()."""
-    blobs: dict[str, list[np.ndarray]] = {}
+    blobs: dict[str, list[np.ndarray | None]] = {}
 
     def collect(group, name: str) -> None:
-        if "0" in group and not hasattr(group["0"], "keys"):
-            blobs[name] = _arrays(group)
-            return
+        stored = {int(member): group[member] for member in group if not hasattr(group[member], "keys")}
+        if stored:
+            blobs[name] = [_array(stored[i]) if i in stored else None for i in range(max(stored) + 1)]
         for member in group:  # a layer whose name has a slash is a group within a group
-            collect(group[member], f"{name}/{member}" if name else member)
+            if hasattr(group[member], "keys"):
+                collect(group[member], f"{name}/{member}" if name else member)
 
     with _reading(path, "caffemodel") as file:
         collect(file[_DATA], "")
@@ -88,7 +88,8 @@ def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
     """As weights.read_solverstate()."""
     with _reading(path, "solverstate") as file:
-        state = SolverState(history=_arrays(file[_HISTORY]))
+        history = file[_HISTORY]
+        state = SolverState(history=[_array(history[str(index)]) for index in range(len(history))])
         file["iter"]  # the one that every state has
         for name, stored in state_fields():
             if stored not in file:

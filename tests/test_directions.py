@@ -43,7 +43,10 @@ MAY_IMPORT = {
     },
 }
 # The verbs and what belongs to one of them only: these may import everything but each other's insides and cli.
-VERBS = {"cli", "arguments", "check", "estimate", "source_shapes", "benchmark", "device", "doctor", "verify"}
+VERBS = {
+    *("cli", "arguments", "options", "tools"),
+    *("check", "estimate", "source_shapes", "benchmark", "device", "doctor", "verify"),
+}
 
 # Imports that are no dependency: the extension is built from csrc/ and imports nothing back.
 GENERATED = {"_ext", "_build_info"}
@@ -121,6 +124,7 @@ SPEAKERS = {
         "proto/",
         *("prototext.py", "overrides.py", "upgrade.py", "config.py", "weights.py", "weights_hdf5.py"),
         *("data/decode.py", "data/mean.py"),  # Datums and mean files
+        "tools/upgrade_proto.py",
     ],
 }
 

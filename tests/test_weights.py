@@ -79,6 +79,32 @@ def test_files_of_caffe(name, tmp_path):
     assert ours == proto.SolverState.FromString((FILES / f"{name}_iter_10.solverstate").read_bytes())
 
 
+@needs_shared("golden/files")
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_files_of_caffe_go_through_hdf5(name, tmp_path):
+    pytest.importorskip("h5py")
+    model, state = (FILES / f"{name}_iter_10.{kind}" for kind in ("caffemodel", "solverstate"))
+    net = proto.NetParameter.FromString(model.read_bytes())
+    write_caffemodel(tmp_path / "x.caffemodel.h5", net, read_caffemodel(model))
+    assert_same(read_caffemodel(tmp_path / "x.caffemodel.h5"), read_caffemodel(model))
+    write_solverstate(tmp_path / "x.solverstate.h5", read_solverstate(state))
+    back, before = read_solverstate(tmp_path / "x.solverstate.h5"), read_solverstate(state)
+    assert_same({"history": back.history}, {"history": before.history})
+    back.history = before.history = []
+    assert back == before
+
+
+def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
+    """Caffe leaves them out."""
+    h5py = pytest.importorskip("h5py")
+    write_caffemodel(path := tmp_path / "x.h5", net, blobs)
+    with h5py.File(path, "r+") as file:
+        del file["data/inception/1x1/0"], file["data/scalar/0"]
+    read = read_caffemodel(path)
+    assert list(read) == ["inception/1x1"] and read["inception/1x1"][0] is None
+    np.testing.assert_array_equal(read["inception/1x1"][1], blobs["inception/1x1"][1])
+
+
 # ---- ours and back
 
 

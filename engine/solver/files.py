@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from engine import proto, weights
 from engine.config import expand_ranks
-from engine.errors import WeightsError
+from engine.errors import ConfigError, WeightsError
 from engine.report.log import log
 from engine.solver.lr import Plateau
 from engine.weights import SolverState
@@ -37,11 +38,35 @@ class SnapshotFiles:
 
     def names(self) -> tuple[Path, Path]:
         """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is
-        asked for.
+        asked for, or where a protobuf message cannot hold them.
         """
-        tail = ".h5" if self.solver.param.snapshot_format == proto.SolverParameter.HDF5 else ""
-        stem = f"{self.prefix()}_iter_{self.solver.iteration}"
-        return Path(f"{stem}.caffemodel{tail}"), Path(f"{stem}.solverstate{tail}")
+        stem, asked = f"{self.prefix()}_iter_{self.solver.iteration}", self._hdf5_is_asked_for()
+        model, state = (".h5" if asked or not fits else "" for fits in self._fit_protobuf())
+        return Path(f"{stem}.caffemodel{model}"), Path(f"{stem}.solverstate{state}")
+
+    def _hdf5_is_asked_for(self) -> bool:
+        return self.solver.param.snapshot_format == proto.SolverParameter.HDF5
+
+    def _fit_protobuf(self) -> tuple[bool, bool]:
+        """Whether messages can hold the weights, and the state."""
+        net, sets = self.solver.net, len(self.solver.history.arrays)
+        weights_of, history_of = net.all_params(), net.graph.params
+        return (
+            weights.fits_protobuf(sum(p.count for p in weights_of), len(weights_of), net.message.ByteSize()),
+            weights.fits_protobuf(sets * sum(p.count for p in history_of), sets * len(history_of)),
+        )
+
+    def check_size(self) -> None:
+        """Before training: says what will be HDF5 because of its size. Raises ConfigError if h5py is not there."""
+        if self._hdf5_is_asked_for() or not (self.solver.param.snapshot or self.solver.param.snapshot_after_train):
+            return
+        kinds = [kind for kind, fits in zip(("caffemodel", "solverstate"), self._fit_protobuf()) if not fits]
+        if not kinds:
+            return
+        reason = f"snapshots: a {' and a '.join(kinds)} of this net is more than a protobuf message can hold (2 GB)"
+        if importlib.util.find_spec("h5py") is None:
+            raise ConfigError(f"{reason}, and HDF5 needs h5py: pip install engine[hdf5]", self.solver.config.path)
+        log(f"{reason}: saved as HDF5 instead")
 
     def write(self) -> None:
         """Rank 0 writes both files. Raises EngineError that names file and reason (a full disk); older ones stay
@@ -53,9 +78,9 @@ class SnapshotFiles:
         solver.world.allreduce(recent_loss)
         recent_loss /= solver.world.size
         if solver.world.rank == 0:
-            log(f"Snapshotting to binary proto file {model}")
+            log(f"Snapshotting to {_kind(model)} file {model}")
             weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer())
-            log(f"Snapshotting solver state to binary proto file {state}")
+            log(f"Snapshotting solver state to {_kind(state)} file {state}")
             weights.write_solverstate(state, self._state(str(model), recent_loss.tolist()))
         solver.world.barrier()  # nobody runs ahead of a snapshot that fails
 
@@ -113,6 +138,10 @@ class SnapshotFiles:
             raise WeightsError(
                 f"{path}: was trained with random_seed {seed}; set it to go on with the same order of samples"
             )
+
+
+def _kind(path: Path) -> str:
+    return "HDF5" if path.suffix == ".h5" else "binary proto"
 
 
 def _find_model(named: str, state: str) -> str:

@@ -207,6 +207,7 @@ class Solver:
         self._log_cores()
         if self.world.size > 1:
             log(f"Link: {self.world.links()}")
+        self.files.check_size()
         self.share_weights()
         self.feeder.start(self.samples_seen())
         try:

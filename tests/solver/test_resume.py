@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from engine.data.convert_imageset import convert_imageset
-from engine.errors import WeightsError
+from engine.errors import ConfigError, WeightsError
 from engine.weights import read_solverstate
 from tests.data.pictures import random_pixels
 from tests.mpi import REPO, run_ranks
@@ -70,6 +70,28 @@ def test_the_same_bits(photos, tmp_path, text):
     assert different(learned(whole), learned(resumed)) == []
     assert resumed.recent_loss.recent == whole.recent_loss.recent
     assert resumed.last_rate == whole.last_rate
+
+
+def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("h5py")
+    solve(MOMENTUM, photos, tmp_path)
+    whole = in_files(tmp_path, 20)
+    monkeypatch.setattr("engine.weights.PROTOBUF_LIMIT", 5_000)
+    caplog.set_level("INFO", "engine")
+    solver = solve(MOMENTUM + "max_iter: 9", photos, tmp_path)
+    assert [path.suffix for path in solver.files.names()] == [".h5", ".h5"]
+    assert "a caffemodel and a solverstate of this net is more than a protobuf message can hold (2 GB)" in caplog.text
+    assert f"Snapshotting solver state to HDF5 file {tmp_path}/net_iter_9.solverstate.h5" in caplog.text
+    monkeypatch.undo()
+    resumed = solve(MOMENTUM, photos, tmp_path, restore=tmp_path / "net_iter_9.solverstate.h5")
+    assert different(whole, in_files(tmp_path, 20)) == [] and resumed.iteration == 20
+
+
+def test_what_is_too_large_is_known_before_training(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.weights.PROTOBUF_LIMIT", 5_000)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"HDF5 needs h5py: pip install engine\[hdf5\]"):
+        make_solver(MOMENTUM, photos, tmp_path).files.check_size()
 
 
 def test_weights_that_moved_with_their_state(photos, tmp_path):

@@ -1,0 +1,69 @@
+"""What the verbs of the command line share: their help, and options that several of them have."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_verb(verbs, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    return verb
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs, but leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+def comma_separated(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def add_common(verb: argparse.ArgumentParser) -> None:
+    """What every verb has that builds nets."""
+    verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
+    verb.add_argument(
+        "--stage",
+        type=comma_separated,
+        default=[],
+        metavar="A,B",
+        help="stages of the net's state, for layers with rules",
+    )
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="override a field of solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
+    )
+
+
+def add_running(verb: argparse.ArgumentParser) -> None:
+    """What every verb has that runs nets."""
+    verb.add_argument(
+        "--precision",
+        choices=["fp32", "bf16"],
+        help="of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
+    )
+    add_common(verb)
+
+
+def add_skip(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--skip_bad_images", action="store_true", help="replace images that cannot be decoded, and count them"
+    )
