@@ -72,6 +72,11 @@ ALONE = {
     "ReLU6": 'layer { name: "l" type: "ReLU6" bottom: "a" top: "b" }',
     "Swish": 'layer { name: "l" type: "Swish" bottom: "a" top: "b" swish_param { beta: 1.5 } }',
     "Permute": 'layer { name: "l" type: "Permute" bottom: "a" top: "b" permute_param { order: 0 order: 2 order: 3 } }',
+    "Reorg": """layer { name: "c" type: "Convolution" bottom: "a" top: "c" convolution_param { num_output: 8
+          kernel_size: 1 weight_filler { type: "msra" } } }
+        layer { name: "l" type: "Reorg" bottom: "c" top: "b" reorg_param { stride: 2 reverse: true } }""",
+    "ShuffleChannel": """layer { name: "l" type: "ShuffleChannel" bottom: "a" top: "b"
+        shuffle_channel_param { group: 2 } }""",
     "Pooling MAX": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"
         pooling_param { kernel_size: 3 stride: 2 } }""",
     "Pooling AVE": """layer { name: "l" type: "Pooling" bottom: "a" top: "b"

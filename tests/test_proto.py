@@ -41,7 +41,7 @@ def type_name(field):
     return FIELD_TYPES.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
-OWN = {"CommParameter", "SegAccuracyParameter"}  # whole messages that only this engine knows
+OWN = {"CommParameter", "SegAccuracyParameter", "ShuffleChannelParameter"}  # whole messages that only this engine knows
 OWN_ENUMS = {"SolverParameter.Precision"}
 
 

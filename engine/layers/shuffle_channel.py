@@ -1,0 +1,38 @@
+"""Mixes the channels of groups (Zhang et al. 2017, arXiv 1707.01083)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("ShuffleChannel")
+class ShuffleChannel(Layer):
+    """Bottom and top (N, C, ...). The channels come in `group` (1) groups one after the other; in the top the first
+    channels of all groups come first, then the second ones, and so on."""
+
+    bf16 = True
+
+    def infer(self) -> list[Shape]:
+        shape, group = self.shapes[0], self.message.shuffle_channel_param.group
+        if len(shape) < 2:
+            raise self.error(f"expected a bottom of at least 2 axes, got {shape}")
+        if group < 1 or shape[1] % group:
+            raise self.error(f"expected a group that divides {shape[1]} channels, got {group}")
+        return [shape]
+
+    def lower(self, builder: Builder) -> None:
+        (n, c, *rest), group = self.shapes[0], self.message.shuffle_channel_param.group
+        each, inner = c // group, math.prod(rest)
+        x = builder.view(self, builder.tensor(self.bottoms[0]), (n, group, each, inner))
+        y = builder.op("Permute", self, [x], {"order": [0, 2, 1, 3]}, tops=[], shapes=[(n, each, group, inner)])[0]
+        builder.view(self, y, self.tops[0].shape, self.tops[0])
+
+    def flops(self) -> int:
+        return 0

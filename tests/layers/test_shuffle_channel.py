@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from tests.layers.blocked import run_blocked
+from tests.layers.harness import check_gradients, error_of, net_text, run
+
+RANDOM = np.random.default_rng(1)
+
+
+def layer(group, bottom="x"):
+    return f"""layer {{ name: "layer" type: "ShuffleChannel" bottom: "{bottom}" top: "y"
+        shuffle_channel_param {{ group: {group} }} }}"""
+
+
+def places(channels, group):
+    """Which channel of the bottom each of the top is."""
+    return np.arange(channels).reshape(group, -1).T.ravel()
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 6])
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 4), (3, 6, 4, 5)])
+def test_forward_and_gradients(shape, group):
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    np.testing.assert_array_equal(run(layer(group), x=x).blobs["y"].data, x[:, places(6, group)])
+    check_gradients(net_text(layer(group), x=shape), {"x": x})
+
+
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked(channels):
+    net = run_blocked(layer(4, "c"), c=channels)
+    c, y = net.blobs["c"], net.blobs["y"]
+    np.testing.assert_array_equal(y.data, c.data[:, places(channels, 4)])
+    np.testing.assert_array_equal(c.diff[:, places(channels, 4)], y.diff)
+
+
+def test_errors():
+    message = "layer 'layer' (ShuffleChannel): expected a group that divides 6 channels, got {}"
+    for group in (0, 4):
+        assert message.format(group) in error_of(layer(group), x=(2, 6, 3, 3))
+    assert "expected a bottom of at least 2 axes, got (6,)" in error_of(layer(2), x=(6,))
