@@ -23,6 +23,18 @@ namespace engine {
 using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
+static Attributes::Callback callback_from(py::object function) {
+    const auto release = [](py::object* object) {
+        py::gil_scoped_acquire gil;
+        delete object;
+    };
+    const std::shared_ptr<py::object> held(new py::object(std::move(function)), release);
+    return [held](bool backward) {
+        py::gil_scoped_acquire gil;
+        (*held)(backward);
+    };
+}
+
 static Attributes attributes_from(const py::dict& dict) {
     Attributes attributes;
     for (const auto& [key, value] : dict) {
@@ -33,6 +45,8 @@ static Attributes attributes_from(const py::dict& dict) {
             slot = py::cast<double>(value);
         else if (py::isinstance<py::str>(value))
             slot = py::cast<std::string>(value);
+        else if (PyCallable_Check(value.ptr()))
+            slot = callback_from(py::reinterpret_borrow<py::object>(value));
         else if (py::len(value) > 0 && py::isinstance<py::float_>(value[py::int_(0)]))
             slot = py::cast<std::vector<double>>(value);
         else
@@ -53,6 +67,13 @@ static Array get(const Tensor& tensor) {
     py::gil_scoped_release release;
     tensor.read(data);
     return values;
+}
+
+// The bytes themselves as an array that keeps `owner` alive; None where they are laid out for a kernel.
+static py::object view(const Tensor& tensor, const py::object& owner) {
+    if (!tensor.dense()) return py::none();
+    const std::vector<py::ssize_t> shape(tensor.shape.begin(), tensor.shape.end());
+    return py::array_t<float>(shape, tensor.data(), owner);
 }
 
 static void set(Tensor& tensor, const Array& values) {
@@ -99,6 +120,8 @@ static void bind_tensor(py::module_& m) {
         .def_readonly("diff", &Tensor::diff)
         .def_readwrite("accumulate", &Tensor::accumulate)
         .def("get", &get, "A dense row-major float32 copy.")
+        .def("view", &view, "owner"_a,
+             "The values in place, as an array that keeps `owner` (who has the memory) alive; None if not row-major.")
         .def("set", &set, "values"_a, "Copies dense row-major values in; raises ValueError on another count.")
         .def("attach", &attach, "values"_a.noconvert())
         .def("place", &place, "arena"_a, "offset"_a, py::keep_alive<1, 2>())
@@ -197,8 +220,8 @@ static void bind_program(py::module_& m) {
             },
             "seed"_a, "step"_a, "first_sample"_a)
         .def("set_ranks", &set_ranks, "count"_a, "sum"_a, "For ops that normalise over all ranks.")
-        .def("forward", &Program::forward, ReleaseGil())
-        .def("backward", &Program::backward, ReleaseGil())
+        .def("forward", &Program::forward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil())
+        .def("backward", &Program::backward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil())
         .def("parameters_changed", &Program::parameters_changed, ReleaseGil())
         .def("zero_gradients", &Program::zero_gradients, ReleaseGil())
         .def("first_nonfinite", &Program::first_nonfinite, ReleaseGil())

@@ -26,6 +26,7 @@ double Attributes::real(const std::string& key) const {
 std::string Attributes::text(const std::string& key) const { return lookup<std::string>(*this, key); }
 Dims Attributes::integers(const std::string& key) const { return lookup<std::vector<int64_t>>(*this, key); }
 std::vector<double> Attributes::reals(const std::string& key) const { return lookup<std::vector<double>>(*this, key); }
+const Attributes::Callback& Attributes::callback(const std::string& key) const { return lookup<Callback>(*this, key); }
 
 std::map<std::string, OpMaker>& op_registry() {
     static std::map<std::string, OpMaker> makers;

@@ -18,7 +18,8 @@ namespace engine {
 // What Python hands over with an op. A missing key without a default throws, naming op and key.
 class Attributes {
 public:
-    using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
+    using Callback = std::function<void(bool backward)>;  // into the interpreter, which it locks; may throw
+    using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, Callback>;
     std::map<std::string, Value> values;
 
     bool has(const std::string& key) const { return values.count(key) > 0; }
@@ -30,6 +31,7 @@ public:
     std::string text(const std::string& key) const;
     Dims integers(const std::string& key) const;
     std::vector<double> reals(const std::string& key) const;
+    const Callback& callback(const std::string& key) const;
 };
 
 // Randomness is counted, not drawn: an op that needs it hashes (seed, step, sample, element).

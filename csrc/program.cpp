@@ -120,18 +120,18 @@ void Program::timed(size_t step, Op& op, Pass pass) {
     spans_[2 * step + 1] = now();
 }
 
-void Program::forward() {
+void Program::forward(size_t begin, size_t end) {
     flush_denormals();
-    for (size_t i = 0; i < ops_.size(); i++) {
+    for (size_t i = begin; i < std::min(end, ops_.size()); i++) {
         if (queue_)
             for (int bucket : gates_[i].waits) queue_->wait_done(bucket);
         timed(i, *ops_[i], Pass::forward);
     }
 }
 
-void Program::backward() {
+void Program::backward(size_t begin, size_t end) {
     flush_denormals();
-    for (size_t i = ops_.size(); i-- > 0;) {
+    for (size_t i = std::min(end, ops_.size()); i-- > begin;) {
         if (ops_[i]->needs_backward()) timed(2 * ops_.size() - 1 - i, *ops_[i], Pass::backward);
         if (queue_ && mark_ready_)
             for (int bucket : gates_[i].readies) queue_->ready(bucket);

@@ -42,8 +42,10 @@ public:
     // Running.
     void set_counter(const Counter& counter) { counter_ = counter; }
     void set_ranks(Ranks ranks) { ranks_ = std::move(ranks); }
-    void forward();
-    void backward();
+    // Of the ops [begin, end), or of as many as there are; backward runs them last to first.
+    void forward(size_t begin = 0, size_t end = all_ops);
+    void backward(size_t begin = 0, size_t end = all_ops);
+    static constexpr size_t all_ops = size_t(-1);
     void parameters_changed();  // other than by Tensor::write; only nets that are not trained need to know
     void zero_gradients();      // of the parameters whose writers add
     // The first op whose output is not finite, running forward again op by op; "" if all are.

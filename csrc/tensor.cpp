@@ -104,6 +104,8 @@ static Layout outside(const Tensor& tensor) {
     return tensor.plain_override.get_ndims() ? tensor.plain_override : plain_layout(tensor.layout.get_dims());
 }
 
+bool Tensor::dense() const { return layout == outside(*this); }
+
 void Tensor::read(float* plain) const { copy(memory, dnnl::memory(outside(*this), cpu(), plain)); }
 
 void Tensor::write(const float* plain) {

@@ -68,6 +68,8 @@ struct Tensor {
     float* data() const { return static_cast<float*>(buffer->address()); }
     int64_t count() const;
 
+    // Whether the bytes are what read() gives: Python can then look at them in place.
+    bool dense() const;
     // Copies to and from a dense row-major float32 array of `shape`.
     void read(float* plain) const;
     void write(const float* plain);

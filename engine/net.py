@@ -27,6 +27,7 @@ from engine.weights import shape_text
 PASSES = frozenset(
     {"constant", "fuse", "memory_plan", "subsample"}
 )  # those that can be switched off; splits and gradients are the graph's meaning
+ALL = slice(None)
 
 
 @dataclass
@@ -79,8 +80,8 @@ class Net:
     shapes that data layers feed. `keep_all` keeps every blob and gradient readable after a run; `accumulate` makes
     parameter gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in
     row-major layout, for ranks whose processors would choose differently. `precision` "bf16": of activations and their
-    gradients, where layers can; parameters stay float32. Raises ConfigErrors for a net that does not
-    fit together.
+    gradients, where layers can; parameters stay float32. `gradients`: whether there is a backward; by default
+    in phase TRAIN, and with force_backward. Raises ConfigErrors for a net that does not fit together.
     """
 
     def __init__(
@@ -98,15 +99,19 @@ class Net:
         accumulate: bool = False,
         plain_parameters: bool = False,
         precision: str = "fp32",
+        gradients: bool | None = None,
     ):
         self.phase, self.seed, self.message = phase, seed, config.message
+        self.has_backward = phase == TRAIN or config.message.force_backward if gradients is None else gradients
         graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
-        self.graph = prepare(graph, passes, precision)
+        self.graph = prepare(graph, passes, precision, self.has_backward)
         self.name = self.graph.name
         self._lower(share, accumulate, plain_parameters)
         self._place(passes, keep_all)
         self._place_parameters(set() if share is None else set(share.tensor_of.values()))
-        self._fed: dict[Blob, np.ndarray] = {}
+        if share is not None:  # which this net may outlive
+            self._arenas += share._arenas
+        self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
             self.feed(blob, np.zeros(blob.shape, np.float32))
@@ -114,8 +119,7 @@ class Net:
     def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool) -> None:
         from engine import _core
 
-        backward = self.phase == TRAIN or self.graph.force_backward
-        self.program = _core.Program(backward)
+        self.program = _core.Program(self.has_backward)
         shared = {}
         if share is not None:
             shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items()}
@@ -183,6 +187,7 @@ class Net:
             self.tensor_of[parameter].place(self.fixed, int(at))
             if parameter.statistics:
                 self._statistics.append((int(at) // 4, parameter.count))
+        self._arenas = [self.weights, self.gradients, self.fixed] if mine else []
         self.fill(mine)
 
     def first_uses(self) -> dict[Parameter, int]:
@@ -296,7 +301,7 @@ class Net:
         copied."""
         values = np.ascontiguousarray(values, np.float32)
         self.tensors[blob].attach(values)
-        self._fed[blob] = values
+        self.fed[blob] = values
 
     def forward(self, step: int = 0, first_sample: int = 0) -> dict[str, np.ndarray]:
         """Runs all layers; returns the outputs (blobs that nobody reads) by name. `step` and `first_sample` (this
@@ -304,14 +309,16 @@ class Net:
         self.run_forward(step, first_sample)
         return self.outputs()
 
-    def run_forward(self, step: int = 0, first_sample: int = 0) -> None:
-        """forward() without looking at the outputs. Raises DataError for input that an op cannot take."""
+    def run_forward(self, step: int = 0, first_sample: int = 0, layers: slice = ALL) -> None:
+        """forward() without looking at the outputs, of a slice of graph.layers. Raises DataError for input that an op
+        cannot take."""
         for layer in self.self_fed:
-            for blob, values in layer.feed(step, self.seed).items():
-                self.feed(blob, values)
+            if layers == ALL or layer in self.graph.layers[layers]:
+                for blob, values in layer.feed(step, self.seed).items():
+                    self.feed(blob, values)
         self.program.set_counter(self.seed, step, first_sample)
         try:
-            self.program.forward()
+            self.program.forward(*self.ops_of(layers))
         except RuntimeError as error:  # what an op found in its input: a label out of range
             raise DataError(str(error)) from None
         if self.on_forward:
@@ -328,6 +335,14 @@ class Net:
         """The gradient of an output that is no loss (`force_backward`)."""
         self.blobs[name].tensor.diff.set(np.ascontiguousarray(values, np.float32))
 
+    def ops_of(self, layers: slice) -> tuple[int, ...]:
+        """The first and one past the last op of a slice of graph.layers; () stands for all."""
+        if layers == ALL:
+            return ()
+        chosen = set(self.graph.layers[layers])
+        ops = [op for op, layer in enumerate(self.builder.layer_of_op) if layer in chosen]
+        return (ops[0], ops[-1] + 1) if ops else (0, 0)
+
     def backward(self) -> None:
         self.program.zero_gradients()
         self.program.backward()
@@ -342,12 +357,14 @@ class Net:
         ]
 
 
-def prepare(graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32") -> Graph:
-    """The rewrites between building and lowering."""
+def prepare(
+    graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32", gradients: bool | None = None
+) -> Graph:
+    """The rewrites between building and lowering. `gradients`: as Net's."""
     if "subsample" in passes:
         subsample(graph)
     insert_splits(graph)
-    mark_gradients(graph, graph.phase == TRAIN)
+    mark_gradients(graph, graph.phase == TRAIN if gradients is None else gradients)
     if "constant" in passes:
         mark_constant(graph)
     if "fuse" in passes:

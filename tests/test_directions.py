@@ -29,6 +29,12 @@ MAY_IMPORT = {
     "layers": {"proto", "fillers", "graph", "weights"},
     "graph": {"proto", "config", "layers", "_core"},
     "net": {"config", "graph", "layers", "fillers", "weights", "_core"},
+    "python_layer": set(),  # what layers written in Python derive from
+    # Caffe's Python interface: a user of everything else, like the command line.
+    "caffe": {
+        *("proto", "config", "names", "cores", "feeding", "net", "graph", "layers", "python_layer", "weights"),
+        *("weights_hdf5", "solver", "comm", "report", "_core"),
+    },
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
     "comm": {"_core"},
     "report": {"files"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.layers.base import Blob, Layer, Parameter, Shape
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class Builder:
         if owner not in self.params:
             known = self.shared.get((owner.layer, owner.index))
             if known is not None:
+                if tuple(known.shape) != tuple(owner.shape):
+                    raise ConfigError(
+                        f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
+                        f"shares has {tuple(known.shape)}"
+                    )
                 self.params[owner] = known
             else:
                 tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)

@@ -16,7 +16,8 @@ def mark_gradients(graph: Graph, training: bool) -> None:
     if not training and not graph.force_backward:
         return
     wanted = _below(graph)
-    leads: set[Blob] = set(graph.outputs) if graph.force_backward else set()  # to a loss
+    ends = _ends(graph) if graph.force_backward else set()
+    leads: set[Blob] = set(ends)  # to a loss
     for layer in reversed(graph.layers):
         if not (any(layer.loss_weights) or any(top in leads for top in layer.tops)):
             continue
@@ -30,8 +31,17 @@ def mark_gradients(graph: Graph, training: bool) -> None:
                 raise layer.error("has no backward, but a loss needs one through it; set propagate_down: false")
     for layer in graph.layers:
         _mark_weighted_tops(layer, wanted)
-    for blob in graph.outputs:  # gradients that Python sets
-        blob.needs_gradient |= graph.force_backward and blob in wanted
+    for blob in ends:  # gradients that Python sets
+        blob.needs_gradient |= blob in wanted
+
+
+def _ends(graph: Graph) -> set[Blob]:
+    """Where no layer sends a gradient: outputs, and what is read only by layers without a backward or without tops."""
+    ends = set(graph.outputs)
+    for layer in graph.layers:
+        if not layer.differentiable or not layer.tops:
+            ends.update(layer.bottoms)
+    return ends
 
 
 def _below(graph: Graph) -> set[Blob]:

@@ -1,0 +1,65 @@
+"""The blobs of a caffe.Net: net.blobs["data"], net.params["conv1"][0]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.python_layer import Blob, Shape, dims
+
+if TYPE_CHECKING:
+    from engine.caffe.net import Net
+
+
+class NetBlob(Blob):
+    """A blob by name: `data` and `diff` are what the last run left, and are used by the next."""
+
+    def __init__(self, net: Net, name: str):
+        self._net, self._name = net, name
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._net._data(self._name)
+
+    @property
+    def diff(self) -> np.ndarray:
+        return self._net._live.diff(self._name)
+
+    @property
+    def shape(self) -> Shape:
+        return self._net._shape(self._name)
+
+    def reshape(self, *shape: int) -> None:
+        """Of an input of the net; the others follow at net.reshape() or the next forward."""
+        self._net._reshape_input(self._name, dims(shape))
+
+
+class ParamBlob(Blob):
+    """Blob `index` of a layer's parameters."""
+
+    def __init__(self, net: Net, layer: str, index: int):
+        self._net, self._layer, self._index = net, layer, index
+
+    def _parameter(self):
+        return self._net._parameters[self._layer][self._index]
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._net._live.parameter(self._parameter())
+
+    @property
+    def diff(self) -> np.ndarray:
+        return self._net._live.parameter_diff(self._parameter())
+
+    @property
+    def shape(self) -> Shape:
+        return self._parameter().shape
+
+    def reshape(self, *shape: int) -> None:
+        if dims(shape) != self.shape:
+            raise EngineError(
+                f"layer '{self._layer}', blob {self._index}: has the shape {self.shape} that its layer says, not "
+                f"{dims(shape)}; change the prototxt"
+            )

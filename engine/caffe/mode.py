@@ -1,0 +1,42 @@
+"""caffe.set_mode_cpu, set_device, set_random_seed and the like: settings of the process."""
+
+from __future__ import annotations
+
+import warnings
+
+_DEFAULT_SEED = 1
+_seed = _DEFAULT_SEED
+
+
+def set_random_seed(seed: int) -> None:
+    """Of fillers and dropout in nets that are built from now on. Solvers take random_seed of their file first."""
+    global _seed
+    _seed = int(seed)
+
+
+def seed() -> int:
+    return _seed
+
+
+def set_mode_cpu() -> None:
+    """Nothing to do: there is no other mode."""
+
+
+def set_mode_gpu() -> None:
+    warnings.warn("this engine computes on CPUs only; set_mode_gpu() is ignored", stacklevel=2)
+
+
+def set_device(device: int) -> None:
+    """Ignored: threads and cores are chosen by OMP_NUM_THREADS and the launcher."""
+
+
+def set_multiprocess(multiprocess: bool) -> None:
+    """Ignored: ranks come from mpiexec."""
+
+
+def set_solver_count(count: int) -> None:
+    """Ignored: ranks come from mpiexec."""
+
+
+def set_solver_rank(rank: int) -> None:
+    """Ignored: ranks come from mpiexec."""

@@ -1,0 +1,280 @@
+"""caffe.Net: a net that Python runs, layer by layer if it likes, and whose blobs and parameters are live arrays.
+
+net = caffe.Net("deploy.prototxt", caffe.TEST, weights="digits.caffemodel")
+net.blobs["data"].data[...] = images
+probabilities = net.forward()["prob"]
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine import proto, weights_hdf5
+from engine.caffe import mode
+from engine.caffe.batches import BatchedRuns
+from engine.caffe.blobs import NetBlob, ParamBlob
+from engine.caffe.inputs import Inputs
+from engine.caffe.live import LiveNet
+from engine.config import Config, read_net
+from engine.errors import EngineError
+from engine.layers.base import Layer, Parameter
+from engine.net import Net as EngineNet
+from engine.python_layer import Shape
+from engine.weights import read_caffemodel, write_caffemodel
+
+
+class LayerView:
+    """An element of net.layers: `type`, `name`, and its parameters as `blobs`."""
+
+    def __init__(self, layer: Layer, blobs: list[ParamBlob]):
+        self.type, self.name, self.blobs = layer.type, layer.name, blobs
+
+
+class Net(BatchedRuns):
+    """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
+
+    `level` and `stages` choose among the layers as their include rules say. Every blob is kept, nothing is fused, and
+    there is a backward where a loss or force_backward asks for one, in either phase, as in Caffe. Arrays are float32,
+    row-major, in Caffe's shapes. Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for
+    weights that do not fit.
+    """
+
+    def __init__(
+        self,
+        network_file: str | os.PathLike,
+        *arguments: Any,
+        phase: int | None = None,
+        level: int = 0,
+        stages: Iterable[str] | None = None,
+        weights: str | os.PathLike | None = None,
+    ):
+        if arguments and not isinstance(arguments[0], int):  # the older order
+            weights, *arguments = arguments
+        given = dict(zip(("phase", "level", "stages", "weights"), arguments))
+        phase = given.get("phase", phase)
+        if phase is None:
+            raise TypeError("Net() wants a phase: caffe.TRAIN or caffe.TEST")
+        config = read_net(network_file)
+        state = config.message.state
+        state.phase, state.level = phase, given.get("level", level)
+        state.stage.extend(given.get("stages", stages) or ())
+        self._config, self._fixed = config, ""
+        self._inputs_of = Inputs(config, phase, mode.seed())
+        self._open(self._build(config))
+        weights = given.get("weights", weights)
+        if weights is not None:
+            self.copy_from(weights)
+
+    @classmethod
+    def _of(cls, net: EngineNet, config: Config, owner: str) -> Net:
+        """A net that somebody else (`owner`) has built, feeds and keeps."""
+        self = cls.__new__(cls)
+        self._config, self._fixed, self._inputs_of = config, owner, None
+        self._open(net)
+        return self
+
+    def _build(self, config: Config, share: EngineNet | None = None) -> EngineNet:
+        state = config.message.state
+        return EngineNet(
+            config,
+            state.phase,
+            level=state.level,
+            stages=state.stage,
+            seed=mode.seed(),
+            share=share,
+            shapes_of=self._inputs_of.shapes_of,
+            passes=frozenset(),
+            keep_all=True,
+            accumulate=True,
+            gradients=True,
+        )
+
+    def _open(self, net: EngineNet) -> None:
+        self._live = LiveNet(net)
+        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
+        self._parameters: dict[str, list[Parameter]] = {}
+        for parameter in net.all_params():
+            self._parameters.setdefault(parameter.layer, []).append(parameter)
+        self.params = OrderedDict(
+            (layer, [ParamBlob(self, layer, parameter.index) for parameter in parameters])
+            for layer, parameters in self._parameters.items()
+        )
+        self.blobs = OrderedDict((name, NetBlob(self, name)) for name in self._live.names())
+        self.layers = [self._layer_view(layer) for layer in self._live.layers]
+        self._layer_names = [layer.name for layer in self._live.layers]
+        self._blob_names = list(self.blobs)
+
+    def _layer_view(self, layer: Layer) -> Any:
+        return LayerView(layer, self.params.get(layer.name, []))
+
+    # What there is
+
+    @property
+    def name(self) -> str:
+        return self._live.net.name
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the blobs of Input layers."""
+        return [top.name for layer in self._live.layers if layer.type == "Input" for top in layer.tops]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the blobs that no layer reads, sorted as Caffe does."""
+        return sorted(blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs)
+
+    @property
+    def layer_dict(self) -> OrderedDict[str, Any]:
+        return OrderedDict(zip(self._layer_names, self.layers))
+
+    @property
+    def bottom_names(self) -> OrderedDict[str, list[str]]:
+        return OrderedDict((layer.name, list(layer.message.bottom)) for layer in self._live.layers)
+
+    @property
+    def top_names(self) -> OrderedDict[str, list[str]]:
+        return OrderedDict((layer.name, list(layer.message.top)) for layer in self._live.layers)
+
+    @property
+    def blob_loss_weights(self) -> OrderedDict[str, float]:
+        weights = {top: weight for _, top, weight in self._live.net.losses()}
+        return OrderedDict((name, weights.get(name, 0.0)) for name in self.blobs)
+
+    # Running
+
+    def forward(self, blobs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **inputs):
+        """Runs the layers `start` to `end` (names, both included; by default all) on `inputs`, arrays by name.
+
+        Returns the outputs, or the tops of `end`, and `blobs`, by name. Raises ValueError for inputs that are not the
+        net's or have another batch size, DataError for values that a layer cannot take.
+        """
+        self._fill(self.inputs, inputs, "input", lambda name: self.blobs[name].data)
+        self._apply_pending()
+        first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
+        if self._inputs_of is not None and first == 0:
+            self._inputs_of.next(self._live.net)
+        self._live.forward(first, last)
+        outputs = self.top_names[end] if end is not None else self.outputs
+        return {name: self.blobs[name].data for name in dict.fromkeys([*outputs, *(blobs or ())])}
+
+    def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
+        """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
+
+        Returns the gradients of the inputs, or of the bottoms of `end`, and of `diffs`, by name. Gradients of
+        parameters add up until clear_param_diffs(). Those of blobs are zero where no loss lies above or nothing
+        learns below, unless the file says force_backward: true. Raises ValueError for `tops` that are not the net's.
+        """
+        self._fill(self.outputs, tops, "output", lambda name: self.blobs[name].diff)
+        first, last = self._layer_number(start, len(self.layers) - 1), self._layer_number(end, 0)
+        self._live.backward(first, last)
+        bottoms = self.bottom_names[end] if end is not None else self.inputs
+        return {name: self.blobs[name].diff for name in dict.fromkeys([*bottoms, *(diffs or ())])}
+
+    def _fill(self, names: list[str], given: dict[str, Any], word: str, array_of) -> None:
+        if given and set(given) != set(names):
+            raise ValueError(f"expected arrays for the {word}s {', '.join(names)}, got {', '.join(sorted(given))}")
+        for name, values in given.items():
+            array = array_of(name)
+            if array.ndim and np.shape(values)[:1] != array.shape[:1]:
+                raise ValueError(f"{word} '{name}' is not batch-sized: {np.shape(values)}, expected {array.shape}")
+            array[...] = values
+
+    def _layer_number(self, name: str | None, otherwise: int) -> int:
+        if name is None:
+            return otherwise
+        if name not in self._layer_names:
+            raise ValueError(f"the net has no layer '{name}'; layers: {', '.join(self._layer_names)}")
+        return self._layer_names.index(name)
+
+    def clear_param_diffs(self) -> None:
+        self._live.clear_parameter_diffs()
+
+    def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
+        """What a MemoryData layer takes its batches from: float32, (N, C, H, W) and (N,) or (N, 1, 1, 1); N a multiple
+        of its batch size. Raises ValueError for others."""
+        self._inputs_of.set_arrays(data, labels)
+
+    # Shapes
+
+    def _data(self, name: str) -> np.ndarray:
+        return self._pending[name] if name in self._pending else self._live.data(name)
+
+    def _shape(self, name: str) -> Shape:
+        return self._pending[name].shape if name in self._pending else self._live.shape(name)
+
+    def _reshape_input(self, name: str, shape: Shape) -> None:
+        if shape == self._shape(name):
+            return
+        if self._fixed:
+            raise EngineError(f"blob '{name}': {self._fixed} has built this net for its shapes; {shape} needs another")
+        if name not in self.inputs:
+            raise EngineError(f"blob '{name}': only inputs ({', '.join(self.inputs)}) can be reshaped; others follow")
+        self._pending[name] = np.zeros(shape, np.float32)
+
+    def reshape(self) -> None:
+        """Gives all blobs the shapes that follow from the inputs'. Also done by forward()."""
+        self._apply_pending()
+
+    def _apply_pending(self) -> None:
+        if not self._pending:
+            return
+        values = {name: self._data(name) for name in self.inputs}
+        message = proto.NetParameter()
+        message.CopyFrom(self._config.message)
+        for layer in message.layer:
+            if layer.type == "Input":
+                del layer.input_param.shape[:]
+                for top in layer.top:
+                    shape = values[top].shape if top in values else ()
+                    layer.input_param.shape.add(dim=shape)
+        changed = Config(message, self._config.path, _nodes=self._config._nodes, _layers=self._config._layers)
+        self._replace(changed, self._live.net)
+        for name, array in values.items():
+            self.blobs[name].data[...] = array
+
+    def _replace(self, config: Config, share: EngineNet) -> None:
+        """Builds the net again, with the weights of `share`."""
+        self._live.views.push()
+        net = self._build(config, share)
+        step = self._live.step
+        self._config = config
+        blobs, params = self.blobs, self.params
+        self._open(net)
+        self._live.step = step
+        self.blobs, self.params = blobs, params  # those that the caller may hold
+
+    # Weights
+
+    def share_with(self, other: Net) -> None:
+        """Reads the weights of `other`'s layers of the same names from now on, and changes them there."""
+        values = {name: self.blobs[name].data for name in self.inputs}
+        self._replace(self._config, other._live.net)
+        for name, array in values.items():
+            self.blobs[name].data[...] = array
+
+    def copy_from(self, path: str | os.PathLike) -> None:
+        """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
+        where shapes differ."""
+        self._live.views.push()
+        self._live.net.load_weights(read_caffemodel(path), str(path))
+        self._live.views.pull()
+
+    load_hdf5 = copy_from
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes a caffemodel."""
+        self._live.views.push()
+        write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())
+
+    def save_hdf5(self, path: str | os.PathLike, write_diff: bool = False) -> None:
+        """Writes a caffemodel in HDF5. Raises EngineError where h5py is missing or gradients are asked for, which no
+        reader takes."""
+        if write_diff:
+            raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
+        self._live.views.push()
+        weights_hdf5.write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())

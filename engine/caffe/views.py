@@ -1,0 +1,44 @@
+"""Arrays that stand for tensors: what is written into them is used by the next run, what it computes appears in them.
+
+A tensor in row-major order is seen in place. One in a layout of oneDNN's is seen through a copy, which is written back
+before a run and read again after it, for as long as somebody holds it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+_HELD_BY_US = 2  # references to a copy that nobody else holds: the dictionary's and the one being counted
+
+
+class Views:
+    """The arrays of one net. `owner`: the object that keeps the memory alive."""
+
+    def __init__(self, owner: Any):
+        self._owner = owner
+        self._copies: dict[Any, np.ndarray] = {}  # by tensor
+
+    def array(self, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 of `shape`, the tensor's values."""
+        values = tensor.view(self._owner)
+        if values is not None:
+            return values.reshape(shape)
+        if tensor not in self._copies:
+            values = tensor.get()  # which owns its memory, so that every view of it counts as a reference
+            self._copies[tensor] = values if values.shape == shape else values.reshape(shape).copy()
+        return self._copies[tensor]
+
+    def push(self) -> None:
+        """Before a run: what was written into copies goes to the tensors; copies that nobody holds are dropped."""
+        for tensor in list(self._copies):
+            tensor.set(self._copies[tensor])
+            if sys.getrefcount(self._copies[tensor]) <= _HELD_BY_US:
+                del self._copies[tensor]
+
+    def pull(self) -> None:
+        """After a run, or a change of the tensors by other means, which a push() came before."""
+        for tensor, values in self._copies.items():
+            values[...] = tensor.get().reshape(values.shape)

@@ -1,0 +1,289 @@
+"""caffe.Net: what pycaffe's scripts do with a net, against the same computed by hand."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import engine.caffe as caffe
+from engine.errors import ConfigError, DataError, EngineError, WeightsError
+from tests.caffe.nets import DEPLOY, TRAINED, write
+
+
+@pytest.fixture
+def deploy(tmp_path):
+    return caffe.Net(write(tmp_path, DEPLOY), caffe.TEST)
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(1).normal(size=(2, 3, 6, 6)).astype(np.float32)
+
+
+def convolved(net, images):
+    """conv by the definition: 3 x 3, pad 1."""
+    weights, bias = (blob.data for blob in net.params["conv"])
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    return np.einsum("nchwij,ocij->nohw", windows, weights) + bias[:, None, None]
+
+
+def probabilities(net, conv):
+    weights, bias = (blob.data for blob in net.params["ip"])
+    scores = np.maximum(conv, 0).mean((2, 3)) @ weights.T + bias
+    exp = np.exp(scores - scores.max(1, keepdims=True))
+    return exp / exp.sum(1, keepdims=True)
+
+
+def test_names_and_shapes(deploy):
+    assert deploy.name == "small"
+    assert (deploy.inputs, deploy.outputs) == (["data"], ["prob"])
+    assert list(deploy.blobs) == ["data", "conv", "pool", "ip", "prob"]
+    assert deploy._layer_names == ["data", "conv", "relu", "pool", "ip", "prob"]
+    assert [layer.type for layer in deploy.layers][:3] == ["Input", "Convolution", "ReLU"]
+    assert deploy.layer_dict["ip"].blobs[0].shape == (4, 16)
+    assert deploy.bottom_names["relu"] == deploy.top_names["relu"] == ["conv"]
+    blob = deploy.blobs["data"]
+    assert (blob.num, blob.channels, blob.height, blob.width, blob.count) == (2, 3, 6, 6, 216)
+    assert (deploy.blobs["ip"].height, deploy.blobs["ip"].shape) == (1, (2, 4))
+    assert [blob.shape for blob in deploy.params["conv"]] == [(16, 3, 3, 3), (16,)]
+
+
+def test_what_is_written_into_data_is_used(deploy, images):
+    deploy.blobs["data"].data[...] = images
+    expected = probabilities(deploy, convolved(deploy, images))
+    np.testing.assert_allclose(deploy.forward()["prob"], expected, atol=1e-5)
+    np.testing.assert_allclose(deploy.forward(data=2 * images)["prob"].sum(1), 1, atol=1e-5)
+    np.testing.assert_array_equal(deploy.blobs["data"].data, 2 * images)
+
+
+def test_arrays_follow_runs(deploy, images):
+    conv, prob = deploy.blobs["conv"].data, deploy.blobs["prob"].data  # conv lies in a layout of oneDNN's
+    deploy.forward(data=images)
+    first = prob.copy()
+    np.testing.assert_allclose(conv, np.maximum(convolved(deploy, images), 0), atol=1e-5)
+    deploy.forward(data=-images)
+    np.testing.assert_allclose(conv, np.maximum(convolved(deploy, -images), 0), atol=1e-5)
+    assert not np.allclose(prob, first)
+
+
+def test_parameters_are_live(deploy, images):
+    weights = deploy.params["conv"][0].data
+    for _ in range(2):  # held over runs, and by nobody
+        weights *= 2
+        deploy.params["ip"][1].data[...] += 0.5
+        gc.collect()
+        expected = probabilities(deploy, convolved(deploy, images))
+        np.testing.assert_allclose(deploy.forward(data=images)["prob"], expected, atol=1e-5)
+    deploy.params["conv"][0].data[...] = 0
+    assert not weights.any()
+    assert deploy.forward(data=images, blobs=["conv"])["conv"].max() == 0
+
+
+def test_a_layer_in_place_shows_what_the_last_run_left(deploy, images):
+    expected = convolved(deploy, images)
+    top = deploy.forward(end="conv", data=images)
+    assert list(top) == ["conv"]
+    np.testing.assert_allclose(top["conv"], expected, atol=1e-5)
+    deploy.blobs["conv"].data[...] -= 1
+    deploy.forward(start="relu", end="relu")
+    np.testing.assert_allclose(deploy.blobs["conv"].data, np.maximum(expected - 1, 0), atol=1e-5)
+    deploy.blobs["conv"].data[...] = -1  # relu runs over what it has made itself
+    assert deploy.forward(start="relu")["prob"].shape == (2, 4)
+    assert not deploy.blobs["conv"].data.any()
+
+
+def test_backward_from_an_output(deploy, images):
+    deploy.forward(data=images)
+    rng = np.random.default_rng(2)
+    seed = rng.normal(size=(2, 4)).astype(np.float32)
+    gradient = deploy.backward(prob=seed)["data"].copy()
+    step = 1e-2
+    direction = rng.normal(size=images.shape).astype(np.float32)
+    up = (deploy.forward(data=images + step * direction)["prob"] * seed).sum()
+    down = (deploy.forward(data=images - step * direction)["prob"] * seed).sum()
+    assert (gradient * direction).sum() == pytest.approx((up - down) / (2 * step), rel=2e-2, abs=1e-4)
+
+
+def test_backward_from_a_blob_in_the_middle(deploy, images):
+    """As "deep dreams" do: the gradient of a hidden blob is set, and the input's comes out."""
+    for _ in range(2):  # the second time the diff shows the other version of the blob in place
+        deploy.forward(data=images, end="relu")
+        deploy.blobs["conv"].diff[...] = 1
+        positive = deploy.blobs["conv"].data > 0
+        deploy.clear_param_diffs()
+        result = deploy.backward(start="relu", end="conv")
+        assert list(result) == ["data"]
+        np.testing.assert_array_equal(deploy.blobs["conv"].diff, positive)
+        np.testing.assert_allclose(deploy.params["conv"][1].diff, positive.sum((0, 2, 3)), rtol=1e-5)
+    deploy.blobs["conv"].diff[...] = 1
+    deploy.backward(start="conv")
+    np.testing.assert_allclose(deploy.params["conv"][1].diff, positive.sum((0, 2, 3)) + 72, rtol=1e-5)
+
+
+def test_gradients_of_parameters_add_up(tmp_path):
+    net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
+    given = {"data": np.ones((4, 5), np.float32), "label": np.arange(4) % 3}
+    net.forward(**given)
+    net.backward()
+    once = net.params["ip"][0].diff.copy()
+    assert once.any()
+    assert not net.params["fixed"][0].diff.any()  # lr_mult 0, as in Caffe
+    assert not net.blobs["data"].diff.any()  # no force_backward
+    net.backward()
+    np.testing.assert_allclose(net.params["ip"][0].diff, 2 * once, rtol=1e-5)
+    net.clear_param_diffs()
+    assert not net.params["ip"][0].diff.any()
+    net.backward()
+    np.testing.assert_allclose(net.params["ip"][0].diff, once, rtol=1e-5)
+    assert net.blob_loss_weights["loss"] == 1
+    assert net.blob_loss_weights["ip"] == 0
+
+
+def test_the_test_phase_has_a_backward(tmp_path):
+    net = caffe.Net(write(tmp_path, TRAINED), caffe.TEST)
+    assert net.outputs == ["accuracy", "loss"]
+    assert "fixed_fixed_split" not in net._layer_names
+    net.forward(data=np.ones((4, 5)), label=np.zeros(4))
+    net.backward()
+    assert net.params["ip"][0].diff.any()
+
+
+def test_reshape(deploy, images):
+    expected = probabilities(deploy, convolved(deploy, images))
+    deploy.params["conv"][0].data[...] *= 3
+    deploy.params["conv"][0].data[...] /= 3
+    blob = deploy.blobs["data"]
+    blob.reshape(1, 3, 6, 6)
+    assert blob.data.shape == blob.shape == (1, 3, 6, 6)
+    blob.data[...] = images[1:]
+    np.testing.assert_allclose(deploy.forward()["prob"], expected[1:], atol=1e-5)
+    blob.reshape(*(4, 3, 8, 9))
+    deploy.reshape()
+    assert deploy.blobs["conv"].data.shape == (4, 16, 8, 9)
+    assert deploy.blobs["prob"].shape == (4, 4)
+    blob.reshape(2, 3, 6, 6)
+    np.testing.assert_allclose(deploy.forward(data=images)["prob"], expected, atol=1e-5)
+    deploy.backward(prob=np.ones((2, 4)))
+    with pytest.raises(EngineError, match="only inputs"):
+        deploy.blobs["conv"].reshape(1, 1)
+
+
+def test_reshape_that_the_weights_do_not_fit(tmp_path):
+    net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
+    net.blobs["data"].reshape(4, 6)
+    with pytest.raises(ConfigError, match=r"ip\[0\]: .*\(3, 6\).*\(3, 5\)"):
+        net.forward()
+
+
+def test_weights_of_files(deploy, images, tmp_path):
+    expected = deploy.forward(data=images)["prob"].copy()
+    deploy.params["ip"][1].data[...] = [1, 2, 3, 4]
+    other = deploy.forward()["prob"].copy()
+    model = str(tmp_path / "small.caffemodel")
+    deploy.save(model)
+    text = write(tmp_path, DEPLOY)
+    for net in (
+        caffe.Net(text, model, caffe.TEST),
+        caffe.Net(text, caffe.TEST, weights=model),
+        caffe.Net(text, weights=model, phase=caffe.TEST),
+    ):
+        np.testing.assert_allclose(net.forward(data=images)["prob"], other, atol=1e-6)
+    fresh = caffe.Net(text, caffe.TEST)
+    held = fresh.params["ip"][1].data
+    np.testing.assert_allclose(fresh.forward(data=images)["prob"], expected, atol=1e-6)
+    fresh.copy_from(model)
+    np.testing.assert_array_equal(held, [1, 2, 3, 4])
+    with pytest.raises(WeightsError, match="cannot be read"):
+        fresh.copy_from(str(tmp_path / "missing"))
+    with pytest.raises(TypeError, match="phase"):
+        caffe.Net(text)
+
+
+def test_weights_in_hdf5(deploy, tmp_path):
+    pytest.importorskip("h5py")
+    path = str(tmp_path / "weights")
+    deploy.params["conv"][1].data[...] = 7
+    deploy.save_hdf5(path)
+    deploy.params["conv"][1].data[...] = 0
+    deploy.load_hdf5(path)
+    np.testing.assert_array_equal(deploy.params["conv"][1].data, 7)
+
+
+def test_share_with(deploy, images, tmp_path):
+    other = caffe.Net(write(tmp_path, DEPLOY), caffe.TEST)
+    deploy.params["ip"][1].data[...] = [1, 2, 3, 4]
+    other.share_with(deploy)
+    np.testing.assert_array_equal(other.params["ip"][1].data, [1, 2, 3, 4])
+    other.params["ip"][1].data[...] = 0
+    expected = deploy.forward(data=images)["prob"]
+    np.testing.assert_array_equal(deploy.params["ip"][1].data, 0)
+    np.testing.assert_allclose(other.forward(data=images)["prob"], expected, atol=1e-6)
+
+
+def test_all_samples(deploy):
+    images = np.random.default_rng(3).normal(size=(5, 3, 6, 6)).astype(np.float32)
+    expected = probabilities(deploy, convolved(deploy, images))
+    result = deploy.forward_all(data=images, blobs=["pool"])
+    np.testing.assert_allclose(result["prob"], expected, atol=1e-5)
+    assert result["pool"].shape == (5, 16, 1, 1)
+    blobs, diffs = deploy.forward_backward_all(data=images, prob=np.ones((5, 4)), diffs=["conv"])
+    np.testing.assert_allclose(blobs["prob"], expected, atol=1e-5)
+    assert (diffs["data"].shape, diffs["conv"].shape) == (images.shape, (5, 16, 6, 6))
+
+
+def test_wrong_inputs(deploy):
+    with pytest.raises(ValueError, match="expected arrays for the inputs data, got image"):
+        deploy.forward(image=np.zeros(3))
+    with pytest.raises(ValueError, match="not batch-sized"):
+        deploy.forward(data=np.zeros((3, 3, 6, 6)))
+    with pytest.raises(ValueError, match="no layer 'fc8'"):
+        deploy.forward(end="fc8")
+    with pytest.raises(ValueError, match="outputs prob"):
+        deploy.backward(ip=np.zeros((2, 4)))
+
+
+def test_input_arrays(tmp_path):
+    net = caffe.Net(
+        write(
+            tmp_path,
+            """layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                 memory_data_param { batch_size: 2 channels: 1 height: 2 width: 3 } }
+               layer { name: "double" type: "Power" bottom: "data" top: "double" power_param { scale: 2 } }""",
+        ),
+        caffe.TEST,
+    )
+    with pytest.raises(DataError, match="set_input_arrays"):
+        net.forward()
+    data = np.arange(24, dtype=np.float32).reshape(4, 1, 2, 3)
+    net.set_input_arrays(data, np.arange(4, dtype=np.float32))
+    held = net.blobs["label"].data
+    for begin in (0, 2, 0):
+        np.testing.assert_array_equal(net.forward()["double"], 2 * data[begin : begin + 2])
+        np.testing.assert_array_equal(held, [begin, begin + 1])
+    for wrong in (data[:3], data.astype(np.float64), data[:, :, :1]):
+        with pytest.raises(ValueError, match="set_input_arrays"):
+            net.set_input_arrays(wrong, np.arange(len(wrong), dtype=np.float32))
+
+
+def test_fresh_randomness_at_every_forward(tmp_path):
+    caffe.set_random_seed(7)
+    net = caffe.Net(
+        write(
+            tmp_path,
+            """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 100 } } }
+               layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }""",
+        ),
+        caffe.TRAIN,
+    )
+    caffe.set_random_seed(1)
+    first = net.forward(data=np.ones(100))["drop"].copy()
+    assert 0 < np.count_nonzero(first) < 100
+    assert (net.forward()["drop"] != first).any()
+
+
+def test_the_gpu_is_declined():
+    caffe.set_mode_cpu()
+    caffe.set_device(0)
+    with pytest.warns(UserWarning, match="CPU"):
+        caffe.set_mode_gpu()
