@@ -41,7 +41,13 @@ def type_name(field):
     return FIELD_TYPES.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
-OWN = {"CommParameter", "SegAccuracyParameter", "ShuffleChannelParameter"}  # whole messages that only this engine knows
+# Whole messages that BVLC's, Intel's and SURFsara's schemas do not have.
+OWN = {
+    "CommParameter",
+    "InterpParameter",
+    "SegAccuracyParameter",
+    "ShuffleChannelParameter",
+}
 OWN_ENUMS = {"SolverParameter.Precision"}
 
 

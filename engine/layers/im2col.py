@@ -1,0 +1,46 @@
+"""What a convolution's window sees at every position, as channels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Parameter, Shape
+from engine.layers.convolution import Convolution
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Im2col")
+class Im2col(Convolution):
+    """Bottom (N, C, spatial...), top (N, C * product of kernel, out...): the window of convolution_param at every
+    position, channel by channel; zeros where it lies in padding. No parameters."""
+
+    bf16 = False
+
+    def infer(self) -> list[Shape]:
+        shape, param = self.shapes[0], self.param
+        if len(shape) < 3:
+            raise self.error(f"expected a bottom of at least 3 axes (N, C, and spatial ones), got {shape}")
+        if self.canonical_axis(param.axis, len(shape)) != 1:
+            raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
+        channels = shape[1] * math.prod(self.window["kernel"])
+        return [(shape[0], channels, *self._spatial_output(shape[2:]))]
+
+    def make_params(self) -> list[Parameter]:
+        return []
+
+    def attributes(self) -> dict[str, Any]:
+        return self.window
+
+    def absorb(self, following) -> bool:
+        return False
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        builder.op("Im2col", self, [x], self.attributes())
+
+    def flops(self) -> int:
+        return 0

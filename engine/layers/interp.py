@@ -1,0 +1,61 @@
+"""Bilinear interpolation with aligned corners, as DeepLab enlarges and shrinks its scores."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Interp")
+class Interp(Layer):
+    """Bottom (N, C, H, W), top (N, C, height, width): as `height` and `width` say, or with s = size + pad_beg +
+    pad_end along each axis, (s - 1) / shrink_factor + 1, and then s + (s - 1) (zoom_factor - 1).
+
+    `pad_beg` and `pad_end`, zero or below, crop the bottom first.
+    """
+
+    @property
+    def param(self):
+        return self.message.interp_param
+
+    def infer(self) -> list[Shape]:
+        shape, param = self.shapes[0], self.param
+        if len(shape) != 4:
+            raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {shape}")
+        if param.pad_beg > 0 or param.pad_end > 0:
+            raise self.error(
+                f"expected pad_beg and pad_end of 0 or below (they crop), got {param.pad_beg} and {param.pad_end}"
+            )
+        cropped = [size + param.pad_beg + param.pad_end for size in shape[2:]]
+        if min(cropped) < 1:
+            raise self.error(f"expected pads that leave a pixel of {shape}, got {param.pad_beg} and {param.pad_end}")
+        return [(*shape[:2], *self._resized(cropped))]
+
+    def _resized(self, sizes: list[int]) -> list[int]:
+        param = self.param
+        sized = param.HasField("height") or param.HasField("width")
+        scaled = param.HasField("zoom_factor") or param.HasField("shrink_factor")
+        if sized == scaled:
+            raise self.error("expected either height and width, or zoom_factor and shrink_factor or one of them")
+        if sized:
+            if param.height < 1 or param.width < 1:
+                raise self.error(f"expected height and width of at least 1, got {param.height} and {param.width}")
+            return [param.height, param.width]
+        if param.zoom_factor < 1 or param.shrink_factor < 1:
+            raise self.error(f"expected factors of at least 1, got {param.zoom_factor} and {param.shrink_factor}")
+        shrunk = [(size - 1) // param.shrink_factor + 1 for size in sizes]
+        return [size + (size - 1) * (param.zoom_factor - 1) for size in shrunk]
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        attributes = {"crop_begin": -self.param.pad_beg, "crop_end": -self.param.pad_end}
+        builder.op("Interp", self, [x], attributes)
+
+    def flops(self) -> int:
+        return 9 * math.prod(self.tops[0].shape)

@@ -1,0 +1,60 @@
+"""What layers that pool regions of interest have in common, and ROIPooling itself (Fast R-CNN)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+class RegionPooling(Layer):
+    """Bottoms: features (N, C, H, W), regions (R, 5) of rows (image, x1, y1, x2, y2) in pixels of the net's input;
+    `spatial_scale` leads to those of the features. Rows with a negative image are unused: their tops are zero."""
+
+    bottom_range = (2, 2)
+    constant_bottoms = frozenset({1})
+
+    @property
+    def param(self):
+        raise NotImplementedError
+
+    def infer(self) -> list[Shape]:
+        features, regions = self.shapes
+        if len(features) != 4:
+            raise self.error(f"expected features of 4 axes (N, C, H, W), got {features}")
+        if len(regions) < 2 or math.prod(regions[1:]) != 5:
+            raise self.error(f"expected regions (R, 5), rows of image, x1, y1, x2, y2, got {regions}")
+        if self.param.spatial_scale <= 0:
+            raise self.error(f"expected spatial_scale above 0, got {self.param.spatial_scale:g}")
+        return [(regions[0], *self.pooled_shape(features[1]))]
+
+    def pooled_shape(self, channels: int) -> Shape:
+        """(C, H, W) of one region's top."""
+        raise NotImplementedError
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op(self.type, self, inputs, {"spatial_scale": self.param.spatial_scale})
+
+
+@register("ROIPooling")
+class ROIPooling(RegionPooling):
+    """Top (R, C, pooled_h, pooled_w): the maximum of every cell of a grid over the region; 0 where a cell is empty."""
+
+    @property
+    def param(self):
+        return self.message.roi_pooling_param
+
+    def pooled_shape(self, channels: int) -> Shape:
+        sizes = list(self.param.pooled_size)
+        if len(sizes) not in (0, 1, 2):
+            raise self.error(f"expected 1 or 2 values of pooled_size, got {len(sizes)}")
+        height, width = (sizes * 2)[:2] if sizes else (self.param.pooled_h, self.param.pooled_w)
+        if height < 1 or width < 1:
+            raise self.error(f"expected pooled_h and pooled_w of at least 1, got {height} and {width}")
+        return (channels, height, width)

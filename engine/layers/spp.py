@@ -1,0 +1,62 @@
+"""Spatial pyramid pooling: the same number of values from planes of any size."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine import proto
+from engine.layers.base import Layer, Shape
+from engine.layers.pooling import Pooling
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("SPP")
+class SPP(Layer):
+    """Bottom (N, C, H, W), top (N, C * (4^pyramid_height - 1) / 3): the plane pooled in 1, 4, 16, ... cells, level
+    after level, each level flattened by itself (He et al. 2014, arXiv 1406.4729)."""
+
+    @property
+    def param(self):
+        return self.message.spp_param
+
+    def infer(self) -> list[Shape]:
+        shape = self.shapes[0]
+        if len(shape) != 4:
+            raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {shape}")
+        if self.param.pyramid_height < 1:
+            raise self.error(f"expected pyramid_height of at least 1, got {self.param.pyramid_height}")
+        return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in self._levels()))]
+
+    def _levels(self) -> list[tuple[Pooling, Shape]]:
+        """The pooling of each level, and the shape of its top."""
+        poolings = [self._pooling(2**level) for level in range(self.param.pyramid_height)]
+        return [(pooling, pooling.infer()[0]) for pooling in poolings]
+
+    def _pooling(self, cells: int) -> Pooling:
+        message = proto.LayerParameter(name=self.name, type=self.type)
+        param = message.pooling_param
+        param.pool = self.param.pool
+        for axis, size in zip("hw", self.shapes[0][2:]):
+            window = -(-size // cells)
+            setattr(param, f"kernel_{axis}", window)
+            setattr(param, f"stride_{axis}", window)
+            setattr(param, f"pad_{axis}", (window * cells - size + 1) // 2)
+        pooling = Pooling(message, self.where, self.phase)
+        pooling.bottoms = self.bottoms
+        return pooling
+
+    def lower(self, builder: Builder) -> None:
+        x, levels, top = builder.tensor(self.bottoms[0]), self._levels(), self.tops[0]
+        copies = builder.op("Split", self, [x], tops=[], shapes=[self.shapes[0]] * len(levels))
+        rows = []
+        for copy, (pooling, shape) in zip(copies, levels, strict=True):
+            pooled = builder.op("Pooling", self, [copy], pooling.attributes(), tops=[], shapes=[shape])[0]
+            rows.append(builder.view(self, pooled, (shape[0], math.prod(shape[1:]))))
+        builder.op("Concat", self, rows, {"axis": 1}, tops=[top])
+
+    def flops(self) -> int:
+        return math.prod(self.shapes[0]) * self.param.pyramid_height
