@@ -75,6 +75,9 @@ def _add_train(verbs) -> None:
         "--sighup_effect", choices=effects, default="snapshot", help="what SIGHUP does (default: snapshot)"
     )
     verb.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of a few iterations, of all ranks")
+    verb.add_argument(
+        "--layer_times", action="store_true", help="end with a table of each layer's compute, communication and waiting"
+    )
     add_skip(verb)
     add_running(verb)
 

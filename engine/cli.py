@@ -112,7 +112,14 @@ def train(options: Namespace) -> int:
 
         timeline = Timeline(options.timeline)
     signals = Signals(options.sigint_effect, options.sighup_effect)
-    solver = Solver(config, world, signals=signals, timeline=timeline, skip_bad_images=options.skip_bad_images)
+    solver = Solver(
+        config,
+        world,
+        signals=signals,
+        timeline=timeline,
+        layer_times=options.layer_times,
+        skip_bad_images=options.skip_bad_images,
+    )
     weights = options.weights or list(message.weights)
     if options.snapshot:
         solver.restore(options.snapshot)

@@ -34,6 +34,7 @@ class Fed:
     size: int
     keys: list[str]
     arrays: dict[str, tuple[np.ndarray, ...]]
+    decoded: tuple[int, int] | None = None  # from when to when, nanoseconds of time.monotonic_ns()
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Feeder:
         self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
         self._keys: list[str] = []  # of the batch in use
         self._files: dict[str, HDF5Output] = {}  # by layer
+        self.decoded: tuple[int, int] | None = None  # when the batch in use was, see Fed
 
     def shapes_of(self, message: Any, where: str) -> list[Shape]:
         """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
@@ -154,14 +156,14 @@ class Feeder:
         arrays = {name: self._opened[name].source.tops(batch) for name, batch in taken.items()}
         if first is None:
             return Fed(self._begin + (self._taken - 1) * self._ranks + self._rank, 0, [], arrays)
-        return Fed(first.first_sample, first.size, first.keys, arrays)
+        return Fed(first.first_sample, first.size, first.keys, arrays, first.decoded)
 
     def feed(self, net: Net, fed: Fed) -> None:
         """Points the net's inputs at a batch, which the executor reads in place."""
         for layer in net.graph.layers:
             for top, values in zip(layer.tops, fed.arrays.get(layer.name, ()), strict=False):
                 net.feed(top, values)
-        self._keys = fed.keys
+        self._keys, self.decoded = fed.keys, fed.decoded
 
     def next(self, net: Net) -> int:
         """Feeds the next of the endless batches; returns its first sample's number."""

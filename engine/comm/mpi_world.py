@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.comm import clock
 from engine.comm.launch import Launch
 from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
@@ -153,6 +154,10 @@ class MpiWorld(World):
         if self._links is None:
             self._links = measure(self._mpi, self._comm, self._local)
         return self._links
+
+    @checked
+    def clock_offset(self) -> int:
+        return 0 if self.local_size == self.size else clock.offset(self._comm)
 
     @checked
     def channel(self, reduction: Reduction | None = None) -> Channel:

@@ -26,6 +26,7 @@ class Batch:
     keys: list[str]
     first_sample: int  # number of the first one among all samples of the training, over all ranks
     size: int  # batch_size, or less at the end of an epoch()
+    decoded: tuple[int, int] = (0, 0)  # from when to when, nanoseconds of time.monotonic_ns()
 
 
 def data_threads() -> int:
@@ -56,9 +57,11 @@ class _Slot:
         self.share: Share | None = None
         self.pending = 0  # samples that no thread has finished yet
         self.error: tuple[int, BaseException] | None = None  # the first bad sample and what happened to it
+        self.begun = self.done = 0  # when decoding began and was over, nanoseconds of time.monotonic_ns()
 
     def begin(self, share: Share) -> None:
         self.share, self.pending, self.error = share, len(share.samples), None
+        self.begun = time.monotonic_ns()
 
 
 class Prefetcher:
@@ -127,7 +130,8 @@ class Prefetcher:
             self._taken += 1
         size = len(slot.share.samples)
         arrays = tuple(array[:size] for array in slot.arrays)
-        return Batch(arrays, slot.keys[:size], slot.share.first_sample, size)
+        decoded = slot.begun, slot.done
+        return Batch(arrays, slot.keys[:size], slot.share.first_sample, size, decoded)
 
     def release(self) -> None:
         """Gives the buffers of the last batch back before the next one is needed."""
@@ -195,4 +199,5 @@ class Prefetcher:
                 slot.error = error
             slot.pending -= count
             if slot.pending == 0:
+                slot.done = time.monotonic_ns()
                 self._changed.notify_all()

@@ -1,10 +1,9 @@
 """A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): a process for each rank, rows
-for its compute and its communication servers."""
+for its data, its compute and its communication servers, all on rank 0's clock."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from engine.files import atomic_write
@@ -16,8 +15,8 @@ GAP_NS = 20_000  # a shorter pause between two layers is no waiting
 class Timeline:
     """Collects this rank's spans; `write` merges the ranks'.
 
-    All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()). It shows `iterations` iterations after the first
-    `warm_up` of the run.
+    All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()) of the rank. It shows `iterations` iterations
+    after the first `warm_up` of the run.
     """
 
     def __init__(self, path: str, iterations: int = 4, warm_up: int = WARM_UP):
@@ -25,7 +24,8 @@ class Timeline:
         self._iterations, self._warm_up = iterations, warm_up
         self._first: int | None = None  # iteration of the run
         self._computed: set[int] = set()
-        self._busy: dict[int, int] = {}  # server -> end of its last update
+        self._busy: dict[str, int] = {}  # row -> end of its last span, where spans may not overlap
+        self._offset: int | None = None  # of this rank's clock from rank 0's
         self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
 
     def wants(self, iteration: int) -> bool:
@@ -66,27 +66,41 @@ class Timeline:
             if reduced > start:
                 self.span(f"server {server}: reduce", f"reduce {names[bucket]}", start, reduced, **arguments)
             # With clipping, reduced buckets wait for the norm: an update begins when the one before is done.
-            begin = max(reduced, start, self._busy.get(server, 0))
-            self.span(f"server {server}: update", f"update {names[bucket]}", begin, max(begin, end), **arguments)
-            self._busy[server] = end
+            self._after(f"server {server}: update", f"update {names[bucket]}", max(reduced, start), end, **arguments)
+
+    def data(self, iteration: int, begin: int, end: int, decoded: tuple[int, int] | None) -> None:
+        """The solver's wait for a batch; decoded: from when to when the data threads have worked on it."""
+        if end - begin > GAP_NS:
+            self.span("compute", "wait for data", begin, end, iteration=iteration)
+        if decoded:
+            self._after("data", "decode a batch", *decoded, iteration=iteration)
+
+    def waiting(self, iteration: int, what: str, begin: int, end: int) -> None:
+        """The solver's thread between forward and backward."""
+        if end - begin > GAP_NS:
+            self.span("compute", f"wait for {what}", begin, end, iteration=iteration)
+
+    def _after(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
+        """A span that begins when the one before it in its row is over."""
+        begin = max(begin, self._busy.get(row, 0))
+        self._busy[row] = max(begin, end)
+        self.span(row, name, begin, self._busy[row], **arguments)
+
+    def synchronise(self, iteration: int, world) -> None:
+        """Collective, after every iteration: compares the ranks' clocks when the last one to be shown is over."""
+        if self._first is not None and iteration - self._first == self._warm_up + self._iterations:
+            self._offset = world.clock_offset()
 
     def write(self, world) -> None:
         """Collective. Rank 0 writes the trace of all ranks; raises EngineError if it cannot."""
-        world.barrier()
-        now = time.monotonic_ns()
-        parts = world.gather((world.local_size, now, self._spans))
+        offset = world.clock_offset() if self._offset is None else self._offset
+        parts = world.gather((offset, self._spans))
         if world.rank != 0:
             return
-        one_host = world.local_size == world.size  # then all ranks read the same clock
-        shifts = [0 if one_host else now - other for _, other, _ in parts]
-        ranks = [spans for _, _, spans in parts]
-        origin = min(
-            (begin + shift for spans, shift in zip(ranks, shifts, strict=True) for _, _, begin, _, _ in spans),
-            default=0,
-        )
+        origin = min((span[2] + offset for offset, spans in parts for span in spans), default=0)
         events: list[dict] = []
-        for rank, (spans, shift) in enumerate(zip(ranks, shifts, strict=True)):
-            events += _rank_events(rank, spans, shift - origin)
+        for rank, (offset, spans) in enumerate(parts):
+            events += _rank_events(rank, spans, offset - origin)
         with atomic_write(self.path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 

@@ -22,9 +22,11 @@ from engine.feeding import Feeder
 from engine.net import Net
 from engine.precision import usable_precision
 from engine.report import plot
+from engine.report.layer_times import LayerTimes
 from engine.report.log import log, warn
 from engine.report.metrics import LossWindow, output_lines
 from engine.report.progress import Progress
+from engine.report.step_times import StepTimes
 from engine.report.timeline import Timeline
 from engine.solver.files import SnapshotFiles
 from engine.solver.history import History
@@ -49,8 +51,8 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    `timeline` collects what a few iterations did, and when. Raises what reading, building and running raise: see
-    engine.errors.
+    `timeline` collects what a few iterations did, and when; `layer_times` adds a table at the end. Raises what reading,
+    building and running raise: see engine.errors.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Solver:
         *,
         signals: Signals | None = None,
         timeline: Timeline | None = None,
+        layer_times: bool = False,
         skip_bad_images: bool = False,
     ):
         self.config, self.param, self.world = config, config.message, world
@@ -79,6 +82,8 @@ class Solver:
         self.feeder.connect(self.net)
         self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
         self._connect()
+        self.step_times = StepTimes()
+        self.layer_times = LayerTimes(self.net, self.strategy.buckets) if layer_times else None
         self.evaluators = self._evaluators(nets, skip_bad_images)
         self.curve = plot.History(self.net.name)
         self.files = SnapshotFiles(self)
@@ -287,21 +292,43 @@ class Solver:
         parameter.
         """
         loss = 0.0
+        self.step_times.begin(*self._waits())
         for micro in range(self.iter_size):
             last = micro == self.iter_size - 1
-            first_sample = self.feeder.next(self.net)
+            first_sample = self._next_batch()
             program = self.net.program
             loss += self._forward(micro, first_sample)
             program.mark_ready(last)
             if micro == 0:
-                self.strategy.wait_all()  # nothing may still read the gradients
+                self._wait_for_updates()
                 program.zero_gradients()
             if last:
                 self._start_update(loss / self.iter_size)
             program.backward()
+            if self.layer_times:
+                self.layer_times.passed(self.net)
         self.strategy.backward_done()
+        self.step_times.end(*self._waits())
         self.iteration += 1
         self._trace()
+
+    def _waits(self) -> tuple[int, int]:
+        """Nanoseconds that this rank has waited so far: for data, for reduced gradients."""
+        return int(self.feeder.wait_seconds * 1e9), self.strategy.waited_ns()
+
+    def _next_batch(self) -> int:
+        begin = time.monotonic_ns()
+        first_sample = self.feeder.next(self.net)
+        if self.timeline is not None and self.timeline.wants(self.iteration):
+            self.timeline.data(self.iteration, begin, time.monotonic_ns(), self.feeder.decoded)
+        return first_sample
+
+    def _wait_for_updates(self) -> None:
+        """Nothing may still read the gradients."""
+        begin = time.monotonic_ns()
+        self.strategy.wait_all()
+        if self.timeline is not None and self.timeline.wants(self.iteration):
+            self.timeline.waiting(self.iteration, "all updates", begin, time.monotonic_ns())
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
@@ -321,11 +348,13 @@ class Solver:
         return loss
 
     def _start_update(self, loss: float) -> None:
+        begin = time.monotonic_ns()
         self.recent_loss.add(loss)
         if isinstance(self.rate, Plateau):
             self.rate.see(self.smoothed_loss())
         rate = self.rate(self.iteration)
         self._display(rate)
+        self.step_times.aside(time.monotonic_ns() - begin)
         correction = 1.0
         if self.param.momentum_correction and self.last_rate:
             correction = rate / self.last_rate
@@ -358,6 +387,9 @@ class Solver:
         for line in output_lines("Train", outputs, {top: weight for _, top, weight in self.net.losses()}):
             log(line)
         log(f"Iteration {self.iteration}, lr = {rate:.6g}")
+        times = self.step_times.line(self.world)
+        if times:
+            log(f"    {times}")
         self.curve.train(self.iteration, loss, rate)
 
     def test(self) -> None:
@@ -397,17 +429,22 @@ class Solver:
             warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")
 
     def _trace(self) -> None:
-        """This iteration's spans, if the timeline wants them; servers are still busy with it, their events come
-        later.
-        """
-        if self.timeline is None:
+        """This iteration's spans, for who wants them; servers are still busy with it, their events come later."""
+        if self.timeline is None and self.layer_times is None:
             return
-        done = self.iteration - 1
-        self.strategy.record(self.timeline.wants(done) or self.timeline.wants(done + 1))
-        if self.timeline.wants(done):
-            self.timeline.compute(self.net, done)
-        names = [bucket.name for bucket in self.strategy.buckets]
-        self.timeline.communication([e for e in self.strategy.events() if self.timeline.wants(e.step)], names)
+        done, buckets = self.iteration - 1, self.strategy.buckets
+        events = self.strategy.events()
+        if self.layer_times is not None:
+            self.strategy.record(True)
+            self.layer_times.stepped(done, events, [self.queue.waited_ns(bucket.index) for bucket in buckets])
+        if self.timeline is not None:
+            wanted = self.timeline.wants(done)
+            self.strategy.record(self.layer_times is not None or wanted or self.timeline.wants(done + 1))
+            if wanted:
+                self.timeline.compute(self.net, done)
+            names = [bucket.name for bucket in buckets]
+            self.timeline.communication([event for event in events if self.timeline.wants(event.step)], names)
+            self.timeline.synchronise(done, self.world)
 
     def _write_reports(self) -> None:
         """The curve beside the snapshots (rank 0), and the timeline (all ranks)."""
@@ -416,9 +453,11 @@ class Solver:
             path = plot.write_curve(self.curve, str(self.files.prefix()))
             if path:
                 log(f"Curve in {path}")
+        self.strategy.wait_all()
+        self._trace()
+        if self.layer_times is not None:
+            log(self.layer_times.table(self.world))
         if self.timeline is not None:
-            self.strategy.wait_all()
-            self._trace()
             self.timeline.write(self.world)
             log(f"Timeline in {self.timeline.path}: open it in ui.perfetto.dev or chrome://tracing")
 

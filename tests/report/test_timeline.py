@@ -28,16 +28,13 @@ class Program:
 
 
 class TwoRanks(World):
-    """Rank 0 of two: the other sends the same spans, 1000 ns later."""
+    """Rank 0 of two: the other sends the same spans; its clock is 1000 ns behind."""
 
     size = local_size = 2
 
     def gather(self, value):
-        local_size, now, spans = value
-        return [
-            value,
-            (local_size, now, [(row, name, begin + 1000, end + 1000, a) for row, name, begin, end, a in spans]),
-        ]
+        offset, spans = value
+        return [value, (offset + 1000, spans)]
 
 
 def net(spans):
@@ -96,3 +93,34 @@ def test_it_wants_a_few_iterations_after_the_warm_up(first):
     timeline.compute(net([[10, 20], [20, 30], [30, 40], [0, 0]]), first)
     timeline.compute(net([[10, 20], [20, 30], [30, 40], [0, 0]]), first)
     assert len(timeline._spans) == 3  # an iteration is shown once
+
+
+def test_data_is_decoded_ahead(tmp_path):
+    timeline = Timeline(tmp_path / "trace.json")
+    timeline.data(0, 100_000, 150_000, (10_000, 140_000))
+    timeline.data(1, 300_000, 301_000, (130_000, 200_000))  # two threads, two batches at once; no wait to speak of
+    timeline.waiting(1, "all updates", 400_000, 430_000)
+    timeline.write(World())
+    assert spans_of(tmp_path / "trace.json") == [
+        ("compute", "wait for data", 90.0, 50.0),
+        ("data", "decode a batch", 0.0, 130.0),
+        ("data", "decode a batch", 130.0, 60.0),
+        ("compute", "wait for all updates", 390.0, 30.0),
+    ]
+
+
+def test_clocks_are_compared_when_the_last_iteration_is_over(tmp_path):
+    asked = []
+
+    class Asked(World):
+        def clock_offset(self):
+            asked.append(len(asked))
+            return 0
+
+    timeline = Timeline(tmp_path / "trace.json", iterations=2, warm_up=1)
+    for iteration in range(10, 16):
+        timeline.wants(iteration)
+        timeline.synchronise(iteration, Asked())
+        assert bool(asked) == (iteration >= 13)
+    timeline.write(Asked())
+    assert asked == [0]

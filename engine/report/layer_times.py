@@ -1,0 +1,91 @@
+"""A table of where training spent its time, layer by layer: compute, and each step of its gradients' way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.report.table import table
+
+if TYPE_CHECKING:
+    from engine.comm.buckets import Bucket
+    from engine.comm.strategy import Event
+    from engine.comm.world import World
+    from engine.net import Net
+
+COLUMNS = ("forward", "backward", "start", "reduce", "update", "wait")
+FORWARD, BACKWARD, START, REDUCE, UPDATE, WAIT = range(len(COLUMNS))
+
+
+class LayerTimes:
+    """Sums over the iterations of one rank, all but the first.
+
+    forward, backward: compute, all micro-batches. start: from ready gradients until their reduction begins. reduce,
+    update: by a server, beside the compute. wait: what the next forward waited for the weights. A bucket's times are
+    divided among its layers by their parameters; a wait is that of the layer that reads the bucket first.
+
+        times.passed(net) after every micro-batch, times.stepped(...) after every iteration; times.table(world)
+    """
+
+    def __init__(self, net: Net, buckets: Iterable[Bucket]):
+        self._layers = list(dict.fromkeys(layer.name for layer in net.builder.layer_of_op))
+        row = {name: number for number, name in enumerate(self._layers)}
+        self._types = {layer.name: layer.type for layer in net.builder.layer_of_op}
+        self._rows = np.array([row[layer.name] for layer in net.builder.layer_of_op])
+        self._sums = np.zeros((len(self._layers), len(COLUMNS)))
+        uses = {parameter.name: op for parameter, op in net.first_uses().items()}
+        self._shares: list[list[tuple[int, float]]] = []  # of each bucket: row, part of its floats
+        self._readers: list[int] = []
+        for bucket in buckets:
+            ops = [uses[piece.name] for piece in bucket.pieces]
+            sizes = np.array([piece.end - piece.begin for piece in bucket.pieces], float)
+            self._shares.append([(self._rows[op], size) for op, size in zip(ops, sizes / sizes.sum(), strict=True)])
+            self._readers.append(self._rows[min(ops)])
+        self._first: int | None = None  # iteration that does not count
+        self._last = 0
+        self._waited = self._waited_first = np.zeros(len(self._shares))
+
+    def passed(self, net: Net) -> None:
+        """After the forward and backward of a micro-batch."""
+        if self._first is None:
+            return
+        count = len(net.program)
+        lengths = np.diff(net.program.spans(), axis=1)[:, 0]
+        needs = np.array([net.program.needs_backward(op) for op in range(count)])
+        np.add.at(self._sums[:, FORWARD], self._rows, lengths[:count])
+        np.add.at(self._sums[:, BACKWARD], self._rows, np.where(needs, lengths[: count - 1 : -1], 0))
+
+    def stepped(self, iteration: int, events: Iterable[Event], waited: Iterable[int]) -> None:
+        """After an iteration. events: what has been reduced and updated since the last call. waited: nanoseconds by
+        bucket since the start of the run."""
+        self._last, self._waited = iteration, np.array(list(waited), float)
+        if self._first is None:
+            self._first, self._waited_first = iteration, self._waited
+        for event in events:
+            if event.step == self._first:
+                continue
+            for row, part in self._shares[event.bucket]:
+                self._sums[row, START] += part * max(0, event.start - event.ready)
+                self._sums[row, REDUCE] += part * (event.reduced - event.start)
+                self._sums[row, UPDATE] += part * (event.end - event.reduced)
+
+    def table(self, world: World) -> str:
+        """Collective, when nothing is in flight. Milliseconds per iteration, the mean of the ranks."""
+        count = self._last - (self._first or 0)
+        if self._first is None or not count:
+            return "Layer times need two iterations: the first does not count."
+        sums = self._sums.copy()
+        np.add.at(sums[:, WAIT], self._readers, self._waited - self._waited_first)
+        world.allreduce(sums)
+        means = sums / (1e6 * count * world.size)
+        columns = COLUMNS if world.size > 1 else ("forward", "backward", "update")
+        chosen = [COLUMNS.index(name) for name in columns]
+        rows = [
+            (name, self._types[name], *(f"{value:.3f}" if value else "" for value in values))
+            for name, values in zip(self._layers, means[:, chosen], strict=True)
+        ]
+        total = ("total", "", *(f"{value:.3f}" for value in means[:, chosen].sum(axis=0)))
+        lines = table(("layer", "type", *columns), rows, "<<" + ">" * len(columns), total)
+        return f"Milliseconds per iteration, mean of {count} iterations and {world.size} ranks:\n{lines}"

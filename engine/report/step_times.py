@@ -1,0 +1,62 @@
+"""Where the time of a step goes: data, compute, communication that is not hidden, and waiting for slower ranks."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+
+
+class StepTimes:
+    """Of one rank, step by step; `line` puts the ranks together.
+
+    times.begin(data, communication)      counters, in nanoseconds, of all waiting so far
+    ... times.aside(nanoseconds) ...      what does not belong to the step: display
+    times.end(data, communication)
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, int, int]] = []  # whole, waiting for data, waiting for reduced gradients
+        self._begin = (0, 0, 0)
+        self._aside = 0
+
+    def begin(self, data: int, communication: int) -> None:
+        self._begin, self._aside = (time.monotonic_ns(), data, communication), 0
+
+    def aside(self, nanoseconds: int) -> None:
+        self._aside += nanoseconds
+
+    def end(self, data: int, communication: int) -> None:
+        begin, data_before, communication_before = self._begin
+        whole = time.monotonic_ns() - begin - self._aside
+        self._steps.append((whole, data - data_before, communication - communication_before))
+
+    def line(self, world: World) -> str:
+        """Collective, after the same steps on every rank. On rank 0 the mean step since the last call; "" if none."""
+        steps, self._steps = np.array(self._steps, np.int64).reshape(-1, 3), []
+        ranks = world.gather(steps)
+        return describe(np.array(ranks) / 1e6) if ranks and len(steps) else ""
+
+
+def describe(steps: np.ndarray) -> str:
+    """steps: milliseconds by (rank, step, [whole, waiting for data, waiting for reduced gradients]).
+
+    Compute and data are the ranks' mean. A step cannot be shorter than the busiest rank computes and waits for data:
+    what it takes beyond is exposed communication; what the busiest rank is above the mean, step by step, is skew.
+    """
+    ranks = len(steps)
+    whole, data = steps[..., 0].mean(), steps[..., 1].mean()
+    busy = steps[..., 0] - steps[..., 2]
+    parts = {"compute": busy.mean() - data, "data": data}
+    if ranks > 1:
+        longest = busy.max(axis=0).mean()
+        parts["exposed communication"] = max(0.0, whole - longest)
+        parts["skew"] = min(longest, whole) - busy.mean()
+    last = busy.mean(axis=1)
+    slowest = f" (rank {last.argmax()} is {last.max() - last.min():.2f} ms slower than rank {last.argmin()})"
+    text = ", ".join(f"{name} {max(0.0, value):.2f}" for name, value in parts.items())
+    return f"{whole:.2f} ms per iteration: {text}{slowest if ranks > 1 else ''}"

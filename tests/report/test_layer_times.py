@@ -1,0 +1,71 @@
+"""The table of layers at the end of a run: every layer of the net once, times where they belong."""
+
+import pytest
+
+from tests.mpi import run_ranks
+
+PROGRAM = """
+import time
+from engine.comm.mpi_channel import MpiChannel
+from engine.comm.world import world
+from tests.solver.harness import digits_net, make_solver
+world = world()
+reduce = MpiChannel.allreduce
+def slow(self, values, residual=None):
+    time.sleep(0.02)
+    reduce(self, values, residual)
+MpiChannel.allreduce = slow
+text = "max_iter: 6 iter_size: 2 comm_param {{ bucket_mb: 1 }}"
+solver = make_solver(text, digits_net(), world=world, layer_times=True)
+solver.solve()
+table = solver.layer_times.table(world)
+if world.rank == 0:
+    print(table)
+solver.close()
+world.close()
+"""
+
+
+def numbers(text: str) -> dict[str, dict[str, float]]:
+    """Layer -> column -> milliseconds."""
+    header, *lines = text.splitlines()[1:]
+    begins = [header.index(name) + len(name) for name in header.split()[2:]]
+    ends = dict(zip(header.split()[2:], begins, strict=True))
+    found = {}
+    for line in lines:
+        name = line.split()[0]
+        if not name.startswith("-"):
+            cells = {column: line[:end].split(" ")[-1] for column, end in ends.items()}
+            found[name] = {column: float(cell) if cell else 0.0 for column, cell in cells.items()}
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [0, 1])
+def test_columns_of_two_ranks(servers):
+    done = run_ranks(2, PROGRAM.format(), environ={"MLSL_NUM_SERVERS": str(servers)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Milliseconds per iteration, mean of 5 iterations and 2 ranks:")
+    found = numbers(done.stdout)
+    assert list(found) == ["conv", "relu", "ip1", "tanh", "drop", "ip2", "loss", "total"] or "relu" not in found
+    learn = ("conv", "ip1", "ip2")
+    for name, row in found.items():
+        assert row["forward"] > 0, name
+        assert (row["reduce"] > 0) == (name in (*learn, "total")), name
+    # One bucket or two, each of which takes 20 ms; conv reads the last first, and waits.
+    assert found["total"]["reduce"] >= 20 and found["total"]["update"] > 0
+    if servers:
+        assert found["conv"]["wait"] > 10 and found["total"]["backward"] < 20
+
+
+def test_one_rank_has_no_communication():
+    from engine.comm.world import World
+    from tests.solver.harness import digits_net, make_solver
+
+    solver = make_solver("max_iter: 4", digits_net(), layer_times=True)
+    solver.solve()
+    text = solver.layer_times.table(World())
+    assert "mean of 3 iterations and 1 ranks" in text
+    assert text.splitlines()[1].split() == ["layer", "type", "forward", "backward", "update"]
+    assert numbers(text)["ip1"]["update"] > 0
+    solver.close()

@@ -1,0 +1,69 @@
+"""How the time of steps is divided, from made-up ranks and from real ones."""
+
+import re
+
+import numpy as np
+import pytest
+
+from engine.comm.world import World
+from engine.report.step_times import StepTimes, describe
+from tests.mpi import run_ranks
+
+PART = re.compile(r"(compute|data|exposed communication|skew) ([\d.]+)")
+
+
+def parts(line: str) -> dict[str, float]:
+    return {name: float(value) for name, value in PART.findall(line)} | {"whole": float(line.split()[0])}
+
+
+def test_two_ranks_of_which_the_slower_one_changes():
+    # 100 ms; rank 0 computes 80 and waits 20 for gradients, then the ranks change places; 10 of each are data.
+    steps = np.array([[[100, 10, 20], [100, 10, 40]], [[100, 10, 40], [100, 10, 20]]], float)
+    line = describe(steps)
+    assert parts(line) == {"whole": 100, "compute": 60, "data": 10, "exposed communication": 20, "skew": 10}
+    assert line.endswith("(rank 0 is 0.00 ms slower than rank 0)")
+
+
+def test_one_rank_has_neither_communication_nor_skew():
+    assert describe(np.array([[[12, 2, 0], [14, 4, 0]]], float)) == "13.00 ms per iteration: compute 10.00, data 3.00"
+
+
+def test_what_is_set_aside_does_not_count():
+    times = StepTimes()
+    times.begin(5, 5)
+    times.aside(int(1e12))
+    times.end(5, 5)
+    assert float(times.line(World()).split()[0]) < 0
+    assert times.line(World()) == ""
+
+
+PROGRAM = """
+import time
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import make_solver, digits_net
+world = world()
+set_up(world.rank)
+solver = make_solver("max_iter: 21 display: 10", digits_net(16), world=world)
+forward = solver._forward
+def slow(*arguments):
+    time.sleep(0.03 * world.rank)
+    return forward(*arguments)
+solver._forward = slow
+solver.solve()
+solver.close()
+world.close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_slow_rank_shows_as_skew(servers):
+    done = run_ranks(2, PROGRAM, environ={"MLSL_NUM_SERVERS": str(servers)})
+    lines = [line.split("] ", 1)[1].strip() for line in done.stderr.splitlines() if "ms per iteration" in line]
+    assert done.returncode == 0 and len(lines) == 2, done.stderr
+    for line in lines:
+        found = parts(line)
+        total = sum(value for name, value in found.items() if name != "whole")
+        assert total == pytest.approx(found["whole"], abs=0.05)
+        assert 10 < found["skew"] < 25 and found["exposed communication"] < 15 and "(rank 1 is " in line, line
