@@ -37,7 +37,7 @@ MAY_IMPORT = {
     },
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
     "comm": {"_core"},
-    "report": {"files"},
+    "report": {"files", "comm", "net"},  # types of what it reports on
     "precision": {"report", "comm", "_core"},
     "preflight": {"config", "report", "comm", "cores", "_core"},
     # What the solver and the verbs of the command line share: a net that is fed, and one that is tested.

@@ -35,7 +35,7 @@ def numbers(text: str) -> dict[str, dict[str, float]]:
     for line in lines:
         name = line.split()[0]
         if not name.startswith("-"):
-            cells = {column: line[:end].split(" ")[-1] for column, end in ends.items()}
+            cells = {column: line.ljust(end)[:end].split(" ")[-1] for column, end in ends.items()}
             found[name] = {column: float(cell) if cell else 0.0 for column, cell in cells.items()}
     return found
 
