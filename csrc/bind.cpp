@@ -153,9 +153,15 @@ static std::vector<TensorPtr> add_op(Program& program, const std::string& type, 
     return program.add(type, std::move(spec));
 }
 
-static py::list lifetimes(Program& program) {
+static py::list touches(Program& program) {
     py::list result;
-    for (const auto& life : program.lifetimes()) result.append(py::make_tuple(life.bytes, life.first, life.last));
+    for (const auto& each : program.touches()) result.append(py::make_tuple(each.bytes, each.steps));
+    return result;
+}
+
+static py::list repeatable(Program& program) {
+    py::list result;
+    for (const auto& each : program.repeatable()) result.append(py::make_tuple(each.op, each.inputs, each.output));
     return result;
 }
 
@@ -208,7 +214,9 @@ static void bind_program(py::module_& m) {
         .def("input", &Program::input, "name"_a, "shape"_a, "wants_gradient"_a = false)
         .def("parameter", &Program::parameter, "name"_a, "shape"_a, "wants_gradient"_a)
         .def("op", &add_op, "type"_a, "name"_a, "inputs"_a, "params"_a, "attributes"_a, "shapes"_a, "gradients"_a)
-        .def("lifetimes", &lifetimes, "(bytes, first step, last step) of every activation buffer.")
+        .def("touches", &touches, "(bytes, steps that touch it) of every activation buffer.")
+        .def("repeatable", &repeatable, "(op, input buffers, output buffer) of those that can run forward twice.")
+        .def("repeat", &Program::repeat, "op"_a, "step"_a)
         .def("overwrites", &overwrites, "(step, input buffer, output buffer): results that may replace an input.")
         .def("join", &Program::join, "output"_a, "input"_a)
         .def("place", &Program::place, "offsets"_a, "bytes"_a)
@@ -234,6 +242,7 @@ static void bind_program(py::module_& m) {
             "implementation", [](const Program& p, size_t i) { return p.op(i).implementation(); }, "op"_a)
         .def("reorders", &reorders, "op"_a, "(backward?, from, to, bytes, ns of the last run) of each in an op.")
         .def("__len__", &Program::size)
+        .def_property_readonly("repeat_ns", &Program::repeat_ns)
         .def_property_readonly("activation_bytes", &Program::activation_bytes)
         .def_property_readonly("scratch_bytes", &Program::scratch_bytes);
     m.def("op_types", [] {

@@ -71,6 +71,11 @@ public:
     virtual void forward(const dnnl::stream& stream) { run(forward_calls_, stream); }
     virtual void backward(const dnnl::stream& stream) { run(backward_calls_, stream); }
 
+    // Ops with one result that is cheap to compute again, from inputs that are still what they were, between the two
+    // passes: repeat() does it and changes nothing else.
+    virtual bool repeatable() const { return false; }
+    virtual void repeat(const dnnl::stream& stream) { forward(stream); }
+
     // For ops that keep what they made of constant parameters: those have changed, other than by Tensor::write.
     virtual void parameters_changed() {}
 

@@ -53,22 +53,34 @@ int Program::buffer_id(const BufferPtr& buffer) {
     return found->second;
 }
 
-std::vector<Program::Lifetime> Program::lifetimes() {
-    std::vector<Lifetime> result;
+std::vector<Program::Touches> Program::touches() {
+    std::vector<Touches> result;
     const int n = int(ops_.size());
     const auto visit = [&](int step, const BufferPtr& buffer) {
         const int id = buffer_id(buffer);
         if (id < 0) return;
-        if (id == int(result.size())) result.push_back({int64_t(buffer->bytes()), step, step});
-        result[id].first = std::min(result[id].first, step);
-        result[id].last = std::max(result[id].last, step);
+        if (id == int(result.size())) result.push_back({int64_t(buffer->bytes()), {}});
+        auto& steps = result[id].steps;
+        if (steps.empty() || steps.back() != step) steps.push_back(step);
     };
     buffers_.clear();
     ids_.clear();
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         for (const auto& buffer : ops_[i]->touched(Pass::forward)) visit(i, buffer);
-        if (!backward_ || !ops_[i]->needs_backward()) continue;
-        for (const auto& buffer : ops_[i]->touched(Pass::backward)) visit(2 * n - 1 - i, buffer);
+    for (int i = n; backward_ && i-- > 0;)
+        if (ops_[i]->needs_backward())
+            for (const auto& buffer : ops_[i]->touched(Pass::backward)) visit(2 * n - 1 - i, buffer);
+    return result;
+}
+
+std::vector<Program::Repeatable> Program::repeatable() {
+    std::vector<Repeatable> result;
+    for (size_t i = 0; i < ops_.size(); i++) {
+        if (!ops_[i]->repeatable()) continue;
+        Repeatable each{int(i), {}, buffer_id(ops_[i]->outputs()[0]->buffer)};
+        for (const auto& input : ops_[i]->spec().inputs)
+            if (const int id = buffer_id(input->buffer); id >= 0) each.inputs.push_back(id);
+        if (each.output >= 0) result.push_back(each);
     }
     return result;
 }
@@ -129,10 +141,21 @@ void Program::forward(size_t begin, size_t end) {
     }
 }
 
+void Program::repeat_before(int step) {
+    const auto found = repeats_.find(step);
+    if (found == repeats_.end()) return;
+    const int64_t begin = now();
+    for (const int op : found->second) ops_[op]->repeat(stream_);
+    repeat_ns_ += now() - begin;
+}
+
 void Program::backward(size_t begin, size_t end) {
     flush_denormals();
+    repeat_ns_ = 0;
     for (size_t i = std::min(end, ops_.size()); i-- > begin;) {
-        if (ops_[i]->needs_backward()) timed(2 * ops_.size() - 1 - i, *ops_[i], Pass::backward);
+        const size_t step = 2 * ops_.size() - 1 - i;
+        if (!repeats_.empty()) repeat_before(int(step));
+        if (ops_[i]->needs_backward()) timed(step, *ops_[i], Pass::backward);
         if (queue_ && mark_ready_)
             for (int bucket : gates_[i].readies) queue_->ready(bucket);
     }

@@ -23,16 +23,24 @@ public:
     std::vector<TensorPtr> add(const std::string& type, OpSpec spec);
 
     // The memory plan. Step i is the forward of op i, step 2n-1-i its backward.
-    struct Lifetime {
+    struct Touches {
         int64_t bytes;
-        int first, last;  // steps that touch the buffer
+        std::vector<int> steps;  // that touch the buffer, in order
     };
-    std::vector<Lifetime> lifetimes();  // of every activation buffer, by buffer id
+    std::vector<Touches> touches();  // of every activation buffer, by buffer id
+    struct Repeatable {
+        int op;
+        std::vector<int> inputs;  // buffer ids
+        int output;
+    };
+    std::vector<Repeatable> repeatable();
+    // Runs an op's forward again just before a step of the backward pass.
+    void repeat(int op, int step) { repeats_[step].push_back(op); }
     struct Overwrite {
         int step, input, output;  // buffer ids
     };
     std::vector<Overwrite> overwrites();
-    // Writes `output` over `input`: they become one buffer. Ids are stale afterwards; ask for lifetimes again.
+    // Writes `output` over `input`: they become one buffer.
     void join(int output, int input);
     // Gives every activation buffer its offset in one arena of `bytes`, and the ops their scratch.
     void place(const std::vector<int64_t>& offsets, int64_t bytes);
@@ -65,9 +73,11 @@ public:
     int64_t scratch_bytes() const;
     // Start and end of every step of the last run, CLOCK_MONOTONIC nanoseconds, steps numbered as above.
     const std::vector<int64_t>& spans() const { return spans_; }
+    int64_t repeat_ns() const { return repeat_ns_; }  // of the last backward pass, what repeats took
 
 private:
     int buffer_id(const BufferPtr& buffer);
+    void repeat_before(int step);
     void timed(size_t step, Op& op, Pass pass);
 
     bool backward_;
@@ -83,7 +93,9 @@ private:
     std::shared_ptr<ReadyQueue> queue_;
     std::vector<Gate> gates_;
     bool mark_ready_ = true;
+    std::unordered_map<int, std::vector<int>> repeats_;  // ops by the step before which they run again
     std::vector<int64_t> spans_;
+    int64_t repeat_ns_ = 0;
 };
 
 }  // namespace engine

@@ -84,22 +84,40 @@ class Times:
     onednn: str
     isa: str
     layers: list[LayerTime]
+    recomputed: int = 0  # layers that run forward twice, for a memory budget
+    recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
 
 
-def benchmark(config: Config, phase: int, iterations: int, world: World, precision: str = "fp32") -> Times:
+def benchmark(
+    config: Config,
+    phase: int,
+    iterations: int,
+    world: World,
+    precision: str = "fp32",
+    memory_budget: int | None = None,
+) -> Times:
     """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
     state = config.message.state
     shapes_of = SourceShapes(phase, log)
-    net = Net(config, phase, level=state.level, stages=state.stage, shapes_of=shapes_of, precision=precision)
+    net = Net(
+        config,
+        phase,
+        level=state.level,
+        stages=state.stage,
+        shapes_of=shapes_of,
+        precision=precision,
+        memory_budget=memory_budget,
+    )
     feed_made_up(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
     first = (step(net, strategy, 0), process_age())
-    spans, reorders, steps = [], [], []
+    spans, reorders, repeats, steps = [], [], [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
             steps.append(step(net, strategy, iteration))
             spans.append(net.program.spans())
+            repeats.append(net.program.repeat_ns / 1e6)
             reorders.append([each[-1] for op in range(len(net.program)) for each in net.program.reorders(op)])
             progress.update(iteration)
     if strategy:
@@ -108,7 +126,9 @@ def benchmark(config: Config, phase: int, iterations: int, world: World, precisi
     if strategy:
         strategy.close()
     spans = np.diff(np.array(spans), axis=2)[:, :, 0]
-    return _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
+    times = _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
+    times.recomputed, times.recompute_ms = len(net.repeats), float(np.median(repeats))
+    return times
 
 
 def process_age() -> float:
@@ -288,6 +308,11 @@ def _summary(times: Times) -> Iterator[str]:
     )
     first = f"the first {times.first_iteration_ms:.3f} ms, done {times.to_first_iteration_s:.3f} s after the start"
     yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
+    if times.recomputed:
+        yield (
+            f"memory budget: {times.recomputed} layers are computed twice, which takes {times.recompute_ms:.3f} ms, "
+            f"{100 * times.recompute_ms / times.step_ms:.1f}% of the step"
+        )
     yield f"images_per_second: {times.images_per_second:.2f}"
     yield (
         f"memory: {human(times.activation_bytes, 'B')} blobs and gradients, {human(times.scratch_bytes, 'B')} scratch, "

@@ -138,6 +138,8 @@ def _read_solver(options: Namespace):
     message = config.message
     if options.precision:
         message.precision = message.Precision.Value(options.precision.upper())
+    if getattr(options, "memory_budget", None):
+        message.memory_budget_mb = options.memory_budget / 1e6
     if options.level is not None:
         message.train_state.level = options.level
     message.train_state.stage.extend(options.stage)
@@ -211,7 +213,8 @@ def time_(options: Namespace) -> int:
 
     phase = _phase(options.phase)
     precision = usable_precision(options.precision or "fp32", world)
-    times = benchmark(_read_model(options, phase), phase, options.iterations, world, precision)
+    config = _read_model(options, phase)
+    times = benchmark(config, phase, options.iterations, world, precision, options.memory_budget)
     if world.rank == 0:
         print(to_text(times))
         if options.json:

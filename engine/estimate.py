@@ -91,7 +91,7 @@ def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
             if blob.needs_gradient and backward:
                 gradients.setdefault(gradient_of[blob], []).append(2 * count - 1 - i)
     alive = [*values.items(), *gradients.items()]
-    return [Lifetime(FLOAT_BYTES * _count(blob), min(steps), max(steps)) for blob, steps in alive]
+    return [Lifetime(FLOAT_BYTES * _count(blob), ((min(steps), max(steps)),)) for blob, steps in alive]
 
 
 class _Shared(dict[Blob, Blob]):

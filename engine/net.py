@@ -19,6 +19,7 @@ from engine.graph.passes.constant import mark_constant
 from engine.graph.passes.fuse import fuse
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.precision import lower_precision
+from engine.graph.passes.recompute import choose
 from engine.graph.passes.split import insert_splits
 from engine.graph.passes.subsample import subsample
 from engine.layers.base import Blob, Layer, Parameter
@@ -81,7 +82,8 @@ class Net:
     parameter gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in
     row-major layout, for ranks whose processors would choose differently. `precision` "bf16": of activations and their
     gradients, where layers can; parameters stay float32. `gradients`: whether there is a backward; by default
-    in phase TRAIN, and with force_backward. Raises ConfigErrors for a net that does not fit together.
+    in phase TRAIN, and with force_backward. `memory_budget`: bytes that blobs, gradients and masks may take; what it
+    needs for that, `repeats` tells. Raises ConfigErrors for a net that does not fit together.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Net:
         plain_parameters: bool = False,
         precision: str = "fp32",
         gradients: bool | None = None,
+        memory_budget: int | None = None,
     ):
         self.phase, self.seed, self.message = phase, seed, config.message
         self.has_backward = phase == TRAIN or config.message.force_backward if gradients is None else gradients
@@ -107,7 +110,7 @@ class Net:
         self.graph = prepare(graph, passes, precision, self.has_backward)
         self.name = self.graph.name
         self._lower(share, accumulate, plain_parameters)
-        self._place(passes, keep_all)
+        self._place(passes, keep_all, memory_budget)
         self._place_parameters(set() if share is None else set(share.tensor_of.values()))
         if share is not None:  # which this net may outlive
             self._arenas += share._arenas
@@ -139,13 +142,16 @@ class Net:
         self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
-    def _place(self, passes: frozenset[str], keep_all: bool) -> None:
+    def _place(self, passes: frozenset[str], keep_all: bool, memory_budget: int | None) -> None:
         read_by_others = {*self.graph.outputs, *(blob for layer in self.sinks for blob in layer.bottoms)}
         for blob, tensor in self.tensors.items():
             if keep_all or blob in read_by_others:
                 self.program.own(tensor)
         self._own_losses()
-        memory_plan.place(self.program, "memory_plan" in passes)
+        self.repeats, lifetimes = choose(self.program, memory_budget)
+        for each in self.repeats:
+            self.program.repeat(each.op, each.step)
+        memory_plan.place(self.program, lifetimes, "memory_plan" in passes)
 
     def _own_losses(self) -> None:
         """The solver reads losses, also those that another layer reads, too. And a layer that is no loss but has a
@@ -364,8 +370,9 @@ def prepare(
     if "subsample" in passes:
         subsample(graph)
     insert_splits(graph)
-    mark_gradients(graph, graph.phase == TRAIN if gradients is None else gradients)
-    if "constant" in passes:
+    gradients = graph.phase == TRAIN or graph.force_backward if gradients is None else gradients
+    mark_gradients(graph, gradients)
+    if "constant" in passes and not gradients:
         mark_constant(graph)
     if "fuse" in passes:
         fuse(graph)

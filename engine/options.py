@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 
 def add_verb(verbs, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -66,4 +67,23 @@ def add_running(verb: argparse.ArgumentParser) -> None:
 def add_skip(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--skip_bad_images", action="store_true", help="replace images that cannot be decoded, and count them"
+    )
+
+
+def size(text: str) -> int:
+    """Bytes: of "1.5GB", "800 MB", or a number of them."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    count = int(float(found[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[found[2]]) if found else 0
+    if count == 0:
+        raise argparse.ArgumentTypeError(f"expected a size above 0 such as 1.5GB or 800MB, got {text!r}")
+    return count
+
+
+def add_budget(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--memory_budget",
+        type=size,
+        metavar="SIZE",
+        help="of blobs, gradients and masks, such as 1.5GB: trades time for memory by computing norms and activations "
+        "twice (default: as much as they need)",
     )

@@ -23,6 +23,8 @@ public:
         if (input_gradient(0) && output_gradient(0)) build_backward(pd, from_result);
     }
 
+    bool repeatable() const override { return true; }
+
 private:
     using forward_pd = dnnl::eltwise_forward::primitive_desc;
 

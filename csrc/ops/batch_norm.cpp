@@ -38,6 +38,14 @@ public:
         if (!global_) update_statistics();
     }
 
+    bool repeatable() const override { return true; }
+
+    void repeat(const dnnl::stream& stream) override {
+        run(forward_calls_, stream);
+        const auto nothing = [](auto&&...) {};
+        is_bf16() ? normalise<bf16>(nothing, nothing) : normalise<float>(nothing, nothing);
+    }
+
     void backward(const dnnl::stream& stream) override {
         is_bf16() ? backward_of<bf16>() : backward_of<float>();
         run(backward_calls_, stream);
@@ -131,23 +139,31 @@ private:
     void forward_of() {
         const NormKernels<T>& kernels = norm_kernels<T>();
         const T* const x = at<T>(input(0));
-        T* const y = at<T>(outputs_[0]);
-        const T* const added = adds() ? at<T>(added_) : nullptr;
-        const bool past_caches = y != x && y != added && goes_past_caches(y);
         if (!global_) find_pilot(kernels, x);
-        grid_.run(
+        normalise<T>(
             [&](int64_t part, int64_t first, int64_t last) {
                 if (!global_) measure(kernels, x, part, first, last);
             },
-            [&](const Slice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); },
-            [&](int64_t part, int64_t first, int64_t last) {
-                grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
-                    const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
-                        offset(slice, of(offset_, slice));
-                    kernels.normalise(panel, {x + begin, added ? added + begin : nullptr, mean, factor, offset, relu_,
-                                              past_caches, y + begin});
-                });
+            [&](const Slice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); });
+    }
+
+    // After measure(part, slices from, to) of everything and gather(slice), which leave the statistics where they are
+    // read here.
+    template <typename T, typename Measure, typename Gather>
+    void normalise(const Measure& measure, const Gather& gather) {
+        const NormKernels<T>& kernels = norm_kernels<T>();
+        const T* const x = at<T>(input(0));
+        T* const y = at<T>(outputs_[0]);
+        const T* const added = adds() ? at<T>(added_) : nullptr;
+        const bool past_caches = y != x && y != added && goes_past_caches(y);
+        grid_.run(measure, gather, [&](int64_t part, int64_t first, int64_t last) {
+            grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+                const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                    offset(slice, of(offset_, slice));
+                kernels.normalise(panel, {x + begin, added ? added + begin : nullptr, mean, factor, offset, relu_,
+                                          past_caches, y + begin});
             });
+        });
     }
 
     static float* values(const TensorPtr& tensor) { return tensor->data(); }

@@ -27,6 +27,7 @@ from engine.report.log import log, warn
 from engine.report.metrics import LossWindow, output_lines
 from engine.report.progress import Progress
 from engine.report.step_times import StepTimes
+from engine.report.table import human
 from engine.report.timeline import Timeline
 from engine.solver.files import SnapshotFiles
 from engine.solver.history import History
@@ -105,9 +106,15 @@ class Solver:
                 accumulate=self.iter_size > 1,
                 plain_parameters=plain,
                 precision=self.precision,
+                memory_budget=int(1e6 * self.param.memory_budget_mb) or None,
             )
 
         net = make(plain=False)
+        if self.param.memory_budget_mb:
+            log(
+                f"Memory budget {self.param.memory_budget_mb:g} MB: blobs, gradients and masks take "
+                f"{human(net.program.activation_bytes, 'B')}; {len(net.repeats)} layers are computed twice"
+            )
         prints = self.world.gather(net.fingerprint()) or [""]
         other = self.world.broadcast_object(next((r for r, found in enumerate(prints) if found != prints[0]), None))
         if other is None:

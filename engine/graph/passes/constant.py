@@ -4,12 +4,10 @@ statistics folded into them. The result changes by rounding only."""
 
 from __future__ import annotations
 
-from engine.graph.build import TRAIN, Graph
+from engine.graph.build import Graph
 
 
 def mark_constant(graph: Graph) -> None:
-    """Runs before layers are fused, which then finds more that convolutions can take over."""
-    if graph.phase == TRAIN or graph.force_backward:
-        return
+    """For nets without a backward. Runs before layers are fused, which then finds more that convolutions can take over."""
     for layer in graph.layers:
         layer.constant = True

@@ -6,14 +6,29 @@ from dataclasses import dataclass
 
 ALIGNMENT = 64  # bytes: a cache line, and a vector register of AVX-512
 
+Span = tuple[int, int]  # first and last step
+
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer of `bytes`, touched first at step `first` and last at step `last`."""
+    """A buffer of `bytes`, needed in each of `spans`, which are in order; what it holds between them is lost."""
 
     bytes: int
-    first: int
-    last: int
+    spans: tuple[Span, ...]
+
+    @property
+    def first(self) -> int:
+        return self.spans[0][0]
+
+    @property
+    def last(self) -> int:
+        return self.spans[-1][1]
+
+    def alive_at(self, step: int) -> bool:
+        return any(first <= step <= last for first, last in self.spans)
+
+    def meets(self, other: Lifetime) -> bool:
+        return any(a[0] <= b[1] and b[0] <= a[1] for a in self.spans for b in other.spans)
 
 
 def plan(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
@@ -29,11 +44,7 @@ def plan(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
     for i in order:
         me = lifetimes[i]
         size = _aligned(me.bytes)
-        alive = sorted(
-            (offsets[j], _aligned(lifetimes[j].bytes))
-            for j in placed
-            if lifetimes[j].first <= me.last and me.first <= lifetimes[j].last
-        )
+        alive = sorted((offsets[j], _aligned(lifetimes[j].bytes)) for j in placed if lifetimes[j].meets(me))
         at = 0
         for start, length in alive:
             if at + size <= start:
@@ -56,37 +67,44 @@ def apart(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
 
 def lower_bound(lifetimes: list[Lifetime]) -> int:
     """Bytes alive at the fullest step: no plan can do with less."""
-    steps = {life.first for life in lifetimes}
-    return max((sum(_aligned(o.bytes) for o in lifetimes if o.first <= s <= o.last) for s in steps), default=0)
+    steps = {first for life in lifetimes for first, _ in life.spans}
+    return max((sum(_aligned(life.bytes) for life in lifetimes if life.alive_at(step)) for step in steps), default=0)
 
 
-def place(program, enabled: bool = True) -> int:
-    """Plans and places a program's activation memory. Returns the arena's bytes.
+def place(program, lifetimes: list[Lifetime], enabled: bool = True) -> None:
+    """Places a program's activation memory, whose lifetimes (by buffer) are given.
 
     Results are first written over inputs that nobody needs any more (a join of two buffers), where the ops allow it.
     """
-    while enabled and _join_one_round(program):
-        pass
-    lifetimes = [Lifetime(*each) for each in program.lifetimes()]
-    offsets, total = (plan if enabled else apart)(lifetimes)
-    program.place(offsets, total)
-    return total
+    if not enabled:
+        program.place(*apart(lifetimes))
+        return
+    group, joined = join(lifetimes, program.overwrites())
+    for buffer, into in enumerate(group):
+        if buffer != into:
+            program.join(buffer, into)
+    offsets, total = plan(joined)
+    place_of = dict(zip(sorted(set(group)), offsets, strict=True))
+    program.place([place_of[into] for into in group], total)
 
 
-def _join_one_round(program) -> bool:
-    """Joins every pair that can be joined now; each buffer at most once, since its lifetime changes. True if any
-    was."""
-    lifetimes = [Lifetime(*each) for each in program.lifetimes()]
-    touched: set[int] = set()
-    for step, source, result in program.overwrites():
-        if source == result or touched & {source, result}:
+def join(lifetimes: list[Lifetime], overwrites: list[tuple[int, int, int]]) -> tuple[list[int], list[Lifetime]]:
+    """Chains of buffers, each written over the one before it as soon as that is dead. overwrites: (step, source,
+    result) that are possible. Returns the first buffer of each one's chain, and the lifetimes of the chains in the
+    order of their first buffers."""
+    first_of = list(range(len(lifetimes)))
+    chains = dict(enumerate(lifetimes))
+    for step, source, result in sorted(overwrites, key=lambda each: each[0]):
+        into, last = first_of[source], first_of[result]
+        if into == last or last != result:
             continue
-        dies_here = lifetimes[source].last == step
-        born_here = lifetimes[result].first == step
-        if dies_here and born_here and lifetimes[result].bytes <= lifetimes[source].bytes:
-            program.join(result, source)
-            touched |= {source, result}
-    return bool(touched)
+        before, after = chains[into], chains[last]
+        if before.last == step == after.first and after.bytes <= before.bytes:
+            (begin, _), (_, end) = before.spans[-1], after.spans[0]
+            chains[into] = Lifetime(before.bytes, (*before.spans[:-1], (begin, end), *after.spans[1:]))
+            del chains[last]
+            first_of = [into if each == last else each for each in first_of]
+    return first_of, [chains[buffer] for buffer in sorted(chains)]
 
 
 def _aligned(count: int) -> int:

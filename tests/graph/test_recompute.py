@@ -1,0 +1,57 @@
+"""Memory budgets: results that are computed again are what they were, to the bit, and memory is what was asked for."""
+
+import re
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.errors import EngineError
+from engine.net import Net
+from tests.test_passes import NETS, randomise
+from tests.test_precision import needs_bf16
+
+# The plan packs no tighter than arenas round up to: huge pages.
+HUGE_PAGE = 2 << 20
+
+
+def make(precision: str, budget: int | None) -> Net:
+    read, shapes = NETS["resnet50"]
+    return Net(read(), proto.TRAIN, shapes_of=lambda *_: shapes, precision=precision, memory_budget=budget)
+
+
+def results(net: Net) -> list[np.ndarray]:
+    """Losses, gradients and BatchNorm's sums after two steps on the same weights."""
+    randomise(net)
+    for step in range(2):
+        net.run_forward(step)
+        net.backward()
+    found = [tensor.diff.get() for tensor in net.tensor_of.values() if tensor.diff]
+    return [*found, *(np.array(each) for each in net.statistics()), *net.outputs().values()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+def test_same_bits_in_less_memory(precision):
+    free = make(precision, None)
+    assert not free.repeats
+    expected = results(free)
+    needed = free.program.activation_bytes
+    few = None
+    for share in (0.8, 0.75):
+        budget = int(share * needed)
+        net = make(precision, budget)
+        assert net.program.activation_bytes <= budget + HUGE_PAGE
+        for mine, his in zip(results(net), expected, strict=True):
+            np.testing.assert_array_equal(mine, his)
+        assert net.program.repeat_ns > 0
+        assert few is None or few <= len(net.repeats)  # no more than it takes
+        few = len(net.repeats)
+    assert not make(precision, needed).repeats
+
+
+def test_what_cannot_be_reached_is_told_with_what_can():
+    with pytest.raises(EngineError, match="expected at least") as error:
+        make("fp32", 1000)
+    least = re.search(r"at least ([\d.]+) MB", str(error.value))[1]
+    net = make("fp32", int(1.01e6 * float(least)))
+    assert len(net.repeats) > 10
