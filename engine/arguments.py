@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from engine.options import add_common, add_running, add_skip, add_verb, comma_separated, positive
+from engine.options import add_budget, add_common, add_running, add_skip, add_verb, comma_separated, positive
 from engine.tools.arguments import ADD as ADD_TOOLS
 
 
@@ -78,6 +78,7 @@ def _add_train(verbs) -> None:
     verb.add_argument(
         "--layer_times", action="store_true", help="end with a table of each layer's compute, communication and waiting"
     )
+    add_budget(verb)
     add_skip(verb)
     add_running(verb)
 
@@ -116,6 +117,7 @@ def _add_time(verbs) -> None:
     verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
     verb.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)")
     verb.add_argument("--iterations", type=positive, default=10, metavar="N", help="that count (default: 10)")
+    add_budget(verb)
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
     add_running(verb)
 

@@ -8,6 +8,6 @@ from engine.graph.build import Graph
 
 
 def mark_constant(graph: Graph) -> None:
-    """For nets without a backward. Runs before layers are fused, which then finds more that convolutions can take over."""
+    """For nets without a backward. Runs before layers are fused: convolutions can then take over more."""
     for layer in graph.layers:
         layer.constant = True
