@@ -83,17 +83,18 @@ class Builder:
         params: list[Parameter] | None = None,
         tops: list[Blob] | None = None,
         shapes: list[Shape] | None = None,
+        gradients: list[bool] | None = None,
     ) -> list[Tensor]:
         """Adds an op and returns its outputs. By default its params and tops are the layer's; `shapes` overrides the
         shapes that the op sees (a view of the top), `tops=[]` with `shapes` makes intermediate tensors that belong to
-        no blob."""
+        no blob; `gradients` overrides which outputs get one."""
         params = layer.params if params is None else params
         tops = layer.tops if tops is None else tops
         shapes = [blob.shape for blob in tops] if shapes is None else shapes
         tensors = [self.parameter(parameter) for parameter in params]
-        if tops:
+        if gradients is None and tops:
             gradients = [blob.needs_gradient for blob in tops]
-        else:
+        elif gradients is None:
             learns = bool(params) and any(blob.needs_gradient for blob in layer.tops)
             gradients = [learns or any(t.diff is not None for t in inputs)] * len(shapes)
         try:

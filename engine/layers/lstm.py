@@ -1,0 +1,25 @@
+"""Long short-term memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.recurrent import Recurrent
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("LSTM")
+class LSTM(Recurrent):
+    """Top: h (T, N, H), H = num_output, with c = f c + i g, h = o tanh(c), where i, f and o are sigmoids, g is a tanh.
+    Params, in the order i, f, o, g of their first axis: of x (4H, I), bias (4H), of the static input (4H, S), of h
+    (4H, H). States: h, c."""
+
+    states = 2
+    gates = 4
+
+    def lower(self, builder: Builder) -> None:
+        attributes = {"static": self.has_static}
+        builder.op("LSTM", self, self.drives(builder), attributes, params=self.params[-1:])

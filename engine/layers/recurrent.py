@@ -1,0 +1,95 @@
+"""What LSTM and RNN share: sequences, states that go on from step to step, and an input that all steps see."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.layers.base import Layer, Parameter, Shape
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder, Tensor
+
+
+class Recurrent(Layer):
+    """Bottoms: x (T, N, ...), cont (T, N), which is 0 where a sequence begins and else 1, and, if given, an input that
+    all steps see (N, ...). Top (T, N, num_output).
+
+    With `expose_hidden` the states before the first step are further bottoms, those after the last further tops, each
+    (1, N, num_output). Without it a batch begins with the states that the one before ended with; cont is what says
+    otherwise. Gradients do not go back beyond the batch.
+    """
+
+    constant_bottoms = frozenset({1})
+    states: ClassVar[int]  # kinds of state; the hidden one is the first
+    gates: ClassVar[int]  # numbers that every unit is driven by
+
+    @property
+    def param(self):
+        return self.message.recurrent_param
+
+    @property
+    def exposed(self) -> int:
+        """How many states are bottoms and tops."""
+        return self.states if self.param.expose_hidden else 0
+
+    @property
+    def bottom_range(self) -> tuple[int, int]:
+        return 2 + self.exposed, 3 + self.exposed
+
+    @property
+    def top_range(self) -> tuple[int, int]:
+        return 1 + self.exposed, 1 + self.exposed
+
+    @property
+    def has_static(self) -> bool:
+        return len(self.bottoms) == 3 + self.exposed
+
+    def infer(self) -> list[Shape]:
+        x, cont = self.shapes[:2]
+        if self.param.num_output == 0:
+            raise self.error("expected num_output above 0, got 0")
+        if len(x) < 2:
+            raise self.error(f"expected a bottom of at least 2 axes (T, N, ...), got {x}")
+        if cont != x[:2]:
+            raise self.error(f"expected a second bottom (T, N) that says where sequences begin, {x[:2]}, got {cont}")
+        if self.has_static and self.shapes[2][:1] != x[1:2]:
+            raise self.error(f"expected a third bottom for all steps, ({x[1]}, ...), got {self.shapes[2]}")
+        state = (1, x[1], self.param.num_output)
+        for shape in self.shapes[2 + self.has_static :]:
+            if shape != state:
+                raise self.error(f"expected a first state of shape {state}, got {shape}")
+        return [(*x[:2], self.param.num_output)] + [state] * self.exposed
+
+    def make_params(self) -> list[Parameter]:
+        """Of x, with bias; of the static input; of the hidden state."""
+        units, weights = self.gates * self.param.num_output, self.param.weight_filler
+        params = [Parameter((units, math.prod(self.shapes[0][2:])), weights)]
+        params.append(Parameter((units,), self.param.bias_filler))
+        if self.has_static:
+            params.append(Parameter((units, math.prod(self.shapes[2][1:])), weights))
+        return [*params, Parameter((units, self.param.num_output), weights)]
+
+    def inner_product(self, builder: Builder, x: Tensor, params: list[Parameter]) -> Tensor:
+        """x (rows, inputs) -> (rows, outputs)."""
+        attributes = {"bias": len(params) == 2, "transpose": False, "relu": False}
+        shape = (x.shape[0], params[0].shape[0])
+        return builder.op("InnerProduct", self, [x], attributes, params=params, tops=[], shapes=[shape])[0]
+
+    def drives(self, builder: Builder) -> list[Tensor]:
+        """The inputs of the op: what x contributes for all steps at once, cont, the static input, the states."""
+        x, cont, *others = (builder.tensor(blob) for blob in self.bottoms)
+        steps, batch = self.shapes[0][:2]
+        rows = builder.view(self, x, (steps * batch, self.params[0].shape[1]))
+        inputs = [self.inner_product(builder, rows, self.params[:2]), builder.plain(self, cont)]
+        if self.has_static:
+            rows = builder.view(self, others.pop(0), (batch, self.params[2].shape[1]))
+            inputs.append(self.inner_product(builder, rows, self.params[2:3]))
+        return inputs + [builder.plain(self, state) for state in others]
+
+    def flops(self) -> int:
+        steps, batch = self.shapes[0][:2]
+        weights = sum(parameter.count for parameter in self.params)
+        if not self.has_static:
+            return 2 * steps * batch * weights
+        return 2 * batch * (steps * (weights - self.params[2].count) + self.params[2].count)

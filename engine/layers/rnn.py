@@ -1,0 +1,46 @@
+"""A recurrent net of plain units."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Parameter
+from engine.layers.recurrent import Recurrent
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("RNN")
+class RNN(Recurrent):
+    """Top: o = tanh(W_ho h + b_o) (T, N, H), H = num_output, with h = tanh(W_hh h + W_xh x + b_h). Params: W_xh (H, I),
+    b_h (H), of the static input (H, S), W_hh (H, H), W_ho (H, H), b_o (H). State: h."""
+
+    states = 1
+    gates = 1
+
+    def make_params(self) -> list[Parameter]:
+        units = self.param.num_output
+        output = [Parameter((units, units), self.param.weight_filler), Parameter((units,), self.param.bias_filler)]
+        return super().make_params() + output
+
+    def lower(self, builder: Builder) -> None:
+        top, *exposed = self.tops
+        inputs, attributes = self.drives(builder), {"static": self.has_static}
+        rows = (top.shape[0] * top.shape[1], top.shape[2])
+        hidden, *states = builder.op(
+            "RNN",
+            self,
+            inputs,
+            attributes,
+            params=self.params[-3:-2],
+            tops=[],
+            shapes=[rows, *(blob.shape for blob in exposed)],
+            gradients=[top.needs_gradient, *(blob.needs_gradient for blob in exposed)],
+        )
+        for blob, tensor in zip(exposed, states, strict=True):
+            builder.set(blob, tensor)
+        y = self.inner_product(builder, hidden, self.params[-2:])
+        y = builder.op("TanH", self, [y], params=[], tops=[], shapes=[rows])[0]
+        builder.view(self, y, top.shape, top)
