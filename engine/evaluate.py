@@ -10,7 +10,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.feeding import Fed, Feeder
 from engine.graph.build import TEST
-from engine.net import Net
+from engine.net import WATCHED, Net
 from engine.report.log import log
 from engine.report.metrics import Averages, output_lines
 from engine.report.progress import Progress
@@ -39,11 +39,14 @@ class Evaluator:
         seed: int = 1,
         skip_bad_images: bool = False,
         precision: str = "fp32",
+        every_blob: bool = False,
     ):
-        """config: level and stages are those of its `state`. Raises ConfigErrors, DataError."""
+        """config: level and stages are those of its `state`. `every_blob`: as Solver's. Raises ConfigErrors,
+        DataError."""
         self.world = world
         self.feeder = Feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
         self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
+        self._options = {**WATCHED, "gradients": True} if every_blob else {}
         self.net = self._make_net(self.feeder.shapes_of, share)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
 
@@ -58,6 +61,7 @@ class Evaluator:
             share=share,
             shapes_of=shapes_of,
             precision=self._precision,
+            **self._options,
         )
         self.feeder.connect(net)
         return net

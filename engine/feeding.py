@@ -146,6 +146,11 @@ class Feeder:
         for name, opened in self._opened.items():
             self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
 
+    @property
+    def running(self) -> bool:
+        """Between start() and stop(), of a net that has data layers."""
+        return bool(self._batches)
+
     def take(self) -> Fed | None:
         """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
         taken = {name: next(batches, None) for name, batches in self._batches.items()}

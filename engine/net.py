@@ -28,6 +28,7 @@ from engine.weights import shape_text
 PASSES = frozenset(
     {"constant", "fuse", "memory_plan", "subsample"}
 )  # those that can be switched off; splits and gradients are the graph's meaning
+WATCHED = {"passes": frozenset(), "keep_all": True}  # arguments of a Net into which a program looks
 ALL = slice(None)
 
 

@@ -144,8 +144,16 @@ class LiveNet:
             self._diff_of[name] = self._first_written(versions, wanted, end)
         self.views.push()
         if self.net.has_backward:
+            self.net.program.mark_ready(False)  # to a solver
             self.net.program.backward(*self.net.ops_of(self._slice(end, start)))
         self.views.pull()
+
+    def ran_through(self) -> None:
+        """Somebody else has run all layers, forward and backward."""
+        last = len(self.layers) - 1
+        self._last_forward = last
+        for name, versions in self._versions.items():
+            self._diff_of[name] = self._first_written(versions, versions[-1], 0)
 
     @staticmethod
     def _first_written(versions: list[_Version], start: _Version, end: int) -> _Version:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from engine import proto, weights_hdf5
 from engine.caffe import mode
 from engine.caffe.batches import BatchedRuns
 from engine.caffe.blobs import NetBlob, ParamBlob
-from engine.caffe.inputs import Inputs
+from engine.caffe.inputs import FedByOwner, Inputs
 from engine.caffe.live import LiveNet
 from engine.config import Config, read_net
 from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter
+from engine.net import WATCHED
 from engine.net import Net as EngineNet
 from engine.python_layer import Shape
 from engine.weights import read_caffemodel, write_caffemodel
@@ -63,7 +64,7 @@ class Net(BatchedRuns):
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)
         state.stage.extend(given.get("stages", stages) or ())
-        self._config, self._fixed = config, ""
+        self._config = config
         self._inputs_of = Inputs(config, phase, mode.seed())
         self._open(self._build(config))
         weights = given.get("weights", weights)
@@ -71,16 +72,16 @@ class Net(BatchedRuns):
             self.copy_from(weights)
 
     @classmethod
-    def _of(cls, net: EngineNet, config: Config, owner: str) -> Net:
-        """A net that somebody else (`owner`) has built, feeds and keeps."""
+    def _of_solver(cls, net: EngineNet, feed: Callable[[EngineNet], object]) -> Net:
+        """A net that a solver has built and keeps; `feed` gives it the next batch."""
         self = cls.__new__(cls)
-        self._config, self._fixed, self._inputs_of = config, owner, None
+        self._config, self._inputs_of = None, FedByOwner(feed)
         self._open(net)
         return self
 
     def _build(self, config: Config, share: EngineNet | None = None) -> EngineNet:
         state = config.message.state
-        return EngineNet(
+        net = EngineNet(
             config,
             state.phase,
             level=state.level,
@@ -88,11 +89,12 @@ class Net(BatchedRuns):
             seed=mode.seed(),
             share=share,
             shapes_of=self._inputs_of.shapes_of,
-            passes=frozenset(),
-            keep_all=True,
             accumulate=True,
             gradients=True,
+            **WATCHED,
         )
+        self._inputs_of.connect(net)
+        return net
 
     def _open(self, net: EngineNet) -> None:
         self._live = LiveNet(net)
@@ -156,7 +158,7 @@ class Net(BatchedRuns):
         self._fill(self.inputs, inputs, "input", lambda name: self.blobs[name].data)
         self._apply_pending()
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
-        if self._inputs_of is not None and first == 0:
+        if first == 0:
             self._inputs_of.next(self._live.net)
         self._live.forward(first, last)
         outputs = self.top_names[end] if end is not None else self.outputs
@@ -195,8 +197,8 @@ class Net(BatchedRuns):
         self._live.clear_parameter_diffs()
 
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
-        """What a MemoryData layer takes its batches from: float32, (N, C, H, W) and (N,) or (N, 1, 1, 1); N a multiple
-        of its batch size. Raises ValueError for others."""
+        """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. Raises
+        DataError for other shapes."""
         self._inputs_of.set_arrays(data, labels)
 
     # Shapes
@@ -210,8 +212,8 @@ class Net(BatchedRuns):
     def _reshape_input(self, name: str, shape: Shape) -> None:
         if shape == self._shape(name):
             return
-        if self._fixed:
-            raise EngineError(f"blob '{name}': {self._fixed} has built this net for its shapes; {shape} needs another")
+        if self._config is None:
+            raise EngineError(f"blob '{name}': a solver has built this net for {self._shape(name)}, not {shape}")
         if name not in self.inputs:
             raise EngineError(f"blob '{name}': only inputs ({', '.join(self.inputs)}) can be reshaped; others follow")
         self._pending[name] = np.zeros(shape, np.float32)

@@ -5,6 +5,7 @@ rank.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from engine.cores import all_hosts_and_cores, core_plan, host_and_cores
 from engine.data.prefetch import data_threads
 from engine.errors import CommError, DataError, NumericalError
 from engine.feeding import Feeder
-from engine.net import Net
+from engine.net import WATCHED, Net
 from engine.precision import usable_precision
 from engine.report import plot
 from engine.report.layer_times import LayerTimes
@@ -52,8 +53,10 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    `timeline` collects what a few iterations did, and when; `layer_times` adds a table at the end. Raises what reading,
-    building and running raise: see engine.errors.
+    `timeline` collects what a few iterations did, and when; `layer_times` adds a table at the end. With `every_blob`
+    nothing is fused, and programs can read every blob and gradient; `on_gradients`, if set, is called before each
+    update, when the gradients of this rank are complete. Raises what reading, building and running raise: see
+    engine.errors.
     """
 
     def __init__(
@@ -65,8 +68,11 @@ class Solver:
         timeline: Timeline | None = None,
         layer_times: bool = False,
         skip_bad_images: bool = False,
+        every_blob: bool = False,
     ):
         self.config, self.param, self.world = config, config.message, world
+        self.every_blob = every_blob
+        self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
         self.timeline = timeline
         validate(self.param, config.where())
@@ -87,6 +93,7 @@ class Solver:
         self.layer_times = LayerTimes(self.net, self.strategy.buckets) if layer_times else None
         self.evaluators = self._evaluators(nets, skip_bad_images)
         self.curve = plot.History(self.net.name)
+        self._mark = (time.monotonic(), self.iteration)  # of the last display
         self.files = SnapshotFiles(self)
 
     # Building
@@ -103,10 +110,11 @@ class Solver:
                 stages=state.stage,
                 seed=self.seed,
                 shapes_of=self.feeder.shapes_of,
-                accumulate=self.iter_size > 1,
+                accumulate=self.iter_size > 1 or self.every_blob,
+                **(WATCHED if self.every_blob else {}),
                 plain_parameters=plain,
                 precision=self.precision,
-                memory_budget=int(1e6 * self.param.memory_budget_mb) or None,
+                memory_budget=None if self.every_blob else int(1e6 * self.param.memory_budget_mb) or None,
             )
 
         net = make(plain=False)
@@ -190,6 +198,7 @@ class Solver:
                 seed=self.seed,
                 skip_bad_images=skip_bad_images,
                 precision=self.precision,
+                every_blob=self.every_blob,
             )
             for config in nets.tests
         ]
@@ -305,7 +314,7 @@ class Solver:
             first_sample = self._next_batch()
             program = self.net.program
             loss += self._forward(micro, first_sample)
-            program.mark_ready(last)
+            program.mark_ready(last and self.on_gradients is None)
             if micro == 0:
                 self._wait_for_updates()
                 program.zero_gradients()
@@ -314,6 +323,9 @@ class Solver:
             program.backward()
             if self.layer_times:
                 self.layer_times.passed(self.net)
+        if self.on_gradients is not None:
+            self.on_gradients()
+            self.release_gradients()
         self.strategy.backward_done()
         self.step_times.end(*self._waits())
         self.iteration += 1
@@ -336,6 +348,11 @@ class Solver:
         self.strategy.wait_all()
         if self.timeline is not None and self.timeline.wants(self.iteration):
             self.timeline.waiting(self.iteration, "all updates", begin, time.monotonic_ns())
+
+    def release_gradients(self) -> None:
+        """Gives all buckets away at once, in the order in which backward would have."""
+        for bucket in self.strategy.buckets:
+            self.queue.ready(bucket.index)
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""

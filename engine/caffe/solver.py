@@ -1,0 +1,198 @@
+"""caffe.SGDSolver and the others: training that Python takes step by step, on one rank or under mpiexec on many.
+
+solver = caffe.SGDSolver("solver.prototxt")
+solver.net.copy_from("pretrained.caffemodel")
+solver.step(100)
+solver.net.params["ip"][0].data  # after the 100 updates
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from engine.caffe.net import Net
+from engine.caffe.ranks import before_end, ranks
+from engine.comm.strategy import Step
+from engine.config import Config, read_solver
+from engine.errors import ConfigError
+from engine.names import suggestion
+from engine.net import Net as EngineNet
+from engine.solver.solver import RULES
+from engine.solver.solver import Solver as EngineSolver
+
+
+class _Solver(EngineSolver):
+    """Calls back around every iteration."""
+
+    on_start: Callable[[], None] | None = None
+
+    def step(self) -> None:
+        if self.on_start is not None:
+            self.on_start()
+        super().step()
+
+
+class Solver:
+    """A solver of its file's type. `net` and `test_nets` are caffe.Nets, their blobs and parameters live; `param` is
+    the SolverParameter. Raises EngineErrors: ConfigErrors for files that cannot be built, and what training raises."""
+
+    _type = ""  # of a class that does not go by the file
+
+    def __init__(self, solver_file: str | os.PathLike):
+        config = read_solver(solver_file)
+        if self._type:
+            config.message.type = self._type
+        self._solver = _Solver(config, ranks(), every_blob=True)
+        self._ready = False  # to step: weights are the same everywhere, data flows
+        self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self.net = Net._of_solver(self._solver.net, self._feed)
+        self.test_nets = [
+            Net._of_solver(evaluator.net, _endless(evaluator.feeder)) for evaluator in self._solver.evaluators
+        ]
+        before_end(self._solver.close)
+
+    @property
+    def iter(self) -> int:
+        return self._solver.iteration
+
+    @property
+    def param(self) -> Any:
+        return self._solver.param
+
+    def _feed(self, net: EngineNet) -> None:
+        self._start()
+        self._solver.feeder.next(net)
+
+    def _start(self) -> None:
+        if not self._ready:
+            self._solver.share_weights()
+            self._solver.feeder.start(self._solver.samples_seen())
+            self._ready = True
+
+    # What was written into arrays goes into a run, and what the run has done comes back.
+
+    def _push(self) -> None:
+        for net in (self.net, *self.test_nets):
+            net._live.views.push()
+
+    def _pull(self) -> None:
+        self._solver.strategy.wait_all()
+        for net in (self.net, *self.test_nets):
+            net._live.ran_through()
+            net._live.views.pull()
+
+    # Running
+
+    def step(self, iterations: int) -> None:
+        """Trains for `iterations`, with the tests and snapshots that fall due. Collective."""
+        solver = self._solver
+        self._push()
+        self._start()
+        for _ in range(iterations):
+            if solver._test_is_due():
+                solver.test()
+            solver.step()
+            if solver.param.snapshot and solver.iteration % solver.param.snapshot == 0:
+                solver.snapshot()
+        self._pull()
+
+    def solve(self, resume_file: str | os.PathLike | None = None) -> None:
+        """Trains up to max_iter, from `resume_file`, a solverstate, if there is one, and writes the last snapshot."""
+        if resume_file:
+            self.restore(resume_file)
+        self._push()
+        self._ready = False
+        self._solver.solve()
+        self._pull()
+
+    def snapshot(self) -> None:
+        self._push()
+        self._solver.snapshot()
+
+    def restore(self, path: str | os.PathLike) -> None:
+        """Goes on from a solverstate and the weights that it names. Raises WeightsError."""
+        self._push()
+        self._solver.restore(str(path))
+        self._ready = False
+        self._pull()
+
+    def apply_update(self) -> None:
+        """An iteration's update, with the gradients that net.params holds."""
+        solver = self._solver
+        self._push()
+        self._start()
+        rate, clip = solver.rate(solver.iteration), max(0.0, solver.param.clip_gradients)
+        solver.strategy.start(Step(solver.iteration, rate, solver.iter_size, clip, 1.0))
+        solver.release_gradients()
+        solver.strategy.backward_done()
+        solver.iteration += 1
+        self._pull()
+
+    def share_weights(self, net: Net) -> None:
+        """`net` reads this solver's weights from now on."""
+        net.share_with(self.net)
+
+    def add_callback(self, on_start: Callable[[], None], on_gradients_ready: Callable[[], None]) -> None:
+        """Called at every iteration, before its forward, and when this rank's gradients stand in net.params. What they
+        write into arrays is used. Gradients are then reduced after backward, not while it runs."""
+        self._callbacks.append((on_start, on_gradients_ready))
+        self._solver.on_start = lambda: self._call_back(0)
+        self._solver.on_gradients = lambda: self._call_back(1)
+
+    def _call_back(self, which: int) -> None:
+        if which == 0:
+            self._solver.strategy.wait_all()
+        for net in (self.net, *self.test_nets):
+            net._live.views.pull()
+        for callbacks in self._callbacks:
+            callbacks[which]()
+        self._push()
+
+
+def _endless(feeder) -> Callable[[EngineNet], None]:
+    """Batches for a test net outside of tests, which end the stream: it then begins with sample 0 again."""
+
+    def feed(net: EngineNet) -> None:
+        if not feeder.running:
+            feeder.start()
+        feeder.next(net)
+
+    return feed
+
+
+class SGDSolver(Solver):
+    _type = "SGD"
+
+
+class NesterovSolver(Solver):
+    _type = "Nesterov"
+
+
+class AdaGradSolver(Solver):
+    _type = "AdaGrad"
+
+
+class RMSPropSolver(Solver):
+    _type = "RMSProp"
+
+
+class AdaDeltaSolver(Solver):
+    _type = "AdaDelta"
+
+
+class AdamSolver(Solver):
+    _type = "Adam"
+
+
+_SOLVERS = {cls._type: cls for cls in Solver.__subclasses__()}
+
+
+def get_solver(solver_file: str | os.PathLike) -> Solver:
+    """The solver of the file's `type`. Raises ConfigError for an unknown one."""
+    config: Config = read_solver(solver_file)
+    kind = config.message.type
+    if kind not in RULES:
+        raise ConfigError(f"unknown solver type '{kind}'{suggestion(kind, RULES)}", config.where(path="type"))
+    return _SOLVERS[kind](solver_file)

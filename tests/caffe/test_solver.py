@@ -1,0 +1,196 @@
+"""caffe.SGDSolver and its kin: the same training as engine train's, looked at and changed from Python between steps."""
+
+import numpy as np
+import pytest
+
+import engine.caffe as caffe
+from engine.errors import ConfigError, ConfigErrors, EngineError
+from engine.solver.solver import RULES
+from tests.mpi import run_ranks
+from tests.shared import SHARED, needs_shared
+from tests.solver.harness import digits_net, make_solver
+
+INPUT_NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 8 dim: 5 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 8 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+PLAIN_SGD = 'base_lr: 0.5 lr_policy: "fixed" max_iter: 100'
+
+
+def write(folder, text, net, name="solver.prototxt"):
+    path = folder / name
+    path.write_text(f'{text} snapshot_prefix: "{folder}/x" net_param {{ {net} }}')
+    return str(path)
+
+
+def with_input(solver):
+    rng = np.random.default_rng(5)
+    solver.net.blobs["data"].data[...] = rng.normal(size=(8, 5))
+    solver.net.blobs["label"].data[...] = rng.integers(0, 3, 8)
+    return solver
+
+
+def test_the_same_training_as_without_python(tmp_path):
+    text = 'base_lr: 0.05 momentum: 0.9 weight_decay: 0.01 lr_policy: "fixed" max_iter: 6 test_iter: 4 test_interval: 3'
+    reference = make_solver(text, digits_net())
+    reference.solve()
+    solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
+    held = solver.net.params["conv"][0].data
+    before = held.copy()
+    solver.step(2)
+    assert solver.iter == 2
+    assert (held != before).any()
+    solver.step(4)
+    for layer, blobs in reference.net.weights_by_layer().items():
+        for mine, blob in zip(solver.net.params[layer], blobs):
+            np.testing.assert_allclose(mine.data, blob, atol=1e-5)
+    images = solver.test_nets[0].blobs["data"].data.copy()
+    scores = solver.test_nets[0].forward()
+    assert scores["accuracy"].shape == ()
+    assert (solver.test_nets[0].blobs["data"].data != images).any()
+    np.testing.assert_array_equal(solver.test_nets[0].params["conv"][0].data, held)
+    assert solver.net.blobs["conv"].diff.any()
+    assert solver.param.max_iter == 6
+
+
+def test_what_python_writes_is_trained_on(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    weights = solver.net.params["ip"][0]
+    for _ in range(3):
+        weights.data[...] = 0
+        solver.net.clear_param_diffs()
+        solver.net.forward()
+        solver.net.backward()
+        expected = -0.5 * weights.diff
+        assert expected.any()
+        solver.step(1)
+        np.testing.assert_allclose(weights.data, expected, atol=1e-6)
+    solver.net.blobs["data"].data[...] = 0
+    weights.data[...] = 1
+    solver.step(1)
+    np.testing.assert_array_equal(weights.data, 1)
+    with pytest.raises(EngineError, match="a solver has built this net"):
+        solver.net.blobs["data"].reshape(4, 5)
+
+
+def test_updates_by_hand(tmp_path):
+    by_hand = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET)))
+    stepped = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET)))
+    for _ in range(3):
+        by_hand.net.clear_param_diffs()
+        by_hand.net.forward()
+        by_hand.net.backward()
+        by_hand.apply_update()
+    stepped.step(3)
+    assert (by_hand.iter, stepped.iter) == (3, 3)
+    np.testing.assert_allclose(by_hand.net.params["ip"][0].data, stepped.net.params["ip"][0].data, atol=1e-6)
+
+
+def test_callbacks(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    weights = solver.net.params["ip"][0]
+    weights.data[...] = 0
+    seen = []
+
+    def start():
+        seen.append(("start", solver.iter, weights.data.copy()))
+
+    def gradients():
+        weights.diff[...] = np.sign(weights.diff)
+        seen.append(("gradients", solver.iter, weights.diff.copy()))
+
+    solver.add_callback(start, gradients)
+    solver.step(2)
+    assert [(what, at) for what, at, _ in seen] == [("start", 0), ("gradients", 0), ("start", 1), ("gradients", 1)]
+    np.testing.assert_allclose(seen[2][2], -0.5 * seen[1][2])  # the update used what the callback wrote
+    np.testing.assert_allclose(weights.data, -0.5 * (seen[1][2] + seen[3][2]))
+
+
+def test_snapshot_and_restore(tmp_path):
+    text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6'
+    path = write(tmp_path, text, digits_net())
+    solver = caffe.get_solver(path)
+    assert type(solver) is caffe.SGDSolver
+    solver.step(3)
+    solver.snapshot()
+    solver.step(3)
+    resumed = caffe.SGDSolver(path)
+    resumed.restore(str(tmp_path / "x_iter_3.solverstate"))
+    assert resumed.iter == 3
+    resumed.step(3)
+    np.testing.assert_allclose(resumed.net.params["conv"][0].data, solver.net.params["conv"][0].data, atol=1e-6)
+    whole = caffe.SGDSolver(path)
+    whole.solve()
+    assert whole.iter == 6
+    np.testing.assert_allclose(whole.net.params["conv"][0].data, solver.net.params["conv"][0].data, atol=1e-6)
+    assert (tmp_path / "x_iter_6.caffemodel").exists()
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_every_type(kind, tmp_path):
+    momentum = "" if kind in ("AdaGrad", "RMSProp") else "momentum: 0.9"
+    path = write(tmp_path, f'type: "{kind}" base_lr: 0.1 lr_policy: "fixed" max_iter: 30 {momentum}', INPUT_NET)
+    solver = with_input(caffe.get_solver(path))
+    assert type(solver) is getattr(caffe, f"{kind}Solver")
+    solver.step(1)
+    first = float(solver.net.blobs["loss"].data)
+    solver.step(29)
+    assert float(solver.net.blobs["loss"].data) < first
+
+
+def test_unknown_types_and_settings(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown solver type 'Adma'.*Adam"):
+        caffe.get_solver(write(tmp_path, 'type: "Adma" base_lr: 1 lr_policy: "fixed" max_iter: 1', INPUT_NET))
+    with pytest.raises((ConfigError, ConfigErrors), match="momentum"):  # the class decides, not the file
+        caffe.AdaGradSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET))
+
+
+@needs_shared("golden/solvers")
+@pytest.mark.parametrize("case", ["sgd", "adam", "sgd_iter_size"])
+def test_caffe_s_own_figures(case, tmp_path):
+    arrays = dict(np.load(SHARED / f"golden/solvers/{case}.npz"))
+    solver = caffe.get_solver(write(tmp_path, str(arrays["solver"]), str(arrays["net"])))
+    for blob in ("x", "l"):
+        solver.net.blobs[blob].data[...] = arrays[blob]
+    for layer in ("conv", "ip"):
+        for i in (0, 1):
+            solver.net.params[layer][i].data[...] = arrays[f"before_{layer}_{i}"]
+    solver.step(10)
+    for layer in ("conv", "ip"):
+        for i in (0, 1):
+            expected = arrays[f"after10_{layer}_{i}"]
+            np.testing.assert_allclose(solver.net.params[layer][i].data, expected, rtol=1e-5, atol=2e-6)
+
+
+SCRIPT = """
+import sys, numpy as np, engine.caffe as caffe
+solver = caffe.SGDSolver(sys.argv[1])
+solver.step(2)
+solver.step(2)
+np.save(f"{sys.argv[2]}_{caffe.solver_rank()}_of_{caffe.solver_count()}.npy", solver.net.params["ip1"][0].data)
+if len(sys.argv) > 3 and caffe.solver_rank() == 1:
+    raise ValueError("one rank fails")
+solver.step(1)
+"""
+
+
+@pytest.mark.mpi
+def test_two_ranks(tmp_path):
+    """The same script under mpiexec: what one rank does with batches of twice the size."""
+    text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6'
+    one = caffe.SGDSolver(write(tmp_path, text, digits_net(32)))
+    one.step(4)
+    path = write(tmp_path, text, digits_net(16))
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = run_ranks(2, [str(script), path, str(tmp_path / "w")])
+    assert done.returncode == 0, done.stderr
+    ranks = [np.load(tmp_path / f"w_{rank}_of_2.npy") for rank in (0, 1)]
+    np.testing.assert_array_equal(*ranks)
+    np.testing.assert_allclose(ranks[0], one.net.params["ip1"][0].data, atol=1e-5)
+    failed = run_ranks(2, [str(script), path, str(tmp_path / "w"), "fail"])
+    assert failed.returncode != 0
+    assert "one rank fails" in failed.stderr
