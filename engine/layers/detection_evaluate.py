@@ -1,0 +1,57 @@
+"""Which detections are right, for the mean average precision of a test (SSD)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("DetectionEvaluate")
+class DetectionEvaluate(Layer):
+    """Bottoms: detections (1, 1, K, 7) as DetectionOutput makes them, ground truth (1, 1, M, 8) of image, label,
+    instance, x1, y1, x2, y2, difficult, padded with rows of image -1.
+
+    Top (1, 1, classes + K, 5): first for every class but the background (-1, label, boxes of it, -1, -1), then for
+    every detection (image, label, confidence, right, wrong), then rows of -1. A detection is right if it overlaps a
+    box of its label by `overlap_threshold` and no better one has claimed that box; of a difficult box, without
+    `evaluate_difficult_gt`, neither. Overlaps are those of the shares that boxes are given in: name_size_file and
+    resize_param, which lead back to pixels, are not read.
+    """
+
+    bottom_range = (2, 2)
+    differentiable = False
+    constant_bottoms = frozenset({0, 1})
+
+    @property
+    def param(self):
+        return self.message.detection_evaluate_param
+
+    def infer(self) -> list[Shape]:
+        detections, truth = self.shapes
+        if len(detections) != 4 or detections[3] != 7:
+            raise self.error(f"expected detections (1, 1, K, 7), got {detections}")
+        if len(truth) != 4 or truth[3] != 8:
+            raise self.error(f"expected ground truth (1, 1, M, 8), got {truth}")
+        if self.param.num_classes < 1:
+            raise self.error("num_classes is missing")
+        if self.param.overlap_threshold <= 0:
+            raise self.error(f"expected overlap_threshold above 0, got {self.param.overlap_threshold:g}")
+        classes = sum(c != self.param.background_label_id for c in range(self.param.num_classes))
+        return [(1, 1, classes + detections[2], 5)]
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "classes": self.param.num_classes,
+            "background": self.param.background_label_id,
+            "overlap_threshold": self.param.overlap_threshold,
+            "evaluate_difficult": self.param.evaluate_difficult_gt,
+        }
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("DetectionEvaluate", self, inputs, self.attributes())

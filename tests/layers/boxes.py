@@ -1,0 +1,60 @@
+"""Boxes of detection layers in NumPy: what the tests of those layers compare with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+RANDOM = np.random.default_rng(4)
+
+
+def random_boxes(*shape: int) -> np.ndarray:
+    """(*shape, 4): x1, y1, x2, y2 within the image or a little beyond."""
+    center, size = RANDOM.uniform(0.1, 0.9, (*shape, 2)), RANDOM.uniform(0.1, 0.5, (*shape, 2))
+    return np.concatenate([center - size / 2, center + size / 2], -1).astype(np.float32)
+
+
+def priors(count: int) -> np.ndarray:
+    """(1, 2, count * 4): boxes and variances."""
+    variances = np.broadcast_to(np.float32([0.1, 0.1, 0.2, 0.3]), (count, 4))
+    return np.stack([random_boxes(count).ravel(), variances.ravel()])[None]
+
+
+def truth_blob(rows: list[tuple], padding: int = 2) -> np.ndarray:
+    """(1, 1, M, 8) from rows (image, label, box, difficult), and rows that hold nothing."""
+    values = [[image, label, 0, *box, difficult] for image, label, box, difficult in rows] + [[-1] * 8] * padding
+    return np.array(values, np.float32)[None, None]
+
+
+def area(box):
+    return max(box[2] - box[0], 0) * max(box[3] - box[1], 0)
+
+
+def overlap(a, b):
+    shared = area([max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])])
+    return shared / (area(a) + area(b) - shared) if shared else 0.0
+
+
+def center_size(box):
+    return np.array([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2, box[2] - box[0], box[3] - box[1]])
+
+
+def encode(code, prior, variance, box):
+    if code == "CENTER_SIZE":
+        ours, theirs = center_size(box), center_size(prior)
+        offsets = np.concatenate([(ours[:2] - theirs[:2]) / theirs[2:], np.log(ours[2:] / theirs[2:])])
+    else:
+        offsets = box - prior
+        if code == "CORNER_SIZE":
+            offsets = offsets / np.tile(center_size(prior)[2:], 2)
+    return offsets / variance
+
+
+def decode(code, prior, variance, offsets):
+    offsets = offsets * variance
+    if code == "CENTER_SIZE":
+        theirs = center_size(prior)
+        center, half = offsets[:2] * theirs[2:] + theirs[:2], np.exp(offsets[2:]) * theirs[2:] / 2
+        return np.concatenate([center - half, center + half])
+    if code == "CORNER_SIZE":
+        offsets = offsets * np.tile(center_size(prior)[2:], 2)
+    return prior + offsets
