@@ -154,9 +154,20 @@ def _add_check(verbs) -> None:
         "Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, "
         "shapes, parameters, FLOPs and memory. All errors of all files are shown, then the exit status is 1. Where a "
         "data source is missing, the shape of the images is taken from crop_size and the mean values.",
-        "engine check solvers/*.prototxt\nengine check nets/resnet50.prototxt --json",
+        "engine check solvers/*.prototxt\nengine check nets/resnet50.prototxt --json\nengine check --run models/",
     )
-    verb.add_argument("files", nargs="+", metavar="FILE", help="a net or a solver; which one it is, its content says")
+    verb.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a net or a solver; which one it is, its content says. Or a folder, for all .prototxt files below it",
+    )
+    verb.add_argument(
+        "--run",
+        action="store_true",
+        help="take one training or test step of each net on made-up data, in a process of its own, and say in a line "
+        "whether it runs",
+    )
     verb.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_common(verb)
 

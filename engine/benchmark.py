@@ -15,8 +15,8 @@ from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
 from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step
-from engine.graph.build import TRAIN, Graph
-from engine.layers.base import Blob
+from engine.graph.build import TRAIN
+from engine.made_up import feed_made_up
 from engine.net import Net
 from engine.report.log import log
 from engine.report.progress import Progress
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 RATE = 1e-6  # the weights hardly move: the last step computes on the same numbers as the first
 SHOWN = 10  # reorders, of those that take longest
-PIXELS = 50.0  # standard deviation of made-up images, about that of a picture less its mean
 
 
 @dataclass
@@ -165,38 +164,6 @@ def connect(net: Net, world: World, comm_param: Any = None) -> Strategy:
     strategy = make_strategy(world, queue, updater, buckets, gradients, settings, _core.threads())
     net.program.set_queue(queue, net.gates(buckets_of(buckets)))
     return strategy
-
-
-def feed_made_up(net: Net, seed: int = 1) -> None:
-    """Random values for every input: images around 0, labels that the net's losses know."""
-    generator = np.random.default_rng(seed)
-    own = {top for layer in net.self_fed for top in layer.tops}
-    for blob in net.inputs:
-        if blob in own:
-            continue
-        classes = _classes(net.graph, blob)
-        if classes:
-            values = generator.integers(0, classes, blob.shape)
-        else:
-            values = PIXELS * generator.standard_normal(blob.shape, np.float32)
-        net.feed(blob, np.asarray(values, np.float32))
-
-
-def _classes(graph: Graph, blob: Blob) -> int:
-    """How many classes an input has if it holds labels, by the scores that come with them; 0 if it holds none."""
-    for layer in graph.layers:
-        for i, bottom in enumerate(layer.bottoms):
-            if bottom is not blob:
-                continue
-            if layer.type == "Split":
-                found = max(_classes(graph, top) for top in layer.tops)
-            else:
-                scores = layer.bottoms[0].shape
-                is_label = i in layer.constant_bottoms or (i == 1 and not layer.differentiable)
-                found = scores[1] if is_label and len(scores) > 1 and scores != blob.shape else 0
-            if found:
-                return found
-    return 0
 
 
 def _times(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from engine import proto
@@ -31,6 +33,7 @@ class NetReport:
     layers: list[LayerCost]
     memory: Memory
     batch: int  # of the first top, samples
+    has_loss: bool
 
     @property
     def parameters(self) -> int:
@@ -62,6 +65,20 @@ class FileReport:
             self.notes.append(text)
 
 
+def files_below(paths: Iterable[str]) -> list[str]:
+    """Folders replaced by the .prototxt files below them. Raises ConfigError for a folder without any."""
+    found: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
+        below = sorted(map(str, Path(path).rglob("*.prototxt")))
+        if not below:
+            raise ConfigError("the folder has no .prototxt file in it", path)
+        found += below
+    return found
+
+
 def check_file(path: str, overrides: Iterable[str] = (), level: int = 0, stages: Iterable[str] = ()) -> FileReport:
     """Reads a net or a solver (its content says which) and builds its graphs. Errors are in the report."""
     report = FileReport(path)
@@ -81,6 +98,9 @@ def _check_solver(config: Config, report: FileReport) -> None:
     def place(field: str) -> str:
         return config.where(path=field)
 
+    if not config.message.HasField("max_iter"):  # some programs that train say it themselves
+        report.note(f"{config.path}: max_iter is missing; a training needs it, here or with --set max_iter=N")
+        config.message.max_iter = 1
     try:
         validate(config.message, place)
         report.schedule = _schedule(config.message)
@@ -151,7 +171,8 @@ def _net_report(config: Config, graph: Graph) -> NetReport:
     insert_splits(graph)
     mark_gradients(graph, graph.phase == proto.TRAIN)
     batch = shapes[0][0] if shapes else 0
-    return NetReport(graph.name, config.path, [PHASES[graph.phase]], layers, memory(graph), batch)
+    has_loss = any(weight for layer in graph.layers for weight in layer.loss_weights)
+    return NetReport(graph.name, config.path, [PHASES[graph.phase]], layers, memory(graph), batch, has_loss)
 
 
 # What is told of it

@@ -11,6 +11,7 @@ import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from engine.arguments import parse
@@ -240,15 +241,33 @@ def verify(options: Namespace) -> int:
 
 
 def check(options: Namespace) -> int:
-    from engine.check import check_file, raise_errors, to_json, to_text
+    from engine.check import check_file, files_below, raise_errors, to_json, to_text
 
-    reports = [check_file(path, options.set, options.level or 0, options.stage) for path in options.files]
+    paths = files_below(options.files)
+    if options.run:
+        return _check_run(options, paths)
+    reports = [check_file(path, options.set, options.level or 0, options.stage) for path in paths]
     if options.json:
         _write_json({"files": [to_json(report) for report in reports]}, "-")
     else:
         print("\n\n".join(to_text(report) for report in reports))
     raise_errors(reports)
     return 0
+
+
+def _check_run(options: Namespace, paths: list[str]) -> int:
+    from engine.trials import check_and_run, line_of, summary
+
+    rows = []
+    for row in check_and_run(paths, options.set, options.level or 0, options.stage):
+        rows.append(row)
+        if not options.json:
+            print(line_of(row), flush=True)
+    if options.json:
+        _write_json({"runs": [asdict(row) for row in rows]}, "-")
+    else:
+        print(summary(rows))
+    return 1 if any(row.reason for row in rows) else 0
 
 
 def convert_imageset(options: Namespace) -> int:

@@ -40,11 +40,12 @@ class Evaluator:
         skip_bad_images: bool = False,
         precision: str = "fp32",
         every_blob: bool = False,
+        feeder: Callable[..., Feeder] = Feeder,
     ):
-        """config: level and stages are those of its `state`. `every_blob`: as Solver's. Raises ConfigErrors,
-        DataError."""
+        """config: level and stages are those of its `state`. `every_blob`: as Solver's. feeder: what feeds the net,
+        made as a Feeder is. Raises ConfigErrors, DataError."""
         self.world = world
-        self.feeder = Feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
+        self.feeder = feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
         self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
         self._options = {**WATCHED, "gradients": True} if every_blob else {}
         self.net = self._make_net(self.feeder.shapes_of, share)

@@ -12,9 +12,9 @@ from engine.errors import ConfigError, EngineError
 from engine.layers.base import Shape
 from engine.report.table import shape_text
 
-# Of one item, where nothing tells: a picture, a row of numbers.
-UNKNOWN = {"HDF5Data": (10,)}
-UNKNOWN_PICTURE = (3, 224, 224)
+# Of one item, where nothing tells: by a word in the source's name (public data sets), the first that fits.
+KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)}
+UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
 
 
 class SourceShapes:
@@ -40,7 +40,7 @@ class SourceShapes:
             shapes, why = shapes_without_data(message, where), "taking data of"
         except ConfigError:  # no crop, no resize, no mean file: only the source knows
             rest = [()] * max(1, len(message.top) - 1)
-            shapes = (UNKNOWN.get(message.type, UNKNOWN_PICTURE), *rest)
+            shapes = (_usual(message.type, source), *rest)
             why = "nothing else tells the size of its items, assuming"
         if source:
             self._note(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
@@ -53,3 +53,9 @@ class SourceShapes:
             raise
         except EngineError as error:  # so that it is found together with the other errors of the net
             raise ConfigError(str(error).removeprefix(f"{where}: "), where) from None
+
+
+def _usual(layer_type: str, source: str) -> Shape:
+    if layer_type == "HDF5Data":
+        return UNKNOWN_ROW
+    return next((shape for word, shape in KNOWN_SETS.items() if word in source.lower()), UNKNOWN_PICTURE)

@@ -69,6 +69,7 @@ class Solver:
         layer_times: bool = False,
         skip_bad_images: bool = False,
         every_blob: bool = False,
+        feeder: Callable[..., Feeder] = Feeder,
     ):
         self.config, self.param, self.world = config, config.message, world
         self.every_blob = every_blob
@@ -83,7 +84,7 @@ class Solver:
         self.recent_loss = LossWindow(self.param.average_loss)
         self.last_rate: float | None = None
         nets = nets_of_solver(config)
-        self.feeder = Feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
+        self.feeder = feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         self.net = self._build_net(nets.train)
         self.feeder.connect(self.net)
@@ -91,7 +92,7 @@ class Solver:
         self._connect()
         self.step_times = StepTimes()
         self.layer_times = LayerTimes(self.net, self.strategy.buckets) if layer_times else None
-        self.evaluators = self._evaluators(nets, skip_bad_images)
+        self.evaluators = self._evaluators(nets, skip_bad_images, feeder)
         self.curve = plot.History(self.net.name)
         self._mark = (time.monotonic(), self.iteration)  # of the last display
         self.files = SnapshotFiles(self)
@@ -184,7 +185,7 @@ class Solver:
         if self.sync_channel is not None:
             net.program.set_ranks(self.world.size, self.sync_channel.allreduce)
 
-    def _evaluators(self, nets, skip_bad_images: bool) -> list[Any]:
+    def _evaluators(self, nets, skip_bad_images: bool, feeder: Callable[..., Feeder]) -> list[Any]:
         from engine.evaluate import Evaluator
 
         if not self.param.test_interval and not self.param.test_iter:
@@ -199,6 +200,7 @@ class Solver:
                 skip_bad_images=skip_bad_images,
                 precision=self.precision,
                 every_blob=self.every_blob,
+                feeder=feeder,
             )
             for config in nets.tests
         ]

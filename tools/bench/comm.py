@@ -64,9 +64,10 @@ def work(options: argparse.Namespace) -> None:
     from google.protobuf import text_format
 
     from engine import proto
-    from engine.benchmark import connect, feed_made_up, step
+    from engine.benchmark import connect, step
     from engine.comm.world import world
     from engine.config import read_net
+    from engine.made_up import feed_made_up
     from engine.net import Net
     from engine.source_shapes import SourceShapes
 

@@ -1,0 +1,196 @@
+"""Made-up input: random values that the layers which read them can take, for `engine time` and `engine check --run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.feeding import Fed, Feeder
+from engine.graph.build import Graph
+from engine.layers.base import Blob, Layer, Shape
+from engine.source_shapes import SourceShapes
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import Config
+    from engine.net import Net
+
+PIXELS = 50.0  # standard deviation of made-up images, about that of a picture less its mean
+
+# (the layer that reads the blob, the blob's shape, generator) -> values
+Maker = Callable[[Layer, Shape, np.random.Generator], np.ndarray]
+
+
+class MadeUpFeeder(Feeder):
+    """Feeds random values in place of data, in batches of `batch_size`, or of the layers' own size if it is 0.
+
+    Nets fed by it begin with blobs of that many samples, too, where layers say themselves how many (Input, DummyData);
+    and nothing is written.
+    """
+
+    def __init__(self, config: Config, phase: int, seed: int, world: World, *, batch_size: int = 0, **_: Any):
+        super().__init__(config, phase, seed, world)
+        self._shapes = SourceShapes(phase, lambda text: None, batch_size)
+        self._size, self._generator = batch_size or 1, np.random.default_rng(seed)
+        if batch_size:
+            shrink(config.message, batch_size)
+
+    def shapes_of(self, message: Any, where: str) -> list[Shape]:
+        return self._shapes(message, where)
+
+    @property
+    def batch_size(self) -> int:
+        return self._size
+
+    def start(self, start: int = 0) -> None:
+        self._taken = 0
+
+    def take(self) -> Fed:
+        self._taken += 1
+        return Fed(self._taken - 1, self._size, [], {})
+
+    def feed(self, net: Net, fed: Fed) -> None:
+        _feed(net, self._generator)
+
+    def connect(self, net: Net) -> None:
+        """Writes nothing."""
+
+
+def shrink(message: Any, size: int) -> None:
+    """At most `size` samples in the blobs of a NetParameter's Input and DummyData layers."""
+    for layer in message.layer:
+        for shape in (*layer.input_param.shape, *layer.dummy_data_param.shape):
+            if shape.dim:
+                shape.dim[0] = min(shape.dim[0], size)
+        numbers = layer.dummy_data_param.num
+        numbers[:] = [min(number, size) for number in numbers]
+
+
+def feed_made_up(net: Net, seed: int = 1) -> None:
+    """Random values for every input of a net."""
+    _feed(net, np.random.default_rng(seed))
+
+
+def _feed(net: Net, generator: np.random.Generator) -> None:
+    own = {top for layer in net.self_fed for top in layer.tops}
+    for blob in net.inputs:
+        if blob not in own:
+            net.feed(blob, np.asarray(values(net.graph, blob, generator), np.float32))
+
+
+def values(graph: Graph, blob: Blob, generator: np.random.Generator) -> np.ndarray:
+    """By what reads the blob: labels that a loss knows, boxes, regions in the picture, else numbers around 0."""
+    found = _reader(graph, blob)
+    if found is None:
+        return PIXELS * generator.standard_normal(blob.shape, np.float32)
+    layer, make = found
+    return make(layer, blob.shape, generator)
+
+
+def _reader(graph: Graph, blob: Blob) -> tuple[Layer, Maker] | None:
+    """The first layer that wants particular values in a blob, directly or behind layers that hand values on."""
+    for layer in graph.layers:
+        for i, bottom in enumerate(layer.bottoms):
+            if bottom is not blob:
+                continue
+            if layer.type in _HAND_ON:
+                found = next((found for top in layer.tops if (found := _reader(graph, top))), None)
+            else:
+                make = _maker(layer, i)
+                found = (layer, make) if make else None
+            if found:
+                return found
+    return None
+
+
+_HAND_ON = frozenset({"Split", "Slice", "Reshape", "Flatten", "Permute", "Concat", "Cast"})
+
+
+def _maker(layer: Layer, i: int) -> Maker | None:
+    if (layer.type, i) in _MAKERS:
+        return _MAKERS[layer.type, i]
+    scores = layer.bottoms[0].shape
+    is_label = i in layer.constant_bottoms or (i == 1 and not layer.differentiable)
+    if is_label and len(scores) > 1 and scores != layer.bottoms[i].shape:
+        return _classes
+    return None
+
+
+def _classes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    """As many classes as the layer's first bottom has channels."""
+    return generator.integers(0, layer.bottoms[0].shape[1], shape)
+
+
+def _two_values(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    return generator.integers(0, 2, shape)
+
+
+def _words(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    return generator.integers(0, layer.message.embed_param.input_dim, shape)
+
+
+def _samples(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    return generator.integers(0, layer.bottoms[0].shape[0], shape)
+
+
+def _sequences(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    """(time, sample): 0 where a sequence begins, 1 where it goes on."""
+    return np.broadcast_to((np.arange(shape[0]) > 0).reshape(-1, *[1] * (len(shape) - 1)), shape)
+
+
+def _corners(count: int, generator: np.random.Generator) -> np.ndarray:
+    """(count, 4) x1, y1, x2, y2 in fractions of a picture's sides."""
+    sides = generator.uniform(0.2, 0.5, (count, 2))
+    begin = generator.uniform(0, 1 - sides)
+    return np.hstack([begin, begin + sides])
+
+
+def _boxes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    """(1, 1, boxes, 8): sample, class, instance, four corners, difficult. One box in each sample, then none (-1)."""
+    rows = np.full((shape[2], shape[3]), -1.0)
+    count = min(shape[2], _sample_count(layer))
+    rows[:count, 0] = np.arange(count)
+    rows[:count, 1], rows[:count, 2] = 1, 0
+    rows[:count, 3:7] = _corners(count, generator)
+    rows[:count, 7:] = 0
+    return rows.reshape(shape)
+
+
+def _sample_count(layer: Layer) -> int:
+    """Of a layer that reads boxes; DetectionEvaluate's first bottom is a list of detections, of any sample."""
+    return layer.bottoms[0].shape[0]
+
+
+def _regions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    """(regions, 5, ...): sample, x1, y1, x2, y2 in pixels of the picture that the features come from."""
+    samples, _, height, width = layer.bottoms[0].shape
+    param = layer.message.roi_pooling_param if layer.type == "ROIPooling" else layer.message.psroi_pooling_param
+    corners = _corners(shape[0], generator) * np.array([width, height] * 2) / param.spatial_scale
+    rows = np.column_stack([np.arange(shape[0]) % samples, corners])
+    return rows.reshape(shape)
+
+
+def _picture_size(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    """(1, 3): height, width and scale of the picture that a Proposal layer's scores come from."""
+    _, _, height, width = layer.bottoms[0].shape
+    stride = layer.message.proposal_param.feat_stride
+    return np.array([height * stride, width * stride, 1.0][: shape[-1]] * shape[0]).reshape(shape)
+
+
+_MAKERS: dict[tuple[str, int], Maker] = {
+    ("SigmoidCrossEntropyLoss", 1): _two_values,
+    ("ContrastiveLoss", 2): _two_values,
+    ("Embed", 0): _words,
+    ("BatchReindex", 1): _samples,
+    ("LSTM", 1): _sequences,
+    ("RNN", 1): _sequences,
+    ("MultiBoxLoss", 3): _boxes,
+    ("RegionLoss", 1): _boxes,
+    ("DetectionEvaluate", 1): _boxes,
+    ("EvalDetection", 1): _boxes,
+    ("ROIPooling", 1): _regions,
+    ("PSROIPooling", 1): _regions,
+    ("Proposal", 2): _picture_size,
+}

@@ -1,0 +1,153 @@
+"""One net, one step on made-up data: what `engine check --run` starts in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine import proto
+from engine.comm.world import World
+from engine.config import Config, parse_solver, read_net, read_solver
+from engine.errors import ConfigError, EngineError, NumericalError
+from engine.evaluate import Evaluator
+from engine.made_up import MadeUpFeeder
+from engine.solver.solver import Solver
+
+BATCH = 2  # samples; one would leave BatchNorm nothing to average over
+_MEMORY_SHARE = 0.8  # of what is free when the trial begins
+
+
+@dataclass(frozen=True)
+class Trial:
+    """file: a solver (phase TRAIN), or a net in phase TRAIN or TEST."""
+
+    file: str
+    kind: str
+    phase: str
+    level: int = 0
+    stages: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """reason: "" for a trial that ran, else in a word why not, and message tells more."""
+
+    reason: str = ""
+    message: str = ""
+    seconds: float = 0.0
+    batch: int = 0  # 0: the net's own, because the net does not build with BATCH
+    peak_bytes: int = 0
+    outputs: dict[str, list[float]] = field(default_factory=dict)  # the first numbers of each
+
+
+def run(trial: Trial) -> Outcome:
+    """Takes the step. What goes wrong is in the outcome."""
+    begin = time.perf_counter()
+    outcome = Outcome()
+    try:
+        step = _train if trial.phase == "TRAIN" else _test
+        for outcome.batch in (BATCH, 0):
+            try:
+                outputs = step(trial, partial(MadeUpFeeder, batch_size=outcome.batch))
+                break
+            except ConfigError:  # some nets reshape by their batch size
+                if not outcome.batch:
+                    raise
+        outcome.outputs = {name: np.ravel(value)[:4].tolist() for name, value in outputs.items()}
+        for name, value in outputs.items():
+            if not np.isfinite(value).all():
+                raise NumericalError(f"output {name} is not finite")
+    except NumericalError as error:
+        outcome.reason, outcome.message = "not finite", str(error)
+    except EngineError as error:
+        outcome.reason, outcome.message = "refused", str(error)
+    except MemoryError:
+        outcome.reason, outcome.message = "memory", "needs more memory than there is"
+    except Exception:
+        outcome.reason, outcome.message = "defect", traceback.format_exc()
+    outcome.seconds = time.perf_counter() - begin
+    outcome.peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return outcome
+
+
+def _train(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
+    """One iteration of the solver; of a plain SGD for a net."""
+    if trial.kind == "solver":
+        config = read_solver(trial.file, trial.overrides)
+    else:
+        text = f'net: {json.dumps(trial.file)} base_lr: 1e-4 lr_policy: "fixed" momentum: 0.9'
+        config = parse_solver(text, trial.file, trial.overrides)
+        config.message.train_state.level = trial.level
+        config.message.train_state.stage.extend(trial.stages)
+    _one_iteration(config)
+    solver = Solver(config, World(), feeder=feeder)
+    try:
+        solver.solve()
+        if not np.isfinite(solver.weights).all():
+            raise NumericalError("the weights are not finite after the update")
+        return solver.net.outputs()
+    finally:
+        solver.close()
+
+
+def _one_iteration(config: Config) -> None:
+    """Without tests and without files."""
+    param = config.message
+    for name in (
+        "test_iter",
+        "test_net",
+        "test_net_param",
+        "test_state",
+        "weights",
+        "test_interval",
+        "display",
+        "eval_type",
+    ):
+        param.ClearField(name)
+    param.max_iter, param.snapshot, param.snapshot_after_train = 1, 0, False
+    param.snapshot_prefix = ""
+
+
+def _test(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
+    """One batch."""
+    config = read_net(trial.file, trial.overrides)
+    config.message.state.phase = proto.TEST
+    config.message.state.level = trial.level
+    config.message.state.stage.extend(trial.stages)
+    evaluator = Evaluator(config, world=World(), feeder=feeder)
+    return evaluator.run(1)
+
+
+def _limit_memory() -> None:
+    """So that a net which is too large ends itself and nobody else."""
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    resource.setrlimit(resource.RLIMIT_DATA, (int(_MEMORY_SHARE * free), resource.RLIM_INFINITY))
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def main() -> None:
+    """Reads a Trial as JSON from standard input, writes its Outcome as the last line of standard output."""
+    request = json.load(sys.stdin)
+    # Libraries print; what they say must not get between the lines.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _limit_memory()
+    trial = Trial(**{**request, "stages": tuple(request["stages"]), "overrides": tuple(request["overrides"])})
+    json.dump(asdict(run(trial)), answers)
+    answers.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""`engine check --run`: nets take one step, each in a process of its own; those that do not are counted by reason."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from engine.check import FileReport, check_file
+from engine.report.table import human
+from engine.trial import Outcome, Trial
+
+TIME_LIMIT = 600  # seconds
+
+# What an error says -> the reason that it is counted under. The first that matches.
+_REASONS = (
+    (r"unknown layer type '(\w+)'", "layer type {} is not there"),
+    (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
+    (r"VideoData", "reads a video"),
+    (r"names no net", "solver without a net to train"),
+    (r"is not in the current folder", "solver whose net is not there"),
+    (r"neither solvers nor nets|unknown field|expected .* in prototxt|neither a net nor a solver", "cannot be read"),
+)
+
+
+@dataclass
+class Row:
+    """One file in one phase. stage: how far it came, "reads", "builds" or "runs", "" for a file that cannot be read."""
+
+    file: str
+    kind: str
+    phase: str
+    stage: str
+    reason: str = ""
+    message: str = ""
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+def check_and_run(paths: Iterable[str], overrides: Iterable[str], level: int, stages: Iterable[str]) -> Iterator[Row]:
+    """Every file in every phase in which it has something to run."""
+    state = (level, tuple(stages), tuple(overrides))
+    for path in paths:
+        yield from _run_file(check_file(path, state[2], level, state[1]), state)
+
+
+def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
+    phases = _phases(report)
+    if report.errors or not phases:
+        message = report.errors[0] if report.errors else "nothing in it runs"
+        yield Row(report.file, report.kind, "", "reads" if report.kind else "", reason_of(message), message)
+        return
+    for phase in phases:
+        outcome = run_apart(Trial(report.file, report.kind, phase, *state))
+        reason = outcome.reason
+        if reason == "refused":
+            reason = reason_of(outcome.message)
+        yield Row(report.file, report.kind, phase, "builds" if reason else "runs", reason, outcome.message, outcome)
+
+
+def _phases(report: FileReport) -> list[str]:
+    """A solver trains. A net is trained where it has a loss, and tested."""
+    if report.kind == "solver":
+        return ["TRAIN"]
+    trains = any("TRAIN" in net.phases and net.has_loss for net in report.nets)
+    tests = any("TEST" in net.phases for net in report.nets)
+    return ["TRAIN"] * trains + ["TEST"] * tests
+
+
+def run_apart(trial: Trial) -> Outcome:
+    """The trial in a process of its own, within TIME_LIMIT."""
+    command = [sys.executable, "-m", "engine.trial"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asdict(trial)), capture_output=True, text=True, timeout=TIME_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome("time", f"not done in {TIME_LIMIT} s")
+    if done.returncode == 0:
+        return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+    if done.returncode == -signal.SIGKILL:
+        return Outcome("memory", "killed, probably because the machine was out of memory")
+    name = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
+    return Outcome("crash", f"{name}; {done.stderr.strip()[-500:]}")
+
+
+def reason_of(message: str) -> str:
+    """What to count an error under."""
+    for pattern, reason in _REASONS:
+        found = re.search(pattern, message)
+        if found:
+            return reason.format(*found.groups())
+    return "does not fit together"
+
+
+def line_of(row: Row) -> str:
+    """For people."""
+    head = f"{row.file}{f', {row.phase}' if row.phase else ''}: "
+    if row.reason:
+        return f"{head}{row.reason}: {row.message.strip().splitlines()[-1]}"
+    outcome = row.outcome
+    shown = (f"{name} {', '.join(f'{value:.4g}' for value in values)}" for name, values in outcome.outputs.items())
+    return (
+        f"{head}runs, {outcome.seconds:.1f} s, {human(outcome.peak_bytes, 'B')}"
+        f"{'' if outcome.batch else ', whole batch'}; {'; '.join(list(shown)[:3])}"
+    )
+
+
+def summary(rows: Iterable[Row]) -> str:
+    """How many files come how far, and the reasons of those that do not run, by their number."""
+    rows = list(rows)
+    files = dict.fromkeys(row.file for row in rows)
+    least = {file: min((row.stage for row in rows if row.file == file), key=_STAGES.index) for file in files}
+    counts = [sum(_STAGES.index(stage) >= at for stage in least.values()) for at in range(1, len(_STAGES))]
+    reached = ", ".join(f"{count} {word}" for count, word in zip(counts, ("read", "build", "run"), strict=True))
+    reasons = Counter(reason for _, reason in {(row.file, row.reason) for row in rows if row.reason})
+    lines = [f"{len(files)} files: {reached}", *(f"{count:5}  {reason}" for reason, count in reasons.most_common())]
+    return "\n".join(lines)
+
+
+_STAGES = ("", "reads", "builds", "runs")

@@ -1,0 +1,59 @@
+"""Made-up input fits what reads it."""
+
+import numpy as np
+import pytest
+
+from engine.config import parse_net
+from engine.graph.build import TRAIN
+from engine.made_up import feed_made_up, shrink
+from engine.net import Net
+from tests.layers.harness import net_text
+
+
+def fed(layer: str, **shapes) -> dict[str, np.ndarray]:
+    """Values of the inputs of a net of one layer."""
+    net = Net(parse_net(net_text(layer, **shapes)), TRAIN, keep_all=True)
+    feed_made_up(net)
+    net.run_forward()
+    return {name: net.blobs[name].data for name in shapes}
+
+
+def test_labels_are_classes_also_behind_other_layers():
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "scores" bottom: "flat" top: "loss" }'
+    flat = 'layer { name: "flat" type: "Flatten" bottom: "labels" top: "flat" }'
+    labels = fed(flat + loss, scores=(40, 7, 1, 1), labels=(40, 1, 1, 1))["labels"]
+    assert set(labels.ravel()) <= set(range(7)) and len(set(labels.ravel())) > 3
+
+
+def test_targets_of_a_sigmoid_are_0_or_1():
+    loss = 'layer { name: "l" type: "SigmoidCrossEntropyLoss" bottom: "scores" bottom: "targets" top: "loss" }'
+    values = fed(loss, scores=(6, 5), targets=(6, 5))
+    assert set(values["targets"].ravel()) == {0, 1} and values["scores"].std() > 20
+
+
+def test_regions_lie_in_the_picture():
+    pool = """layer { name: "p" type: "ROIPooling" bottom: "x" bottom: "rois" top: "y"
+      roi_pooling_param { pooled_w: 2 pooled_h: 2 spatial_scale: 0.0625 } }"""
+    rois = fed(pool, x=(2, 3, 10, 20), rois=(9, 5))["rois"]
+    assert set(rois[:, 0]) == {0, 1} and (rois[:, 1:] >= 0).all()
+    assert (rois[:, 3] <= 320).all() and (rois[:, 4] <= 160).all() and (rois[:, 3:] > rois[:, 1:3]).all()
+
+
+def test_words():
+    embed = 'layer { name: "e" type: "Embed" bottom: "x" top: "y" embed_param { input_dim: 9 num_output: 2 } }'
+    assert set(fed(embed, x=(50,))["x"]) == set(range(9))
+
+
+@pytest.mark.parametrize(
+    "layer, dims",
+    [
+        ('type: "Input" input_param { shape { dim: 10 dim: 3 } }', (2, 3)),
+        ('type: "Input" input_param { shape { dim: 1 dim: 3 } }', (1, 3)),
+        ('type: "DummyData" dummy_data_param { num: 7 channels: 3 height: 1 width: 5 }', (2, 3, 1, 5)),
+        ('type: "DummyData" dummy_data_param { shape { dim: 7 dim: 5 } }', (2, 5)),
+    ],
+)
+def test_batches_are_cut(layer, dims):
+    config = parse_net(f'layer {{ name: "x" top: "x" {layer} }}')
+    shrink(config.message, 2)
+    assert Net(config).blobs["x"].shape == dims

@@ -1,0 +1,151 @@
+"""`engine check --run`: nets take a step on made-up data, each in a process of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine import trials
+from engine.cli import main
+from engine.trial import Trial
+from engine.trials import Row, check_and_run, reason_of, run_apart, summary
+from tests.shared import SHARED, needs_shared
+
+REPO = Path(__file__).resolve().parents[1]
+BROKEN = ("crash", "defect", "memory", "time", "not finite")
+
+NET = """
+layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "/none" batch_size: 5 }
+  transform_param { crop_size: 4 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 3
+  weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "net.prototxt").write_text(NET)
+    (tmp_path / "solver.prototxt").write_text(
+        f'net: "{tmp_path}/net.prototxt" base_lr: 0.01 lr_policy: "fixed" test_iter: 9 test_interval: 9 snapshot: 1'
+    )
+    return tmp_path
+
+
+def run(*paths, stages=()):
+    return list(check_and_run(map(str, paths), (), 0, stages))
+
+
+def test_a_net_is_trained_and_tested_in_small_batches(folder):
+    train, test = run(folder / "net.prototxt")
+    assert (train.phase, train.stage, test.phase, test.stage) == ("TRAIN", "runs", "TEST", "runs")
+    assert train.outcome.batch == test.outcome.batch == 2
+    assert train.outcome.outputs["loss"][0] > 0 and train.outcome.peak_bytes > 1 << 20
+
+
+def test_a_solver_takes_its_step_and_writes_nothing(folder):
+    before = sorted(folder.iterdir())
+    (row,) = run(folder / "solver.prototxt")  # which does not say max_iter
+    assert (row.kind, row.phase, row.stage) == ("solver", "TRAIN", "runs")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_nets_that_need_their_whole_batch(folder):
+    reshape = 'layer { name: "r" type: "Reshape" bottom: "ip" top: "r" reshape_param { shape { dim: 5 dim: 3 } } }'
+    (folder / "net.prototxt").write_text(NET.replace('bottom: "ip" bottom', 'bottom: "r" bottom') + reshape)
+    text = (folder / "net.prototxt").read_text().split("\n")
+    text[-2], text[-1] = text[-1], text[-2]  # before the loss
+    (folder / "net.prototxt").write_text("\n".join(text))
+    train, _ = run(folder / "net.prototxt")
+    assert (train.stage, train.outcome.batch) == ("runs", 0)
+
+
+def test_deploy_nets_are_tested_only(folder):
+    deploy = 'input: "data" input_shape { dim: 10 dim: 3 dim: 4 dim: 4 }' + NET.split("\n")[3] + NET.split("\n")[4]
+    (folder / "deploy.prototxt").write_text(deploy)
+    (row,) = run(folder / "deploy.prototxt")
+    assert (row.phase, row.stage, row.outcome.batch) == ("TEST", "runs", 2)
+
+
+def test_reasons_of_those_that_do_not_run(folder, monkeypatch):
+    (folder / "unknown.prototxt").write_text(NET.replace("SoftmaxWithLoss", "StrangeLoss"))
+    (folder / "text.prototxt").write_text("no prototxt at all {")
+    unknown, text = run(folder / "unknown.prototxt", folder / "text.prototxt")
+    assert (unknown.stage, unknown.reason) == ("reads", "layer type StrangeLoss is not there")
+    assert text.stage == "" and text.message
+    (folder / "nan.prototxt").write_text(NET.replace('type: "xavier"', "value: 1e38"))
+    assert {row.reason for row in run(folder / "nan.prototxt")} == {"not finite"}
+    monkeypatch.setattr(trials, "TIME_LIMIT", 0.01)
+    assert {row.reason for row in run(folder / "net.prototxt")} == {"time"}
+
+
+def test_a_process_that_ends_badly_is_a_crash(tmp_path):
+    outcome = run_apart(Trial("net.prototxt", "net", "TRAIN", level="no number"))
+    assert outcome.reason == "defect" and "TypeError" in outcome.message
+    outcome = run_apart(Trial("net.prototxt", "net", "TEST", overrides=None))
+    assert outcome.reason == "crash" and "exit status 1" in outcome.message
+
+
+def test_what_is_counted():
+    rows = [
+        Row("a", "net", "TRAIN", "runs"),
+        Row("a", "net", "TEST", "builds", "memory"),
+        Row("b", "solver", "TRAIN", "runs"),
+        Row("c", "net", "", "reads", "does not fit together"),
+        Row("d", "", "", "", "cannot be read"),
+    ]
+    lines = summary(rows).splitlines()
+    assert lines[0] == "4 files: 3 read, 2 build, 1 run"
+    assert "    1  memory" in lines and "    1  cannot be read" in lines
+    assert reason_of("net:3: layer 'x': unknown layer type 'Foo'; known") == "layer type Foo is not there"
+
+
+def test_the_command(folder, capsys):
+    assert main(["check", "--run", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1].split(",")[0] for line in lines[:3]] == ["runs"] * 3
+    assert lines[3] == "2 files: 2 read, 2 build, 2 run"
+    (folder / "net.prototxt").write_text(NET.replace("SoftmaxWithLoss", "StrangeLoss"))
+    assert main(["check", "--run", "--json", str(folder / "net.prototxt")]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert row["stage"] == "reads" and "StrangeLoss" in row["reason"]
+    assert main(["check", str(folder / "none")]) == 1
+
+
+@pytest.mark.parametrize("name", ["nets/digits.prototxt", "nets/cifar10.prototxt", "solvers/digits.prototxt"])
+def test_our_own_small_nets(name, monkeypatch):
+    monkeypatch.chdir(REPO)
+    rows = run(name)
+    assert [row.stage for row in rows] == ["runs"] * len(rows) and rows, rows
+
+
+@needs_shared("zoo")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bvlc/examples/mnist/lenet_train_test.prototxt",
+        "bvlc/examples/mnist/mnist_autoencoder.prototxt",
+        "bvlc/examples/siamese/mnist_siamese_train_test.prototxt",
+        "bvlc/examples/cifar10/cifar10_full_sigmoid_solver_bn.prototxt",
+        "bvlc/examples/hdf5_classification/nonlinear_train_val.prototxt",
+    ],
+)
+def test_a_handful_of_public_nets(name):
+    rows = run(SHARED / "zoo" / name)
+    assert [row.stage for row in rows] == ["runs"] * len(rows) and rows, rows
+
+
+@pytest.mark.slow
+@needs_shared("zoo")
+def test_public_nets_run_or_say_why_not():
+    rows = run(*sorted((SHARED / "zoo").rglob("*.prototxt")))
+    print(summary(rows))
+    assert [row for row in rows if row.reason.startswith(BROKEN)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((REPO / "nets").glob("*.prototxt")), ids=lambda path: path.stem)
+def test_our_own_nets(path, monkeypatch):
+    monkeypatch.chdir(REPO)
+    rows = run(path)
+    assert [row.stage for row in rows] == ["runs"] * len(rows), rows
