@@ -48,6 +48,8 @@ def fill(shape: Shape, message: Any, generator: np.random.Generator, where: str 
 
 def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) -> np.ndarray:
     """Initial values (float32, Caffe's shape) of a parameter; zeros where it has no filler."""
+    if parameter.values is not None:
+        return parameter.values
     if parameter.filler is None:
         return np.zeros(parameter.shape, np.float32)
     return fill(parameter.shape, parameter.filler, keyed_generator(seed, parameter.layer, parameter.index), where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,3 +55,91 @@ def dims(shape: Sequence) -> Shape:
     if len(shape) == 1 and isinstance(shape[0], Sequence | np.ndarray):
         shape = shape[0]
     return tuple(int(dim) for dim in shape)
+
+
+class LayerBlob(Blob):
+    """A bottom, top or parameter of a layer written in Python: an array of its own until the net is built, then the
+    tensor that the executor works on."""
+
+    def __init__(self, shape: Sequence[int] = (), diff: float = 0.0):
+        """diff: what the gradient is filled with where backward does not compute one (a loss_weight)."""
+        self._shape, self._value = tuple(shape), diff
+        self._tensor: Any = None
+        self._data: np.ndarray | None = None
+        self._diff: np.ndarray | None = None
+
+    def place(self, tensor: Any) -> None:
+        """`tensor`: row-major, of this blob's size."""
+        self._tensor, self._data, self._diff = tensor, None, None
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
+    def data(self) -> np.ndarray:
+        if self._tensor is not None:
+            return self._tensor.view(self).reshape(self._shape)
+        if self._data is None:
+            self._data = np.zeros(self._shape, np.float32)
+        return self._data
+
+    @property
+    def diff(self) -> np.ndarray:
+        if self._tensor is not None and self._tensor.diff is not None:
+            return self._tensor.diff.view(self).reshape(self._shape)
+        if self._diff is None:
+            self._diff = np.full(self._shape, self._value, np.float32)
+        return self._diff
+
+    def reshape(self, *shape: int) -> None:
+        """Raises ValueError for another shape once the net is built: its memory is planned then."""
+        wanted = dims(shape)
+        if wanted == self._shape:
+            return
+        if self._tensor is not None:
+            raise ValueError(f"the net was built for a blob of {self._shape}; it cannot become {wanted} while it runs")
+        self._shape, self._data, self._diff = wanted, None, None
+
+
+class Blobs(list):
+    """A layer's blobs; `self.blobs.add_blob(20, 10)` in setup() makes a parameter."""
+
+    def add_blob(self, *shape: int) -> LayerBlob:
+        self.append(LayerBlob(dims(shape)))
+        return self[-1]
+
+
+class PythonLayer:
+    """What a layer of `type: "Python"` derives from (caffe.Layer).
+
+    setup() is called once, reshape() when the net is built and before every forward: it gives the tops their shapes.
+    bottom and top are lists of blobs, whose `data` and `diff` are float32 arrays to be read and written in place. What
+    backward() writes into the diff of parameters is added up over micro-batches; it is zero before the first.
+
+    param_str: of python_param. phase: caffe.TRAIN or caffe.TEST. blobs: the parameters.
+    """
+
+    param_str = ""
+    param_str_ = ""  # its older name
+    phase = 0
+    name = ""
+    type = "Python"
+    blobs: Blobs
+
+    def __init__(self, layer_param: Any = None):
+        """layer_param: the LayerParameter message."""
+
+    def setup(self, bottom: list[LayerBlob], top: list[LayerBlob]) -> None:
+        """Reads param_str, checks the bottoms, adds parameters."""
+
+    def reshape(self, bottom: list[LayerBlob], top: list[LayerBlob]) -> None:
+        """Gives every top its shape."""
+
+    def forward(self, bottom: list[LayerBlob], top: list[LayerBlob]) -> None:
+        """Computes the tops' data."""
+        raise NotImplementedError
+
+    def backward(self, top: list[LayerBlob], propagate_down: list[bool], bottom: list[LayerBlob]) -> None:
+        """Computes the diff of parameters and of the bottoms whose propagate_down is true."""
+        raise NotImplementedError

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "weights_hdf5": {"proto", "files", "weights"},
     "fillers": {"proto", "names", "layers"},  # type of the parameters that it fills
     # graph: the Builder that lower() is given, for types only; weights: InfogainLoss reads a blob from a file
-    "layers": {"proto", "fillers", "graph", "weights"},
+    "layers": {"names", "python_layer", "proto", "fillers", "graph", "weights"},
     "graph": {"proto", "config", "layers", "_core"},
     "net": {"config", "graph", "layers", "fillers", "weights", "_core"},
     "python_layer": set(),  # what layers written in Python derive from

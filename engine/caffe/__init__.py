@@ -5,6 +5,9 @@ net.blobs["data"].data[...] = images
 net.forward()["prob"]
 """
 
+import importlib
+import sys
+
 from engine.cores import limit_spinning
 
 limit_spinning()
@@ -32,9 +35,17 @@ from engine.caffe.solver import (  # noqa: E402
 )
 from engine.layers.registry import layer_types  # noqa: E402
 from engine.proto import TEST, TRAIN  # noqa: E402
+from engine.python_layer import PythonLayer as Layer  # noqa: E402
 from engine.report.log import log, set_up  # noqa: E402
 
 __version__ = "1.0.0"  # of the interface: BVLC's last release
+
+
+def install() -> None:
+    """Registers this package as `caffe`, for scripts and modules that import that."""
+    modules = {"caffe": __name__, "caffe.proto": f"{__name__}.proto", "caffe.proto.caffe_pb2": "engine.proto.caffe_pb2"}
+    for name, ours in modules.items():
+        sys.modules.setdefault(name, importlib.import_module(ours))
 
 
 def layer_type_list() -> list[str]:
@@ -58,6 +69,7 @@ __all__ = [
     "AdaDeltaSolver",
     "AdaGradSolver",
     "AdamSolver",
+    "Layer",
     "NesterovSolver",
     "Net",
     "RMSPropSolver",

@@ -112,7 +112,7 @@ class Net(BatchedRuns):
         self._blob_names = list(self.blobs)
 
     def _layer_view(self, layer: Layer) -> Any:
-        return LayerView(layer, self.params.get(layer.name, []))
+        return layer.user if layer.type == "Python" else LayerView(layer, self.params.get(layer.name, []))
 
     # What there is
 

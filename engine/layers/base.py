@@ -36,6 +36,7 @@ class Parameter:
 
     shape: Shape
     filler: Any = None  # FillerParameter message; None: zeros
+    values: np.ndarray | None = None  # initial ones, of a layer that has them itself
     lr_mult: float = 1.0
     decay_mult: float = 1.0
     shared_name: str = ""

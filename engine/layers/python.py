@@ -1,0 +1,106 @@
+"""A layer whose passes are the user's Python code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError
+from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.registry import register
+from engine.names import suggestion
+from engine.python_layer import Blobs, LayerBlob
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("Python")
+class Python(Layer):
+    """Bottoms, tops: any. python_param names a module, found where Python finds it or beside the file, and in it a
+    class that derives from caffe.Layer (engine.python_layer.PythonLayer)."""
+
+    bottom_range = (0, None)
+    top_range = (0, None)
+
+    @cached_property
+    def user(self) -> Any:
+        """The user's object."""
+        param = self.message.python_param
+        user = self._guard("__init__", self._user_class(), self.message)
+        user.param_str = user.param_str_ = param.param_str
+        user.phase, user.name, user.type, user.blobs = self.phase, self.name, self.type, Blobs()
+        return user
+
+    def _user_class(self) -> Any:
+        param = self.message.python_param
+        # Modules of Caffe's users begin with `import caffe`; by name, for that package imports this one.
+        importlib.import_module("engine.caffe").install()
+        for folder in (os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0])), os.getcwd()):
+            if folder not in sys.path:
+                sys.path.append(folder)
+        try:
+            module = importlib.import_module(param.module)
+        except ModuleNotFoundError as error:
+            if error.name != param.module.split(".")[0]:
+                raise self.error(f"module '{param.module}' needs '{error.name}', which is not there") from error
+            raise self.error(
+                f"python_param.module '{param.module}' is neither in PYTHONPATH nor beside the prototxt"
+            ) from None
+        except Exception as error:
+            raise self._failure("import", error) from error
+        if not hasattr(module, param.layer):
+            classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+            raise self.error(
+                f"module '{param.module}' has no class '{param.layer}'{suggestion(param.layer, classes)} "
+                f"({module.__file__})"
+            )
+        return getattr(module, param.layer)
+
+    def infer(self) -> list[Shape]:
+        weights = [*self.message.loss_weight, *[0.0] * len(self.message.top)]
+        self._bottom = [LayerBlob(shape) for shape in self.shapes]
+        self._top = [LayerBlob((), weight) for weight, _ in zip(weights, self.message.top)]
+        self._guard("setup", self.user.setup, self._bottom, self._top)
+        self._guard("reshape", self.user.reshape, self._bottom, self._top)
+        return [blob.shape for blob in self._top]
+
+    def make_params(self) -> list[Parameter]:
+        return [Parameter(blob.shape, values=blob.data) for blob in self.user.blobs]
+
+    def summed_params(self) -> list[Parameter]:
+        """The user's code may add to gradients or set them: they begin with zeros."""
+        return self.params
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        outputs = builder.op("Python", self, inputs, {"run": self._run})
+        params = [builder.parameter(parameter) for parameter in self.params]
+        for blobs, tensors in ((self._bottom, inputs), (self._top, outputs), (self.user.blobs, params)):
+            for blob, tensor in zip(blobs, tensors, strict=True):
+                blob.place(tensor)
+        self._propagate_down = [tensor.diff is not None for tensor in inputs]
+
+    def _run(self, backward: bool) -> None:
+        """Called by the executor."""
+        if backward:
+            self._guard("backward", self.user.backward, self._top, self._propagate_down, self._bottom)
+        else:
+            self._guard("reshape", self.user.reshape, self._bottom, self._top)
+            self._guard("forward", self.user.forward, self._bottom, self._top)
+
+    def _guard(self, what: str, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise self._failure(what, error) from error
+
+    def _failure(self, what: str, error: Exception) -> EngineError:
+        """The user's traceback, without the frame of _guard."""
+        param, trace = self.message.python_param, error.__traceback__
+        lines = traceback.format_exception(type(error), error, trace.tb_next or trace)
+        return self.error(f"{what} of {param.module}.{param.layer} failed\n{''.join(lines).rstrip()}")

@@ -1,0 +1,234 @@
+"""Python layers: user code inside the program, in shapes, gradients, training, and in its errors."""
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import engine.caffe as caffe
+from engine import proto
+from engine.config import parse_net
+from engine.errors import EngineError
+from engine.net import Net
+from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.mpi import REPO
+from tests.solver.harness import digits_net, make_solver
+
+USER = '''
+import caffe
+import numpy as np
+
+
+class Scale(caffe.Layer):
+    """y = x * factor * weight"""
+
+    def setup(self, bottom, top):
+        self.factor = float(self.param_str)
+        self.blobs.add_blob(1)
+        self.blobs[0].data[...] = 2
+
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].shape)
+
+    def forward(self, bottom, top):
+        top[0].data[...] = bottom[0].data * self.factor * self.blobs[0].data
+
+    def backward(self, top, propagate_down, bottom):
+        self.blobs[0].diff[...] += (top[0].diff * bottom[0].data).sum() * self.factor
+        if propagate_down[0]:
+            bottom[0].diff[...] = top[0].diff * self.factor * self.blobs[0].data
+
+
+class Softmax(caffe.Layer):
+    """SoftmaxWithLoss"""
+
+    def reshape(self, bottom, top):
+        top[0].reshape(1)
+
+    def forward(self, bottom, top):
+        exp = np.exp(bottom[0].data - bottom[0].data.max(1, keepdims=True))
+        self.prob = exp / exp.sum(1, keepdims=True)
+        self.at = np.arange(bottom[0].num), bottom[1].data.astype(int)
+        top[0].data[...] = -np.log(self.prob[self.at]).mean()
+
+    def backward(self, top, propagate_down, bottom):
+        assert propagate_down == [True, False]
+        bottom[0].diff[...] = self.prob
+        bottom[0].diff[self.at] -= 1
+        bottom[0].diff[...] *= top[0].diff / bottom[0].num
+
+
+class Source(caffe.Layer):
+    """What the phase is, and how often it was asked."""
+
+    def setup(self, bottom, top):
+        self.count = 0
+
+    def reshape(self, bottom, top):
+        top[0].reshape(2)
+
+    def forward(self, bottom, top):
+        self.count += 1
+        top[0].data[...] = self.phase, self.count
+
+    def backward(self, top, propagate_down, bottom):
+        pass
+
+
+class Faulty(caffe.Layer):
+    def setup(self, bottom, top):
+        if self.param_str == "setup":
+            raise KeyError("no such key")
+
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].shape)
+
+    def forward(self, bottom, top):
+        if self.param_str == "forward":
+            top[0].data[...] = np.ones(77)
+        if self.param_str == "reshape":
+            top[0].reshape(1, 2)
+
+    def backward(self, top, propagate_down, bottom):
+        raise ZeroDivisionError("in backward")
+'''
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    """The user's module in PYTHONPATH."""
+    (tmp_path / "user_layers.py").write_text(USER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("user_layers", "caffe", "caffe.proto", "caffe.proto.caffe_pb2"):
+        sys.modules.pop(name, None)
+
+
+def layer(name, bottoms="x", param_str="", more=""):
+    bottom = " ".join(f'bottom: "{bottom}"' for bottom in bottoms.split())
+    python = f'python_param {{ module: "user_layers" layer: "{name}" param_str: "{param_str}" }}'
+    return f'layer {{ name: "user" type: "Python" {bottom} top: "y" {python} {more} }}'
+
+
+def test_forward_and_gradients():
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    net = run(layer("Scale", param_str="1.5"), x=x)
+    np.testing.assert_allclose(net.forward()["y"], 3 * x, rtol=1e-6)
+    check_gradients(net_text(layer("Scale", param_str="1.5"), x=x.shape), {"x": x})
+
+
+def test_behind_and_before_blocked_layouts():
+    """Convolutions ask for layouts of oneDNN's; the user sees row-major arrays."""
+    text = """layer { name: "a" type: "Convolution" bottom: "x" top: "a"
+                convolution_param { num_output: 16 kernel_size: 3 weight_filler { type: "xavier" } } }
+              %s
+              layer { name: "b" type: "Convolution" bottom: "y" top: "b"
+                convolution_param { num_output: 16 kernel_size: 3 weight_filler { type: "xavier" } } }"""
+    x = np.random.default_rng(1).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    ours = run(text % layer("Scale", "a", "0.5"), x=x).outputs()["b"]
+    theirs = run(text % 'layer { name: "user" type: "Power" bottom: "a" top: "y" }', x=x).outputs()["b"]
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    check_gradients(net_text(text % layer("Scale", "a", "0.5"), x=x.shape), {"x": x}, samples=10)
+
+
+def test_a_loss_in_training_is_what_the_built_in_is():
+    """With the memory plan and fusion on, as engine train has them."""
+    text = digits_net()
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }'
+    assert loss in text
+    python = layer("Softmax", "ip2 label", more="loss_weight: 2").replace('"y"', '"loss"')
+    solvers = [
+        make_solver("", text.replace(loss, loss[:-1] + "loss_weight: 2 }")),
+        make_solver("", text.replace(loss, python)),
+    ]
+    for solver in solvers:
+        solver.feeder.start()
+        for _ in range(3):
+            solver.step()
+        solver.feeder.close()
+    ours, theirs = (solver.net.weights_by_layer()["conv"][0] for solver in solvers)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert solvers[0].recent_loss.value == pytest.approx(solvers[1].recent_loss.value, rel=1e-5)
+
+
+def test_micro_batches_add_up_the_gradients_of_parameters():
+    ones = "dummy_data_param { shape { dim: 4 } data_filler { value: 1 } }"
+    user = layer("Scale", param_str="1", more="loss_weight: 1 param { lr_mult: 1 }")
+    net = f'layer {{ name: "x" type: "DummyData" top: "x" {ones} }} {user}'
+    for iter_size in (1, 3):
+        solver = make_solver(f"iter_size: {iter_size} base_lr: 1", net)
+        solver.feeder.start()
+        solver.step()
+        solver.strategy.wait_all()
+        np.testing.assert_allclose(solver.net.params["user"][0].get(), 2 - 4)
+
+
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
+def test_phase_and_state(phase):
+    net = Net(parse_net(layer("Source", ""), "test.prototxt"), phase)
+    assert [net.forward()["y"].tolist() for _ in range(2)] == [[phase, 1], [phase, 2]]
+
+
+def test_the_object_is_in_net_layers(tmp_path):
+    path = tmp_path / "net.prototxt"
+    path.write_text(net_text(layer("Scale", param_str="3"), x=(2,)))
+    net = caffe.Net(str(path), caffe.TEST)
+    user = net.layers[1]
+    assert (user.factor, user.type) == (3, "Python")
+    net.params["user"][0].data[...] = 5
+    assert user.blobs[0].data == [5]
+    np.testing.assert_array_equal(net.forward(x=[1, 2])["y"], [15, 30])
+    net.blobs["x"].reshape(3)
+    np.testing.assert_array_equal(net.forward(x=[1, 2, 3])["y"], [15, 30, 45])
+
+
+def test_errors_name_the_layer_and_show_the_user_s_lines():
+    message = error_of(layer("Faulty", param_str="setup"), x=(2,))
+    assert "layer 'user' (Python): setup of user_layers.Faulty failed\n" in message
+    assert 'raise KeyError("no such key")' in message
+    assert "_guard" not in message
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(EngineError, match=r"forward of user_layers.Faulty failed\n[^$]*could not broadcast"):
+        run(layer("Faulty", param_str="forward"), x=x)
+    with pytest.raises(
+        EngineError, match=r"forward of .*\n[^$]*built for a blob of \(2, 3\); it cannot become \(1, 2\)"
+    ):
+        run(layer("Faulty", param_str="reshape"), x=x)
+    net = run(layer("Faulty"), x=x)
+    with pytest.raises(EngineError, match="backward of") as error:
+        net.backward()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_names_that_are_not_there(tmp_path):
+    assert "has no class 'Scael'; did you mean 'Scale'?" in error_of(layer("Scael"), x=(2,))
+    text = layer("Scale").replace("user_layers", "no_such_module")
+    assert "'no_such_module' is neither in PYTHONPATH nor beside the prototxt" in error_of(text, x=(2,))
+    (tmp_path / "needing.py").write_text("import no_such_package")
+    message = error_of(layer("Scale").replace("user_layers", "needing"), x=(2,))
+    assert "module 'needing' needs 'no_such_package'" in message
+    (tmp_path / "broken.py").write_text("1 / 0")
+    assert "ZeroDivisionError" in error_of(layer("Scale").replace("user_layers", "broken"), x=(2,))
+
+
+def test_engine_train_finds_the_module_beside_the_net(tmp_path):
+    folder = tmp_path / "nets"
+    folder.mkdir()
+    (tmp_path / "user_layers.py").rename(folder / "user_layers.py")
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }'
+    python = layer("Softmax", "ip2 label", more="loss_weight: 1").replace('"y"', '"loss"')
+    (folder / "net.prototxt").write_text(digits_net().replace(loss, python))
+    solver = folder / "solver.prototxt"
+    solver.write_text(
+        textwrap.dedent(f"""
+            net: "{folder}/net.prototxt" base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 40 display: 20
+            snapshot_after_train: false""")
+    )
+    command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(solver)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    losses = [float(value) for value in re.findall(r"Iteration \d+.*, loss = ([\d.]+)", done.stderr)]
+    assert losses[-1] < losses[0]
