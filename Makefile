@@ -1,6 +1,7 @@
 # The commands of README.md. Each target prints the plain commands that it runs.
 #   make demo    builds engine into .venv and trains the digits net on two ranks
 #   make test    builds engine into .venv-dev and runs the tests
+#   make test-torch  compares the layers with PyTorch, which pip puts into .venv-torch, as large as its index has it
 #   make lint    checks style (ruff, clang-format);  make format  mends it
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
@@ -13,8 +14,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 DEMO := .venv
 DEV := .venv-dev
+TORCH := .venv-torch
 DEMO_EXTRAS := mpich,plot
 DEV_EXTRAS := mpich,hdf5,plot,test,lint
+TORCH_EXTRAS := mpich,test,torch
 # Lists of pyproject.toml, as pip's arguments.
 BUILD_TOOLS = $(shell sed -n -E '/^requires = /,/^\]/s/^ +("[^;"]*).*/\1"/p' pyproject.toml)
 LINTERS = $(shell sed -n -E 's/^lint = \[(.*)\]/\1/p' pyproject.toml | tr -d ',')
@@ -24,7 +27,7 @@ CPP = $$(git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.
 pip = @echo '$(1)/bin/pip install $(2)'; \
 	$(1)/bin/pip install $(2) | sed -u -n -E 's/^(Collecting|Building|Installing|Successfully)/  \1/p'
 
-.PHONY: help demo test build lint format headers clean distclean
+.PHONY: help demo test test-torch build lint format headers clean distclean
 
 help:
 	@sed -n -E 's/^# ?(  make|PYTHON)/\1/p' Makefile
@@ -38,6 +41,11 @@ test: $(DEV)/bin/pip headers
 	@echo "# downloads the dependencies and compiles csrc/, which takes a while the first time"
 	$(call pip,$(DEV),-e ".[$(DEV_EXTRAS)]")
 	. $(DEV)/bin/activate && python -m pytest -m "not slow"
+
+test-torch: $(TORCH)/bin/pip headers
+	@echo "# downloads the dependencies, PyTorch among them, and compiles csrc/, which takes a while the first time"
+	$(call pip,$(TORCH),-e ".[$(TORCH_EXTRAS)]")
+	. $(TORCH)/bin/activate && python -m pytest tests/layers/test_against_torch.py tests/test_bench.py
 
 build: $(DEV)/bin/pip headers
 	$(call pip,$(DEV),$(BUILD_TOOLS))
@@ -68,4 +76,4 @@ clean:
 	rm -rf build dist engine.egg-info engine/*.so engine/_build_info.py engine/proto/caffe.desc .pytest_cache .ruff_cache
 
 distclean: clean
-	rm -rf $(DEMO) $(DEV)
+	rm -rf $(DEMO) $(DEV) $(TORCH)
