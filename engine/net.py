@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import weights_intel
 from engine.config import Config
 from engine.errors import DataError, WeightsError
 from engine.fillers import fill_parameter
@@ -278,6 +279,7 @@ class Net:
 
         Raises WeightsError naming layer, blob index and both shapes where they differ.
         """
+        blobs = weights_intel.separated(self.message, blobs, source)
         mine: dict[str, list[Parameter]] = {}
         for parameter in self.all_params():
             mine.setdefault(parameter.layer, []).append(parameter)
@@ -383,7 +385,8 @@ def prepare(
 
 
 def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Files from before 2015 hold four axes for everything: leading ones do not count there."""
+    """Files from before 2015 hold four axes for everything: leading ones do not count there. A vector is one however
+    many ones stand around it."""
 
     def squeezed(shape):
         shape = tuple(shape)
@@ -391,4 +394,9 @@ def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
             shape = shape[1:]
         return shape
 
-    return tuple(given) == tuple(wanted) or (len(given) == 4 and squeezed(given) == squeezed(wanted))
+    def vector(shape):
+        return [size for size in shape if size != 1]
+
+    if tuple(given) == tuple(wanted) or (len(given) == 4 and squeezed(given) == squeezed(wanted)):
+        return True
+    return len(vector(wanted)) <= 1 and vector(given) == vector(wanted)

@@ -24,11 +24,12 @@ MAY_IMPORT = {
     "config": {"proto", "names", "prototext", "overrides", "upgrade"},
     "weights": {"proto", "files", "weights_hdf5"},
     "weights_hdf5": {"proto", "files", "weights"},
+    "weights_intel": set(),
     "fillers": {"proto", "names", "layers"},  # type of the parameters that it fills
     # graph: the Builder that lower() is given, for types only; weights: InfogainLoss reads a blob from a file
     "layers": {"names", "python_layer", "proto", "fillers", "graph", "weights"},
     "graph": {"proto", "config", "layers", "_core"},
-    "net": {"config", "graph", "layers", "fillers", "weights", "_core"},
+    "net": {"config", "graph", "layers", "fillers", "weights", "weights_intel", "_core"},
     "python_layer": set(),  # what layers written in Python derive from
     # Caffe's Python interface: a user of everything else, like the command line.
     "caffe": {

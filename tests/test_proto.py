@@ -43,6 +43,7 @@ def type_name(field):
 
 # Whole messages that BVLC's, Intel's and SURFsara's schemas do not have.
 OWN = {
+    "BNParameter",
     "CommParameter",
     "InterpParameter",
     "SegAccuracyParameter",

@@ -1,8 +1,9 @@
 // Batch normalisation, with what the graph fuses into it: the Scale layer that follows, an addition (the shortcut of a
 // residual block), a ReLU, and the Split of the result between two readers, whose gradients are added on the way.
-// inputs: x (N, C, ...), and what is added; params: mean sum (C), variance sum (C), factor (1), then scale (C) and
-// shift (C) where the attributes `scale` and `shift` say so; attributes: eps, moving_average_fraction,
-// use_global_stats, scale, shift, relu. outputs: y, as often as it is read.
+// inputs: x (N, C, ...), and what is added; params: mean sum (C), variance sum (C), factor (1), or, for layers of type
+// BN, mean (C) and variance (C), or no statistics at all; then scale (C) and shift (C) where the attributes `scale` and
+// `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, scale, shift, relu. outputs: y, as often
+// as it is read.
 //
 // The kernels are our own because memory limits this op: done one after the other, these layers read and write
 // activations three times as often.
@@ -20,8 +21,10 @@ public:
         eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
         global_ = attributes.flag("use_global_stats");
-        scale_ = attributes.flag("scale") ? 3 : 0;
-        shift_ = attributes.flag("shift") ? 3 + (scale_ > 0) : 0;
+        const bool has_scale = attributes.flag("scale"), has_shift = attributes.flag("shift");
+        statistics_ = int(spec_.params.size()) - has_scale - has_shift;
+        scale_ = has_scale ? statistics_ : -1;
+        shift_ = has_shift ? statistics_ + has_scale : -1;
         relu_ = attributes.flag("relu");
         for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
         for (TensorPtr* each : {&mean_, &variance_, &factor_, &offset_}) {
@@ -35,7 +38,7 @@ public:
     void forward(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
         is_bf16() ? forward_of<bf16>() : forward_of<float>();
-        if (!global_) update_statistics();
+        if (!global_ && statistics_ > 0) update_statistics();
     }
 
     bool repeatable() const override { return true; }
@@ -232,9 +235,11 @@ private:
         }
     }
 
-    // Files hold sums that were decayed at every step, and the factor to divide them by.
+    // Sums that were decayed at every step, and the factor to divide them by; or averages.
+    bool sums_up() const { return statistics_ == 3; }
+
     void load_statistics(const Slice& slice) {
-        const float count = values(param(2))[0];
+        const float count = sums_up() ? values(param(2))[0] : 1;
         const float scale = count == 0 ? 0 : 1 / count;
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++)
             set_channel(c, scale * values(param(0))[c], scale * values(param(1))[c]);
@@ -243,18 +248,19 @@ private:
     void set_channel(int64_t c, float mean, float variance) {
         values(mean_)[c] = mean;
         values(variance_)[c] = variance;
-        values(factor_)[c] = (scale_ ? values(param(scale_))[c] : 1) / std::sqrt(variance + eps_);
-        values(offset_)[c] = shift_ ? values(param(shift_))[c] : 0;
+        values(factor_)[c] = (scale_ >= 0 ? values(param(scale_))[c] : 1) / std::sqrt(variance + eps_);
+        values(offset_)[c] = shift_ >= 0 ? values(param(shift_))[c] : 0;
     }
 
     void update_statistics() {
         const int64_t count = grid_.per_channel();
-        const float unbiased = count > 1 ? float(count) / float(count - 1) : 1;
+        const float unbiased = sums_up() && count > 1 ? float(count) / float(count - 1) : 1;
+        const float share = sums_up() ? 1 : 1 - fraction_;  // of this batch
         float *const mean = values(param(0)), *const variance = values(param(1));
-        values(param(2))[0] = values(param(2))[0] * fraction_ + 1;
+        if (sums_up()) values(param(2))[0] = values(param(2))[0] * fraction_ + 1;
         for (int64_t c = 0; c < grid_.channels(); c++) {
-            mean[c] = mean[c] * fraction_ + values(mean_)[c];
-            variance[c] = variance[c] * fraction_ + unbiased * values(variance_)[c];
+            mean[c] = mean[c] * fraction_ + share * values(mean_)[c];
+            variance[c] = variance[c] * fraction_ + share * unbiased * values(variance_)[c];
         }
     }
 
@@ -311,8 +317,8 @@ private:
         for (int64_t i = 0; i < slice.count; i++) {
             const int64_t c = slice.channel + i;
             const double spread = 1 / std::sqrt(double(values(variance_)[c]) + eps_);
-            if (scale_) add_gradient(scale_, c, float(of_gx[i] * spread));
-            if (shift_) add_gradient(shift_, c, float(of_g[i]));
+            if (scale_ >= 0) add_gradient(scale_, c, float(of_gx[i] * spread));
+            if (shift_ >= 0) add_gradient(shift_, c, float(of_g[i]));
             const double factor = global_ ? 0 : values(factor_)[c];
             *sums(0, 0, c) = float(-factor * spread * spread * of_gx[i] / count);
             *sums(1, 0, c) = float(-factor * of_g[i] / count);
@@ -345,7 +351,8 @@ private:
     NormGrid grid_;
     float eps_, fraction_;
     bool global_, relu_;
-    int scale_, shift_;  // which parameter, or 0
+    int statistics_;     // how many parameters hold them
+    int scale_, shift_;  // which parameter, or -1
     TensorPtr mean_, variance_, factor_, offset_;
     memory sums_, added_, kept_;
     std::vector<TensorPtr> given_;

@@ -41,6 +41,7 @@ class Parameter:
     decay_mult: float = 1.0
     shared_name: str = ""
     statistics: bool = False  # BatchNorm's running sums: averaged over ranks, never updated by the solver
+    frozen: bool = False  # never updated, whatever its lr_mult
     layer: str = ""
     index: int = 0
     permissive: bool = False  # share_mode PERMISSIVE: only counts must match
@@ -52,7 +53,7 @@ class Parameter:
 
     @property
     def learnable(self) -> bool:
-        return self.lr_mult != 0 and not self.statistics
+        return self.lr_mult != 0 and not (self.statistics or self.frozen)
 
     @property
     def count(self) -> int:

@@ -1,0 +1,36 @@
+"""Mean and variance normalisation of every channel, or every sample, by itself."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("MVN")
+class MVN(Layer):
+    """Bottom and top (N, C, ...): (x - mean) / (standard deviation + eps) over each (n, c), or, `across_channels`, over
+    each n; with `normalize_variance: false` x - mean."""
+
+    @property
+    def rows(self) -> int:
+        shape = self.shapes[0]
+        return shape[0] if self.message.mvn_param.across_channels else shape[0] * shape[1]
+
+    def infer(self) -> list[Shape]:
+        if len(self.shapes[0]) < 2:
+            raise self.error(f"expected a bottom of at least 2 axes (N, C), got {self.shapes[0]}")
+        return [self.shapes[0]]
+
+    def lower(self, builder: Builder) -> None:
+        param = self.message.mvn_param
+        attributes = {"rows": self.rows, "normalize_variance": param.normalize_variance, "eps": param.eps}
+        builder.op("MVN", self, [builder.plain(self, builder.tensor(self.bottoms[0]))], attributes)
+
+    def flops(self) -> int:
+        return (5 if self.message.mvn_param.normalize_variance else 2) * math.prod(self.shapes[0])

@@ -1,0 +1,37 @@
+"""Files of weights that Intel's Caffe wrote: there a BatchNorm and the Scale behind it are one layer of five blobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import WeightsError
+
+MERGED = ("mean sum", "variance sum", "factor", "scale", "shift")
+STATISTICS = 3  # of them, the first, are BatchNorm's own
+
+
+def separated(net: Any, blobs: dict[str, list], source: str) -> dict[str, list]:
+    """Blobs by layer name, with the scale and shift of merged layers given to the Scale that reads the BatchNorm.
+
+    Layers that the net (NetParameter) does not have stay as they are. Raises WeightsError where there is no such Scale,
+    or where the file has one, too.
+    """
+    result = dict(blobs)
+    for index, layer in enumerate(net.layer):
+        if layer.type != "BatchNorm" or len(blobs.get(layer.name, ())) != len(MERGED):
+            continue
+        readers = (each for each in list(net.layer)[index + 1 :] if layer.top[0] in each.bottom)
+        scale = next(readers, None)
+        if scale is None or scale.type != "Scale" or len(scale.bottom) != 1:
+            raise WeightsError(
+                f"layer '{layer.name}': the file has scale and shift in it, as Intel's Caffe does; expected a Scale "
+                "with bias_term behind it in the net to take them, got none",
+                source,
+            )
+        if scale.name in blobs:
+            raise WeightsError(
+                f"layer '{layer.name}': the file has scale and shift in it, and in layer '{scale.name}' again", source
+            )
+        result[layer.name] = blobs[layer.name][:STATISTICS]
+        result[scale.name] = blobs[layer.name][STATISTICS:]
+    return result
