@@ -14,12 +14,13 @@ import pytest
 from PIL import Image
 
 from engine.arguments import parse
+from engine.tools.verbs import VERBS as TOOLS
 from tests.mpi import run_ranks
 
 REPO = Path(__file__).resolve().parents[1]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
 VERBS = ("train", "test", "time", "verify", "check", "convert_imageset", "compute_image_mean")
-VERBS += ("device_query", "doctor")
+VERBS += ("device_query", "doctor", *TOOLS)
 
 
 def start(*arguments, **options) -> subprocess.Popen:

@@ -123,7 +123,7 @@ def test_nothing_runs_in_a_circle():
 # What only some may import: module -> paths below engine/.
 SPEAKERS = {
     "mpi4py": ["comm/mpi_world.py"],
-    "lmdb": ["data/sources/lmdb.py", "data/convert_imageset.py"],
+    "lmdb": ["data/sources/lmdb.py", "data/lmdb_writer.py"],
     "PIL": ["data/"],
     "h5py": ["weights_hdf5.py", "data/h5.py"],
     "matplotlib": ["report/plot.py"],

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lmdb
 import numpy as np
 from PIL import Image
 
 from engine import proto
 from engine.data.decode import BGR, GRAY, UndecodableImage, decode_bytes
 from engine.data.image_tree import FolderTree, ZipTree, class_folders, open_tree, read_list
+from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.data.ordered_map import ordered_map
 from engine.data.prefetch import data_threads
 from engine.errors import DataError
 
-_COMMIT_EVERY = 1000
+_TELL_EVERY = 1000
 _FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
-_MAP_SIZE = 1 << 40  # address space only, not memory or disk
 
 
 @dataclass
@@ -106,8 +104,7 @@ def convert_imageset(
     The LMDB appears under its name only when it is complete. Raises DataError: db exists, a file is missing or cannot
     be decoded (unless skip_bad_images), the disk is full.
     """
-    if os.path.lexists(db):
-        raise DataError(f"{db} exists already; remove it, or choose another name")
+    check_new(db)
     if encode_type and encode_type not in _FORMATS:
         raise DataError(f"encode_type {encode_type!r} is not known; known: {', '.join(_FORMATS)}")
     if bool(resize_height) != bool(resize_width):
@@ -120,19 +117,11 @@ def convert_imageset(
     encode = _Encoder(tree, root, color, resize_height, resize_width, encoded or bool(encode_type), encode_type)
     conversion = Conversion()
     items = _items(ordered_map(encode, entries, threads or data_threads()), conversion, skip_bad_images)
-    temporary = Path(db).parent / f".{Path(db).name}.{os.getpid()}.partial"
-    try:
-        _write(temporary, items, len(entries), progress)
-        os.rename(temporary, db)
-    except OSError as error:
-        raise DataError(f"cannot write {db}: {error.strerror}") from None
-    except lmdb.Error as error:
-        # LMDB reports a write that the disk had no room for as an input/output error.
-        full = shutil.disk_usage(temporary.parent).free < 1 << 20
-        raise DataError(f"cannot write {db}: {'No space left on device' if full else error}") from None
-    finally:
-        items.close()
-        shutil.rmtree(temporary, ignore_errors=True)
+    with contextlib.closing(items), new_lmdb(db) as put:
+        for done, (key, value) in enumerate(items, start=1):
+            put(key, value)
+            if progress and (done % _TELL_EVERY == 0 or done == len(entries)):
+                progress(done, len(entries))
     return conversion
 
 
@@ -148,30 +137,3 @@ def _items(
             continue
         conversion.images += 1
         yield f"{number:08d}_{name}".encode(), value
-
-
-def _write(
-    folder: Path, items: Iterator[tuple[bytes, bytes]], total: int, progress: Callable[[int, int], None] | None
-) -> None:
-    """Raises OSError, lmdb.Error, DataError."""
-    folder.mkdir(parents=True)
-    # One writer, and durable only when it is complete: no locks, and one sync at the end.
-    with lmdb.open(str(folder), map_size=_MAP_SIZE, lock=False, sync=False, metasync=False) as environment:
-        done = 0
-        transaction = environment.begin(write=True)
-        for key, value in items:
-            if len(key) > environment.max_key_size():
-                raise DataError(
-                    f"path too long for an LMDB's keys ({environment.max_key_size()} bytes): {key.decode()}"
-                )
-            transaction.put(key, value, append=True)
-            done += 1
-            if done % _COMMIT_EVERY == 0:
-                transaction.commit()
-                transaction = environment.begin(write=True)
-                if progress:
-                    progress(done, total)
-        transaction.commit()
-        environment.sync(True)
-    if progress:
-        progress(done, total)

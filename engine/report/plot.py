@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.errors import EngineError
 from engine.files import atomic_write
 from engine.report.metrics import elements
 
@@ -72,21 +73,38 @@ def write_curve(history: History, prefix: str) -> str | None:
     panels = history.panels()
     if not panels:
         return None
+    path = f"{prefix}_curve.{'png' if _matplotlib() else 'svg'}"
+    write_panels(path, history.title, panels)
+    return path
+
+
+def write_panels(path: str, title: str, panels: list[Panel]) -> None:
+    """Writes a .svg, or else a PNG. Raises EngineError if that needs matplotlib, or for a disk's reasons."""
+    if path.endswith(".svg"):
+        from engine.report.svg import draw
+
+        with atomic_write(path) as file:
+            file.write(draw(title, panels).encode())
+        return
+    matplotlib = _matplotlib()
+    if matplotlib is None:
+        raise EngineError("a PNG needs matplotlib: pip install engine[plot], or name a .svg", path)
+    figure_canvas, figure_type = matplotlib
+    figure = figure_type(figsize=(9, 2.9 * len(panels) + 0.4), layout="constrained")
+    figure_canvas(figure)
+    _draw(figure, title, panels)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=110)
+
+
+def _matplotlib():
+    """Its canvas and figure, None where it is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        from engine.report.svg import draw
-
-        with atomic_write(path := f"{prefix}_curve.svg") as file:
-            file.write(draw(history.title, panels).encode())
-        return path
-    figure = Figure(figsize=(9, 2.9 * len(panels) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    _draw(figure, history.title, panels)
-    with atomic_write(path := f"{prefix}_curve.png") as file:
-        figure.savefig(file, format="png", dpi=110)
-    return path
+        return None
+    return FigureCanvasAgg, Figure
 
 
 def _draw(figure, title: str, panels: list[Panel]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.options import add_verb
+import argparse
+
+from engine.options import add_common, add_verb, comma_separated, positive
 
 
 def _add_upgrade_net_proto_text(verbs) -> None:
@@ -44,7 +46,174 @@ def _add_in_out(verb, what: str) -> None:
     verb.add_argument("target", metavar="OUT", help="the file to write")
 
 
+def _add_draw_net(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "draw_net",
+        "draw a net",
+        "Writes the picture of a net in one phase: a box for each layer and those that work in place behind it, an "
+        "arrow for each blob with its shape. graphviz draws, where its program dot is installed; without it an SVG is "
+        "drawn all the same.",
+        "engine draw_net nets/googlenet.prototxt googlenet.svg\n"
+        "engine draw_net net.prototxt net.png --rankdir LR --phase TEST",
+    )
+    verb.add_argument("model", metavar="NET", help="the net, a prototxt")
+    verb.add_argument("target", metavar="OUT", help="the picture: .svg, .png, .pdf, or .dot for graphviz's language")
+    verb.add_argument("--rankdir", choices=["TB", "LR"], default="TB", help="downwards or to the right (default: TB)")
+    _add_phase(verb)
+    add_common(verb)
+
+
+def _add_summarize(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "summarize",
+        "list the layers of a net",
+        "Prints a line for each layer of a net in one phase: its options, the shapes of its tops, its parameters with "
+        "their lr_mult and decay_mult, its FLOPs. The data need not be there. engine check tells what is wrong with a "
+        "net, and what memory it takes.",
+        "engine summarize nets/resnet50.prototxt\nengine summarize net.prototxt --phase TEST",
+    )
+    verb.add_argument("model", metavar="NET", help="the net, a prototxt")
+    _add_phase(verb)
+    add_common(verb)
+
+
+def _add_parse_log(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "parse_log",
+        "turn a run's log into CSV",
+        "Reads the log of a training run, ours or Caffe's, and writes DIR/LOG.train and DIR/LOG.test (.test1, ... for "
+        "further test nets) with columns NumIters, Seconds, LearningRate, each output, and the smoothed loss.",
+        "engine train --solver solver.prototxt 2> run.log\nengine parse_log run.log .",
+    )
+    verb.add_argument("log", metavar="LOG", help="what training wrote to stderr, or Caffe's log file")
+    verb.add_argument("folder", metavar="DIR", help="where the CSV files go")
+    verb.add_argument("--delimiter", default=",", metavar="CHARACTER", help="between columns (default: a comma)")
+
+
+def _add_plot_log(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "plot_log",
+        "draw the curves of runs from their logs",
+        "Draws training and test loss, the test's other figures and the learning rate over the iterations, of one log "
+        "or several over each other. A PNG needs matplotlib (pip install engine[plot]), an SVG nothing.",
+        "engine plot_log curve.png run.log\nengine plot_log both.svg fp32.log bf16.log",
+    )
+    verb.add_argument("target", metavar="OUT", help="the picture: .png or .svg")
+    verb.add_argument("logs", metavar="LOG", nargs="+", help="logs of training runs, ours or Caffe's")
+
+
+def _add_extract_features(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "extract_features",
+        "write what a trained net computes, sample by sample",
+        "Runs the net's phase TEST over its data and writes the named blobs: each into an LMDB of Datums (float_data), "
+        "or all of them into one .npz, an array of samples x ... under each blob's name.",
+        "engine extract_features x.caffemodel net.prototxt fc7,prob fc7_lmdb,prob_lmdb 10 lmdb\n"
+        "engine extract_features x.caffemodel net.prototxt fc7 features.npz 10",
+    )
+    verb.add_argument("weights", type=comma_separated, metavar="WEIGHTS", help=".caffemodel files, with commas between")
+    verb.add_argument("model", metavar="NET", help="the net, a prototxt")
+    verb.add_argument("blobs", type=comma_separated, metavar="BLOBS", help="names of blobs, with commas between")
+    verb.add_argument("outputs", type=comma_separated, metavar="OUT", help="an LMDB for each blob, or one .npz")
+    verb.add_argument("batches", type=positive, metavar="BATCHES", help="how many")
+    verb.add_argument("db_type", nargs="?", choices=["lmdb"], help="Caffe's word for what OUT is; lmdb is the only one")
+    add_common(verb)
+
+
+def _add_classify(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "classify",
+        "tell what is on a picture",
+        "Prints the most likely classes of each picture. The net may be a deploy.prototxt with an Input, or the one "
+        "that trains: then pictures are treated as its TEST data is (crop, mean, scale), unless options say otherwise.",
+        "engine classify --model deploy.prototxt --weights x.caffemodel --mean_file mean.binaryproto "
+        "--labels synset_words.txt cat.jpg\n"
+        "engine classify --model nets/resnet50.prototxt --weights resnet50.caffemodel cat.jpg dog.jpg",
+    )
+    verb.add_argument("images", metavar="IMAGE", nargs="+", help="JPEG, PNG, ...")
+    verb.add_argument("--model", "--model_def", required=True, metavar="FILE", help="the net, a prototxt")
+    verb.add_argument(
+        "--weights",
+        "--pretrained_model",
+        type=comma_separated,
+        required=True,
+        metavar="A,B",
+        help=".caffemodel files, layer by layer",
+    )
+    mean = verb.add_mutually_exclusive_group()
+    mean.add_argument("--mean_file", default="", metavar="FILE", help="a .binaryproto to subtract")
+    mean.add_argument("--mean_value", type=_numbers, default=[], metavar="B,G,R", help="a number for each channel")
+    verb.add_argument("--labels", metavar="FILE", help="the name of a class on each line (default: their numbers)")
+    verb.add_argument("--input_scale", type=float, metavar="X", help="multiplies after the mean is subtracted")
+    verb.add_argument(
+        "--images_dim",
+        type=_two_numbers,
+        metavar="H,W",
+        help="resize to this before the centre is cropped (default: as the net's data, else its input)",
+    )
+    verb.add_argument("--top", type=positive, default=5, metavar="N", help="classes to print (default: 5)")
+    add_common(verb)
+
+
+def _add_compare(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "compare",
+        "find where two trained nets, or two runs of one net, begin to differ",
+        "Compares two caffemodels, or the histories of two solverstates, array by array, and names the first that "
+        "differs. With --model also the tops of every layer in one forward pass on the same made-up input. The exit "
+        "status is 1 where something differs by more than the tolerance.",
+        "engine compare a_iter_100.caffemodel b_iter_100.caffemodel\n"
+        "engine compare a.caffemodel b.caffemodel --model net.prototxt --tolerance 1e-5\n"
+        "engine compare x.caffemodel x.caffemodel --model net.prototxt --precision bf16 --tolerance 0.02",
+    )
+    verb.add_argument("files", nargs=2, metavar="FILE", help="two .caffemodel, or two .solverstate")
+    verb.add_argument("--model", metavar="FILE", help="the net, a prototxt: compare what it computes, too")
+    verb.add_argument("--other_model", metavar="FILE", help="the net of the second weights (default: the same)")
+    verb.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of the second (default: fp32)")
+    verb.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="relative to the largest value of an array (default: 0)",
+    )
+    _add_phase(verb, default="TEST")
+    add_common(verb)
+
+
+def _add_phase(verb, default: str = "TRAIN") -> None:
+    verb.add_argument("--phase", choices=["TRAIN", "TEST"], default=default, help=f"of the net (default: {default})")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between, got {text!r}") from None
+
+
+def _two_numbers(text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"expected height,width, got {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
 ADD = (
+    _add_draw_net,
+    _add_summarize,
+    _add_classify,
+    _add_extract_features,
+    _add_compare,
+    _add_parse_log,
+    _add_plot_log,
     _add_upgrade_net_proto_text,
     _add_upgrade_net_proto_binary,
     _add_upgrade_solver_proto_text,

@@ -4,6 +4,92 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
+
+
+def draw_net(options: Namespace) -> int:
+    from engine.tools.draw_net import draw_net
+    from engine.tools.summarize import net_graph
+
+    log = _log()
+    config = _read_net(options, options.model)
+    painter = draw_net(
+        net_graph(config, _phase(options), options.level or 0, options.stage), options.target, options.rankdir
+    )
+    log(f"Drawing net to {options.target} ({painter})")
+    return 0
+
+
+def summarize(options: Namespace) -> int:
+    from engine.tools.summarize import net_graph, summarize
+
+    config = _read_net(options, options.model)
+    print(summarize(net_graph(config, _phase(options), options.level or 0, options.stage)))
+    for note in config.notes:
+        print(f"note: {note}")
+    return 0
+
+
+def parse_log(options: Namespace) -> int:
+    from engine.tools.parse_log import write_csv
+
+    log = _log()
+    for path in write_csv(options.log, options.folder, options.delimiter):
+        log(f"Wrote {path}")
+    return 0
+
+
+def plot_log(options: Namespace) -> int:
+    from engine.tools.plot_log import plot_logs
+
+    log = _log()
+    plot_logs(options.logs, options.target)
+    log(f"Wrote {options.target}")
+    return 0
+
+
+def extract_features(options: Namespace) -> int:
+    from engine.report.progress import Progress
+    from engine.report.table import shape_text
+    from engine.tools.extract_features import extract_features
+
+    log = _log()
+    config = _read_net(options, options.model)
+    with Progress("Extracting", line="Extracted features of {done} of {total} batches.") as progress:
+        shapes = extract_features(
+            config, options.weights, options.blobs, options.outputs, options.batches, progress=progress.update
+        )
+    for blob, shape in shapes.items():
+        log(f"Extracted features of {shape[0]} query images for feature blob {blob}: {shape_text(shape)}")
+    return 0
+
+
+def classify(options: Namespace) -> int:
+    from engine.tools.classify import Classifier, Preprocessing, best, read_labels
+
+    _log()
+    config = _read_net(options, options.model)
+    labels = read_labels(options.labels) if options.labels else []
+    asked = Preprocessing(options.images_dim, options.mean_file, options.mean_value, options.input_scale)
+    classifier = Classifier(config, options.weights, asked)
+    for image in options.images:
+        print(f"---------- Prediction for {image} ----------")
+        for score, label in best(classifier.scores(image), options.top, labels):
+            print(f'{score:.4f} - "{label}"')
+    return 0
+
+
+def compare(options: Namespace) -> int:
+    from engine.tools.compare import compare_files, compare_nets, to_text
+
+    _log()
+    found = [compare_files(*options.files)]
+    if options.model:
+        nets = tuple(_read_net(options, path) for path in (options.model, options.other_model or options.model))
+        weights = tuple([path] for path in options.files)
+        found.append(compare_nets(nets, weights, _phase(options), options.precision))
+    print("\n\n".join(to_text(each, options.tolerance) for each in found))
+    return int(any(each.first_beyond(options.tolerance) for each in found))
 
 
 def upgrade_net_proto_text(options: Namespace) -> int:
@@ -25,18 +111,47 @@ def upgrade_solver_proto_text(options: Namespace) -> int:
 
 
 def _upgrade(options: Namespace, upgrade: Callable[[str, str], list[str]], kind: str) -> int:
-    from engine.report.log import log, set_up
-
-    set_up()
+    log = _log()
     for note in upgrade(options.source, options.target) or [f"File already in latest proto format: {options.source}"]:
         log(note)
     log(f"Wrote upgraded {kind} to {options.target}")
     return 0
 
 
+def _log() -> Callable[[str], None]:
+    from engine.report.log import log, set_up
+
+    set_up()
+    return log
+
+
+def _read_net(options: Namespace, path: str) -> Any:
+    """The net in the state that the options give it."""
+    from engine.config import read_net
+
+    config = read_net(path, options.set)
+    if options.level is not None:
+        config.message.state.level = options.level
+    config.message.state.stage.extend(options.stage)
+    return config
+
+
+def _phase(options: Namespace) -> int:
+    from engine import proto
+
+    return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[options.phase]
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
+        draw_net,
+        summarize,
+        classify,
+        extract_features,
+        compare,
+        parse_log,
+        plot_log,
         upgrade_net_proto_text,
         upgrade_net_proto_binary,
         upgrade_solver_proto_text,

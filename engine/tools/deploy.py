@@ -1,0 +1,64 @@
+"""A net as it is used: from one that trains and tests, without its data, its losses and its measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine import proto
+from engine.config import Config
+from engine.errors import ConfigError
+from engine.graph.build import kept
+
+_SCORES = ("SoftmaxWithLoss", "Accuracy")
+
+
+def input_layer(config: Config) -> Any | None:
+    """The layer that feeds a net in phase TEST from a source; None where it has an Input. Raises ConfigError."""
+    layers = _test_layers(config)
+    feeding = [layer for layer in layers if not layer.bottom]
+    if not feeding:
+        raise ConfigError("nothing feeds the net in phase TEST", config.path)
+    return None if feeding[0].type == "Input" else feeding[0]
+
+
+def deploy(config: Config, shape: Sequence[int]) -> Config:
+    """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of its last loss or Accuracy, which
+    go through a Softmax; or, where it has neither, all of it. Raises ConfigError."""
+    layers = _test_layers(config)
+    data = next(layer for layer in layers if not layer.bottom).top[0]
+    usable, known, scores = [], {data}, None
+    for layer in layers:
+        if layer.type in _SCORES and layer.bottom[0] in known:
+            scores = layer.bottom[0]
+        # Losses and measures read labels, which are unknown here, and so does what reads their tops.
+        elif layer.bottom and set(layer.bottom) <= known and not layer.type.endswith("Loss"):
+            usable.append(layer)
+            known.update(layer.top)
+    if scores is not None:
+        usable = _needed(usable, scores)
+    net = proto.NetParameter(name=config.message.name)
+    net.layer.add(name="data", type="Input", top=[data]).input_param.shape.add(dim=shape)
+    net.layer.extend(usable)
+    if scores is not None and not (usable and usable[-1].type == "Softmax" and scores in usable[-1].top):
+        net.layer.add(name="prob", type="Softmax", bottom=[scores], top=["prob"])
+    return Config(net, config.path)
+
+
+def _needed(layers: list[Any], blob: str) -> list[Any]:
+    """Those on which a blob depends."""
+    wanted, found = {blob}, []
+    for layer in reversed(layers):
+        if wanted & set(layer.top):
+            found.append(layer)
+            wanted.update(layer.bottom)
+    return found[::-1]
+
+
+def _test_layers(config: Config) -> list[Any]:
+    state = config.message.state
+    return [
+        layer
+        for index, layer in enumerate(config.message.layer)
+        if kept(layer, proto.TEST, state.level, set(state.stage), config.where(index))
+    ]

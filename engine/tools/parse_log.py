@@ -1,0 +1,158 @@
+"""`engine parse_log`: what a run's log says, ours or Caffe's (glog's format), as rows and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from engine.errors import DataError
+from engine.files import atomic_write
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+_STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})")
+_ITERATION = re.compile(r"\bIteration (\d+)\b")
+_TESTING = re.compile(r"\bTesting net \(#(\d+)\)")
+_LOSS = re.compile(rf"\bIteration \d+(?: \([^)]*\))?, loss = {_NUMBER}")
+_RATE = re.compile(rf"\bIteration \d+, lr = {_NUMBER}")
+_OUTPUT = re.compile(rf"\b(Train|Test) net output #\d+: (\S+) = {_NUMBER}(.*)")
+
+
+@dataclass
+class Row:
+    """One display, or one test. seconds: since the run began; rate, loss (smoothed): NaN where the log has none."""
+
+    iteration: int
+    seconds: float
+    rate: float = math.nan
+    loss: float = math.nan
+    outputs: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        """Outputs with several elements are numbered: accuracy, accuracy[1], ..."""
+        names = [name, *(f"{name}[{i}]" for i in range(1, len(self.outputs) + 1))]
+        self.outputs[next(each for each in names if each not in self.outputs)] = value
+
+
+@dataclass
+class RunLog:
+    """tests: by number of the test net. losses: names of outputs that count as loss."""
+
+    train: list[Row] = field(default_factory=list)
+    tests: dict[int, list[Row]] = field(default_factory=dict)
+    losses: set[str] = field(default_factory=set)
+
+
+class _Clock:
+    """Seconds since the line that says Solving, or since the first of the log. glog's dates have no year: when they
+    go back by months, a year has passed."""
+
+    def __init__(self) -> None:
+        self.begin: datetime | None = None
+        self.now: datetime | None = None
+        self._years = 0
+
+    def read(self, line: str) -> None:
+        found = _STAMP.match(line)
+        if not found:
+            return
+        year, *rest = (int(part or 0) for part in found.groups())
+        now = datetime(year or 2000 + 4 * self._years, *rest)  # leap years: the 29th of February must exist
+        if self.now and (self.now - now).days > 180 and not year:
+            self._years += 1
+            now = now.replace(year=2000 + 4 * self._years)
+        self.now = now
+        if self.begin is None or " Solving " in line:
+            self.begin = now
+
+    @property
+    def seconds(self) -> float:
+        if self.now is None or self.begin is None:
+            return math.nan
+        years = self.now.year - self.begin.year
+        passed = (self.now - self.begin).total_seconds()
+        return passed - 86400 * 1095 * (years // 4) if self._years else passed
+
+
+def read_log(path: str) -> RunLog:
+    """Raises DataError for a file that cannot be read, or that has no iterations."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            run = parse(file)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
+    if not run.train and not run.tests:
+        raise DataError("no log of a training run: it has no line 'Iteration N, ...'", path)
+    return run
+
+
+def parse(lines: Iterable[str]) -> RunLog:
+    """Rows in the order of the log."""
+    run, clock = RunLog(), _Clock()
+    iteration, test = -1, 0
+    for line in lines:
+        clock.read(line)
+        if found := _ITERATION.search(line):
+            iteration = int(found[1])
+            if found := _TESTING.search(line):
+                test = int(found[1])
+                run.tests.setdefault(test, []).append(Row(iteration, clock.seconds))
+            if found := _LOSS.search(line):
+                _train_row(run, iteration, clock).loss = float(found[1])
+            if found := _RATE.search(line):
+                _train_row(run, iteration, clock).rate = float(found[1])
+        elif (found := _OUTPUT.search(line)) and iteration >= 0:
+            kind, name, value, rest = found.groups()
+            if kind == "Train" or run.tests.get(test):
+                (_train_row(run, iteration, clock) if kind == "Train" else run.tests[test][-1]).add(name, float(value))
+            if "loss)" in rest:
+                run.losses.add(name)
+    _rates_of_tests(run)
+    return run
+
+
+def _train_row(run: RunLog, iteration: int, clock: _Clock) -> Row:
+    if not run.train or run.train[-1].iteration != iteration:
+        run.train.append(Row(iteration, clock.seconds))
+    return run.train[-1]
+
+
+def _rates_of_tests(run: RunLog) -> None:
+    """A test has the rate of the last display before it or at it, the first one that of the first."""
+    known = [row for row in run.train if not math.isnan(row.rate)]
+    for rows in run.tests.values():
+        for row in rows:
+            before = [each.rate for each in known if each.iteration <= row.iteration]
+            row.rate = before[-1] if before else known[0].rate if known else math.nan
+
+
+def write_csv(path: str, folder: str, delimiter: str = ",") -> list[Path]:
+    """Writes <folder>/<log>.train and .test (.test1, ... of further test nets), with Caffe's columns and the smoothed
+    loss. Returns the files. Raises DataError, EngineError."""
+    run = read_log(path)
+    tables = {".train": run.train} if run.train else {}
+    tables |= {f".test{number or ''}": rows for number, rows in run.tests.items()}
+    written = []
+    for suffix, rows in tables.items():
+        target = Path(folder) / (Path(path).name + suffix)
+        with atomic_write(target) as file:
+            file.write(_csv(rows, delimiter, smoothed=suffix == ".train").encode())
+        written.append(target)
+    return written
+
+
+def _csv(rows: list[Row], delimiter: str, smoothed: bool) -> str:
+    outputs = list(dict.fromkeys(name for row in rows for name in row.outputs))
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(["NumIters", "Seconds", "LearningRate", *outputs, *(["SmoothedLoss"] if smoothed else [])])
+    for row in rows:
+        values = [row.outputs.get(name, math.nan) for name in outputs] + ([row.loss] if smoothed else [])
+        cells = ["" if math.isnan(value) and value is math.nan else f"{value:.9g}" for value in (row.rate, *values)]
+        writer.writerow([row.iteration, f"{row.seconds:.6f}", *cells])
+    return text.getvalue()
