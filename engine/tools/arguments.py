@@ -86,7 +86,7 @@ def _add_parse_log(verbs) -> None:
         "turn a run's log into CSV",
         "Reads the log of a training run, ours or Caffe's, and writes DIR/LOG.train and DIR/LOG.test (.test1, ... for "
         "further test nets) with columns NumIters, Seconds, LearningRate, each output, and the smoothed loss.",
-        "engine train --solver solver.prototxt 2> run.log\nengine parse_log run.log .",
+        "engine parse_log run.log .   # of `engine train --solver solver.prototxt 2> run.log`",
     )
     verb.add_argument("log", metavar="LOG", help="what training wrote to stderr, or Caffe's log file")
     verb.add_argument("folder", metavar="DIR", help="where the CSV files go")
