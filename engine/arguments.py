@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_test,
         _add_time,
         _add_verify,
+        _add_predict,
         _add_check,
         _add_convert_imageset,
         _add_compute_image_mean,
@@ -143,6 +144,34 @@ def _add_verify(verbs) -> None:
         metavar="X",
         help="largest difference, relative to the parameter's largest element (default: 1e-4; 0.2 with bf16)",
     )
+    add_running(verb)
+
+
+def _add_predict(verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "predict",
+        "tell how fast a net would train on more ranks, or on another network",
+        "Simulates training steps: layers and buckets of one rank as measured here (or in a --profile, or of a machine "
+        "of which only --images_per_second is known), on a network of given latency and bandwidth. Under mpiexec the "
+        "network is measured, where it is not given. Prints step time, efficiency, exposed communication, and the "
+        "best bucket size and number of servers.",
+        "engine predict --model nets/resnet50.prototxt --ranks 2,4,8,16 --latency 1.5 --bandwidth 100\n"
+        "engine predict --model nets/resnet50.prototxt --ranks 256 --images_per_second 60 --latency 1 --bandwidth 100\n"
+        "mpiexec -n 2 engine predict --model nets/resnet50.prototxt --profile times.json --ranks 2,64",
+    )
+    verb.add_argument("--model", metavar="FILE", help="the net, a prototxt; not needed with --profile")
+    verb.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
+    verb.add_argument("--ranks", type=comma_separated, required=True, metavar="A,B", help="numbers of ranks")
+    verb.add_argument("--batch", type=positive, metavar="N", help="per rank (default: the profile's, or the net's)")
+    verb.add_argument("--images_per_second", type=float, metavar="X", help="of one rank, on another machine")
+    verb.add_argument("--latency", type=float, metavar="US", help="of a message between nodes, microseconds")
+    verb.add_argument("--bandwidth", type=float, metavar="GBIT", help="of a node, each way, Gbit/s")
+    verb.add_argument("--ranks_per_node", type=positive, default=1, metavar="N", help="default: 1")
+    verb.add_argument("--cores", type=float, default=0, metavar="N", help="of a node (default: enough for everything)")
+    verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="of the profile (default: 5)")
+    verb.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
+    verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
     add_running(verb)
 
 

@@ -52,6 +52,7 @@ class LayerTime:
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     flops: int = 0  # of a forward pass
+    gradients: int = 0  # floats that its backward completes
     implementations: list[str] = field(default_factory=list)
     reorders: list[Reorder] = field(default_factory=list)
     layouts: list[str] = field(default_factory=list)  # of the tops
@@ -193,6 +194,9 @@ def _times(
         for backward, before, after, size, _ in net.program.reorders(op):
             row.reorders.append(Reorder(backward, f"{before} -> {after}", size / 1e6, float(next(reorder_ms))))
         row.layouts = [net.tensors[top].layout for top in layer.tops if top in net.tensors]
+    uses = net.first_uses()
+    for placed in net.parameters:
+        layers[net.builder.layer_of_op[uses[placed.parameter]].name].gradients += placed.count
     shapes = [blob.shape for blob in net.inputs if blob.shape]
     batch = shapes[0][0] if shapes else 1
     return Times(

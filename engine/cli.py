@@ -240,6 +240,50 @@ def verify(options: Namespace) -> int:
     return 0
 
 
+def predict(options: Namespace) -> int:
+    world = _start()
+    from engine import predict
+
+    if (options.latency is None) != (options.bandwidth is None):
+        raise ConfigError("--latency and --bandwidth go together")
+    if options.bandwidth is None and world.size == 1:
+        raise ConfigError("which network? --latency and --bandwidth, or start it with mpiexec to measure")
+    if not (options.model or options.profile):
+        raise ConfigError("--model or --profile is needed")
+    ranks = [int(text) for text in options.ranks if text.isdecimal() and int(text)]
+    if len(ranks) != len(options.ranks):
+        raise ConfigError(f"--ranks {','.join(options.ranks)}: expected whole numbers above 0, such as 2,4,8")
+    param = predict.comm_param(options.comm)
+    if options.bandwidth is None:
+        network = predict.measured_network(world)
+    else:
+        network = predict.given_network(options.latency, options.bandwidth, options.ranks_per_node, options.cores)
+    profile = _profile(options, world)
+    found = [predict.predict(profile, network, count, param) for count in ranks]
+    if world.rank == 0:
+        print(predict.to_text(profile, network, found))
+        if options.json:
+            _write_json(predict.to_dict(profile, network, found), options.json)
+    return 0
+
+
+def _profile(options: Namespace, world):
+    """Of the machine that engine predict is asked about."""
+    from engine import predict
+
+    if options.profile:
+        profile = predict.read_profile(options.profile)
+    else:
+        config = _read_model(options, _phase("TRAIN"))
+        if options.images_per_second:
+            profile = predict.from_flops(config, options.batch or 0)
+        else:
+            profile = predict.own_profile(config, options.iterations, options.precision or "fp32", world)
+    if options.batch:
+        profile = profile.at_batch(options.batch)
+    return profile.at_rate(options.images_per_second) if options.images_per_second else profile
+
+
 def check(options: Namespace) -> int:
     from engine.check import check_file, files_below, raise_errors, to_json, to_text
 
@@ -357,6 +401,7 @@ VERBS = {
     "test": test,
     "time": time_,
     "verify": verify,
+    "predict": predict,
     "check": check,
     "convert_imageset": convert_imageset,
     "compute_image_mean": compute_image_mean,

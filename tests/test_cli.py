@@ -19,7 +19,7 @@ from tests.mpi import run_ranks
 
 REPO = Path(__file__).resolve().parents[1]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
-VERBS = ("train", "test", "time", "verify", "check", "convert_imageset", "compute_image_mean")
+VERBS = ("train", "test", "time", "verify", "predict", "check", "convert_imageset", "compute_image_mean")
 VERBS += ("device_query", "doctor", *TOOLS)
 
 
