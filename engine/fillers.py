@@ -127,3 +127,21 @@ def bilinear(shape: Shape, message: Any, generator: np.random.Generator) -> np.n
     center = (2 * factor - 1 - factor % 2) / (2 * factor)
     line = 1 - np.abs(np.arange(size) / factor - center)
     return np.broadcast_to(np.outer(line, line).astype(np.float32), shape).copy()
+
+
+@filler("gabor")
+def gabor(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    """Gratings under a Gaussian window, for the first convolution: each output with a random orientation, wavelength (4
+    pixels up to the kernel's size) and phase, the same in all input channels, of mean 0 and standard deviation `std`.
+    """
+    if len(shape) != 4 or shape[2] < 3 or shape[3] < 3:
+        raise ValueError(f"expected a blob of 4 axes with a kernel of 3 x 3 at least, got {shape}")
+    angle, phase = 2 * math.pi * generator.random((2, shape[0], 1, 1))
+    size = max(shape[2:])
+    wavelength = min(4, size) + (size - min(4, size)) * generator.random((shape[0], 1, 1))
+    y, x = np.mgrid[: shape[2], : shape[3]] - (np.array(shape[2:]).reshape(2, 1, 1) - 1) / 2
+    wave = np.cos(2 * math.pi * (x * np.cos(angle) + y * np.sin(angle)) / wavelength + phase)
+    values = wave * np.exp(-(x**2 + y**2) / (2 * (size / 4) ** 2))
+    values -= values.mean(axis=(1, 2), keepdims=True)
+    values *= message.std / values.std(axis=(1, 2), keepdims=True)
+    return np.repeat(values[:, None], shape[1], axis=1).astype(np.float32)

@@ -59,13 +59,17 @@ class MadeUpFeeder(Feeder):
 
 
 def shrink(message: Any, size: int) -> None:
-    """At most `size` samples in the blobs of a NetParameter's Input and DummyData layers."""
+    """At most `size` samples in the blobs of a NetParameter's Input and DummyData layers, and in BatchNorm's parts."""
     for layer in message.layer:
         for shape in (*layer.input_param.shape, *layer.dummy_data_param.shape):
             if shape.dim:
                 shape.dim[0] = min(shape.dim[0], size)
         numbers = layer.dummy_data_param.num
         numbers[:] = [min(number, size) for number in numbers]
+    for holder in (message, *(layer.batch_norm_param for layer in message.layer)):
+        name = "bn_stats_batch_size" if holder is message else "stats_batch_size"
+        if getattr(holder, name) > size:
+            setattr(holder, name, size)
 
 
 def feed_made_up(net: Net, seed: int = 1) -> None:

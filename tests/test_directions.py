@@ -131,7 +131,7 @@ SPEAKERS = {
     "google": [
         "proto/",
         *("prototext.py", "overrides.py", "upgrade.py", "config.py", "weights.py", "weights_hdf5.py"),
-        *("data/decode.py", "data/mean.py"),  # Datums and mean files
+        *("data/decode.py", "data/mean.py", "data/readers/annotated.py"),  # Datums and mean files
         "tools/upgrade_proto.py",
     ],
 }

@@ -92,3 +92,12 @@ def test_errors():
         values((2, 1, 3, 4), type="bilinear")
     with pytest.raises(ConfigError, match="filler 'uniform': expected min up to max, got 2 and 1"):
         values(type="uniform", min=2, max=1)
+
+
+def test_gabor_filters_are_gratings():
+    drawn = values((12, 3, 11, 11), type="gabor", std=0.01)
+    np.testing.assert_allclose(drawn.mean(axis=(2, 3)), 0, atol=1e-8)
+    np.testing.assert_allclose(drawn.std(axis=(2, 3)), 0.01, rtol=1e-5)
+    assert np.array_equal(drawn[:, 0], drawn[:, 2]) and not np.allclose(drawn[0], drawn[1])
+    spectrum = np.abs(np.fft.fft2(drawn[:, 0]))  # most of it at two opposite frequencies and what is next to them
+    assert (spectrum.max(axis=(1, 2)) > 5 * np.median(spectrum, axis=(1, 2))).all()

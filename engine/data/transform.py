@@ -6,7 +6,8 @@ half in TRAIN); subtract the mean; multiply by scale. The last four are one pass
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,13 @@ def forced_color(param: TransformationParameter, where: str | None = None) -> st
     return BGR if param.force_color else GRAY if param.force_gray else None
 
 
+class Cut(NamedTuple):
+    """What the crop and the mirror have made of a resized image. patch: x1, y1, x2, y2 in fractions of its sides."""
+
+    patch: tuple[float, float, float, float]
+    mirrored: bool
+
+
 class Transformer:
     """One transform_param in one phase. It has no state: apply() may be called from several threads.
 
@@ -46,11 +54,14 @@ class Transformer:
     Raises ConfigError for a transform_param that cannot be used, DataError for a mean_file that cannot be read.
     """
 
-    def __init__(self, param: TransformationParameter, phase: int, where: str | None = None):
+    def __init__(
+        self, param: TransformationParameter, phase: int, where: str | None = None, handled: Sequence[str] = ()
+    ):
+        """handled: fields that the caller applies before."""
         from engine._core import transform_image
 
         for field in _UNSUPPORTED:
-            if param.HasField(field) and getattr(param, field):
+            if field not in handled and param.HasField(field) and getattr(param, field):
                 raise ConfigError(f"transform_param.{field} is not supported", where)
         self._transform_image = transform_image
         self._random = phase == proto.TRAIN
@@ -89,8 +100,9 @@ class Transformer:
         self._mean_for(pixels)
         return self._cropped_shape(pixels)
 
-    def apply(self, image: AnyImage, random: KeyedRandom, out: np.ndarray) -> None:
-        """Writes the transformed image to out (c, h, w) float32, C-contiguous. Raises ImageError."""
+    def apply(self, image: AnyImage, random: KeyedRandom, out: np.ndarray) -> Cut:
+        """Writes the transformed image to out (c, h, w) float32, C-contiguous; returns which part it is. Raises
+        ImageError."""
         pixels = self._prepare(image, random)
         shape = self._cropped_shape(pixels)
         if shape != out.shape:
@@ -106,6 +118,9 @@ class Transformer:
             top, left = spare_h // 2, spare_w // 2
         mirror = self._mirror and random.coin()
         self._transform_image(pixels, top, left, shape[1], shape[2], mirror, mean, self._scale, out)
+        height, width = pixels.shape[:2]
+        patch = (left / width, top / height, (left + shape[2]) / width, (top + shape[1]) / height)
+        return Cut(patch, bool(mirror))
 
     def _cropped_shape(self, pixels: np.ndarray) -> tuple[int, int, int]:
         """(c, h, w) after the crop. Raises ImageError where the image is too small for it."""

@@ -20,6 +20,7 @@ class DatabaseReader(PictureReader):
     """The items of the database that data_param names."""
 
     field = "data_param"
+    handled: tuple[str, ...] = ()  # fields of transform_param that the reader itself applies
 
     def __init__(self, message: Any, request: Request):
         super().__init__(message, request)
@@ -28,7 +29,7 @@ class DatabaseReader(PictureReader):
             raise ConfigError("data_param.source is missing", request.where)
         # Caffe's default is LEVELDB, which nobody means by leaving the field out.
         backend = param.DB.Name(param.backend) if param.HasField("backend") else "LMDB"
-        self._transformer = Transformer(message.transform_param, request.phase, request.where)
+        self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
         path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         self._source = find_source(backend, request.where)(path, request.where, param.shuffle)
         self.name = param.source

@@ -1,0 +1,116 @@
+"""SSD's patches: expand_param puts a picture on a larger canvas, batch_sampler cuts random parts out of it.
+
+How patches are drawn is described in "SSD: Single Shot MultiBox Detector" (2.2, data augmentation; 3.6, expansion).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from engine.data.boxes import WHOLE, Patch, make_emit, overlaps, seen_from
+from engine.data.decode import BGR, GRAY
+from engine.data.keyed_random import KeyedRandom
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.proto import AnnotatedDataParameter, BatchSampler, SampleConstraint, TransformationParameter
+
+Augment = Callable[[Image.Image, np.ndarray, KeyedRandom], tuple[Image.Image, np.ndarray]]
+
+_NEARLY_NOTHING = 0.01  # an expansion by less is none
+
+
+def make_expand(param: TransformationParameter, where: str | None) -> Augment:
+    """(picture, boxes, random) -> the same on a canvas of the mean's colour, up to max_expand_ratio as large."""
+    expand = param.expand_param
+    if expand.max_expand_ratio < 1:
+        raise ConfigError(f"max_expand_ratio: expected 1 or more, got {expand.max_expand_ratio:g}", where)
+    means = [round(value) for value in reversed(param.mean_value)] or [0]
+    colours = {GRAY: means[-1], BGR: tuple(means * 3)[:3]}
+
+    def apply(image: Image.Image, boxes: np.ndarray, random: KeyedRandom) -> tuple[Image.Image, np.ndarray]:
+        if random.uniform(0, 1) > expand.prob or expand.max_expand_ratio - 1 < _NEARLY_NOTHING:
+            return image, boxes
+        ratio = random.uniform(1, expand.max_expand_ratio)
+        width, height = int(image.width * ratio), int(image.height * ratio)
+        left, top = random.integer(0, width - image.width), random.integer(0, height - image.height)
+        canvas = Image.new(image.mode, (width, height), colours[image.mode])
+        canvas.paste(image, (left, top))
+        patch = (
+            *(-left / image.width, -top / image.height),
+            *((width - left) / image.width, (height - top) / image.height),
+        )
+        return canvas, seen_from(patch, boxes)
+
+    return apply
+
+
+def make_patches(param: AnnotatedDataParameter, transform: TransformationParameter) -> Augment:
+    """(picture, boxes, random) -> one of the patches that the batch_samplers find, at random, with the boxes that
+    emit_constraint lets it keep; where they find none, the picture as it is."""
+    emit = make_emit(transform.emit_constraint if transform.HasField("emit_constraint") else None)
+    samplers = [_make_sampler(sampler) for sampler in param.batch_sampler]
+
+    def apply(image: Image.Image, boxes: np.ndarray, random: KeyedRandom) -> tuple[Image.Image, np.ndarray]:
+        patches = [patch for sampler in samplers for patch in sampler(boxes, random)]
+        if not patches:
+            return image, boxes
+        patch = patches[random.integer(0, len(patches) - 1)]
+        if patch == WHOLE:
+            return image, boxes
+        left, top = int(patch[0] * image.width), int(patch[1] * image.height)
+        width = max(1, int((patch[2] - patch[0]) * image.width))
+        height = max(1, int((patch[3] - patch[1]) * image.height))
+        return image.crop((left, top, left + width, top + height)), seen_from(patch, boxes[emit(patch, boxes)])
+
+    return apply
+
+
+def _make_sampler(param: BatchSampler) -> Callable[[np.ndarray, KeyedRandom], Sequence[Patch]]:
+    """boxes -> up to max_sample patches, in max_trials tries, that share with some box what the constraint asks."""
+    satisfies = _make_constraint(param.sample_constraint if param.HasField("sample_constraint") else None)
+
+    def sample(boxes: np.ndarray, random: KeyedRandom) -> Sequence[Patch]:
+        found: list[Patch] = []
+        for _ in range(param.max_trials):
+            if param.HasField("max_sample") and len(found) >= param.max_sample:
+                break
+            patch = _draw(param.sampler, random)
+            if satisfies(patch, boxes):
+                found.append(patch)
+        return found
+
+    return sample
+
+
+def _draw(param: Any, random: KeyedRandom) -> Patch:
+    """Of random area and shape, somewhere in the picture."""
+    scale = random.uniform(param.min_scale, param.max_scale)
+    low, high = max(param.min_aspect_ratio, scale * scale), min(param.max_aspect_ratio, 1 / (scale * scale))
+    stretch = math.sqrt(random.uniform(low, high))
+    width, height = min(1.0, scale * stretch), min(1.0, scale / stretch)
+    left, top = random.uniform(0, 1 - width), random.uniform(0, 1 - height)
+    return left, top, left + width, top + height
+
+
+def _make_constraint(param: SampleConstraint | None) -> Callable[[Patch, np.ndarray], bool]:
+    names = ("jaccard_overlap", "sample_coverage", "object_coverage")  # in the order of overlaps()
+    limits = []
+    for index, name in enumerate(names):
+        low, high = f"min_{name}", f"max_{name}"
+        if param is not None and (param.HasField(low) or param.HasField(high)):
+            most = getattr(param, high) if param.HasField(high) else math.inf
+            limits.append((index, getattr(param, low) if param.HasField(low) else -math.inf, most))
+    if not limits:
+        return lambda patch, boxes: True
+
+    def satisfies(patch: Patch, boxes: np.ndarray) -> bool:
+        shared = overlaps(patch, boxes)
+        return bool(np.logical_and.reduce([(low <= shared[i]) & (shared[i] <= most) for i, low, most in limits]).any())
+
+    return satisfies

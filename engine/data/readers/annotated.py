@@ -1,0 +1,92 @@
+"""AnnotatedData: pictures with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from engine import proto
+from engine.data.boxes import COLUMNS, boxes_of, mirrored, seen_from
+from engine.data.decode import AnyImage, ImageError, UndecodableImage, as_pillow, decode
+from engine.data.distort import make_distort
+from engine.data.patches import make_expand, make_patches
+from engine.data.reader import Request, Sample, Shape
+from engine.data.readers.database import DatabaseReader, picture_shape
+from engine.data.registry import reader
+from engine.errors import ConfigError
+
+MAX_BOXES = 128  # of one picture; COCO's fullest has 93
+
+
+@reader("AnnotatedData")
+class AnnotatedReader(DatabaseReader):
+    """Tops: the pictures (N, C, H, W); their boxes (1, 1, N * MAX_BOXES, 8), row by row: number of the picture in the
+    batch, class, instance, x1, y1, x2, y2 in fractions of the picture's sides, difficult. After the last box, -1.
+
+    In this order: distort_param, expand_param, a patch by batch_sampler and emit_constraint, resize_param, crop,
+    mirror.
+    """
+
+    handled = ("distort_param", "expand_param")
+
+    def __init__(self, message: Any, request: Request):
+        super().__init__(message, request)
+        transform, annotated = message.transform_param, message.annotated_data_param
+        mode = transform.resize_param.resize_mode
+        if transform.HasField("resize_param") and mode != proto.ResizeParameter.WARP:
+            name = proto.ResizeParameter.Resize_mode.Name(mode)
+            raise ConfigError(f"resize_mode {name}: the boxes of AnnotatedData know WARP only", request.where)
+        self._distort = make_distort(transform.distort_param) if transform.HasField("distort_param") else None
+        self._steps = []
+        if transform.HasField("expand_param"):
+            self._steps.append(make_expand(transform, request.where))
+        if annotated.batch_sampler:
+            self._steps.append(make_patches(annotated, transform))
+        self.shapes = (self.first_shape(self._transformer.shape), (MAX_BOXES, 1 + COLUMNS))
+
+    def decode(self, fetched: bytes) -> tuple[AnyImage, np.ndarray]:
+        """(picture, boxes)."""
+        try:
+            annotated = proto.AnnotatedDatum.FromString(fetched)
+        except DecodeError as error:
+            raise UndecodableImage(f"not an AnnotatedDatum: {error}") from None
+        boxes = boxes_of(annotated)
+        if len(boxes) > MAX_BOXES:
+            raise ImageError(f"the picture has {len(boxes)} boxes, at most {MAX_BOXES} are held")
+        return decode(annotated.datum, self._transformer.color), boxes
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        def use(image: AnyImage, boxes: np.ndarray, random) -> None:
+            if self._distort or self._steps:
+                image = as_pillow(image)
+            if self._distort:
+                image = self._distort(image, random)
+            for step in self._steps:
+                image, boxes = step(image, boxes, random)
+            cut = self._transformer.apply(image, random, out[0])
+            boxes = seen_from(cut.patch, boxes)
+            out[1].fill(-1)
+            out[1][: len(boxes), 0] = sample.place
+            out[1][: len(boxes), 1:] = mirrored(boxes) if cut.mirrored else boxes
+
+        return self.read(sample.epoch, sample.index, use)
+
+    @classmethod
+    def top_shapes(cls, shapes: Sequence[Shape], batch_size: int) -> list[Shape]:
+        return [(batch_size, *shapes[0]), (1, 1, batch_size * MAX_BOXES, 1 + COLUMNS)]
+
+    def tops(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Boxes of all pictures one after the other: some readers of them stop at the first -1."""
+        pictures, boxes = arrays
+        rows = boxes.reshape(-1, 1 + COLUMNS)
+        full = rows[:, 0] >= 0
+        label = np.full(rows.shape, -1, np.float32)
+        label[: np.count_nonzero(full)] = rows[full]
+        return pictures, label.reshape(1, 1, *rows.shape)
+
+    @classmethod
+    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+        return picture_shape(message, where), (MAX_BOXES, 1 + COLUMNS)
