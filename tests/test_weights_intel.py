@@ -52,7 +52,7 @@ def test_nowhere_to_put_scale_and_shift(behind):
 
 
 def test_scale_and_shift_twice():
-    with pytest.raises(WeightsError, match="layer 'bn': .* in it, and in layer 'scale' again"):
+    with pytest.raises(WeightsError, match=r"layer 'bn': .* in it, and in layer 'scale' again"):
         net_of(BATCH_NORM + SCALE).load_weights({"bn": merged(), "scale": merged()[3:]}, "file")
 
 
