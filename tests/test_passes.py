@@ -219,6 +219,50 @@ def test_gradients_that_layers_share_stay_whole(norm, again):
         assert np.linalg.norm(found[0][what] - values) <= 3e-5 * size, what
 
 
+ACTIVATED = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 5 dim: 7 dim: 6 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 3 } } }
+layer { name: "conv" type: "Convolution" bottom: "x" top: "a" convolution_param { num_output: %(channels)d
+  kernel_size: 3 weight_filler { type: "gaussian" std: 0.8 } bias_filler { type: "uniform" min: -1 max: 1 } } }
+layer { name: "f" bottom: "a" top: "b" %(activation)s }
+layer { name: "ip0" type: "InnerProduct" bottom: "b" top: "c"
+  inner_product_param { num_output: 9 weight_filler { type: "xavier" } } }
+layer { name: "g" bottom: "c" top: "c" %(activation)s }
+layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize("channels", [16, 10])
+@pytest.mark.parametrize(
+    "activation, left",
+    [
+        ('type: "ReLU"', 0),
+        ('type: "ReLU" relu_param { negative_slope: 0.2 }', 0),
+        ('type: "ReLU" relu_param { negative_slope: -0.2 }', 2),
+        ('type: "ReLU6"', 0),
+        ('type: "ELU" elu_param { alpha: 0.7 }', 0),
+        ('type: "ELU" elu_param { alpha: -0.7 }', 2),
+        ('type: "TanH"', 0),
+        ('type: "Sigmoid"', 2),
+    ],
+)
+def test_activations_behind_weights(activation, left, channels):
+    found, config = [], parse_net(ACTIVATED % {"activation": activation, "channels": channels}, "activated.prototxt")
+    for passes in (PASSES, PASSES - {"fuse"}):
+        net = Net(config, proto.TRAIN, passes=passes)
+        randomise(net)
+        net.run_forward()
+        net.backward()
+        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
+        found[-1]["loss"] = net.blobs["loss"].data
+        kinds = [layer.type for layer in net.graph.layers]
+        assert len(kinds) == 6 + (left if passes == PASSES else 2)
+    for what, values in found[1].items():
+        assert np.linalg.norm(found[0][what] - values) <= 1e-5 * np.linalg.norm(values), what
+
+
 def test_nothing_is_fused_away_that_somebody_reads():
     text = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 5 dim: 5 } } }

@@ -1,24 +1,44 @@
 // What Convolution and InnerProduct have in common: a source, weights, an optional bias, and three primitives; and what
-// the graph may have fused in: the addition of a second input and a ReLU, and, where the attribute `constant` says that
-// parameters change rarely, a normalisation by running statistics. params: weights, bias, then with the attribute
-// `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
+// the graph may have fused in: the addition of a second input and an activation, and, where the attribute `constant`
+// says that parameters change rarely, a normalisation by running statistics. params: weights, bias, then with the
+// attribute `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
 #pragma once
 
 #include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
 
 #include "onednn_util.h"
 
 namespace engine {
 
 class Weighted : public Op {
+    struct Activation {
+        explicit Activation(const Attributes& a) : alpha(float(a.real("alpha"))), beta(float(a.real("beta"))) {
+            static const std::map<std::string, std::pair<algorithm, algorithm>> algorithms{
+                {"clip", {algorithm::eltwise_clip_v2, algorithm::eltwise_clip_v2_use_dst_for_bwd}},
+                {"elu", {algorithm::eltwise_elu, algorithm::eltwise_elu_use_dst_for_bwd}},
+                {"relu", {algorithm::eltwise_relu, algorithm::eltwise_relu_use_dst_for_bwd}},
+                {"tanh", {algorithm::eltwise_tanh, algorithm::eltwise_tanh_use_dst_for_bwd}},
+            };
+            std::tie(forward, backward) = algorithms.at(a.text("activation"));
+        }
+        algorithm forward, backward;
+        float alpha, beta;
+    };
+
 protected:
     explicit Weighted(OpSpec spec)
         : Op(std::move(spec)),
           bias_(spec_.attributes.flag("bias")),
           adds_(spec_.attributes.flag("adds")),
-          relu_(spec_.attributes.flag("relu")),
           constant_(spec_.attributes.flag("constant")),
-          norm_(spec_.attributes.flag("norm")) {}
+          norm_(spec_.attributes.flag("norm")) {
+        if (spec_.attributes.has("activation")) activation_.emplace(spec_.attributes);
+    }
 
 public:
     void forward(const dnnl::stream& stream) override {
@@ -35,7 +55,7 @@ protected:
         primitive_attr attr = user_scratchpad();
         dnnl::post_ops post;
         if (adds_) post.append_sum(1.f);
-        if (relu_) post.append_eltwise(algorithm::eltwise_relu, 0.f, 0.f);
+        if (activation_) post.append_eltwise(activation_->forward, activation_->alpha, activation_->beta);
         attr.set_post_ops(post);
         return attr;
     }
@@ -71,7 +91,7 @@ protected:
         forward_calls_.push_back(call);
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
-        if (relu_ && needs_backward() && output_gradient(0)) close_relu();
+        if (activation_ && needs_backward() && output_gradient(0)) close_activation();
     }
 
     // Weights as the kernel takes them, made when they have changed.
@@ -118,12 +138,14 @@ protected:
         }
     }
 
-    // The gradient behind the ReLU, without what does not pass it.
-    void close_relu() {
-        const auto how = algorithm::eltwise_relu_use_dst_for_bwd;
+    // The gradient in front of the activation, from that behind it.
+    void close_activation() {
+        const algorithm how = activation_->backward;
+        const float alpha = activation_->alpha, beta = activation_->beta;
         const Layout& layout = outputs_[0]->layout;
-        const dnnl::eltwise_forward::primitive_desc hint(cpu(), prop_kind::forward_training, how, layout, layout, 0.f);
-        const dnnl::eltwise_backward::primitive_desc pd(cpu(), how, layout, layout, layout, 0.f, 0.f, hint,
+        const dnnl::eltwise_forward::primitive_desc hint(cpu(), prop_kind::forward_training, how, layout, layout, alpha,
+                                                         beta);
+        const dnnl::eltwise_backward::primitive_desc pd(cpu(), how, layout, layout, layout, alpha, beta, hint,
                                                         user_scratchpad());
         const TensorPtr& given = outputs_[0]->diff;
         passed_ = workspace("gradient", layout);
@@ -174,7 +196,8 @@ protected:
         touch(Pass::backward, {gradient(), input(0)->diff});
     }
 
-    bool bias_, adds_, relu_, constant_, norm_;
+    bool bias_, adds_, constant_, norm_;
+    std::optional<Activation> activation_;
     TensorPtr passed_;
     memory added_;
     memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel takes them

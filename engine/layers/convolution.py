@@ -111,4 +111,4 @@ class Convolution(Weighted):
     def flops(self) -> int:
         outputs = math.prod(self.tops[0].shape)
         bias = self.param.bias_term or self.norm is not None
-        return outputs * (2 * math.prod(self.params[0].shape[1:]) + bias + self.adds + self.relu)
+        return outputs * (2 * math.prod(self.params[0].shape[1:]) + bias + self.adds + (self.activation is not None))

@@ -72,7 +72,7 @@ class Recurrent(Layer):
 
     def inner_product(self, builder: Builder, x: Tensor, params: list[Parameter]) -> Tensor:
         """x (rows, inputs) -> (rows, outputs)."""
-        attributes = {"bias": len(params) == 2, "transpose": False, "relu": False}
+        attributes = {"bias": len(params) == 2, "transpose": False}
         shape = (x.shape[0], params[0].shape[0])
         return builder.op("InnerProduct", self, [x], attributes, params=params, tops=[], shapes=[shape])[0]
 

@@ -6,6 +6,15 @@ from typing import Any
 
 from engine.layers.base import Layer
 
+# Activations as kernels apply them to what they write: oneDNN's name, alpha and beta. Those that are 0 at 0, as the
+# padding of layouts must stay, and whose gradient follows from their result, as it does for alpha from 0 on.
+ACTIVATIONS = {
+    "ELU": lambda message: ("elu", message.elu_param.alpha, 0.0),
+    "ReLU": lambda message: ("relu", message.relu_param.negative_slope, 0.0),
+    "ReLU6": lambda message: ("clip", 0.0, 6.0),
+    "TanH": lambda message: ("tanh", 0.0, 0.0),
+}
+
 
 class Weighted(Layer):
     """Subclasses say in `normalises` whether weights can take over a normalisation of axis 1 of the top."""
@@ -13,7 +22,8 @@ class Weighted(Layer):
     bf16 = True
     normalises = False
     norm: dict[str, Any] | None = None  # attributes of a BatchNorm that `absorb` has taken over
-    adds = relu = False  # what else it has
+    adds = False  # what else it has
+    activation: tuple[str, float, float] | None = None  # an entry of ACTIVATIONS
 
     @property
     def param(self):
@@ -21,12 +31,13 @@ class Weighted(Layer):
 
     def attributes(self) -> dict[str, Any]:
         norm = {"norm": True, **self.norm} if self.norm else {}
-        return {"bias": self.param.bias_term, "relu": self.relu, "adds": self.adds, "constant": self.constant, **norm}
+        activation = dict(zip(("activation", "alpha", "beta"), self.activation)) if self.activation else {}
+        return {"bias": self.param.bias_term, "adds": self.adds, "constant": self.constant, **activation, **norm}
 
     def absorb(self, following: Layer) -> bool:
         """In this order: where parameters are constant, a BatchNorm of its channels by running statistics, a Scale, and
-        the addition of another blob; and in any case a ReLU without slope."""
-        if self.relu or self.param.relu:
+        the addition of another blob; and in any case one of ACTIVATIONS."""
+        if self.activation or self.param.relu:
             return False
         folds = self.constant and self.normalises and not self.adds
         if following.type == "BatchNorm" and folds and not self.norm and following.use_global_stats:
@@ -40,8 +51,15 @@ class Weighted(Layer):
         elif following.type == "Eltwise" and folds and following.adds_two:
             self.adds = True
             self.bottoms = self.bottoms + [blob for blob in following.bottoms if blob is not self.tops[0]]
-        elif following.type == "ReLU" and following.message.relu_param.negative_slope == 0:
-            self.relu = True
         else:
+            return self._absorb_activation(following)
+        return True
+
+    def _absorb_activation(self, following: Layer) -> bool:
+        if following.type not in ACTIVATIONS:
             return False
+        activation = ACTIVATIONS[following.type](following.message)
+        if activation[1] < 0:
+            return False
+        self.activation = activation
         return True

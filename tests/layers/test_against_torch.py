@@ -86,6 +86,27 @@ WITH_WEIGHTS = [
 ]  # fmt: skip
 
 
+def lstm(x, cont, of_x, bias, of_h):
+    """PyTorch's gates are i, f, g, o."""
+    of_x, bias, of_h = (torch.cat([each.chunk(4)[i] for i in (0, 1, 3, 2)]) for each in (of_x, bias, of_h))
+    first = torch.zeros(1, 3, 4, dtype=x.dtype)
+    params = [of_x, of_h, bias, torch.zeros_like(bias)]
+    return torch.lstm(x, (first, first), params, True, 1, 0.0, True, False, False)[0]
+
+
+def rnn(x, cont, of_x, bias, of_h, of_top, top_bias):
+    first, params = torch.zeros(1, 3, 4, dtype=x.dtype), [of_x, of_h, bias, torch.zeros_like(bias)]
+    hidden = torch.rnn_tanh(x, first, params, True, 1, 0.0, True, False, False)[0]
+    return torch.tanh(F.linear(hidden, of_top, top_bias))
+
+
+SEQUENCES = (normal(5, 3, 2), np.repeat(np.float32([[0], [1], [1], [1], [1]]), 3, axis=1))
+RECURRENT = [
+    Case("LSTM recurrent_param { num_output: 4 }", SEQUENCES, lstm),
+    Case("RNN recurrent_param { num_output: 4 }", SEQUENCES, rnn),
+]
+
+
 def running(mean, variance, factor):
     return (mean / factor).detach(), (variance / factor).detach()
 
@@ -200,7 +221,7 @@ def contrastive(distance, same):
     return (same * distance**2 + (1 - same) * F.relu(3 - distance) ** 2).sum() / (2 * len(same))
 
 
-CASES = [*WITH_WEIGHTS, *NORMS_AND_POOLS, *OF_SEVERAL, *LOSSES]
+CASES = [*WITH_WEIGHTS, *RECURRENT, *NORMS_AND_POOLS, *OF_SEVERAL, *LOSSES]
 CASES += [Case(layer, (2 * IMAGES,), function) for layer, function in FUNCTIONS.items()]
 
 
