@@ -1,0 +1,43 @@
+"""docs/layers.md says what the registry and the sources say."""
+
+import importlib.util
+
+import pytest
+
+from engine.layers.registry import layer_types
+from tests.mpi import REPO
+
+COMMAND = "python tools/layer_table.py"
+
+
+@pytest.fixture(scope="module")
+def text():
+    spec = importlib.util.spec_from_file_location("layer_table", REPO / "tools/layer_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.text()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Type -> the other cells."""
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            types, *cells = (cell.strip() for cell in line.replace("\\|", "").strip("|").split(" |"))
+            found |= {name.strip(" `"): cells for name in types.split(",")}
+    return found
+
+
+def test_the_table_is_up_to_date(text):
+    written = REPO / "docs/layers.md"
+    assert written.is_file() and written.read_text() == text, f"docs/layers.md is out of date: run `{COMMAND}`"
+
+
+def test_what_it_says_of_some_layers(text):
+    table = rows(text)
+    assert set(table) == set(layer_types())
+    expected = {"Convolution": ("yes", "oneDNN"), "Accuracy": ("no", "own"), "SPP": ("yes", "own + oneDNN")}
+    assert {name: (table[name][-3], table[name][-1]) for name in expected} == expected
+    assert table["Convolution"][-2] == "yes" and table["Embed"][-2] == ""
+    assert table["InnerProduct"][1:3] == ["1, 1", "`inner_product_param`"]
+    assert table["Data"][1:] == ["0, 1 or more", "`data_param`, `transform_param`", "", "", "", ""]
