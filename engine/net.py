@@ -163,7 +163,7 @@ class Net:
                 if not weight:
                     continue
                 self.program.own(self.tensors[top])
-                if not layer.type.endswith("Loss") and self.tensors[top].diff is not None:
+                if not layer.is_loss and self.tensors[top].diff is not None:
                     self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
     def _place_parameters(self, placed_already: set) -> None:

@@ -5,7 +5,8 @@
 
 namespace engine {
 
-// inputs: all row-major, with the same first axis N; outputs: loss (); attributes: loss_weight.
+// inputs: all row-major, with the same first axis N; outputs: loss (); attributes: loss_weight, normalizer (what the
+// sum over the rows is divided by; N by default).
 class RowLoss : public Op {
 protected:
     explicit RowLoss(OpSpec spec)
@@ -13,6 +14,7 @@ protected:
           loss_weight_(spec_.attributes.real("loss_weight")),
           rows_(input(0)->shape.at(0)),
           row_(input(0)->count() / rows_),
+          normalizer_(spec_.attributes.real("normalizer", double(rows_))),
           losses_(rows_) {
         output(0, plain_layout({}));
         touch(Pass::forward, outputs_[0]);
@@ -31,16 +33,17 @@ protected:
         for (int64_t i = 0; i < rows_; i++) losses_[i] = loss_of(i);
         double sum = 0;  // in the order of rows, whatever the number of threads
         for (double loss : losses_) sum += loss;
-        outputs_[0]->data()[0] = float(sum / double(rows_));
+        outputs_[0]->data()[0] = float(sum / normalizer_);
     }
 
     // What a row's gradient is multiplied by.
-    float gradient_scale() const { return float(loss_weight_ / double(rows_)); }
+    float gradient_scale() const { return float(loss_weight_ / normalizer_); }
 
     double loss_weight_;
     int64_t rows_, row_;  // N, and the elements of each row of the first input
 
 private:
+    double normalizer_;
     std::vector<double> losses_;
 };
 

@@ -1,7 +1,8 @@
 // The absolute difference, rounded off near 0: the sum of outside f(inside (a - b)), where f(d) is s^2 d^2 / 2 for
 // |d| < 1 / s^2, else |d| - 1 / (2 s^2) (Girshick 2015). Without rounding (s = 0 stands for that) it is L1Loss.
-// inputs: a, b, and, where given, inside weights, then outside weights, all (N, ...) of the same count; attributes:
-// loss_weight, sigma.
+// inputs: a, b, and, where given, inside weights, then outside weights, all (N, ...) of the same count; outputs: loss
+// (), and, where asked for, the sum over the channels (axis 1) at each position; attributes: loss_weight, sigma,
+// normalizer (what the sum is divided by; N by default).
 #include <cmath>
 
 #include "row_loss.h"
@@ -14,17 +15,16 @@ public:
         const double sigma = spec_.attributes.real("sigma", 0);
         square_ = float(sigma * sigma);
         bend_ = sigma > 0 ? 1 / square_ : 0;
+        if (outputs_.size() > 1) touch(Pass::forward, output(1, plain_layout(spec_.output_shapes[1])));
     }
 
     void forward(const dnnl::stream&) override {
         add_up([this](int64_t i) {
             double sum = 0;
-            for (int64_t k = i * row_; k < (i + 1) * row_; k++) {
-                const float d = difference(k), far = std::abs(d);
-                sum += weight(3, k) * (far < bend_ ? square_ * d * d / 2 : far - bend_ / 2);
-            }
+            for (int64_t k = i * row_; k < (i + 1) * row_; k++) sum += value(k);
             return sum;
         });
+        if (outputs_.size() > 1) sum_channels();
     }
 
     void backward(const dnnl::stream&) override {
@@ -39,6 +39,20 @@ public:
     }
 
 private:
+    void sum_channels() const {
+        const int64_t positions = outputs_[1]->count(), inner = positions / rows_;
+#pragma omp parallel for
+        for (int64_t at = 0; at < positions; at++) {
+            double sum = 0;
+            for (int64_t k = at % inner; k < row_; k += inner) sum += value(at / inner * row_ + k);
+            outputs_[1]->data()[at] = float(sum);
+        }
+    }
+
+    float value(int64_t k) const {
+        const float d = difference(k), far = std::abs(d);
+        return weight(3, k) * (far < bend_ ? square_ * d * d / 2 : far - bend_ / 2);
+    }
     float weight(size_t i, int64_t k) const { return i < spec_.inputs.size() ? spec_.inputs[i]->data()[k] : 1; }
     float difference(int64_t k) const { return weight(2, k) * (input(0)->data()[k] - input(1)->data()[k]); }
     float slope(float d) const { return std::abs(d) < bend_ ? square_ * d : float((d > 0) - (d < 0)); }

@@ -1,7 +1,8 @@
 // Softmax along one axis, followed by the mean negative log-likelihood of the labels.
 // inputs: x (row-major), labels (one per position of x outside the axis); outputs: loss (), and, where asked for, the
-// probabilities (as x); attributes: axis, loss_weight, ignore_label (optional), label_smoothing, normalizer (what the
-// sum of the losses is divided by; 0: the number of labels that are not ignored, at least 1).
+// probabilities (as x), and the loss of each label; attributes: axis, loss_weight, ignore_label (optional),
+// label_smoothing, normalizer (what the sum of the losses is divided by; 0: the number of labels that are not ignored,
+// at least 1).
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -35,6 +36,7 @@ public:
                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), input(1), probabilities_, outputs_[0]});
+        if (outputs_.size() > 2) touch(Pass::forward, output(2, plain_layout(spec_.output_shapes[2])));
         may_overwrite(Pass::forward, input(0), probabilities_);
         if (!input_gradient(0)) return;
         touch(Pass::backward, {probabilities_, input(0)->diff});
@@ -77,18 +79,24 @@ private:
     static double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
 
     double row_loss(int64_t i) const {
-        const float* const p = probabilities_->data() + i * classes_ * inner_;
         double sum = 0;
-        for (int64_t j = 0; j < inner_; j++) {
-            const int32_t label = labels_[i * inner_ + j];
-            if (label == Labels::ignored) continue;
-            sum += (1 - smoothing_) * minus_log(p[label * inner_ + j]);
-            if (smoothing_ == 0) continue;
-            double all = 0;
-            for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_ + j]);
-            sum += smoothing_ / double(classes_) * all;
+        for (int64_t j = i * inner_; j < (i + 1) * inner_; j++) {
+            const double loss = label_loss(j);
+            sum += loss;
+            if (outputs_.size() > 2) outputs_[2]->data()[j] = float(loss);
         }
         return sum;
+    }
+
+    double label_loss(int64_t j) const {
+        const int32_t label = labels_[j];
+        if (label == Labels::ignored) return 0;
+        const float* const p = probabilities_->data() + j / inner_ * classes_ * inner_ + j % inner_;
+        const double own = (1 - smoothing_) * minus_log(p[label * inner_]);
+        if (smoothing_ == 0) return own;
+        double all = 0;
+        for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_]);
+        return own + smoothing_ / double(classes_) * all;
     }
 
     int axis_;

@@ -101,13 +101,12 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
     layer.tops = connect.tops(layer, shapes)
     layer.params = layer.make_params()
     _param_specs(layer, connect)
-    is_loss = layer.type.endswith("Loss")
     given = list(layer.message.loss_weight)
     if given and len(given) != len(layer.tops):
         raise layer.error(
             f"loss_weight is given {len(given)} times, expected once for each of its {len(layer.tops)} tops"
         )
-    layer.loss_weights = given or [1.0 if is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
+    layer.loss_weights = given or [1.0 if layer.is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
 
 
 def _check_counts(layer: Layer) -> None:

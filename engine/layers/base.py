@@ -97,6 +97,11 @@ class Layer:
         return self.message.type
 
     @property
+    def is_loss(self) -> bool:
+        """Whether the op takes its top's loss_weight itself, 1 where the text gives none."""
+        return self.type.endswith("Loss")
+
+    @property
     def training(self) -> bool:
         return self.phase == 0
 

@@ -58,3 +58,27 @@ def decode(code, prior, variance, offsets):
     if code == "CORNER_SIZE":
         offsets = offsets * np.tile(center_size(prior)[2:], 2)
     return prior + offsets
+
+
+class Anchors:
+    """A YOLO detector's predictions (N, anchors * (5 + classes), side, side), taken apart."""
+
+    def __init__(self, predictions, classes, biases):
+        self.side = predictions.shape[2]
+        self.sizes = np.array(biases).reshape(-1, 2) / self.side
+        shape = (len(predictions), len(self.sizes), 5 + classes, self.side, self.side)
+        self.values = np.moveaxis(predictions.astype(np.float64).reshape(shape), 2, -1)  # (N, A, rows, columns, 5 + C)
+
+    def box(self, n, anchor, row, column):
+        x, y, w, h = self.values[n, anchor, row, column, :4]
+        center = np.array([column + sigmoid(x), row + sigmoid(y)]) / self.side
+        half = np.exp([w, h]) * self.sizes[anchor] / 2
+        return np.concatenate([center - half, center + half])
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum()

@@ -1,0 +1,45 @@
+"""Which boxes of a YOLO detector are right, for the mean average precision of a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.anchor_grid import AnchorGrid
+from engine.layers.base import Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("EvalDetection")
+class EvalDetection(AnchorGrid):
+    """Bottoms: predictions, ground truth; a third, the images, is not read. Top (N, num_class + side^2 num_object 4):
+    boxes of each class in the image; then, for every detection, label (from 0), score, right, wrong; then zeros.
+
+    Of boxes that overlap by `nms` only the one with the best score stays, whatever their classes. A detection is right
+    if it overlaps a box of its class by `threshold` and no better one has claimed that box.
+    """
+
+    bottom_range = (2, 3)
+    differentiable = False
+    constant_bottoms = frozenset({0, 1, 2})
+
+    @property
+    def param(self):
+        return self.message.eval_detection_param
+
+    @property
+    def anchors(self) -> int:
+        return self.param.num_object
+
+    def infer(self) -> list[Shape]:
+        self.check_grid()
+        return [(self.shapes[0][0], self.param.num_class + self.param.side**2 * self.anchors * 4)]
+
+    def lower(self, builder: Builder) -> None:
+        param = self.param
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms[:2]]
+        score = param.ScoreType.Name(param.score_type)
+        attributes = {**self.grid_attributes(), "threshold": param.threshold, "nms": param.nms, "score": score}
+        builder.op("EvalDetection", self, inputs, attributes)

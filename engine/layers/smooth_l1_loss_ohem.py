@@ -1,0 +1,47 @@
+"""SmoothL1Loss that also tells the loss of each region, for the choice of hard examples (R-FCN)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from engine.layers.base import Shape
+from engine.layers.loss import VALID
+from engine.layers.pair_loss import PairLoss
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("SmoothL1LossOHEM")
+class SmoothL1LossOHEM(PairLoss):
+    """Bottoms: predictions (N, C, H, W), targets, and, of the same count, weights. Tops: the sum of f(w (a - b)), where
+    f(d) = d^2 / 2 below 1, else |d| - 1 / 2; and (N, 1, H, W), the sum over the channels. H and W of 1 may be left out.
+
+    `normalization` FULL and VALID divide the first by N H W, BATCH_SIZE by N.
+    """
+
+    bottom_range = (2, 3)
+    top_range = (0, 2)
+    constant_bottoms = frozenset({2})
+    is_loss = True
+
+    def infer(self) -> list[Shape]:
+        super().infer()
+        shape = self.shapes[0]
+        if len(shape) not in (2, 4):
+            raise self.error(f"expected predictions (N, C, H, W) or (N, C), got {shape}")
+        if len(self.shapes) == 3 and math.prod(self.shapes[2]) != math.prod(shape):
+            raise self.error(f"expected weights of the same count as the predictions, {shape}, got {self.shapes[2]}")
+        return [(), (shape[0], 1, *(shape[2:] or (1, 1)))][: max(1, len(self.message.top))]
+
+    def attributes(self) -> dict[str, Any]:
+        shape = self.shapes[0]
+        positions = math.prod(shape[2:])
+        given = self.normalization_attributes(VALID, shape[0], positions)["normalizer"]
+        return {**super().attributes(), "sigma": 1.0, "normalizer": max(1.0, given or float(shape[0] * positions))}
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("SmoothL1Loss", self, inputs, self.attributes())

@@ -1,0 +1,29 @@
+"""SoftmaxWithLoss that also tells the loss of each label, for the choice of hard examples (R-FCN)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Shape
+from engine.layers.registry import register
+from engine.layers.softmax_with_loss import SoftmaxWithLoss
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+
+@register("SoftmaxWithLossOHEM")
+class SoftmaxWithLossOHEM(SoftmaxWithLoss):
+    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities,
+    the loss of each label, in the labels' shape and 0 where a label is ignored."""
+
+    top_range = (0, 3)
+    is_loss = True
+
+    def infer(self) -> list[Shape]:
+        super().infer()
+        return [(), *self.shapes][: max(1, len(self.message.top))]
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

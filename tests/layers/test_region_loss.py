@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+
+from tests.layers.boxes import Anchors, overlap, random_boxes, sigmoid, softmax, truth_blob
+from tests.layers.harness import error_of, run
+
+RANDOM = np.random.default_rng(6)
+SIDE, CLASSES, BIASES = 3, 4, [1.0, 1.5, 2.0, 0.8]
+TRUTH = [(0, 1), (0, 2), (1, 4)]  # images and labels; the third image has none
+SCALES = {"object_scale": 5, "noobject_scale": 0.7, "class_scale": 1.5, "coord_scale": 2}
+
+
+def layer(params="", biases=BIASES):
+    biases = " ".join(f"biases: {bias}" for bias in biases)
+    scales = " ".join(f"{name}: {value}" for name, value in SCALES.items())
+    return f"""layer {{ name: "layer" type: "RegionLoss" bottom: "x" bottom: "truth" top: "loss" loss_weight: 2
+        region_loss_param {{ side: {SIDE} num_class: {CLASSES} num: 2 {biases} {scales} {params} }} }}"""
+
+
+def bottoms():
+    truth = [(n, label, box, 0) for (n, label), box in zip(TRUTH, random_boxes(len(TRUTH)))]
+    x = RANDOM.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
+    return {"x": x, "truth": truth_blob(truth)}
+
+
+def rounded(d):
+    return d**2 / 2 if abs(d) < 1 else abs(d) - 0.5
+
+
+def choose(x, truth, thresh, bias_match):
+    """Which boxes stand for which truth, and which for nothing: constants, as far as the gradient is concerned."""
+    grid = Anchors(x, CLASSES, BIASES)
+    nothing, chosen = [], {}
+    for n in range(len(x)):
+        truths = [(int(row[1]) - 1, row[3:7].astype(np.float64)) for row in truth[0, 0] if row[0] == n]
+        for place in np.ndindex(2, SIDE, SIDE):
+            if all(overlap(grid.box(n, *place), box) <= thresh for _, box in truths):
+                nothing.append((n, *place))
+        for label, box in truths:
+            x_, y_, w, h = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2, box[2] - box[0], box[3] - box[1]
+            row, column = int(y_ * SIDE), int(x_ * SIDE)
+            sizes = (
+                grid.sizes
+                if bias_match
+                else [np.exp(grid.values[n, a, row, column, 2:4]) * grid.sizes[a] for a in range(2)]
+            )
+            anchor = int(np.argmax([overlap([0, 0, *size], [0, 0, w, h]) for size in sizes]))
+            offsets = [
+                x_ * SIDE - column,
+                y_ * SIDE - row,
+                *np.log([w / grid.sizes[anchor][0], h / grid.sizes[anchor][1]]),
+            ]
+            chosen[(n, anchor, row, column)] = (label, offsets)
+    return [place for place in nothing if place not in chosen], chosen
+
+
+def objective(x, nothing, chosen):
+    values = Anchors(x, CLASSES, BIASES).values
+    total = sum(SCALES["noobject_scale"] * sigmoid(values[place][4]) ** 2 / 2 for place in nothing)
+    for place, (label, offsets) in chosen.items():
+        own = values[place]
+        placed = [*sigmoid(own[:2]), *own[2:4]]
+        total += SCALES["coord_scale"] * sum(rounded(a - b) for a, b in zip(placed, offsets))
+        total += SCALES["object_scale"] * (1 - sigmoid(own[4])) ** 4 / 2
+        total -= SCALES["class_scale"] * np.log(softmax(own[5:])[label])
+    return total
+
+
+def slopes(x, nothing, chosen, step=1e-5):
+    """By differences, in float64."""
+    x, result = x.astype(np.float64), np.zeros(x.shape)
+    for index in np.ndindex(x.shape):
+        values = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[index] += sign * step
+            values.append(objective(moved, nothing, chosen))
+        result[index] = (values[0] - values[1]) / (2 * step)
+    return result
+
+
+@pytest.mark.parametrize("bias_match", [True, False])
+@pytest.mark.parametrize("thresh", [0.1, 0.6])
+def test_gradient_and_the_number_that_is_shown(thresh, bias_match):
+    values = bottoms()
+    net = run(layer(f"thresh: {thresh} bias_match: {int(bias_match)}"), **values)
+    net.backward()
+    expected = slopes(values["x"], *choose(**values, thresh=thresh, bias_match=bias_match))
+    np.testing.assert_allclose(net.blobs["x"].diff, 2 * expected / 3, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(net.blobs["loss"].data, (expected**2).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text, shapes, message",
+    [
+        (layer(), {"x": (2, 15, 3, 3)}, "layer 'layer' (RegionLoss): expected predictions ('N', 18, 3, 3), got"),
+        (layer(), {"truth": (2, 8)}, "expected ground truth (1, 1, M, 8), got (2, 8)"),
+        (layer(biases=[1, 2]), {}, "expected 4 biases above 0"),
+        (layer("coords: 5"), {}, "expected coords 4, got 5"),
+        (layer("softmax_tree: 't'"), {}, "expected no softmax_tree, which is not supported"),
+    ],
+)
+def test_errors(text, shapes, message):
+    assert message in error_of(text, **{"x": (2, 18, 3, 3), "truth": (1, 1, 5, 8), **shapes})
