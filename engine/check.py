@@ -140,6 +140,10 @@ def _check_net(config: Config, report: FileReport, level: int, stages: list[str]
             report.note(f"{config.path}: nothing feeds the net in phase {name}, which is left out")
         else:
             _add_graph(config, phase, level, stages, report)
+    deploy = all(layer.type == "Input" for layers in kept.values() for layer in layers)
+    if deploy and report.errors and any("TEST" in net.phases for net in report.nets):
+        report.note(f"{config.path}: the net is for TEST only, in TRAIN it does not build: {report.errors[0]}")
+        report.errors.clear()
 
 
 def _feeding_layers(config: Config, phase: int, level: int, stages: list[str]) -> list[Any]:

@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 from engine.feeding import Fed, Feeder
 from engine.graph.build import TEST
 from engine.net import WATCHED, Net
+from engine.report.average_precision import Detections
 from engine.report.log import log
 from engine.report.metrics import Averages, output_lines
 from engine.report.progress import Progress
@@ -18,6 +19,7 @@ from engine.report.progress import Progress
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import Config
+    from engine.layers.base import Layer
 
 Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 
@@ -41,15 +43,24 @@ class Evaluator:
         precision: str = "fp32",
         every_blob: bool = False,
         feeder: Callable[..., Feeder] = Feeder,
+        ap_version: str = "Integral",
+        show_per_class: bool = False,
     ):
         """config: level and stages are those of its `state`. `every_blob`: as Solver's. feeder: what feeds the net,
-        made as a Feeder is. Raises ConfigErrors, DataError."""
+        made as a Feeder is. ap_version, show_per_class: how detectors are judged, and whether each class is told of.
+        Raises ConfigErrors, DataError."""
         self.world = world
         self.feeder = feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
         self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
         self._options = {**WATCHED, "gradients": True} if every_blob else {}
         self.net = self._make_net(self.feeder.shapes_of, share)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
+        self._ap_version, self._show_per_class = ap_version, show_per_class
+        self._detectors = {
+            layer.tops[0].name: layer
+            for layer in self.net.graph.layers
+            if layer.type in _ADD_DETECTIONS and layer.tops[0] in self.net.graph.outputs
+        }
 
     def _make_net(self, shapes_of, share: Net | None) -> Net:
         state = self._config.message.state
@@ -89,7 +100,7 @@ class Evaluator:
             for k, size, outputs in self._batches(iterations):
                 mine.append((k, size, outputs))
                 if on_batch and self.world.size == 1:
-                    on_batch(k, outputs)
+                    on_batch(k, {name: value for name, value in outputs.items() if name not in self._detectors})
         finally:
             self.feeder.stop()
         return self._merge(mine, on_batch if self.world.size > 1 else None)
@@ -118,7 +129,10 @@ class Evaluator:
         self.feeder.feed(net, fed)
         outputs = net.forward(k, fed.first_sample)
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
-        return {name: _over_samples(value, fed.size, makers[name].type) for name, value in outputs.items()}
+        return {
+            name: value if name in self._detectors else _over_samples(value, fed.size, makers[name].type)
+            for name, value in outputs.items()
+        }
 
     def _net_for(self, size: int) -> Net:
         if self._small is None or self._small[0] != size:
@@ -129,13 +143,25 @@ class Evaluator:
         parts = self.world.gather(mine)
         result = None
         if parts is not None:
-            averages = Averages()
+            averages, detections = Averages(), {name: Detections() for name in self._detectors}
             for k, size, outputs in sorted((batch for part in parts for batch in part), key=lambda batch: batch[0]):
+                for name, layer in self._detectors.items():
+                    _ADD_DETECTIONS[layer.type](detections[name], layer, outputs.pop(name))
                 averages.add(outputs, size)
                 if on_batch:
                     on_batch(k, outputs)
-            result = averages.result()
+            result = {**averages.result(), **self._precisions(detections)}
         return self.world.broadcast_object(result)
+
+    def _precisions(self, detections: dict[str, Detections]) -> Outputs:
+        """The mean average precision of each detector, by the name of its top; then, if asked for, of its classes."""
+        result = {}
+        for name, found in detections.items():
+            result[name] = np.array([found.mean(self._ap_version)])
+            if self._show_per_class:
+                for label, value in found.average_precisions(self._ap_version).items():
+                    result[f"{name}_class{label}"] = np.array([value])
+        return result
 
     def log_outputs(self, values: Outputs) -> None:
         """Caffe's lines of a test in training."""
@@ -144,6 +170,12 @@ class Evaluator:
 
     def close(self) -> None:
         self.feeder.close()
+
+
+_ADD_DETECTIONS: dict[str, Callable[[Detections, Layer, np.ndarray], None]] = {
+    "DetectionEvaluate": lambda found, layer, value: found.add_rows(value),
+    "EvalDetection": lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class),
+}
 
 
 def _over_samples(value: np.ndarray, size: int, layer_type: str) -> np.ndarray:

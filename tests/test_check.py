@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.check import all_errors, check_file, to_json, to_text
+from engine.check import all_errors, check_file, files_below, to_json, to_text
 from engine.config import parse_net
+from engine.errors import ConfigError
 from engine.estimate import layer_costs, memory
 from engine.graph.build import build
 from engine.net import prepare
@@ -143,3 +144,32 @@ def test_the_papers_own_files(name):
     learnable = report.nets[0].memory.gradients // 4
     assert learnable == 25_557_032 + 64  # ResNet-50, and a bias in conv1
     assert report.nets[0].flops / report.nets[0].batch == pytest.approx(8.2e9, rel=0.05)
+
+
+def test_deploy_nets_need_not_build_for_training(tmp_path):
+    path = tmp_path / "deploy.prototxt"
+    path.write_text(
+        'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }\n'
+        'layer { name: "flat" type: "Flatten" bottom: "x" top: "y" include { phase: TEST } }\n'
+        'layer { name: "prob" type: "Softmax" bottom: "y" top: "prob" }'
+    )
+    report = check_file(str(path))
+    assert report.errors == [] and [net.phases for net in report.nets] == [["TEST"]]
+    assert any("the net is for TEST only" in note and "bottom 'y'" in note for note in report.notes)
+    path.write_text(path.read_text().replace("phase: TEST", "phase: TRAIN"))
+    assert check_file(str(path)).errors
+
+
+def test_solvers_may_leave_max_iter_to_the_program_that_trains(net_file, tmp_path):
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{net_file}" base_lr: 1 lr_policy: "fixed"')
+    report = check_file(str(solver))
+    assert report.errors == [] and any("max_iter is missing" in note for note in report.notes)
+
+
+def test_folders(net_file, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/net.prototxt").write_text(NET)
+    assert files_below([str(tmp_path), "x"]) == [str(tmp_path / "a/net.prototxt"), str(net_file), "x"]
+    with pytest.raises(ConfigError, match=r"no .prototxt file"):
+        files_below([str(tmp_path / "a"), str(Path(tmp_path / "b").mkdir() or tmp_path / "b")])

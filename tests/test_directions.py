@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "preflight": {"config", "report", "comm", "cores", "_core"},
     # What the solver and the verbs of the command line share: a net that is fed, and one that is tested.
     "feeding": {"config", "data", "net", "layers", "comm"},
-    "evaluate": {"config", "feeding", "graph", "net", "report", "comm"},
+    "evaluate": {"config", "feeding", "graph", "layers", "net", "report", "comm"},
     "solver": {
         *("proto", "config", "names", "feeding", "evaluate", "net", "graph", "weights", "report", "comm", "_core"),
         *("precision", "cores", "data"),

@@ -201,6 +201,8 @@ class Solver:
                 precision=self.precision,
                 every_blob=self.every_blob,
                 feeder=feeder,
+                ap_version=self.param.ap_version,
+                show_per_class=self.param.show_per_class_result,
             )
             for config in nets.tests
         ]

@@ -11,11 +11,13 @@ from typing import Any
 from engine.comm.settings import comm_settings
 from engine.errors import ConfigError, ConfigErrors
 from engine.names import suggestion
+from engine.report.average_precision import AP_VERSIONS
 from engine.solver.lr import learning_rate
 
 TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too
 REGULARIZATIONS = ("L1", "L2")
+EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
 LARC_POLICIES = ("scale", "clip")
 Complaint = tuple[str, str]  # field, what is wrong with it
 
@@ -113,8 +115,10 @@ def _complaints(param: Any) -> Iterator[Complaint]:
     for field in UNSUPPORTED:
         if getattr(param, field):
             yield field, f"{field} is not supported yet; take it out"
-    if param.eval_type not in ("", "classification"):
-        yield "eval_type", f"eval_type '{param.eval_type}' is not supported; known: classification"
+    if param.eval_type not in EVAL_TYPES:
+        yield "eval_type", f"unknown eval_type '{param.eval_type}'{suggestion(param.eval_type, EVAL_TYPES)}"
+    if param.ap_version not in AP_VERSIONS:
+        yield "ap_version", f"unknown ap_version '{param.ap_version}'{suggestion(param.ap_version, AP_VERSIONS)}"
 
 
 def _ranges(param: Any) -> Iterator[Complaint]:

@@ -1,0 +1,74 @@
+"""The mean average precision of a detector, from what DetectionEvaluate and EvalDetection layers put out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def _eleven_points(precision: np.ndarray, recall: np.ndarray) -> float:
+    """PASCAL VOC 2007: the mean, at recalls of 0, 0.1, ... 1, of the best precision from there on."""
+    return float(np.mean([precision[recall >= least].max(initial=0) for least in np.arange(11) / 10]))
+
+
+def _integral_of_best(precision: np.ndarray, recall: np.ndarray) -> float:
+    """PASCAL VOC 2010: the area under the best precision from each recall on."""
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    return _integral(best, recall)
+
+
+def _integral(precision: np.ndarray, recall: np.ndarray) -> float:
+    """The area under the precision over the recall."""
+    return float(np.sum(precision * np.diff(recall, prepend=0)))
+
+
+AP_VERSIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "11point": _eleven_points,
+    "MaxIntegral": _integral_of_best,
+    "Integral": _integral,
+}
+
+
+class Detections:
+    """All boxes and detections of a test."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, float] = {}
+        self._found: list[np.ndarray] = []
+
+    def add_rows(self, rows: np.ndarray) -> None:
+        """A batch's top of DetectionEvaluate (..., 5): (-1, label, boxes of it, ., .) for every label, (image, label,
+        score, right, wrong) for every detection."""
+        rows = np.asarray(rows, np.float64).reshape(-1, 5)
+        for _, label, count, *_ in rows[(rows[:, 0] < 0) & (rows[:, 1] >= 0)]:
+            self._add_boxes(int(label), count)
+        self._found.append(rows[rows[:, 0] >= 0, 1:])
+
+    def add_samples(self, rows: np.ndarray, classes: int) -> None:
+        """A batch's top of EvalDetection, in each row the boxes of every class, then for every detection label, score,
+        right, wrong."""
+        for row in np.asarray(rows, np.float64):
+            for label, count in enumerate(row[:classes]):
+                self._add_boxes(label, count)
+            self._found.append(row[classes:].reshape(-1, 4))
+
+    def _add_boxes(self, label: int, count: float) -> None:
+        self._boxes[label] = self._boxes.get(label, 0) + count
+
+    def average_precisions(self, version: str) -> dict[int, float]:
+        """By label, of those that have boxes. version: of AP_VERSIONS."""
+        found = np.concatenate([*self._found, np.zeros((0, 4))])
+        found = found[found[:, 2] + found[:, 3] > 0]  # not those of boxes that do not count
+        found = found[np.argsort(-found[:, 1], kind="stable")]
+        result = {}
+        for label, boxes in sorted(self._boxes.items()):
+            if boxes > 0:
+                right, wrong = np.cumsum(found[found[:, 0] == label, 2:], axis=0).T
+                result[label] = AP_VERSIONS[version](right / (right + wrong), right / boxes)
+        return result
+
+    def mean(self, version: str) -> float:
+        """0 where there are no boxes."""
+        values = self.average_precisions(version).values()
+        return sum(values) / len(values) if values else 0.0
