@@ -5,9 +5,10 @@
 
 Counted are forward, data gradient and weight gradient of Convolution and InnerProduct, and forward and backward of
 BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. Not counted, as if they were free: every
-other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. Nothing of engine's executor
-takes part; only the shapes come from its graph. kernel_limit.cpp is compiled into build/bench/ with the oneDNN that
-tools/find_dnnl.py finds. Threads: OMP_NUM_THREADS.
+other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. In phase TEST only forward
+counts, and norms do not, as they can be folded into weights. Nothing of engine's executor takes part; only the shapes
+come from its graph. kernel_limit.cpp is compiled into build/bench/ with the oneDNN that tools/find_dnnl.py finds.
+Threads: OMP_NUM_THREADS.
 """
 
 import argparse
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(HERE.parent)]
 from find_dnnl import find_dnnl  # noqa: E402
 
 from engine.config import read_net  # noqa: E402
-from engine.graph.build import TRAIN, build  # noqa: E402
+from engine.graph.build import TEST, TRAIN, build  # noqa: E402
 from engine.graph.passes.gradients import mark_gradients  # noqa: E402
 from engine.graph.passes.split import insert_splits  # noqa: E402
 from engine.source_shapes import SourceShapes  # noqa: E402
@@ -45,12 +46,12 @@ def compiled() -> Path:
     return PROGRAM
 
 
-def kernels(model: str, batch: int):
+def kernels(model: str, batch: int, phase: int = TRAIN):
     """(layer name, kind, line for the program) of every layer that counts, in the net's order."""
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
-    graph = build(config, TRAIN, shapes_of=SourceShapes(TRAIN, lambda note: None))
+    graph = build(config, phase, shapes_of=SourceShapes(phase, lambda note: None))
     insert_splits(graph)
-    mark_gradients(graph, True)
+    mark_gradients(graph, phase == TRAIN)
     readers: dict = {}
     for layer in graph.layers:
         for blob in layer.bottoms:
@@ -128,9 +129,11 @@ KINDS = {
 }
 
 
-def measure(model: str, batch: int, precision: str, repeats: int = 3, threads: int | None = None) -> dict:
+def measure(
+    model: str, batch: int, precision: str, repeats: int = 3, threads: int | None = None, phase: str = "TRAIN"
+) -> dict:
     """seconds: the sum, of a whole step; by_kind: the same by kind; core_seconds: convolutions and norms alone."""
-    lines = kernels(model, batch)
+    lines = kernels(model, batch, TRAIN if phase == "TRAIN" else TEST)
     environ = dict(os.environ) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     text = "".join(f"{line}\n" for _, _, line in lines)
     command = [str(compiled()), precision, str(repeats)]
@@ -140,6 +143,9 @@ def measure(model: str, batch: int, precision: str, repeats: int = 3, threads: i
     rows = []
     for (name, kind, _), answer in zip(lines, done.stdout.splitlines(), strict=True):
         forward, data, weights, implementation = answer.split(" ", 3)
+        if phase == "TEST":
+            data = weights = 0
+            forward = 0 if kind == "batch_norm" else forward
         rows.append((name, kind, float(forward), float(data), float(weights), implementation))
     by_kind = {kind: sum(sum(row[2:5]) for row in rows if row[1] == kind) for kind in dict.fromkeys(r[1] for r in rows)}
     seconds = sum(by_kind.values())
@@ -158,10 +164,11 @@ def main() -> None:
     parser.add_argument("--model", required=True, metavar="FILE")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of a kernel; the best counts")
     parser.add_argument("--json", metavar="FILE", help="also write every kernel's times as JSON")
     options = parser.parse_args()
-    result = measure(options.model, options.batch_size, options.precision, options.repeats)
+    result = measure(options.model, options.batch_size, options.precision, options.repeats, phase=options.phase)
     for name, _, forward, data, weights, implementation in result["kernels"]:
         times = "".join(f"{1e3 * seconds:10.3f}" for seconds in (forward, data, weights))
         print(f"{name:40s}{times} ms  {implementation}")

@@ -4,8 +4,9 @@
     python tools/bench/torch_train.py --net resnet50 --batch_size 32 --threads 2 --precision bf16
     python -m torch.distributed.run --standalone --nproc-per-node 2 tools/bench/torch_train.py ...    # DDP over gloo
 
-A step is forward, loss, backward and SGD with momentum and weight decay; bf16 is torch.autocast. --layout best tries
-channels last and contiguous and keeps the faster; under torch.distributed.run the batch is per rank.
+A step is forward, loss, backward and SGD with momentum and weight decay, in phase TEST forward and loss alone, in
+inference mode; bf16 is torch.autocast. --layout best tries channels last and contiguous and keeps the faster; under
+torch.distributed.run the batch is per rank.
 """
 
 import argparse
@@ -26,25 +27,32 @@ class Training:
     """One net in one memory layout, with a batch that stays the same."""
 
     def __init__(self, options, layout):
-        self.bf16 = options.precision == "bf16"
+        self.bf16, self.trains = options.precision == "bf16", options.phase == "TRAIN"
         size = SIZES.get(options.net, 224)
         net = NETS[options.net]().to(memory_format=LAYOUTS[layout])
         self.images = torch.randn(options.batch_size, 3, size, size).to(memory_format=LAYOUTS[layout])
         self.labels = torch.randint(0, 1000, (options.batch_size,))
         ranks = int(os.environ.get("WORLD_SIZE", 1))
+        net.train(self.trains)
         self.net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True) if ranks > 1 else net
         self.update = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4, foreach=True)
 
     def step(self) -> float:
         """Its seconds."""
         begin = time.perf_counter()
-        self.update.zero_grad(set_to_none=True)
+        if self.trains:
+            self.update.zero_grad(set_to_none=True)
+            self.loss().backward()
+            self.update.step()
+        else:
+            with torch.inference_mode():
+                self.loss()
+        return time.perf_counter() - begin
+
+    def loss(self):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             scores = self.net(self.images)
-            loss = sum(weight * nn.functional.cross_entropy(values, self.labels) for values, weight in scores)
-        loss.backward()
-        self.update.step()
-        return time.perf_counter() - begin
+            return sum(weight * nn.functional.cross_entropy(values, self.labels) for values, weight in scores)
 
 
 def chosen_layout(options) -> str:
@@ -74,6 +82,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN")
     parser.add_argument("--layout", choices=[*LAYOUTS, "best"], default="channels_last")
     parser.add_argument("--iterations", type=int, default=5)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Training throughput of engine beside PyTorch and the kernel limit, alternately in one session: on a shared machine
-only ratios hold.
+"""Throughput of engine, in training and inference, beside PyTorch and the kernel limit, alternately in one session: on
+a shared machine only ratios hold.
 
     python tools/bench/train.py --nets resnet50,alexnet,vgg16,googlenet --precisions fp32,bf16 --rounds 5 \\
         --torch_python /path/to/a/venv/with/torch/bin/python --json bench.json
@@ -8,9 +8,10 @@ only ratios hold.
 
 Every round runs, for each net, precision and topology (ranks x threads x batch per rank), `engine time`, PyTorch as
 installed, PyTorch with tcmalloc, and the sum of oneDNN's kernels (kernel_limit.py, one rank only). A step is forward,
-backward and update. PyTorch trains the nets that torch_nets.py has, in the faster of its two memory layouts; several
-ranks are DDP over gloo. The table has medians and ranges; a ratio is the median of the rounds' ratios; memory is the
-peak of rank 0; the first iteration is counted from the start of the process. Runs are added to those in --json FILE.
+backward and update; in phase TEST (inference) forward alone. PyTorch trains the nets that torch_nets.py has, in the
+faster of its two memory layouts; several ranks are DDP over gloo. The table has medians and ranges; a ratio is the
+median of the rounds' ratios; memory is the peak of rank 0; the first iteration is counted from the start of the
+process. Runs are added to those in --json FILE.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def run_engine(case: dict, options) -> dict:
         command = [launcher(), "-n", ranks] if ranks > 1 else []
         command += [sys.executable, "-m", "engine.cli", "time", "--model", f"nets/{case['net']}.prototxt"]
         command += ["--iterations", options.iterations, "--precision", case["precision"], "--json", report]
-        command += ["--set", f"layer[data].data_param.batch_size={batch}"]
+        command += ["--phase", case["phase"], "--set", f"layer[data].data_param.batch_size={batch}"]
         run(command, OMP_NUM_THREADS=str(threads))
         times = json.loads(report.read_text())
     return {
@@ -77,7 +78,8 @@ def run_torch(case: dict, options, layout: str, iterations: int, preload: str = 
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     command += [HERE / "torch_train.py", "--net", case["net"], "--batch_size", batch, "--threads", threads]
-    command += ["--precision", case["precision"], "--iterations", iterations, "--layout", layout]
+    command += ["--precision", case["precision"], "--phase", case["phase"]]
+    command += ["--iterations", iterations, "--layout", layout]
     environ = {"OMP_NUM_THREADS": str(threads)} | ({"LD_PRELOAD": preload} if preload else {})
     return json.loads(run(command, **environ).splitlines()[-1])
 
@@ -94,7 +96,8 @@ def run_limit(case: dict, options) -> dict:
             "--json",
             report,
         ]
-        run([*command, "--batch_size", batch, "--precision", case["precision"]], OMP_NUM_THREADS=str(threads))
+        command += ["--batch_size", batch, "--precision", case["precision"], "--phase", case["phase"]]
+        run(command, OMP_NUM_THREADS=str(threads))
         result = json.loads(report.read_text())
     return {"images_per_second": result["images_per_second"], "core_images_per_second": batch / result["core_seconds"]}
 
@@ -140,7 +143,7 @@ class Bench:
             yield LIMIT, lambda: run_limit(case, self.options)
 
     def _torch(self, case: dict, preload: str) -> dict:
-        key = (case["net"], case["precision"])
+        key = (case["net"], case["precision"], case["phase"])
         if key not in self.layouts:
             alone = {**case, "topology": [1, *case["topology"][1:]]}
             self.layouts[key] = run_torch(alone, self.options, "best", 1, self.preload)["layout"]
@@ -153,7 +156,8 @@ class Bench:
                     self._measure(self.before + number, case, name, measure)
 
     def _measure(self, number: int, case: dict, name: str, measure) -> None:
-        what = f"round {number + 1}, {case['net']}, {case['precision']}, {shape(case['topology'])}, {name}"
+        what = ", ".join([case["net"], case["phase"], case["precision"], shape(case["topology"]), name])
+        what = f"round {number + 1}, {what}"
         try:
             result = measure()
         except Failed as failure:
@@ -208,6 +212,7 @@ def processor() -> str:
 def print_table(runs: list[dict]) -> None:
     header = [
         "net",
+        "phase",
         "precision",
         "ranks x threads x batch",
         "engine",
@@ -222,15 +227,18 @@ def print_table(runs: list[dict]) -> None:
     torch = "".join(dict.fromkeys(f", PyTorch {r['version']}" for r in runs if r["contender"] == TORCH))
     print(f"{date.today()}, {processor()}, {os.cpu_count()} cores, {versions}{torch}; images/s of {count} rounds.\n")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for key in dict.fromkeys((r["net"], r["precision"], tuple(r["topology"])) for r in runs):
-        own = [r for r in runs if (r["net"], r["precision"], tuple(r["topology"])) == key]
-        print(f"| {' | '.join([*key[:2], shape(key[2]), *row(own)])} |")
+    cases: dict[tuple, list[dict]] = {}
+    for each in runs:
+        cases.setdefault((each["net"], each["phase"], each["precision"], *each["topology"]), []).append(each)
+    for (net, phase, precision, *topology), own in cases.items():
+        print(f"| {' | '.join([net, phase, precision, shape(topology), *row(own)])} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default=NETS, help=f"of nets/, separated by commas (default: {NETS})")
     parser.add_argument("--precisions", default="fp32,bf16", help="(default: fp32,bf16)")
+    parser.add_argument("--phases", default="TRAIN", help="TRAIN,TEST for inference, too (default: TRAIN)")
     topologies = "1x2x32,2x1x16"
     parser.add_argument("--topologies", default=topologies, help=f"ranks x threads x batch (default: {topologies})")
     parser.add_argument("--rounds", type=int, default=3, help="0: print what --json FILE holds (default: 3)")
@@ -240,10 +248,12 @@ def main() -> None:
     options = parser.parse_args()
     shapes = [[int(number) for number in text.split("x")] for text in options.topologies.split(",")]
     cases = [
-        {"net": net, "precision": precision, "topology": topology}
+        {"net": net, "phase": phase, "precision": precision, "topology": topology}
         for net in options.nets.split(",")
+        for phase in options.phases.split(",")
         for precision in options.precisions.split(",")
         for topology in shapes
+        if phase == "TRAIN" or topology[0] == 1
     ]
     bench = Bench(options)
     bench.rounds(cases)
