@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @register("LSTM")
 class LSTM(Recurrent):
-    """Top: h (T, N, H), H = num_output, with c = f c + i g, h = o tanh(c), where i, f and o are sigmoids, g is a tanh.
-    Params, in the order i, f, o, g of their first axis: of x (4H, I), bias (4H), of the static input (4H, S), of h
-    (4H, H). States: h, c."""
+    """Top: h (T, N, H), H = num_output, with c = f c + i g, h = o tanh(c), where i, f and o are sigmoids, g is a tanh;
+    params: weights of x (4H, I), bias (4H), with a static input its weights (4H, S), weights of h (4H, H). Their rows
+    are those of i, f, o and g. States: h, c."""
 
     states = 2
     gates = 4

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @register("Normalize")
 class Normalize(Layer):
     """Bottom and top (N, C, ...): x scale / sqrt(sum of x^2 + eps), the sum over all of a sample, or, `across_spatial:
-    false`, over the channels of a position. Param: scale (), or (C) with `channel_shared: false`; 1 without a filler.
+    false`, over the channels of a position; params: scale (), or (C) with `channel_shared: false`; 1 without a filler.
     """
 
     @property

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("RNN")
 class RNN(Recurrent):
-    """Top: o = tanh(W_ho h + b_o) (T, N, H), H = num_output, with h = tanh(W_hh h + W_xh x + b_h). Params: W_xh (H, I),
-    b_h (H), of the static input (H, S), W_hh (H, H), W_ho (H, H), b_o (H). State: h."""
+    """Top: o = tanh(W_ho h + b_o) (T, N, H), H = num_output, with h = tanh(W_hh h + W_xh x + b_h); params: W_xh (H, I),
+    b_h (H), with a static input its weights (H, S), W_hh (H, H), W_ho (H, H), b_o (H). State: h."""
 
     states = 1
     gates = 1

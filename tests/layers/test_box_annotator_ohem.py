@@ -49,3 +49,27 @@ def test_errors(shapes, message):
 def test_no_region_at_all():
     shapes = {"rois": (7, 5), "losses": (7,), "labels": (7,), "weights": (7, 4)}
     assert "expected roi_per_img of at least 1, got 0" in error_of(layer(0), **shapes)
+
+
+def test_mining_in_a_net():
+    """R-FCN's three layers: of every image, the loss of the two hardest regions alone reaches the scores."""
+    text = """
+    layer { name: "first" type: "SoftmaxWithLossOHEM" bottom: "x" bottom: "labels" top: "t" top: "p" top: "losses"
+            loss_weight: 0 loss_weight: 0 loss_weight: 0 propagate_down: false propagate_down: false }
+    """
+    text += layer(2).replace("box_annotator", "propagate_down: false " * 4 + "box_annotator", 1)
+    text += """
+    layer { name: "silence" type: "Silence" bottom: "t" bottom: "p" bottom: "w" }
+    layer { name: "second" type: "SoftmaxWithLossOHEM" bottom: "x" bottom: "l" top: "y" loss_weight: 1
+            loss_param { ignore_label: -1 normalization: PRE_FIXED pre_fixed_normalizer: 4 } }
+    """
+    rois = RANDOM.uniform(0, 9, (12, 5)).astype(np.float32)
+    rois[:, 0] = np.arange(12) % 2
+    labels = RANDOM.integers(0, 5, (12, 1)).astype(np.float32)
+    scores = RANDOM.normal(size=(12, 5)).astype(np.float32)
+    net = run(text, x=scores, labels=labels, rois=rois, weights=np.ones((12, 8), np.float32))
+    net.backward()
+    each = net.blobs["losses"].data.ravel()
+    hardest = {i for image in (0, 1) for i in sorted(range(image, 12, 2), key=lambda i: -each[i])[:2]}
+    assert set(np.flatnonzero(np.abs(net.blobs["x"].diff).sum(1))) == hardest
+    np.testing.assert_allclose(net.blobs["y"].data, sum(each[i] for i in hardest) / 4, rtol=1e-5)

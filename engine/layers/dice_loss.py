@@ -1,0 +1,37 @@
+"""How little probabilities and truth overlap, for segmentations in which most is background."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.layers.base import Shape
+from engine.layers.loss import LossLayer
+from engine.layers.registry import register
+
+
+@register("DiceLoss")
+class DiceLoss(LossLayer):
+    """Bottoms: probabilities p (N, C, ...), and as many targets, or one label for each (n, ...). Top: the mean over
+    samples of 1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e), with e = 1e-5 (V-Net, arXiv 1606.04797), where g are the
+    targets, or, with labels, over the classes from 1 on, too, g being 1 where the label is the class.
+    """
+
+    @property
+    def has_labels(self) -> bool:
+        return math.prod(self.shapes[1]) != math.prod(self.shapes[0])
+
+    def infer(self) -> list[Shape]:
+        super().infer()
+        probabilities, truth = self.shapes
+        if len(probabilities) < 2:
+            raise self.error(f"expected probabilities of at least 2 axes (N, C), got {probabilities}")
+        if self.has_labels and math.prod(truth) != math.prod(probabilities) // probabilities[1]:
+            raise self.error(f"expected as many targets as {probabilities}, or a label for each position, got {truth}")
+        return [()]
+
+    def attributes(self) -> dict[str, Any]:
+        return {**super().attributes(), "labels": self.has_labels}
+
+    def flops(self) -> int:
+        return 5 * math.prod(self.shapes[0])
