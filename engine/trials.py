@@ -19,9 +19,9 @@ TIME_LIMIT = 600  # seconds
 
 # What an error says -> the reason that it is counted under. The first that matches.
 _REASONS = (
+    (r"VideoData", "reads a video"),
     (r"unknown layer type '(\w+)'", "layer type {} is not there"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
-    (r"VideoData", "reads a video"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|neither a net nor a solver", "cannot be read"),

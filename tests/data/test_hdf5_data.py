@@ -15,6 +15,7 @@ from engine.errors import ConfigError, DataError
 from engine.feeding import Feeder
 from engine.graph.build import TEST
 from engine.net import Net
+from tests.solver.harness import solve
 
 h5py = pytest.importorskip("h5py")
 
@@ -113,3 +114,18 @@ def test_without_h5py(listed, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataError, match=r"HDF5Data needs h5py: pip install engine\[hdf5\]"):
         open_data(layer_of(listed), proto.TEST)
+
+
+def test_a_solver_learns_from_it(tmp_path):
+    """A linear map of 4 numbers to 2."""
+    random = np.random.RandomState(0)
+    x, w = random.randn(64, 4).astype(np.float32), random.randn(4, 2).astype(np.float32)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["x"], file["y"] = x, x @ w
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/rows.h5\n")
+    net = f"""layer {{ name: "data" type: "HDF5Data" top: "x" top: "y"
+        hdf5_data_param {{ source: "{tmp_path}/list.txt" batch_size: 16 shuffle: true }} }}
+      layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param {{ num_output: 2 }} }}
+      layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }}"""
+    solver = solve("base_lr: 0.1 max_iter: 200", net)
+    np.testing.assert_allclose(solver.net.weights_by_layer()["ip"][0], w.T, atol=1e-3)
