@@ -34,7 +34,7 @@ MAY_IMPORT = {
     # Caffe's Python interface: a user of everything else, like the command line.
     "caffe": {
         *("proto", "config", "names", "cores", "feeding", "net", "graph", "layers", "python_layer", "weights"),
-        *("weights_hdf5", "solver", "comm", "report", "_core"),
+        *("weights_hdf5", "solver", "comm", "report", "data", "_core"),
     },
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
     "comm": {"_core"},
@@ -101,7 +101,7 @@ def room(path: Path) -> str:
 def test_imports_follow_the_directions(path):
     name = room(path)
     if name == "__init__":
-        assert not imports(path), "engine --help must start at once"
+        assert imports(path) <= {"importlib"}, "engine --help must start at once"
     elif name in VERBS:
         assert "cli" not in rooms_imported(path)
     else:

@@ -12,6 +12,9 @@ from engine.cores import limit_spinning
 
 limit_spinning()
 
+from engine.caffe import coord_map, io, net_spec, proto  # noqa: E402
+from engine.caffe.classifier import Classifier  # noqa: E402
+from engine.caffe.detector import Detector  # noqa: E402
 from engine.caffe.mode import (  # noqa: E402
     set_device,
     set_mode_cpu,
@@ -22,6 +25,7 @@ from engine.caffe.mode import (  # noqa: E402
     set_solver_rank,
 )
 from engine.caffe.net import Net  # noqa: E402
+from engine.caffe.net_spec import NetSpec, layers, params, to_proto  # noqa: E402
 from engine.caffe.ranks import solver_count, solver_rank  # noqa: E402
 from engine.caffe.solver import (  # noqa: E402
     AdaDeltaSolver,
@@ -43,9 +47,12 @@ __version__ = "1.0.0"  # of the interface: BVLC's last release
 
 def install() -> None:
     """Registers this package as `caffe`, for scripts and modules that import that."""
-    modules = {"caffe": __name__, "caffe.proto": f"{__name__}.proto", "caffe.proto.caffe_pb2": "engine.proto.caffe_pb2"}
-    for name, ours in modules.items():
-        sys.modules.setdefault(name, importlib.import_module(ours))
+    package = importlib.import_module(__name__)
+    sys.modules.setdefault("caffe", package)
+    for name in ("classifier", "coord_map", "detector", "io", "net_spec", "proto"):
+        sys.modules.setdefault(f"caffe.{name}", importlib.import_module(f"{__name__}.{name}"))
+    sys.modules.setdefault("caffe.proto.caffe_pb2", proto.caffe_pb2)
+    sys.modules.setdefault("caffe.pycaffe", package)
 
 
 def layer_type_list() -> list[str]:
@@ -69,17 +76,27 @@ __all__ = [
     "AdaDeltaSolver",
     "AdaGradSolver",
     "AdamSolver",
+    "Classifier",
+    "Detector",
     "Layer",
     "NesterovSolver",
     "Net",
+    "NetSpec",
     "RMSPropSolver",
     "SGDSolver",
     "Solver",
+    "coord_map",
     "get_solver",
     "has_nccl",
     "init_log",
+    "install",
+    "io",
     "layer_type_list",
+    "layers",
     "log",
+    "net_spec",
+    "params",
+    "proto",
     "set_device",
     "set_mode_cpu",
     "set_mode_gpu",
@@ -89,4 +106,5 @@ __all__ = [
     "set_solver_rank",
     "solver_count",
     "solver_rank",
+    "to_proto",
 ]

@@ -61,6 +61,16 @@ _schema = _read_schema()
 globals().update(_load(_schema))
 raw = SimpleNamespace(**_load(_packed_numbers_as_bytes(_schema)))
 
+
+def __getattr__(name: str):
+    """caffe_pb2, for scripts that `import engine as caffe`."""
+    if name == "caffe_pb2":
+        import importlib
+
+        return importlib.import_module("engine.proto.caffe_pb2")
+    raise AttributeError(f"module 'engine.proto' has no attribute '{name}'")
+
+
 # Message name -> names of the fields that it cannot be without.
 REQUIRED = {
     message.name: [field.name for field in message.field if field.label == _LABEL_REQUIRED]

@@ -1,0 +1,72 @@
+"""caffe.Classifier: a net that tells what an image shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.caffe.io import oversample as ten_crops
+from engine.caffe.io import resize_image
+from engine.caffe.net import Net
+from engine.caffe.transformer import Transformer
+from engine.proto import TEST
+
+
+class Classifier(Net):
+    """A net with one image as its input. mean, input_scale, raw_scale and channel_swap: as the Transformer's setters.
+
+    image_dims: (h, w) to which images are resized before they are cropped to the net's input; its size by default.
+    """
+
+    def __init__(
+        self,
+        model_file: str,
+        pretrained_file: str,
+        image_dims: Sequence[int] | None = None,
+        mean: np.ndarray | None = None,
+        input_scale: float | None = None,
+        raw_scale: float | None = None,
+        channel_swap: Sequence[int] | None = None,
+    ):
+        super().__init__(model_file, TEST, weights=pretrained_file)
+        self.transformer = image_transformer(self, mean, input_scale, raw_scale, channel_swap)
+        self.crop_dims = np.array(self.blobs[self.inputs[0]].shape[2:])
+        self.image_dims = tuple(image_dims or self.crop_dims)
+
+    def predict(self, inputs: Iterable[np.ndarray], oversample: bool = True) -> np.ndarray:
+        """(n, classes) of n images (h, w, channels), as load_image() gives them. `oversample`: the mean over ten crops
+        of each (corners, centre, and their mirror images), else the centre alone."""
+        images = np.stack([resize_image(image, self.image_dims) for image in inputs])
+        crops = ten_crops(images, self.crop_dims) if oversample else self._centres(images)
+        name = self.inputs[0]
+        result = self.forward_all(**{name: np.stack([self.transformer.preprocess(name, crop) for crop in crops])})
+        predictions = result[self.outputs[0]]
+        return predictions.reshape(len(images), -1, *predictions.shape[1:]).mean(1)
+
+    def _centres(self, images: np.ndarray) -> np.ndarray:
+        height, width = self.crop_dims
+        top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
+        return images[:, top : top + height, left : left + width]
+
+
+def image_transformer(
+    net: Net,
+    mean: np.ndarray | None,
+    input_scale: float | None,
+    raw_scale: float | None,
+    channel_swap: Sequence[int] | None,
+) -> Transformer:
+    """For the first input of a net, from images (h, w, channels)."""
+    name = net.inputs[0]
+    transformer = Transformer({name: net.blobs[name].shape})
+    transformer.set_transpose(name, (2, 0, 1))
+    for value, setter in (
+        (mean, transformer.set_mean),
+        (input_scale, transformer.set_input_scale),
+        (raw_scale, transformer.set_raw_scale),
+        (channel_swap, transformer.set_channel_swap),
+    ):
+        if value is not None:
+            setter(name, value)
+    return transformer

@@ -1,0 +1,201 @@
+"""Nets written in Python: layers are calls, blobs their results, and to_proto() gives the NetParameter.
+
+    n = caffe.NetSpec()
+    n.data, n.label = L.Data(source="digits_lmdb", backend=P.Data.LMDB, batch_size=64, ntop=2)
+    n.conv1 = L.Convolution(n.data, num_output=20, kernel_size=5, weight_filler=dict(type="xavier"))
+    n.relu1 = L.ReLU(n.conv1, in_place=True)
+    print(n.to_proto())
+
+Keyword arguments are fields of the type's own parameters, or of LayerParameter (name, param, include, loss_weight,
+transform_param ...); a dict stands for a message, a list for a repeated field.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine import proto
+from engine.errors import ConfigError
+from engine.names import suggestion
+
+_LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
+# "Convolution" -> "convolution_param", by the type of the field.
+_OWN_PARAM = {
+    field.message_type.name.removesuffix("Parameter"): name
+    for name, field in _LAYER_FIELDS.items()
+    if name.endswith("_param")
+}
+
+
+class Top:
+    """One blob that a layer makes; further layers take it as an argument."""
+
+    def __init__(self, fn: Function, n: int):
+        self.fn, self.n = fn, n
+
+    def to_proto(self) -> Any:
+        """The NetParameter of this blob and all that it depends on."""
+        return to_proto(self)
+
+    def _to_proto(self, layers: Layers, names: Names, autonames: Counter) -> None:
+        self.fn._to_proto(layers, names, autonames)
+
+
+class Function:
+    """A layer: its type, the Tops that it reads, and its parameters."""
+
+    def __init__(self, type_name: str, inputs: tuple[Top, ...], params: dict[str, Any]):
+        for index, given in enumerate(inputs):
+            if not isinstance(given, Top):
+                raise TypeError(f"{type_name} input {index} is not a Top but a {type(given).__name__}")
+        self.type_name, self.inputs, self.params = type_name, inputs, dict(params)
+        self.ntop = self.params.pop("ntop", 1)
+        self.in_place = self.params.pop("in_place", False)
+        self.tops = tuple(Top(self, n) for n in range(self.ntop))
+
+    def _name_of(self, thing: Top | Function, names: Names, autonames: Counter) -> str:
+        """The name that the caller gave, or the type with a number."""
+        if thing not in names:
+            autonames[self.type_name] += 1
+            names[thing] = f"{self.type_name}{autonames[self.type_name]}"
+        return names[thing]
+
+    def _to_proto(self, layers: Layers, names: Names, autonames: Counter) -> None:
+        """Adds the message of this layer and, before it, of those that it depends on."""
+        if self in layers:
+            return
+        message = proto.LayerParameter(type=self.type_name)
+        for given in self.inputs:
+            given._to_proto(layers, names, autonames)
+            message.bottom.append(layers[given.fn].top[given.n])
+        message.name = self._name_of(self.tops[0] if self.tops else self, names, autonames)
+        if self.in_place:
+            message.top.extend(message.bottom)
+        else:
+            message.top.extend(self._name_of(top, names, autonames) for top in self.tops)
+        for field, value in self.params.items():
+            self._assign(message, field, value)
+        layers[self] = message
+
+    def _assign(self, message: Any, field: str, value: Any) -> None:
+        if field in _LAYER_FIELDS:
+            assign(message, field, value)
+        elif self.type_name in _OWN_PARAM:
+            assign(getattr(message, _OWN_PARAM[self.type_name]), field, value)
+        else:
+            raise ConfigError(
+                f"{self.type_name}({field}=...): the type has no parameters of its own name; say which ones are "
+                f"meant, as in {self.type_name}(convolution_param=dict({field}=...))"
+            )
+
+
+Layers = "OrderedDict[Function, Any]"
+Names = "dict[Top | Function, str]"
+
+
+def assign(message: Any, field: str, value: Any) -> None:
+    """message.field = value, where a dict is a message and a list (or one value) fills a repeated field. Raises
+    ConfigError for a field that the message does not have."""
+    if field not in message.DESCRIPTOR.fields_by_name:
+        known = suggestion(field, message.DESCRIPTOR.fields_by_name)
+        raise ConfigError(f"{message.DESCRIPTOR.name} has no field '{field}'{known}")
+    target = getattr(message, field)
+    if hasattr(target, "extend"):
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, Mapping):
+                _fill(target.add(), item)
+            else:
+                target.append(item)
+    elif isinstance(value, Mapping):
+        target.SetInParent()
+        _fill(target, value)
+    elif hasattr(target, "CopyFrom"):
+        target.CopyFrom(value)
+    else:
+        setattr(message, field, value)
+
+
+def _fill(message: Any, values: Mapping[str, Any]) -> None:
+    for field, value in values.items():
+        assign(message, field, value)
+
+
+def to_proto(*tops: Top) -> Any:
+    """The NetParameter of `tops` and all that they depend on, with made-up names."""
+    return _net(tops, {})
+
+
+def _net(tops, names: Names) -> Any:
+    layers: Layers = OrderedDict()
+    autonames: Counter = Counter()
+    for top in tops:
+        top._to_proto(layers, names, autonames)
+    return proto.NetParameter(layer=layers.values())
+
+
+class NetSpec:
+    """A net whose blobs are attributes (n.conv1) or items (n["conv1"]); their names become those of the layers."""
+
+    def __init__(self):
+        super().__setattr__("tops", OrderedDict())
+
+    def __setattr__(self, name: str, value: Top | Function) -> None:
+        self.tops[name] = value
+
+    def __getattr__(self, name: str) -> Top | Function:
+        try:
+            return self.tops[name]
+        except KeyError:
+            raise AttributeError(f"the net has no blob '{name}'{suggestion(name, self.tops)}") from None
+
+    def __delattr__(self, name: str) -> None:
+        del self.tops[name]
+
+    __setitem__, __getitem__, __delitem__ = __setattr__, __getattr__, __delattr__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tops)
+
+    def keys(self) -> list[str]:
+        return list(self.tops)
+
+    def vals(self) -> list[Top | Function]:
+        return list(self.tops.values())
+
+    def update(self, name: str, top: Top | Function) -> None:
+        self.tops[name] = top
+
+    def to_proto(self) -> Any:
+        """The NetParameter; str() of it is the prototxt."""
+        return _net(self.tops.values(), {top: name for name, top in self.tops.items()})
+
+
+class _LayerTypes:
+    """L.Convolution(bottom, ..., field=value): a Top, a tuple of them (ntop above 1), or the Function (ntop=0)."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def layer(*inputs: Top, **params: Any) -> Top | tuple[Top, ...] | Function:
+            fn = Function(name, inputs, params)
+            if not fn.ntop:
+                return fn
+            return fn.tops[0] if fn.ntop == 1 else fn.tops
+
+        return layer
+
+
+class _Parameters:
+    """P.Pooling.MAX: values of the enums in the parameters of a layer type."""
+
+    def __getattr__(self, name: str) -> Any:
+        message = getattr(proto, f"{name}Parameter", None)
+        if message is None:
+            raise AttributeError(f"there is no {name}Parameter{suggestion(name, _OWN_PARAM)}")
+        return message
+
+
+layers, params = _LayerTypes(), _Parameters()

@@ -1,0 +1,57 @@
+"""The three ways to import the interface."""
+
+import subprocess
+import sys
+
+import pytest
+
+import engine
+import engine.caffe
+from tests.mpi import REPO
+
+SCRIPT = """
+assert sorted(caffe.layer_type_list())[:2] == ["AbsVal", "Accuracy"], caffe.layer_type_list()[:2]
+assert (caffe.TRAIN, caffe.TEST, caffe.__version__) == (0, 1, "1.0.0")
+assert caffe.proto.caffe_pb2.Phase.Name(1) == "TEST"
+assert caffe.layers.Convolution(caffe.layers.Input(), num_output=2).to_proto().layer[1].name == "Convolution1"
+assert caffe.params.Pooling.MAX == 0
+assert caffe.io.Transformer and caffe.Net and caffe.SGDSolver and caffe.Classifier and caffe.coord_map.crop
+caffe.set_mode_cpu(); caffe.set_random_seed(3); caffe.init_log(); caffe.log("a line")
+"""
+IMPORTS = {
+    "engine": "import engine as caffe",
+    "engine.caffe": "import engine.caffe as caffe",
+    "caffe": """
+import engine.caffe
+engine.caffe.install()
+import caffe, caffe.io
+from caffe import layers as L, params as P, NetSpec
+from caffe.proto import caffe_pb2
+from caffe.io import load_image
+import caffe.proto.caffe_pb2
+from caffe.coord_map import crop
+assert caffe is engine.caffe and caffe.Layer and L.ReLU
+""",
+}
+
+
+@pytest.mark.parametrize("way", IMPORTS)
+def test_imports(way):
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS[way] + "\n" + SCRIPT], cwd=REPO, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("a line\n")
+
+
+def test_engine_has_all_of_the_interface():
+    assert engine._INTERFACE | {"layers", "proto"} == {*engine.caffe.__all__, "__version__"}
+    for name in engine._INTERFACE:
+        assert getattr(engine, name) is getattr(engine.caffe, name)
+    with pytest.raises(AttributeError, match="'engine' has no attribute 'Nt'"):
+        engine.Nt  # noqa: B018
+
+
+def test_importing_engine_is_light():
+    program = "import engine, sys; assert 'numpy' not in sys.modules; assert not hasattr(engine, 'x')"
+    subprocess.run([sys.executable, "-c", program], cwd=REPO, check=True)
