@@ -20,7 +20,7 @@ public:
         add_up([this](int64_t i) {
             double sum = 0;
             for (int64_t c = 0; c < row_; c++) {
-                const double margin = std::max(0.f, 1 - side(i, c) * input(0)->data()[i * row_ + c]);
+                const double margin = std::max(1 - side(i, c) * input(0)->data()[i * row_ + c], 0.f);
                 sum += squared_ ? margin * margin : margin;
             }
             return sum;
