@@ -186,6 +186,12 @@ static void set_ranks(Program& program, int64_t count, const py::function& sum) 
                        }});
 }
 
+static void set_board(Program& program, const py::array& numbers) {
+    if (!py::array_t<int64_t, py::array::c_style>::check_(numbers) || numbers.size() < Program::board_size)
+        throw py::value_error("set_board: expected int64 numbers, " + std::to_string(Program::board_size) + " or more");
+    program.set_board(static_cast<int64_t*>(const_cast<void*>(numbers.data())));
+}
+
 static py::array_t<int64_t> spans(const Program& program) {
     const auto& values = program.spans();
     py::array_t<int64_t> result({py::ssize_t(values.size() / 2), py::ssize_t(2)});
@@ -235,6 +241,7 @@ static void bind_program(py::module_& m) {
         .def("first_nonfinite", &Program::first_nonfinite, ReleaseGil())
         .def("set_queue", &set_queue, "queue"_a.none(true), "gates"_a)
         .def("mark_ready", &Program::mark_ready, "on"_a)
+        .def("set_board", &set_board, py::keep_alive<1, 2>(), "numbers"_a, "Where to write what it is doing.")
         .def("spans", &spans, "(2 ops, 2) int64: start and end of each step of the last run, CLOCK_MONOTONIC ns.")
         .def(
             "needs_backward", [](const Program& p, size_t i) { return p.op(i).needs_backward(); }, "op"_a)

@@ -132,11 +132,24 @@ void Program::timed(size_t step, Op& op, Pass pass) {
     spans_[2 * step + 1] = now();
 }
 
+void Program::mark_op(Place at, size_t op) {
+    mark(place_field, at);
+    mark(op_field, int64_t(op));
+    mark(beat_field, board_[beat_field] + 1);
+}
+
+void Program::wait_for(int number) {
+    mark(bucket_field, number);
+    queue_->wait_done(number);
+    mark(bucket_field, -1);
+}
+
 void Program::forward(size_t begin, size_t end) {
     flush_denormals();
     for (size_t i = begin; i < std::min(end, ops_.size()); i++) {
+        mark_op(at_forward, i);
         if (queue_)
-            for (int bucket : gates_[i].waits) queue_->wait_done(bucket);
+            for (int each : gates_[i].waits) wait_for(each);
         timed(i, *ops_[i], Pass::forward);
     }
 }
@@ -154,6 +167,7 @@ void Program::backward(size_t begin, size_t end) {
     repeat_ns_ = 0;
     for (size_t i = std::min(end, ops_.size()); i-- > begin;) {
         const size_t step = 2 * ops_.size() - 1 - i;
+        mark_op(at_backward, i);
         if (!repeats_.empty()) repeat_before(int(step));
         if (ops_[i]->needs_backward()) timed(step, *ops_[i], Pass::backward);
         if (queue_ && mark_ready_)

@@ -75,6 +75,12 @@ def _add_train(verbs) -> None:
     verb.add_argument(
         "--sighup_effect", choices=effects, default="snapshot", help="what SIGHUP does (default: snapshot)"
     )
+    verb.add_argument(
+        "--watchdog",
+        metavar="SECONDS",
+        help="end the run, and tell where every rank is, when one makes no progress for so long; 0: never "
+        "(default: the solver's comm_param, else 60; ENGINE_WATCHDOG)",
+    )
     verb.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of a few iterations, of all ranks")
     verb.add_argument(
         "--layer_times", action="store_true", help="end with a table of each layer's compute, communication and waiting"

@@ -59,7 +59,7 @@ def _rank_note() -> str:
 
 def _close_world() -> None:
     world = _ranks()
-    if world and world.size > 1:
+    if world:
         world.close()
 
 
@@ -76,27 +76,34 @@ def _fail(message: str, status: int = 1) -> int:
         time.sleep(_LAUNCHER_KILLS_AFTER)
     else:
         print(message, file=sys.stderr, flush=True)
+        _close_world()
     return status
 
 
 # Verbs
 
 
-def _start() -> Any:
-    """The world of ranks, each with its share of the cores, and the log on rank 0."""
+def _start(watched: bool = False) -> Any:
+    """The world of ranks, each with its share of the cores, and the log on rank 0. watched: by the watchdog."""
+    from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.cores import limit_spinning, share_cores
     from engine.report.log import set_up
 
     limit_spinning()
     ranks = world()
+    if watched:
+        ranks.watch(watchdog_seconds())
     set_up(ranks.rank)
     share_cores(ranks)
     return ranks
 
 
 def train(options: Namespace) -> int:
-    world = _start()
+    if options.watchdog is not None:
+        os.environ["ENGINE_WATCHDOG"] = options.watchdog
+    world = _start(watched=True)
+    from engine.comm.settings import watchdog_seconds
     from engine.preflight import preflight, texts_of
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
@@ -107,6 +114,7 @@ def train(options: Namespace) -> int:
     if world.rank == 0:  # which writes
         check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
     preflight(world, texts_of(config))
+    world.watch(watchdog_seconds(message.comm_param))
     timeline = None
     if options.timeline:
         from engine.report.timeline import Timeline

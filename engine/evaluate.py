@@ -45,15 +45,18 @@ class Evaluator:
         feeder: Callable[..., Feeder] = Feeder,
         ap_version: str = "Integral",
         show_per_class: bool = False,
+        index: int = 0,
     ):
         """config: level and stages are those of its `state`. `every_blob`: as Solver's. feeder: what feeds the net,
         made as a Feeder is. ap_version, show_per_class: how detectors are judged, and whether each class is told of.
-        Raises ConfigErrors, DataError."""
+        index: among the test nets of a solver. Raises ConfigErrors, DataError."""
         self.world = world
         self.feeder = feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
         self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
         self._options = {**WATCHED, "gradients": True} if every_blob else {}
         self.net = self._make_net(self.feeder.shapes_of, share)
+        self.number = index + 1
+        self.net.set_board(world.board, self.number, self.feeder.sources)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self._ap_version, self._show_per_class = ap_version, show_per_class
         self._detectors = {
@@ -94,6 +97,7 @@ class Evaluator:
                 "the net has no data source whose end could be reached; give --iterations", self._config.path
             )
         mine = []
+        self.world.board.net(self.number)
         for net in [self.net, self._small[1]] if self._small else [self.net]:
             net.program.parameters_changed()  # by training
         try:
@@ -103,7 +107,9 @@ class Evaluator:
                     on_batch(k, {name: value for name, value in outputs.items() if name not in self._detectors})
         finally:
             self.feeder.stop()
-        return self._merge(mine, on_batch if self.world.size > 1 else None)
+        result = self._merge(mine, on_batch if self.world.size > 1 else None)
+        self.world.board.net(0)
+        return result
 
     def _batches(self, iterations: int | None) -> Iterator[tuple[int, int, Outputs]]:
         """(k, samples, outputs) of this rank's batches."""
@@ -137,6 +143,7 @@ class Evaluator:
     def _net_for(self, size: int) -> Net:
         if self._small is None or self._small[0] != size:
             self._small = size, self._make_net(self.feeder.shapes_for(size), self.net)
+            self._small[1].set_board(self.world.board, self.number, self.feeder.sources)
         return self._small[1]
 
     def _merge(self, mine: list[tuple[int, int, Outputs]], on_batch: Callable[[int, Outputs], None] | None) -> Outputs:

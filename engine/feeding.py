@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.comm.sentinel_process.board import DATA
 from engine.data import batch_size_of, open_data
 from engine.data.hdf5_output import HDF5Output
 from engine.data.readers.memory import MemoryReader
@@ -58,7 +59,7 @@ class Feeder:
 
     def __init__(self, config: Config, phase: int, seed: int, world: World, *, skip_bad_images: bool = False):
         self._config, self._phase, self._seed = config, phase, seed
-        self._rank, self._ranks = world.rank, world.size
+        self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
         self._opened: dict[str, _Opened] = {}  # by layer
         self._batches: dict[str, Prefetcher] = {}
@@ -116,6 +117,11 @@ class Feeder:
         return next((opened.source.size for opened in self._opened.values()), 0)
 
     @property
+    def sources(self) -> list[str]:
+        """Layers that read data, for messages: "layer 'data'"."""
+        return [f"layer '{name}'" for name in self._opened]
+
+    @property
     def skipped(self) -> dict[str, str]:
         """Key -> reason of the undecodable images that were skipped on this rank."""
         return {key: why for opened in self._opened.values() for key, why in opened.source.skipped.items()}
@@ -153,6 +159,7 @@ class Feeder:
 
     def take(self) -> Fed | None:
         """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
+        self._board.enter(DATA)
         taken = {name: next(batches, None) for name, batches in self._batches.items()}
         self._taken += 1
         if any(batch is None for batch in taken.values()):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine import weights_intel
+from engine.comm.sentinel_process.board import Board
 from engine.config import Config
 from engine.errors import DataError, WeightsError
 from engine.fillers import fill_parameter
@@ -236,6 +237,11 @@ class Net:
         for op, params in enumerate(self.builder.op_params):
             waits[op] = sorted({bucket for parameter in params for bucket in buckets_of.get(parameter.name, [])})
         return list(zip(waits, readies, strict=True))
+
+    def set_board(self, board: Board, number: int, sources: Sequence[str], buckets: Sequence[str] = ()) -> None:
+        """Where the executor says what it is doing. number: as for Board.net(); the rest: as for describe_net()."""
+        self.program.set_board(np.frombuffer(board.numbers, np.int64))
+        board.describe_net(number, [layer.name for layer in self.builder.layer_of_op], sources, buckets)
 
     @property
     def synchronised(self) -> bool:

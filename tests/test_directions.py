@@ -29,7 +29,8 @@ MAY_IMPORT = {
     # graph: the Builder that lower() is given, for types only; weights: InfogainLoss reads a blob from a file
     "layers": {"names", "python_layer", "proto", "fillers", "graph", "weights"},
     "graph": {"proto", "config", "layers", "_core"},
-    "net": {"config", "graph", "layers", "fillers", "weights", "weights_intel", "_core"},
+    # comm: type of the board
+    "net": {"config", "graph", "layers", "fillers", "weights", "weights_intel", "_core", "comm"},
     "python_layer": set(),  # what layers written in Python derive from
     # Caffe's Python interface: a user of everything else, like the command line.
     "caffe": {

@@ -2,6 +2,7 @@
 
 import time
 
+from engine.comm.sentinel_process.board import UPDATE
 from engine.comm.strategy import Strategy, strategy
 
 
@@ -17,6 +18,7 @@ class Blocking(Strategy):
         # Chunk by chunk as the servers do it: the same sums, the same bits.
         for bucket in self.buckets:
             self.queue.wait_ready(bucket.index)
+            self.world.board.enter(UPDATE, bucket.index)
             begin = time.monotonic_ns()
             for gradients, residual in self.chunks(bucket):
                 self.channel.allreduce(gradients, residual)

@@ -1,12 +1,13 @@
 """Several ranks, through mpi4py. Imported only when a launcher started more than one."""
 
 import fcntl
+import functools
 import hashlib
 import os
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from engine.comm.launch import Launch
 from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
 from engine.comm.sentinel import Sentinel
-from engine.comm.settings import Reduction
+from engine.comm.sentinel_process.board import Board
+from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, World, difference
 from engine.errors import CommError
 
@@ -72,13 +74,28 @@ def _library(mpi) -> str:
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0 ,").split())
 
 
+def collective(method: Callable) -> Callable:
+    """For methods of MpiWorld that need the other ranks: the board says so meanwhile. Raises CommError."""
+    checked_method = checked(method)
+
+    @functools.wraps(method)
+    def call(self, *args, **options):
+        self.board.waits(True)
+        try:
+            return checked_method(self, *args, **options)
+        finally:
+            self.board.waits(False)
+
+    return call
+
+
 class _MpiAgreement(Agreement):
-    def __init__(self, mpi, comm, flags: int):
-        self._mpi = mpi
+    def __init__(self, mpi, comm, flags: int, board: Board):
+        self._mpi, self.board = mpi, board
         self._values = np.array([flags], np.int64)
         self._request = comm.Iallreduce(mpi.IN_PLACE, self._values, mpi.BOR)
 
-    @checked
+    @collective
     def finish(self) -> int:
         wait(self._request)
         return int(self._values[0])
@@ -88,7 +105,7 @@ class MpiWorld(World):
     """See World for what the methods promise."""
 
     def __init__(self, launch: Launch):
-        self._sentinel = Sentinel(launch.rank)
+        self._sentinel = Sentinel(launch.rank, self.board, watchdog_seconds())
         self._mpi = _load_mpi(launch)
         self._comm = self._mpi.COMM_WORLD.Dup()
         self._flags_comm = self._comm.Dup()
@@ -97,12 +114,13 @@ class MpiWorld(World):
         self.local_rank, self.local_size = self._local.rank, self._local.size
         self._links: Links | None = None
         self._sentinel.join(self.broadcast_object(self._sentinel.hub()))
+        self.watch(0)  # whoever keeps the board says when to begin
 
-    @checked
+    @collective
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    @checked
+    @collective
     def allreduce(self, values: np.ndarray) -> None:
         for piece in pieces(values):
             self._comm.Allreduce(self._mpi.IN_PLACE, piece)
@@ -118,24 +136,24 @@ class MpiWorld(World):
             array[...] = sums[begin : begin + array.size].reshape(array.shape)
             begin += array.size
 
-    @checked
+    @collective
     def broadcast(self, values: np.ndarray, root: int = 0) -> None:
         for piece in pieces(values):
             self._comm.Bcast(piece, root)
 
-    @checked
+    @collective
     def broadcast_object(self, value, root: int = 0):
         return self._comm.bcast(value, root)
 
-    @checked
+    @collective
     def gather(self, value) -> list | None:
         return self._comm.gather(value)
 
     @checked
     def agree(self, flags: int) -> Agreement:
-        return _MpiAgreement(self._mpi, self._flags_comm, flags)
+        return _MpiAgreement(self._mpi, self._flags_comm, flags, self.board)
 
-    @checked
+    @collective
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         digests = self._comm.allgather(hashlib.sha256(data).digest())
@@ -149,17 +167,17 @@ class MpiWorld(World):
     def library(self) -> str:
         return _library(self._mpi)
 
-    @checked
+    @collective
     def links(self) -> Links:
         if self._links is None:
             self._links = measure(self._mpi, self._comm, self._local)
         return self._links
 
-    @checked
+    @collective
     def clock_offset(self) -> int:
         return 0 if self.local_size == self.size else clock.offset(self._comm)
 
-    @checked
+    @collective
     def channel(self, reduction: Reduction | None = None) -> Channel:
         return MpiChannel(self._mpi, self._comm, self._local, reduction or Reduction(), self.links().slowest)
 

@@ -1,8 +1,8 @@
-"""This rank's side of the sentinels, which notice when a rank dies and end the others.
+"""This rank's side of the sentinels, which notice when a rank dies or hangs, and end the others.
 
 Launchers differ in what they do then: some print only a process id, some wait for ever. A sentinel is a small process
-beside each rank, started before MPI, with no descriptor of the rank but stderr, in a session of its own so that the
-launcher's clean-up does not reach it before it has spoken. See sentinel_process.py for what it does.
+beside each rank, started before MPI, with no descriptor of the rank but stderr and the board, in a session of its own
+so that the launcher's clean-up does not reach it before it has spoken. See sentinel_process/ for what it does.
 """
 
 import os
@@ -11,18 +11,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.comm.sentinel_process import connect
+from engine.comm.sentinel_process.board import Board
+from engine.comm.sentinel_process.wire import connect
 
 
 class Sentinel:
-    def __init__(self, rank: int):
-        program = Path(__file__).with_name("sentinel_process.py")
+    def __init__(self, rank: int, board: Board, seconds: float = 0):
+        """seconds: how long the rank may take to make progress, ten times as long in its set-up; 0: for ever."""
+        program = Path(__file__).with_name("sentinel_process")
+        arguments = (rank, os.getpid(), board.descriptor, seconds)
         self._rank = rank
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), str(rank), str(os.getpid())],
+            [sys.executable, "-I", "-S", str(program), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=[board.descriptor],
             text=True,
         )
         self._connection: socket.socket | None = None
@@ -35,11 +39,12 @@ class Sentinel:
         """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
         token, *addresses = hub.split()
         self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
-        try:
-            self._process.stdin.write(hub + "\n")
-            self._process.stdin.flush()
-        except OSError:  # somebody has killed it: the run goes on without
+        if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
             self._connection = None
+
+    def watch(self, seconds: float) -> None:
+        """How long this rank may make no progress from now on; 0: for ever."""
+        self._tell(f"watch {seconds:g}")
 
     def failed(self) -> bool:
         """This rank is about to abort the run: all ends are no news from now on. True if it is the first to fail."""
@@ -53,8 +58,17 @@ class Sentinel:
 
     def farewell(self) -> None:
         """This rank ends well."""
+        self.watch(0)
         if self._connection is not None:
             try:
                 self._connection.sendall(b"bye\n")
             except OSError:
                 pass  # nobody listens any more
+
+    def _tell(self, line: str) -> bool:
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True

@@ -109,6 +109,7 @@ class Servers(Strategy):
                 return False
             gradients, residual = left[index].pop(0)
             self.channels[server].allreduce(gradients, residual)
+            self.world.board.server_beat()
             if left[index]:
                 continue
             del left[index]

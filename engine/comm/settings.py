@@ -19,6 +19,7 @@ LATENCIES = 50
 LEAST_BYTES = 256 << 10
 # MLSL's defaults, where only one of its two variables is given.
 LARGE_MSG_SIZE_MB, LARGE_MSG_CHUNKS = 128, 4
+WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
 HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
 
 
@@ -82,6 +83,9 @@ def comm_settings(
     bf16 = param.compression == BF16
     if param.error_feedback and not bf16:
         raise ConfigError("comm_param: error_feedback needs compression: BF16; without it nothing is lost")
+    watchdog_seconds(param, environ)
+    if param.drift_check < 0:
+        raise ConfigError(f"comm_param: drift_check: expected 0 or more, got {param.drift_check}")
     return CommSettings(
         servers,
         seats,
@@ -126,6 +130,23 @@ def server_settings(
             f"{local_size * servers} for the {local_size} ranks on this host"
         )
     return servers, tuple(entries[local_rank * servers : (local_rank + 1) * servers])
+
+
+def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ) -> float:
+    """After how many seconds without progress a run is ended, 0: never; ENGINE_WATCHDOG overrides the CommParameter.
+    Raises ConfigError."""
+    text = environ.get("ENGINE_WATCHDOG", "").strip()
+    if not text:
+        seconds, named = (WATCHDOG_SECONDS if param is None else param.watchdog), "comm_param: watchdog"
+    else:
+        named = f'ENGINE_WATCHDOG="{text}"'
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{named}: expected seconds, 0 or more")
+    return seconds
 
 
 def default_servers(cores: int) -> int:

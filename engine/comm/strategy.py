@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.comm.buckets import FLOAT_BYTES, Bucket
+from engine.comm.sentinel_process.board import UPDATE
 from engine.comm.settings import CommSettings
 from engine.comm.world import World
 from engine.errors import CommError, ConfigError
@@ -74,7 +75,7 @@ class Strategy:
 
     def start(self, step: Step) -> None:
         """Opens the step; returns before anything is reduced."""
-        self.queue.wait_all_done()
+        self.wait_all()
         # The one place that averages: over ranks and micro-batches. (The losses have averaged over the batch.)
         scale = 1.0 / (self.world.size * step.iter_size)
         self.updater.set_step(step.rate, scale, step.iteration, step.momentum_correction)
@@ -91,6 +92,7 @@ class Strategy:
 
     def wait_all(self) -> None:
         """Returns when every update is in the weights: before a test, a snapshot, the end."""
+        self.world.board.enter(UPDATE)
         self.queue.wait_all_done()
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 
 from engine.comm.launch import detect
 from engine.comm.link import Links
+from engine.comm.sentinel import Sentinel
+from engine.comm.sentinel_process.board import Board
 from engine.comm.settings import Reduction
 
 
@@ -47,6 +49,21 @@ class World:
     size = 1
     local_rank = 0  # among the ranks of this host
     local_size = 1
+    _sentinel: Sentinel | None = None
+
+    @functools.cached_property
+    def board(self) -> Board:
+        """Where this rank says what it is doing."""
+        return Board()
+
+    def watch(self, seconds: float) -> None:
+        """From now on a rank that makes no progress for so long ends the run, which says where every rank is. 0: none
+        does. The board must be kept; set-up, snapshots and the end may take ten times as long."""
+        if self._sentinel is None and seconds:
+            self._sentinel = Sentinel(0, self.board)
+            self._sentinel.join(self._sentinel.hub())
+        if self._sentinel:
+            self._sentinel.watch(seconds)
 
     def barrier(self) -> None: ...
 
@@ -98,6 +115,8 @@ class World:
 
     def close(self) -> None:
         """Collective: the orderly end of a run; afterwards only rank and size may be read."""
+        if self._sentinel:
+            self._sentinel.farewell()
 
 
 def difference(first: str, second: str, width: int = 40) -> str:

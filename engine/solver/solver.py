@@ -13,6 +13,7 @@ import numpy as np
 from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
 from engine.comm.registry import make_strategy, settings_of
+from engine.comm.sentinel_process import board
 from engine.comm.strategy import Step
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
@@ -180,6 +181,7 @@ class Solver:
         self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, settings, self.threads)
         net.program.set_queue(queue, net.gates(buckets_of(buckets)))
         self.queue = queue
+        net.set_board(self.world.board, 0, self.feeder.sources, [bucket.name for bucket in buckets])
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self.sync_channel = self.world.channel() if net.synchronised else None
         if self.sync_channel is not None:
@@ -203,8 +205,9 @@ class Solver:
                 feeder=feeder,
                 ap_version=self.param.ap_version,
                 show_per_class=self.param.show_per_class_result,
+                index=index,
             )
-            for config in nets.tests
+            for index, config in enumerate(nets.tests)
         ]
 
     # Weights and state
@@ -313,6 +316,7 @@ class Solver:
         """
         loss = 0.0
         self.step_times.begin(*self._waits())
+        self.world.board.iteration(self.iteration)
         for micro in range(self.iter_size):
             last = micro == self.iter_size - 1
             first_sample = self._next_batch()
@@ -434,6 +438,7 @@ class Solver:
         """Raises, before anything is written, NumericalError if the last update has spoilt the weights, CommError if
         they are not the same on all ranks: nobody sends them around again, which would hide it."""
         self._settle()
+        self.world.board.enter(board.SNAPSHOT)
         self._check_drift()
         if not np.isfinite(self.weights).all():
             bad = next(placed for placed in self.net.parameters if not np.isfinite(placed.tensor.get()).all())
@@ -476,6 +481,7 @@ class Solver:
 
     def _write_reports(self) -> None:
         """The curve beside the snapshots (rank 0), and the timeline (all ranks)."""
+        self.world.board.enter(board.END)
         saves = self.param.snapshot_prefix or self.param.snapshot or self.param.snapshot_after_train
         if self.world.rank == 0 and saves:
             path = plot.write_curve(self.curve, str(self.files.prefix()))

@@ -37,7 +37,7 @@ print("end", flush=True)
 
 def sentinels(mark: str) -> list[str]:
     """Process ids of the sentinels that have `mark` in their environment: those of one run, whatever else runs here."""
-    found = subprocess.run(["pgrep", "-f", "comm/sentinel_process.py"], capture_output=True, text=True).stdout.split()
+    found = subprocess.run(["pgrep", "-f", "comm/sentinel_process"], capture_output=True, text=True).stdout.split()
     return [pid for pid in found if mark.encode() in environment_of(pid)]
 
 
@@ -98,7 +98,9 @@ def test_an_orderly_end_is_quiet():
 
 
 def test_a_sentinel_ends_with_its_rank_without_others():
-    program = "import time; from engine.comm.sentinel import Sentinel; s = Sentinel(0); print(s.hub(), s._process.pid)"
+    program = "from engine.comm.sentinel import Sentinel; "
+    program += "from engine.comm.sentinel_process.board import Board; "
+    program += "s = Sentinel(0, Board()); print(s.hub(), s._process.pid)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=20)
     token, *addresses, pid = done.stdout.split()
     assert len(token) == 32 and all(":" in address for address in addresses)

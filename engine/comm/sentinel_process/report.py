@@ -1,0 +1,73 @@
+"""What the hub prints when there is no progress: the rank to blame first, then where all the others are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+STATES = {"T": "is stopped by a signal (SIGSTOP)", "D": "waits for a disk or a network file system"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one rank. idle: seconds without progress; state: the system's letter for its process; waits: for others."""
+
+    rank: int
+    pid: int
+    host: str
+    idle: float
+    state: str
+    waits: bool
+    text: str
+
+    @classmethod
+    def parse(cls, words: list[str]) -> "Answer":
+        """From what follows `at`."""
+        rank, pid, host, idle, state, waits, *text = words
+        return cls(int(rank), int(pid), host, float(idle), state, waits == "1", " ".join(text))
+
+    @property
+    def name(self) -> str:
+        return rank_name(self.rank, self.pid, self.host)
+
+
+def rank_name(rank: int | str, pid: int | str, host: str) -> str:
+    return f"rank {rank} (pid {pid} on {host})"
+
+
+def report(seconds: float, answers: list[Answer], silent: list[str]) -> str:
+    """Lines for stderr. silent: names of the ranks of which no answer has come."""
+    answers = sorted(answers, key=lambda answer: answer.rank)
+    stopped = [answer for answer in answers if answer.state in STATES]
+    busy = [answer for answer in answers if not answer.waits]
+    if stopped:
+        blamed = stopped
+        reason = "; ".join(f"{a.name} {STATES[a.state]}: {a.text}" for a in stopped[:4])
+    elif silent:
+        blamed = []
+        reason = f"{', '.join(silent[:4])}{', ...' if len(silent) > 4 else ''}: no answer, is the host down?"
+    elif busy:
+        blamed = [max(busy, key=lambda answer: answer.idle)]
+        reason = f"{blamed[0].name}: {blamed[0].text}"
+    else:
+        blamed, reason = [], "all ranks wait for each other"
+    lines = [f"engine: no progress for {seconds:g} s, stopping all ranks: {reason}"]
+    places: dict[str, list[Answer]] = {}
+    for answer in answers:
+        if answer not in blamed[:4]:
+            state = f", {STATES[answer.state]}" if answer.state in STATES else ""
+            places.setdefault(answer.text + state, []).append(answer)
+    for text, there in places.items():
+        numbers = [answer.rank for answer in there]
+        word = "rank" if len(numbers) == 1 else "ranks"
+        lines.append(f"engine:   {word} {_ranges(numbers)}, for {max(a.idle for a in there):.0f} s: {text}")
+    return "\n".join(lines) + "\n"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
