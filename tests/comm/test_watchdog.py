@@ -66,13 +66,13 @@ def test_a_stopped_rank_is_named(tmp_path, ranks, victim, servers):
 
 @pytest.mark.mpi
 def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
-    process = train(tmp_path, 2, 2, "--watchdog", "1", "--set", "max_iter=400", "--set", "snapshot=1000")
+    process = train(tmp_path, 2, 2, "--watchdog", "3", "--set", "max_iter=400", "--set", "snapshot=1000")
     try:
         wait_for(process, "Iteration 60,")
         pids = [pid_of_rank(0), pid_of_rank(1)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(3)
+        time.sleep(5)
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         _, rest = process.communicate(timeout=60)

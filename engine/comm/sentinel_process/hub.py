@@ -85,7 +85,8 @@ class Hub:
         self.asked_at = None
         silent = [name for name in self.ranks.values() if name not in self.answers]
         answers = [answer for name, answer in self.answers.items() if name in self.ranks.values()]
-        suspended = not silent and all(answer.state == "T" for answer in answers)
+        # All, or all whose turn to go on has not come yet; the others have just gone on.
+        suspended = not silent and all(answer.state == "T" or answer.idle < self.seconds / 2 for answer in answers)
         if suspended or self.ended:
             for guard in self.guards:
                 send(guard, "wait")
