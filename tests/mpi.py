@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.comm.launch import OVERSUBSCRIBE
+
 REPO = Path(__file__).resolve().parents[1]
+# Open MPI refuses to run as root, and binds ranks to cores, of which tests may use more than there are (in versions
+# before 5, since 5). The other libraries do not know these variables.
+ENVIRON = {
+    **OVERSUBSCRIBE,
+    **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    **{"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none"},
+    **{"PMIX_MCA_gds": "hash"},  # its shared memory is left behind by ranks that were killed
+}
 
 
 def mpiexec() -> str:
@@ -29,7 +39,7 @@ def run_ranks(
     Returns the finished process with stdout and stderr as text; fails the test when `timeout` seconds have passed.
     """
     arguments = ["-c", program] if isinstance(program, str) else list(program)
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})}
+    variables = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [variables.get("PYTHONPATH")])])
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
     process = subprocess.Popen(

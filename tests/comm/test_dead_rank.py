@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.weights import read_caffemodel, read_solverstate
-from tests.mpi import REPO, mpiexec
+from tests.mpi import ENVIRON, REPO, mpiexec
 
 SOLVER = """
 net: "{net}" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 max_iter: 1000000 display: 20 snapshot: 20
@@ -40,7 +40,13 @@ def pid_of_rank(rank: int) -> int | None:
 @pytest.mark.parametrize("servers", [2, 0])
 def test_kill_9_of_one_of_two_ranks(tmp_path, victim, servers):
     (tmp_path / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path))
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "MLSL_NUM_SERVERS": str(servers), "ENGINE_TEST": str(os.getpid())}
+    environ = {
+        **ENVIRON,
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MLSL_NUM_SERVERS": str(servers),
+        "ENGINE_TEST": str(os.getpid()),
+    }
     train = [sys.executable, "-m", "engine.cli", "train", "--solver", tmp_path / "solver.prototxt"]
     process = subprocess.Popen([mpiexec(), "-n", "2", *train], cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
     try:

@@ -106,12 +106,13 @@ def test_collectives(ranks):
 def test_a_launcher_of_another_mpi_is_noticed():
     program = """
 import os
-os.environ["PMI_SIZE"] = "5"  # as a launcher would say whose ranks this library cannot see
+name = next(name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if name in os.environ)
+size, os.environ[name] = os.environ[name], "5"  # as a launcher would say whose ranks this library cannot see
 from engine.comm import mpi_world
 from engine.comm.launch import detect
 from engine.errors import CommError
 launch = detect()
-os.environ["PMI_SIZE"] = "2"
+os.environ[name] = size
 try:
     mpi_world._load_mpi(launch)
 except CommError as error:
