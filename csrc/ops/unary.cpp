@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "elementwise.h"
+#include "vectorised.h"
 
 namespace engine {
 
@@ -39,7 +40,7 @@ struct Threshold {
 struct Exp {
     static constexpr bool from_result = true;
     explicit Exp(const Attributes& a) : rate(float(a.real("rate"))), factor(float(a.real("factor"))) {}
-    float value(float x) const { return factor * std::exp(rate * x); }
+    float value(float x) const { return factor * expf(rate * x); }
     float slope(float y) const { return rate * y; }
     float rate, factor;
 };
@@ -49,7 +50,7 @@ struct Log {
     static constexpr bool from_result = false;
     explicit Log(const Attributes& a)
         : scale(float(a.real("scale"))), shift(float(a.real("shift"))), factor(float(a.real("factor"))) {}
-    float value(float x) const { return factor * std::log(shift + scale * x); }
+    float value(float x) const { return factor * logf(shift + scale * x); }
     float slope(float x) const { return factor * scale / (shift + scale * x); }
     float scale, shift, factor;
 };
@@ -64,10 +65,23 @@ struct Power {
         return power * scale == 0 ? 0.f : power * scale * raised(shift + scale * x, power - 1);
     }
     static float raised(float x, float power) {
-        return power == 0 ? 1.f : power == 1 ? x : power == 2 ? x * x : std::pow(x, power);
+        return power == 0 ? 1.f : power == 1 ? x : power == 2 ? x * x : powf(x, power);
     }
     float power, scale, shift;
 };
+
+template <typename Function>
+ENGINE_VECTORISED void values(Function function, const float* x, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] = function.value(x[i]);
+}
+
+template <typename Function>
+ENGINE_VECTORISED void gradients(Function function, const float* known, const float* given, float* wanted,
+                                 int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) wanted[i] = given[i] * function.slope(known[i]);
+}
 
 }  // namespace
 
@@ -90,11 +104,9 @@ public:
     void forward(const dnnl::stream&) override {
         in_chunks(x_.count(), [this](int64_t begin, int64_t length) {
             alignas(64) float buffer[chunk_size];
-            const Function function = function_;
             const float* const x = x_.read(begin, length, buffer);
             float* const y = y_.open(begin, buffer);
-#pragma omp simd
-            for (int64_t i = 0; i < length; i++) y[i] = function.value(x[i]);
+            values(function_, x, y, length);
             y_.close(begin, length, y);
         });
     }
@@ -103,12 +115,10 @@ public:
         const Numbers& from = Function::from_result ? y_ : x_;
         in_chunks(from.count(), [this, &from](int64_t begin, int64_t length) {
             alignas(64) float buffers[2][chunk_size];
-            const Function function = function_;
             const float* const known = from.read(begin, length, buffers[0]);
             const float* const given = given_.read(begin, length, buffers[1]);
             float* const wanted = wanted_.open(begin, buffers[1]);
-#pragma omp simd
-            for (int64_t i = 0; i < length; i++) wanted[i] = given[i] * function.slope(known[i]);
+            gradients(function_, known, given, wanted, length);
             wanted_.close(begin, length, wanted);
         });
     }

@@ -1,7 +1,15 @@
 // Kernels of our own are compiled once for each vector width; the widest that the processor has is picked when loading.
 #pragma once
 
+#include <cmath>
+
 #if defined(__x86_64__)
+// The C library has them for vectors, too, of errors below 4 ulp, which its header tells -ffast-math only.
+extern "C" {
+__attribute__((simd("notinbranch"), const)) float expf(float) noexcept;
+__attribute__((simd("notinbranch"), const)) float logf(float) noexcept;
+__attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;
+}
 #define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ENGINE_VECTORISED

@@ -94,7 +94,7 @@ def test_gradients(name):
 def test_blocked(name, channels):
     function = FUNCTIONS[name][0]
     if name.startswith(("Log", "Power power_param { power: 1.7", "Power power_param { power: -0.5")):
-        front = 'layer { name: "tanh" type: "TanH" bottom: "c" top: "t" }'  # within the domain
+        front = 'layer { name: "sigmoid" type: "Sigmoid" bottom: "c" top: "t" }'  # within the domain
     else:
         front = 'layer { name: "t" type: "Power" bottom: "c" top: "t" }'
     net = run_blocked(front + layer(name, bottom="t"), c=channels)
