@@ -19,7 +19,7 @@ from engine.comm.world import World
 from engine.config import Config, nets_of_solver
 from engine.cores import all_hosts_and_cores, core_plan, host_and_cores
 from engine.data.prefetch import data_threads
-from engine.errors import CommError, DataError, NumericalError
+from engine.errors import DataError, NumericalError
 from engine.feeding import Feeder
 from engine.net import WATCHED, Net
 from engine.precision import usable_precision
@@ -31,6 +31,7 @@ from engine.report.progress import Progress
 from engine.report.step_times import StepTimes
 from engine.report.table import human
 from engine.report.timeline import Timeline
+from engine.solver.drift import check_drift
 from engine.solver.files import SnapshotFiles
 from engine.solver.history import History
 from engine.solver.lr import Plateau, learning_rate
@@ -283,6 +284,7 @@ class Solver:
 
     def _run(self, until: int) -> bool:
         self._mark = (time.monotonic(), self.iteration)
+        every = self.param.comm_param.drift_check
         with Progress("Training", until, begin=self.iteration) as progress:
             while self.iteration < until:
                 asked = self.world.agree(self.signals.flags)
@@ -290,6 +292,8 @@ class Solver:
                     self.test()
                 self.step()
                 progress.update(self.iteration, note=f"loss = {self.recent_loss.value:.4g}")
+                if every and self.iteration % every == 0:
+                    self._check_drift()
                 if self.param.snapshot and self.iteration % self.param.snapshot == 0:
                     self.snapshot()
                 if not self._obey(asked.finish()):
@@ -504,10 +508,6 @@ class Solver:
             self.test()
 
     def _check_drift(self) -> None:
-        """Raises CommError when the weights of two ranks are not the same bits."""
-        if self.world.size == 1:
-            return
-        try:
-            self.world.same_on_all_ranks(self.weights.tobytes(), "their weights")
-        except CommError as error:
-            raise CommError(f"iteration {self.iteration}: {error}") from None
+        """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
+        self.strategy.wait_all()
+        check_drift(self.world, self.net, self.weights, self.history.arrays, self.iteration)

@@ -335,35 +335,6 @@ def test_snapshots_hold_the_mean_of_the_ranks_statistics(tmp_path):
     assert done.stdout == "averaged\n", done.stderr
 
 
-DRIFT = """
-from engine.comm.world import world
-from engine.errors import CommError
-from tests.solver.harness import *
-solver = make_solver("max_iter: 4", digits_net(), %r, world())
-step = solver.step
-def drift():
-    step()
-    if (world().rank, solver.iteration) == (1, 3):
-        solver.strategy.wait_all()
-        solver.weights[5] += 1e-6
-solver.step = drift
-try:
-    solver.solve()
-except CommError as error:
-    messages = world().gather(str(error))
-    if messages:
-        print(messages[0] if messages[0] == messages[1] else messages)
-world().close()
-"""
-
-
-@pytest.mark.mpi
-def test_ranks_that_have_drifted_apart_are_noticed(tmp_path):
-    done = run_ranks(2, DRIFT % str(tmp_path))
-    assert done.stdout == "iteration 4: ranks 0 and 1 differ in their weights\n", done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 # Numbers that are none
 
 

@@ -1,0 +1,54 @@
+"""Do all ranks still have the same bits? Weights and optimizer state, which no rank ever sends to another again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.cores import ranges
+from engine.errors import CommError
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.net import Net
+
+DIGEST_BYTES = 8
+
+
+def check_drift(world: World, net: Net, weights: np.ndarray, histories: list[np.ndarray], iteration: int) -> None:
+    """Collective, when no update is under way; costs about a second for each GB of weights and state.
+
+    weights, histories: the arenas, float32. Raises CommError, on every rank, that names the first blob that differs in
+    the order of the file, and the ranks that have other values than most.
+    """
+    if world.size == 1:
+        return
+    names, digests = [], bytearray()
+    for placed in reversed(net.parameters):
+        for what, arena in [("weights", weights), *((f"history {i}", array) for i, array in enumerate(histories))]:
+            names.append(f"the {what} of {placed.name}")
+            values = arena[placed.offset : placed.offset + placed.count]
+            digests += hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
+    everyone = world.gather(hashlib.sha256(digests).digest())
+    if world.broadcast_object(everyone is None or len(set(everyone)) == 1):
+        return
+    found = world.gather(bytes(digests))
+    message = world.broadcast_object(_describe(names, found) if found else None)
+    raise CommError(f"iteration {iteration}: {message}")
+
+
+def _describe(names: list[str], digests: list[bytes]) -> str:
+    """digests: of each rank, DIGEST_BYTES for each name."""
+    for index, name in enumerate(names):
+        values = [each[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] for each in digests]
+        most = Counter(values).most_common(1)[0][0]
+        others = [rank for rank, value in enumerate(values) if value != most]
+        if others and len(others) * 2 == len(values) == 2:
+            return f"ranks 0 and 1 differ in {name}"
+        if others:
+            word = "rank" if len(others) == 1 else "ranks"
+            return f"{word} {ranges(others)} of {len(values)} differ{'s' if word == 'rank' else ''} in {name}"
+    raise AssertionError("digests of digests differ, digests do not")

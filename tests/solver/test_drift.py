@@ -1,0 +1,62 @@
+"""Ranks whose weights or optimizer state are not the same any more are named, with the first blob that differs."""
+
+import pytest
+
+from engine.solver.drift import _describe
+from tests.mpi import run_ranks
+
+# {fault} is done to one rank after its third iteration.
+PROGRAM = """
+from engine.comm.world import world
+from engine.errors import CommError
+from tests.solver.harness import *
+solver = make_solver({text!r}, digits_net(), {folder!r}, world())
+step = solver.step
+def faulty():
+    step()
+    if (world().rank, solver.iteration) == ({rank}, 3):
+        solver.strategy.wait_all()
+        placed = {{p.name: p for p in solver.net.parameters}}
+        {fault}
+solver.step = faulty
+try:
+    solver.solve()
+    print("no fault found at", solver.iteration, flush=True)
+except CommError as error:
+    messages = world().gather(str(error))
+    if messages:
+        print(messages[0] if len(set(messages)) == 1 else messages)
+world().close()
+"""
+WEIGHT = "solver.weights[placed['ip1[0]'].offset + 5] += 1e-6"
+HISTORY = "solver.history.arrays[0][placed['ip2[1]'].offset] *= -1"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("text", "rank", "fault", "message"),
+    [
+        # The fault of one blob spreads to all by the next iteration: the check must come before it.
+        ("comm_param { drift_check: 3 }", 2, WEIGHT, "iteration 3: rank 2 of 4 differs in the weights of ip1[0]"),
+        ("comm_param { drift_check: 3 }", 0, HISTORY, "iteration 3: rank 0 of 4 differs in the history 0 of ip2[1]"),
+        ("max_iter: 3", 1, WEIGHT, "iteration 3: rank 1 of 4 differs in the weights of ip1[0]"),  # at the snapshot
+    ],
+)
+def test_one_of_four_ranks(tmp_path, text, rank, fault, message):
+    text += " momentum: 0.9" + (" max_iter: 8" if "max_iter" not in text else "")
+    done = run_ranks(4, PROGRAM.format(text=text, folder=str(tmp_path), rank=rank, fault=fault))
+    assert done.stdout == message + "\n", done.stderr
+    assert not list(tmp_path.iterdir()), "a snapshot was written"
+
+
+@pytest.mark.mpi
+def test_the_check_can_be_switched_off(tmp_path):
+    text = "comm_param { drift_check: 0 } snapshot_after_train: false max_iter: 5"
+    done = run_ranks(2, PROGRAM.format(text=text, folder=str(tmp_path), rank=1, fault=WEIGHT))
+    assert done.stdout == "no fault found at 5\n" * 2, done.stderr
+
+
+def test_whom_a_message_names():
+    a, b = b"a" * 8, b"b" * 8
+    assert _describe(["x", "y"], [a + a, a + b]) == "ranks 0 and 1 differ in y"
+    assert _describe(["x", "y"], [a + a, b + b, a + a, b + a, a + a]) == "ranks 1,3 of 5 differ in x"
