@@ -25,12 +25,12 @@ _OUTPUT = re.compile(rf"\b(Train|Test) net output #\d+: (\S+) = {_NUMBER}(.*)")
 
 @dataclass
 class Row:
-    """One display, or one test. seconds: since the run began; rate, loss (smoothed): NaN where the log has none."""
+    """One display, or one test. seconds: since the run began; rate, loss (smoothed): None where the log has none."""
 
     iteration: int
     seconds: float
-    rate: float = math.nan
-    loss: float = math.nan
+    rate: float | None = None
+    loss: float | None = None
     outputs: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
@@ -124,11 +124,11 @@ def _train_row(run: RunLog, iteration: int, clock: _Clock) -> Row:
 
 def _rates_of_tests(run: RunLog) -> None:
     """A test has the rate of the last display before it or at it, the first one that of the first."""
-    known = [row for row in run.train if not math.isnan(row.rate)]
+    known = [row for row in run.train if row.rate is not None]
     for rows in run.tests.values():
         for row in rows:
             before = [each.rate for each in known if each.iteration <= row.iteration]
-            row.rate = before[-1] if before else known[0].rate if known else math.nan
+            row.rate = before[-1] if before else known[0].rate if known else None
 
 
 def write_csv(path: str, folder: str, delimiter: str = ",") -> list[Path]:
@@ -152,7 +152,7 @@ def _csv(rows: list[Row], delimiter: str, smoothed: bool) -> str:
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(["NumIters", "Seconds", "LearningRate", *outputs, *(["SmoothedLoss"] if smoothed else [])])
     for row in rows:
-        values = [row.outputs.get(name, math.nan) for name in outputs] + ([row.loss] if smoothed else [])
-        cells = ["" if math.isnan(value) and value is math.nan else f"{value:.9g}" for value in (row.rate, *values)]
+        values = [row.rate, *(row.outputs.get(name) for name in outputs), *([row.loss] if smoothed else [])]
+        cells = ["" if value is None else f"{value:.9g}" for value in values]
         writer.writerow([row.iteration, f"{row.seconds:.6f}", *cells])
     return text.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def _names(paths: Sequence[str]) -> list[str]:
 def _history(run: RunLog) -> History:
     history = History("")
     for row in run.train:
-        history.train(row.iteration, row.loss, row.rate)
+        loss, rate = (math.nan if value is None else value for value in (row.loss, row.rate))
+        history.train(row.iteration, loss, rate)
     for number, rows in run.tests.items():
         for row in rows:
             history.test(row.iteration, {name: np.array([v]) for name, v in row.outputs.items()}, run.losses, number)

@@ -1,0 +1,47 @@
+"""LARS, LARC and AdamW, from the solver's text to the weights: one step against the formulas."""
+
+import numpy as np
+import pytest
+
+from tests.solver.harness import digits_net, make_solver
+
+
+def one_step(text: str) -> list[tuple]:
+    """(parameter, weights before, gradient, weights after) of each, float64, in the kernels' layout."""
+    solver = make_solver(f"iter_size: 2 {text}", digits_net())
+    before = solver.weights.astype(np.float64)
+    solver.feeder.start()
+    solver.step()
+    solver.strategy.wait_all()
+    gradients, after = solver.gradients.astype(np.float64) / solver.iter_size, solver.weights.astype(np.float64)
+    result = []
+    for placed in solver.net.parameters:
+        piece = slice(placed.offset, placed.offset + placed.count)
+        result.append((placed.parameter, before[piece], gradients[piece], after[piece]))
+    solver.close()
+    assert len(result) == 6 and {parameter.decay_mult for parameter, *_ in result} == {0, 1}
+    return result
+
+
+@pytest.mark.parametrize("policy", ["scale", "clip"])
+def test_layer_wise_rates(policy):
+    rate, ratio, decay = 0.05, 0.005, 0.01
+    text = f"base_lr: {rate} weight_decay: {decay} local_lr_auto: true local_gw_ratio: {ratio} "
+    limited = []
+    for parameter, w, g, after in one_step(f'{text} larc_policy: "{policy}"'):
+        norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
+        local = ratio * norm_w / (norm_g + decay * norm_w) if norm_w else 1  # biases begin at 0
+        taken = rate * local if policy == "scale" else min(rate, local)
+        limited.append(taken == rate)
+        np.testing.assert_allclose(after, w - taken * (g + decay * parameter.decay_mult * w), rtol=1e-5, atol=1e-7)
+    assert policy == "scale" or len(set(limited)) == 2
+
+
+def test_decoupled_decay():
+    rate, decay = 0.01, 0.1
+    text = f'type: "Adam" base_lr: {rate} weight_decay: {decay} momentum: 0.9 delta: 1e-4 decoupled_weight_decay: true'
+    for parameter, w, g, after in one_step(text):
+        # In the first step the corrected moments are g and g^2; the correction is in the rate, and so not in delta.
+        second = np.sqrt(0.001) * np.abs(g)
+        step = np.sqrt(0.001) / 0.1 * 0.1 * g / (second + 1e-4) + decay * parameter.decay_mult * w
+        np.testing.assert_allclose(after, w - rate * parameter.lr_mult * step, rtol=1e-4, atol=1e-6)
