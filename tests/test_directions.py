@@ -35,7 +35,7 @@ MAY_IMPORT = {
     # Caffe's Python interface: a user of everything else, like the command line.
     "caffe": {
         *("proto", "config", "names", "cores", "feeding", "net", "graph", "layers", "python_layer", "weights"),
-        *("weights_hdf5", "solver", "comm", "report", "data", "_core"),
+        *("weights_hdf5", "solver", "comm", "report", "data", "tools", "_core"),
     },
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
     "comm": {"_core"},

@@ -12,7 +12,7 @@ from engine.cores import limit_spinning
 
 limit_spinning()
 
-from engine.caffe import coord_map, io, net_spec, proto  # noqa: E402
+from engine.caffe import coord_map, draw, io, net_spec, proto  # noqa: E402
 from engine.caffe.classifier import Classifier  # noqa: E402
 from engine.caffe.detector import Detector  # noqa: E402
 from engine.caffe.mode import (  # noqa: E402
@@ -49,7 +49,7 @@ def install() -> None:
     """Registers this package as `caffe`, for scripts and modules that import that."""
     package = importlib.import_module(__name__)
     sys.modules.setdefault("caffe", package)
-    for name in ("classifier", "coord_map", "detector", "io", "net_spec", "proto"):
+    for name in ("classifier", "coord_map", "detector", "draw", "io", "net_spec", "proto"):
         sys.modules.setdefault(f"caffe.{name}", importlib.import_module(f"{__name__}.{name}"))
     sys.modules.setdefault("caffe.proto.caffe_pb2", proto.caffe_pb2)
     sys.modules.setdefault("caffe.pycaffe", package)
@@ -86,6 +86,7 @@ __all__ = [
     "SGDSolver",
     "Solver",
     "coord_map",
+    "draw",
     "get_solver",
     "has_nccl",
     "init_log",

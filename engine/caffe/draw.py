@@ -1,0 +1,28 @@
+"""caffe.draw: the picture of a NetParameter, as `engine draw_net` makes it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from engine.config import parse_net
+from engine.proto import TRAIN
+from engine.tools.draw_net import draw_net as draw_graph
+from engine.tools.summarize import net_graph
+
+
+def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
+    """The picture as the content of a file of the kind `ext`; the rest as draw_net_to_file()."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"net.{ext}"
+        draw_net_to_file(caffe_net, str(path), rankdir, phase)
+        return path.read_bytes()
+
+
+def draw_net_to_file(caffe_net: Any, filename: str, rankdir: str = "LR", phase: int | None = None) -> None:
+    """Writes .png, .svg, .pdf or .dot. caffe_net: a NetParameter. rankdir: LR or TB (downwards). phase: the layers that
+    it has (default: TRAIN). Raises ConfigError for a net that cannot be built, EngineError where the kind of picture
+    needs graphviz, and there is none."""
+    config = parse_net(str(caffe_net), caffe_net.name or "the net")
+    draw_graph(net_graph(config, TRAIN if phase is None else phase, 0, ()), filename, rankdir)

@@ -1,0 +1,22 @@
+"""caffe.draw: the pictures of `engine draw_net`."""
+
+import engine.caffe as caffe
+from engine.caffe import draw
+from engine.caffe import layers as L
+from engine.proto import caffe_pb2
+
+
+def test_pictures(tmp_path):
+    n = caffe.NetSpec()
+    n.data = L.Input(shape=dict(dim=[1, 4]))
+    n.ip = L.InnerProduct(n.data, num_output=2)
+    n.trained = L.ReLU(n.ip, include=dict(phase=caffe.TRAIN))
+    message = n.to_proto()
+    assert isinstance(message, caffe_pb2.NetParameter)
+    path = tmp_path / "net.svg"
+    draw.draw_net_to_file(message, str(path))
+    assert "ip (InnerProduct)" in path.read_text()
+    assert b"trained" in path.read_bytes()
+    text = draw.draw_net(message, "TB", "dot", phase=caffe.TEST)
+    assert b"rankdir=TB" in text
+    assert b"trained" not in text
