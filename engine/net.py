@@ -86,7 +86,8 @@ class Net:
     row-major layout, for ranks whose processors would choose differently. `precision` "bf16": of activations and their
     gradients, where layers can; parameters stay float32. `gradients`: whether there is a backward; by default
     in phase TRAIN, and with force_backward. `memory_budget`: bytes that blobs, gradients and masks may take; what it
-    needs for that, `repeats` tells. Raises ConfigErrors for a net that does not fit together.
+    needs for that, `repeats` tells.
+    `before`: this net in other shapes, whose place it takes. Raises ConfigErrors for a net that does not fit together.
     """
 
     def __init__(
@@ -106,10 +107,11 @@ class Net:
         precision: str = "fp32",
         gradients: bool | None = None,
         memory_budget: int | None = None,
+        before: Net | None = None,
     ):
         self.phase, self.seed, self.message = phase, seed, config.message
         self.has_backward = phase == TRAIN or config.message.force_backward if gradients is None else gradients
-        graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
+        graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of, before=before and before.graph)
         self.graph = prepare(graph, passes, precision, self.has_backward)
         self.name = self.graph.name
         self._lower(share, accumulate, plain_parameters)

@@ -29,6 +29,14 @@ class AxisMismatchException(EngineError):
     """Two maps about different axes."""
 
 
+class UnconnectedError(EngineError, RuntimeError):
+    """Two blobs between which there is no map. (Caffe's is a RuntimeError.)"""
+
+
+class CropError(EngineError, AssertionError):
+    """A Crop that would not align the blobs. (Caffe's is an AssertionError.)"""
+
+
 def _window(fn: Function, default_axis: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
     """(axis, stride, size, pad) of a layer with a kernel, dilation included."""
     given = fn.params.get("convolution_param", fn.params.get("pooling_param", fn.params))
@@ -90,24 +98,24 @@ def _maps_below(top: Top):
 
 
 def coord_map_from_to(top_from: Top, top_to: Top) -> Map:
-    """The map from one blob to another, through a blob from which both are computed. Raises EngineError if there is
-    none."""
+    """The map from one blob to another, through a blob from which both are computed. Raises UnconnectedError if
+    there is none."""
     from_maps = dict(_maps_below(top_from))
     for top, to_map in _maps_below(top_to):
         if top in from_maps:
             return compose(to_map, inverse(from_maps[top]))
-    raise EngineError("the two blobs have no common blob below them that their coordinates reach")
+    raise UnconnectedError("the two blobs have no common blob below them that their coordinates reach")
 
 
 def crop(top_from: Top, top_to: Top) -> Top:
-    """A Crop of `top_from` that lies over `top_to`. Raises EngineError where the two differ in scale, or by something
+    """A Crop of `top_from` that lies over `top_to`. Raises CropError where the two differ in scale, or by something
     else than whole pixels inside of `top_from`."""
     axis, a, b = coord_map_from_to(top_from, top_to)
     if not np.all(a == 1):
-        raise EngineError(f"crop: the two blobs differ in scale by {a}")
+        raise CropError(f"crop: the two blobs differ in scale by {a}")
     offset = -np.asarray(b)
     if not np.all(offset >= 0):
-        raise EngineError(f"crop: would begin outside, at {offset}")
+        raise CropError(f"crop: would begin outside, at {offset}")
     if not np.all(np.round(offset) == offset):
-        raise EngineError(f"crop: would begin at a fraction of a pixel, {offset}")
+        raise CropError(f"crop: would begin at a fraction of a pixel, {offset}")
     return layers.Crop(top_from, top_to, crop_param={"axis": axis + 1, "offset": offset.astype(int).ravel().tolist()})

@@ -40,6 +40,9 @@ class LiveNet:
         self._diff_of: dict[str, _Version] = {}  # where it is not the last version
         self._stand_ins: dict[object, np.ndarray] = {}  # for what is never computed
         self.step = 0
+        for layer in net.self_fed:  # constants stay as they are, unless somebody writes into them
+            for blob, values in layer.feed(self.step, net.seed).items():
+                net.feed(blob, values)
 
     def _find_versions(self) -> dict[str, list[_Version]]:
         versions: dict[str, list[_Version]] = {}

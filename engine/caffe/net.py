@@ -79,7 +79,7 @@ class Net(BatchedRuns):
         self._open(net)
         return self
 
-    def _build(self, config: Config, share: EngineNet | None = None) -> EngineNet:
+    def _build(self, config: Config, share: EngineNet | None = None, before: EngineNet | None = None) -> EngineNet:
         state = config.message.state
         net = EngineNet(
             config,
@@ -88,6 +88,7 @@ class Net(BatchedRuns):
             stages=state.stage,
             seed=mode.seed(),
             share=share,
+            before=before,
             shapes_of=self._inputs_of.shapes_of,
             accumulate=True,
             gradients=True,
@@ -242,7 +243,7 @@ class Net(BatchedRuns):
     def _replace(self, config: Config, share: EngineNet) -> None:
         """Builds the net again, with the weights of `share`."""
         self._live.views.push()
-        net = self._build(config, share)
+        net = self._build(config, share, self._live.net)
         step = self._live.step
         self._config = config
         blobs, params = self.blobs, self.params

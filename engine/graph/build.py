@@ -41,15 +41,24 @@ class Graph:
         return {top.name: top for layer in self.layers for top in layer.tops}
 
 
-def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: ShapesOf | None = None) -> Graph:
+def build(
+    config: Config,
+    phase: int,
+    *,
+    level: int = 0,
+    stages=(),
+    shapes_of: ShapesOf | None = None,
+    before: Graph | None = None,
+) -> Graph:
     """The graph of a net in one phase.
 
-    `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. Raises
-    ConfigErrors with every error found.
+    `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. `before`:
+    this net in other shapes, whose layers hand over what they remember. Raises ConfigErrors with every error found.
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
     connect = _Connector(graph, config, errors)
+    earlier = {layer.name: layer for layer in before.layers} if before else {}
     for index, message in enumerate(config.message.layer):
         where = config.where(index)
         try:
@@ -58,6 +67,8 @@ def build(config: Config, phase: int, *, level: int = 0, stages=(), shapes_of: S
             layer = layer_type(message.type, message.name, where)(message, where, phase, net=config.message)
             if not connect.bottoms(layer, index):
                 continue
+            if layer.name in earlier:
+                layer.succeed(earlier[layer.name])
             _build_layer(layer, connect, shapes_of)
             graph.layers.append(layer)
         except ConfigError as error:

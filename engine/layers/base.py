@@ -136,6 +136,9 @@ class Layer:
         they are."""
         return {}
 
+    def succeed(self, before: Layer) -> None:
+        """Called before infer() where the net is built again in other shapes, with this layer of the net as it was."""
+
     def absorb(self, following: Layer) -> bool:
         """Called by the fusion pass with the only reader of this layer's top: True if this layer now does its work
         too."""

@@ -25,6 +25,7 @@ class Python(Layer):
     class that derives from caffe.Layer (engine.python_layer.PythonLayer)."""
 
     bottom_range = (0, None)
+    _is_set_up = False
     top_range = (0, None)
 
     @cached_property
@@ -35,6 +36,11 @@ class Python(Layer):
         user.param_str = user.param_str_ = param.param_str
         user.phase, user.name, user.type, user.blobs = self.phase, self.name, self.type, Blobs()
         return user
+
+    def succeed(self, before: Layer) -> None:
+        """The user's object stays, and with it what it knows."""
+        self.user = before.user
+        self._is_set_up = True
 
     def _user_class(self) -> Any:
         param = self.message.python_param
@@ -65,7 +71,8 @@ class Python(Layer):
         weights = [*self.message.loss_weight, *[0.0] * len(self.message.top)]
         self._bottom = [LayerBlob(shape) for shape in self.shapes]
         self._top = [LayerBlob((), weight) for weight, _ in zip(weights, self.message.top)]
-        self._guard("setup", self.user.setup, self._bottom, self._top)
+        if not self._is_set_up:
+            self._guard("setup", self.user.setup, self._bottom, self._top)
         self._guard("reshape", self.user.reshape, self._bottom, self._top)
         return [blob.shape for blob in self._top]
 

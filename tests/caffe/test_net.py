@@ -288,3 +288,52 @@ def test_the_gpu_is_declined():
     caffe.set_device(0)
     with pytest.warns(UserWarning, match="CPU"):
         caffe.set_mode_gpu()
+
+
+def test_constants_of_dummy_data_can_be_overwritten(tmp_path):
+    net = caffe.Net(
+        write(
+            tmp_path,
+            """layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {
+                 shape { dim: 3 dim: 4 } shape { dim: 3 }
+                 data_filler { type: "gaussian" } data_filler { value: 2 } } }
+               layer { name: "loss" type: "SoftmaxWithLoss" bottom: "data" bottom: "label" top: "loss" }""",
+        ),
+        caffe.TRAIN,
+    )
+    np.testing.assert_array_equal(net.blobs["label"].data, 2)
+    net.blobs["label"].data[...] = [0, 1, 3]
+    losses = [float(net.forward()["loss"]) for _ in range(2)]
+    data = net.blobs["data"].data
+    expected = np.log(np.exp(data).sum(1)) - data[np.arange(3), [0, 1, 3]]
+    assert losses[1] == pytest.approx(expected.mean(), rel=1e-5)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    "options, blobs",
+    [
+        ({}, ["always", "below_1"]),
+        (dict(level=1), ["always", "from_1"]),
+        (dict(stages=["A"]), ["always", "below_1", "A"]),
+        (dict(level=1, stages=["A", "B"]), ["always", "from_1", "A", "AB"]),
+    ],
+)
+def test_levels_and_stages(options, blobs, tmp_path):
+    rules = {"always": "", "below_1": "max_level: 0", "from_1": "min_level: 1"}
+    rules |= {"A": 'stage: "A"', "AB": 'stage: "A" stage: "B"'}
+    text = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 } } }'
+    for name, rule in rules.items():
+        text += f'layer {{ name: "{name}" type: "AbsVal" bottom: "data" top: "{name}" include {{ {rule} }} }}'
+    net = caffe.Net(write(tmp_path, text), caffe.TEST, **options)
+    assert list(net.blobs) == ["data", *blobs]
+
+
+def test_arrays_outlive_their_net(tmp_path):
+    net = caffe.Net(write(tmp_path, DEPLOY), caffe.TEST)
+    net.forward()
+    blobs = list(net.blobs.values()) + [blob for blobs in net.params.values() for blob in blobs]
+    arrays = [array for blob in blobs for array in (blob.data, blob.diff)]
+    del net, blobs
+    gc.collect()
+    assert all(np.isfinite(array).all() for array in arrays)

@@ -90,7 +90,7 @@ def test_parameters_of_other_types():
 def test_mistakes():
     n = caffe.NetSpec()
     n.data = L.Input(shape=dict(dim=[1, 4]))
-    with pytest.raises(TypeError, match="Concat input 1 is not a Top but a tuple"):
+    with pytest.raises(TypeError, match=r"Concat input 1 is not a Top \(type is <class 'tuple'>\)"):
         L.Concat(n.data, L.Data(ntop=2))
     with pytest.raises(AttributeError, match="no blob 'dta'; did you mean 'data'"):
         n.ip = L.InnerProduct(n.dta, num_output=1)

@@ -182,7 +182,11 @@ def test_the_object_is_in_net_layers(tmp_path):
     assert user.blobs[0].data == [5]
     np.testing.assert_array_equal(net.forward(x=[1, 2])["y"], [15, 30])
     net.blobs["x"].reshape(3)
-    np.testing.assert_array_equal(net.forward(x=[1, 2, 3])["y"], [15, 30, 45])
+    user.factor = 1
+    np.testing.assert_array_equal(net.forward(x=[1, 2, 3])["y"], [5, 10, 15])
+    assert net.layers[1] is user
+    user.blobs[0].data[...] = 1
+    assert net.params["user"][0].data == [1]
 
 
 def test_errors_name_the_layer_and_show_the_user_s_lines():
