@@ -19,7 +19,7 @@ from engine.graph.lower import Builder
 from engine.graph.passes import memory_plan
 from engine.graph.passes.constant import mark_constant
 from engine.graph.passes.fuse import fuse
-from engine.graph.passes.gradients import mark_gradients
+from engine.graph.passes.gradients import ends_of, mark_gradients
 from engine.graph.passes.precision import lower_precision
 from engine.graph.passes.recompute import choose
 from engine.graph.passes.split import insert_splits
@@ -149,6 +149,7 @@ class Net:
 
     def _place(self, passes: frozenset[str], keep_all: bool, memory_budget: int | None) -> None:
         read_by_others = {*self.graph.outputs, *(blob for layer in self.sinks for blob in layer.bottoms)}
+        read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
         for blob, tensor in self.tensors.items():
             if keep_all or blob in read_by_others:
                 self.program.own(tensor)

@@ -7,9 +7,9 @@ import numpy as np
 RANDOM = np.random.default_rng(4)
 
 
-def random_boxes(*shape: int) -> np.ndarray:
+def random_boxes(*shape: int, generator: np.random.Generator = RANDOM) -> np.ndarray:
     """(*shape, 4): x1, y1, x2, y2 within the image or a little beyond."""
-    center, size = RANDOM.uniform(0.1, 0.9, (*shape, 2)), RANDOM.uniform(0.1, 0.5, (*shape, 2))
+    center, size = generator.uniform(0.1, 0.9, (*shape, 2)), generator.uniform(0.1, 0.5, (*shape, 2))
     return np.concatenate([center - size / 2, center + size / 2], -1).astype(np.float32)
 
 

@@ -16,7 +16,7 @@ def mark_gradients(graph: Graph, training: bool) -> None:
     if not training and not graph.force_backward:
         return
     wanted = _below(graph)
-    ends = _ends(graph) if graph.force_backward else set()
+    ends = ends_of(graph)
     leads: set[Blob] = set(ends)  # to a loss
     for layer in reversed(graph.layers):
         if not (any(layer.loss_weights) or any(top in leads for top in layer.tops)):
@@ -35,8 +35,11 @@ def mark_gradients(graph: Graph, training: bool) -> None:
         blob.needs_gradient |= blob in wanted
 
 
-def _ends(graph: Graph) -> set[Blob]:
-    """Where no layer sends a gradient: outputs, and what is read only by layers without a backward or without tops."""
+def ends_of(graph: Graph) -> set[Blob]:
+    """Where, with `force_backward`, no layer sends a gradient, but Python may: outputs, and what is read only by layers
+    without a backward or without tops."""
+    if not graph.force_backward:
+        return set()
     ends = set(graph.outputs)
     for layer in graph.layers:
         if not layer.differentiable or not layer.tops:
