@@ -149,6 +149,31 @@ def test_large_numbers():
         np.testing.assert_allclose(run(layer(name), x=x).blobs["y"].data, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name, function, x",
+    [
+        ("Exp", np.exp, np.linspace(-80, 80, 100001)),
+        ("Log", np.log, np.geomspace(1e-35, 1e35, 100001)),
+        ("Power power_param { power: 1.75 }", lambda x: x**1.75, np.geomspace(1e-20, 1e20, 100001)),
+        ("Power power_param { power: -0.5 }", lambda x: x**-0.5, np.geomspace(1e-35, 1e35, 100001)),
+    ],
+)
+def test_kernels_for_vectors_are_exact(name, function, x):
+    x = x.astype(np.float32)
+    y = run(layer(name), x=x).blobs["y"].data
+    np.testing.assert_allclose(y, function(x.astype(np.float64)), rtol=1e-6)
+
+
+def test_numbers_without_a_result():
+    x = np.array([-np.inf, -1, 0, np.inf, np.nan] * 5, np.float32)
+    for name, expected in (
+        ("Exp", [0, np.float32(np.exp(-1)), 1, np.inf, np.nan]),
+        ("Log", [np.nan, np.nan, -np.inf, np.inf, np.nan]),
+        ("Power power_param { power: 1.7 }", [np.inf, np.nan, 0, np.inf, np.nan]),
+    ):
+        np.testing.assert_allclose(run(layer(name), x=x).blobs["y"].data, expected * 5, rtol=1e-6)
+
+
 def test_a_power_of_0_has_a_gradient():
     net = run(layer("Power power_param { power: 1.7 }"), x=np.zeros(3, np.float32))
     net.set_top_diff("y", np.ones(3))
