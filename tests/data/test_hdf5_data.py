@@ -102,6 +102,10 @@ def test_files_that_cannot_be_read(listed, tmp_path):
     (tmp_path / "c.h5").write_bytes(b"nonsense")
     with pytest.raises(DataError, match=r"other.txt: cannot read .*c.h5"):
         open_data(layer_of(tmp_path / "other.txt", tops=["data"]), proto.TEST)
+    whole = (tmp_path / "a.h5").read_bytes()
+    (tmp_path / "a.h5").write_bytes(whole[: len(whole) * 3 // 4])
+    with pytest.raises(DataError, match=r"list.txt: cannot read .*a.h5"):
+        open_data(layer_of(listed), proto.TEST)
     with pytest.raises(DataError, match=r"cannot read the list nowhere"):
         open_data(layer_of("nowhere"), proto.TEST)
     layer = layer_of(listed)

@@ -61,7 +61,7 @@ class HDF5Reader(Reader):
                 if name not in file:
                     raise DataError(f"{path} has no dataset '{name}'; it has {', '.join(file)}", self._where)
                 rows.append(_rows(file[name], path))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: numbers that a truncated file does not have
             reason = str(error).splitlines()[0]
             raise DataError(f"{self._list}: cannot read {path}: {reason}", self._where) from None
         if any(each.ndim == 0 or each.dtype.kind not in "fiub" for each in rows):
