@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from engine import proto  # noqa: E402
+from engine.data.registry import find_reader  # noqa: E402
 from engine.layers.base import Layer  # noqa: E402
 from engine.layers.registry import layer_types  # noqa: E402
 
@@ -52,14 +53,24 @@ def text() -> str:
 def _cells(name: str, cls: type[Layer]) -> Iterator[str]:
     ops = _ops(name, cls)
     fed = _count(cls.bottom_range) == "0"
-    paragraph = inspect.getdoc(sys.modules[cls.__module__]).split("\n\n")[0]
-    yield " ".join(paragraph.split()).rstrip(".").replace("|", "\\|")
+    yield _summary(name, cls)
     yield f"{_count(cls.bottom_range)}, {_count(cls.top_range)}"
     yield ", ".join(f"`{field}`" for field in _options(name, cls))
     yield _blobs(cls)
     yield "" if fed and not _blobs(cls) else "yes" if cls.differentiable else "no"
     yield "yes" if cls.bf16 and ops else ""
     yield " + ".join(sorted({_kernel(op) for op in ops}, key=str.lower, reverse=True))
+
+
+def _summary(name: str, cls: type[Layer]) -> str:
+    """The first paragraph of the module's docstring; of data layers, that of what reads them, "Type: what it is"."""
+    module = find_reader(name).__module__ if _is_read(cls) else cls.__module__
+    paragraph = " ".join(inspect.getdoc(sys.modules[module]).split("\n\n")[0].split()).rstrip(".").replace("|", "\\|")
+    return paragraph.removeprefix(f"{name}: ") if _is_read(cls) else paragraph
+
+
+def _is_read(cls: type[Layer]) -> bool:
+    return getattr(cls, "from_source", False)
 
 
 def _count(given) -> str:
@@ -74,12 +85,10 @@ def _own_classes(cls: type) -> list[type]:
 
 
 def _options(name: str, cls: type[Layer]) -> list[str]:
-    """Those that the classes read, and of data layers, of which others do, those that are called like the type."""
-    sources = "".join(inspect.getsource(each) for each in _own_classes(cls))
-    found = set(re.findall(r"self\.message\.(\w+_param)\b", sources)) & _FIELDS
-    if getattr(cls, "from_source", False):
-        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + "_param"
-        found |= {snake, "transform_param"} & _FIELDS
+    """Those that the classes read, and of data layers their readers."""
+    classes = find_reader(name).__mro__[:-1] if _is_read(cls) else _own_classes(cls)
+    sources = "".join(inspect.getsource(each) for each in classes)
+    found = set(re.findall(rf"{'' if _is_read(cls) else 'self[.]'}\bmessage\.(\w+_param)\b", sources)) & _FIELDS
     return sorted(found)
 
 

@@ -1,4 +1,4 @@
-"""AnnotatedData: pictures with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
+"""AnnotatedData: Pictures with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
 
 from __future__ import annotations
 

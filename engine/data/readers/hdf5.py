@@ -1,4 +1,4 @@
-"""HDF5Data: rows of datasets in HDF5 files, one dataset for each top, by the top's name."""
+"""HDF5Data: Rows of datasets in HDF5 files, one dataset for each top, by the top's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageData: image files named in a list, each with one label."""
+"""ImageData: Image files named in a list, each with one label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WindowData: windows of pictures, foreground and background, as R-CNN is trained on them."""
+"""WindowData: Windows of pictures, foreground and background, as R-CNN is trained on them."""
 
 from __future__ import annotations
 
