@@ -37,7 +37,7 @@ public:
 // Randomness is counted, not drawn: an op that needs it hashes (seed, step, sample, element).
 struct Counter {
     uint64_t seed = 1;
-    uint64_t step = 0;          // iteration * iter_size + micro-batch
+    uint64_t step = 0;          // iteration; its micro-batches have other samples
     uint64_t first_sample = 0;  // of this rank's share, within the global batch
 };
 

@@ -58,9 +58,24 @@ def _add_train(verbs) -> None:
         "engine train --solver solvers/digits.prototxt\n"
         "mpiexec -n 2 engine train --solver solvers/digits.prototxt --set max_iter=100\n"
         "engine train --solver solver.prototxt --snapshot net_iter_1000.solverstate\n"
-        "engine train --solver collapse.prototxt --weights net_iter_7638.caffemodel",
+        "engine train --solver collapse.prototxt --weights net_iter_7638.caffemodel\n"
+        "engine train --solver solver.prototxt --ranks 4 --max_restarts 10",
     )
     verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
+    verb.add_argument(
+        "--resume",
+        choices=["auto"],
+        help="go on from the newest whole snapshot, with its global batch on whatever number of ranks; where there is "
+        "none, start as without it",
+    )
+    verb.add_argument("--ranks", type=positive, metavar="N", help="start N ranks on this host, without mpiexec")
+    verb.add_argument(
+        "--max_restarts",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="after a crash start again with --resume auto, at most N times (one rank, or --ranks)",
+    )
     start = verb.add_mutually_exclusive_group()
     start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to go on from")
     start.add_argument(

@@ -15,16 +15,20 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.arguments import parse
-from engine.errors import ConfigError, EngineError
+from engine.errors import CommError, ConfigError, EngineError
 from engine.tools.verbs import VERBS as TOOLS
 
+RANKS_FAILED = 3  # another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
 _LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
+    """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 3 where ranks or their
+    communication fail, 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    options.arguments = arguments
     try:
         status = VERBS[options.verb](options)
         sys.stdout.flush()
@@ -37,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except EngineError as error:
         own = "" if isinstance(error, ConfigError) else _rank_note()
-        return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()))
+        status = RANKS_FAILED if isinstance(error, CommError) else 1
+        return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()), status)
     except Exception:
         request = "this is a defect of engine; please report it with the lines above"
         return _fail(f"{traceback.format_exc()}engine: {_rank_note()}{request}")
@@ -100,11 +105,16 @@ def _start(watched: bool = False) -> Any:
 
 
 def train(options: Namespace) -> int:
+    if options.ranks or options.max_restarts:
+        from engine.supervise import supervise
+
+        return supervise(options.arguments, options.ranks or 1, options.max_restarts)
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
     world = _start(watched=True)
     from engine.comm.settings import watchdog_seconds
     from engine.preflight import preflight, texts_of
+    from engine.solver.resume import resume
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
     from engine.solver.validate import check_snapshots
@@ -115,6 +125,9 @@ def train(options: Namespace) -> int:
         check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
     preflight(world, texts_of(config))
     world.watch(watchdog_seconds(message.comm_param))
+    snapshot = options.snapshot
+    if options.resume:
+        snapshot = resume(config, world, float(os.environ.get("ENGINE_RESUME_SINCE", 0))) or snapshot
     timeline = None
     if options.timeline:
         from engine.report.timeline import Timeline
@@ -130,8 +143,8 @@ def train(options: Namespace) -> int:
         skip_bad_images=options.skip_bad_images,
     )
     weights = options.weights or list(message.weights)
-    if options.snapshot:
-        solver.restore(options.snapshot)
+    if snapshot:
+        solver.restore(snapshot)
     elif weights:
         solver.load_weights(weights)
     solver.solve()

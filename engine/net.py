@@ -327,12 +327,14 @@ class Net:
         self.run_forward(step, first_sample)
         return self.outputs()
 
-    def run_forward(self, step: int = 0, first_sample: int = 0, layers: slice = ALL) -> None:
-        """forward() without looking at the outputs, of a slice of graph.layers. Raises DataError for input that an op
-        cannot take."""
+    def run_forward(
+        self, step: int = 0, first_sample: int = 0, layers: slice = ALL, made_up: int | None = None
+    ) -> None:
+        """forward() without looking at the outputs, of a slice of graph.layers. made_up: counts what layers feed
+        themselves, if not `step` does. Raises DataError for input that an op cannot take."""
         for layer in self.self_fed:
             if layers == ALL or layer in self.graph.layers[layers]:
-                for blob, values in layer.feed(step, self.seed).items():
+                for blob, values in layer.feed(step if made_up is None else made_up, self.seed).items():
                     self.feed(blob, values)
         self.program.set_counter(self.seed, step, first_sample)
         try:

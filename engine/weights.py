@@ -46,6 +46,8 @@ class SolverState:
     samples_seen: int | None = None  # position in the global sequence of samples
     recent_loss: list[float] = field(default_factory=list)  # the window of average_loss, oldest first
     last_rate: float | None = None  # learning rate of the last update
+    global_batch: int | None = None  # samples in an iteration of all ranks
+    digest: str | None = None  # of the files: see engine.solver.resume
 
 
 # SolverState's names, where they are not the file's.

@@ -18,6 +18,7 @@ from engine.files import atomic_path
 from engine.weights import SolverState, state_fields
 
 _DATA, _HISTORY = "data", "history"
+_TEXT_FIELDS = ("learned_net", "digest")
 _INT32_FIELDS = ("iter", "current_step", "iter_last_event")  # Caffe reads these as int
 
 
@@ -95,8 +96,8 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
             if stored not in file:
                 continue
             value = file[stored][()]
-            if name == "learned_net":
-                state.learned_net = bytes(value).rstrip(b"\0").decode()
+            if name in _TEXT_FIELDS:
+                setattr(state, name, bytes(value).rstrip(b"\0").decode())
             elif isinstance(getattr(state, name), list):
                 setattr(state, name, [float(item) for item in value])
             else:
@@ -109,11 +110,13 @@ def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
     with _writing(path) as file:
         for name, stored in state_fields():
             value = getattr(state, name)
-            if name == "learned_net":
+            if value is None:
+                continue
+            if name in _TEXT_FIELDS:
                 _write_text(file, stored, value)
             elif isinstance(value, list):
                 file.create_dataset(stored, data=np.array(value, np.float64))
-            elif value is not None:
+            else:
                 dtype = np.int32 if stored in _INT32_FIELDS else np.int64 if isinstance(value, int) else np.float64
                 file.create_dataset(stored, data=np.array([value], dtype))
         history = file.create_group(_HISTORY)

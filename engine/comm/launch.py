@@ -49,10 +49,18 @@ def mpiexec() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
-def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
-    """Runs `engine arguments...` on so many ranks of this host; its exit status. Raises CommError without mpiexec."""
+def command_for(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """To run `engine arguments...` on so many ranks of this host. Raises CommError where that needs mpiexec."""
+    command = [sys.executable, "-m", "engine.cli", *arguments]
+    if ranks == 1:
+        return command
     launcher = mpiexec()
     if launcher is None:
         raise CommError(f"{ranks} ranks need mpiexec: pip install mpich, or load the cluster's module")
-    command = [launcher, "-n", str(ranks), sys.executable, "-m", "engine.cli", *arguments]
+    return [launcher, "-n", str(ranks), *command]
+
+
+def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
+    """Runs `engine arguments...` on so many ranks of this host; its exit status. Raises CommError without mpiexec."""
+    command = command_for(ranks, arguments)
     return subprocess.run(command, env={**OVERSUBSCRIBE, **os.environ}, stdin=subprocess.DEVNULL).returncode

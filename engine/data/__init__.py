@@ -40,6 +40,13 @@ def batch_size_of(layer_param: LayerParameter, where: str | None = None) -> int:
     return find_reader(layer_param.type, where).batch_size(layer_param, where)
 
 
+def set_batch_size(layer_param: LayerParameter, size: int) -> None:
+    """Of a layer that has one: see batch_size_of()."""
+    from engine.data.registry import find_reader
+
+    getattr(layer_param, find_reader(layer_param.type).field).batch_size = size
+
+
 def shapes_without_data(layer_param: LayerParameter, where: str | None = None) -> tuple[Shape, ...]:
     """Shapes of one item's arrays, one for each top, by the layer's parameters alone, for `engine check` where the
     source is missing. Raises ConfigError where they do not tell."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import proto, weights
-from engine.config import expand_ranks
 from engine.errors import ConfigError, WeightsError
 from engine.report.log import log
 from engine.solver.lr import Plateau
+from engine.solver.resume import digest, find_model, snapshot_prefix
 from engine.weights import SolverState
 
 if TYPE_CHECKING:
@@ -28,13 +28,8 @@ class SnapshotFiles:
         self.samples_before = 0
 
     def prefix(self) -> str:
-        """snapshot_prefix with %# and %* expanded; where there is none, or where it is a folder, the solver's name."""
-        param, world = self.solver.param, self.solver.world
-        prefix = param.snapshot_prefix or str(Path(self.solver.config.path).with_suffix(""))
-        prefix = expand_ranks(prefix, world.rank, world.size)
-        if prefix.endswith("/") or Path(prefix).is_dir():
-            prefix = str(Path(prefix) / Path(self.solver.config.path).stem)
-        return prefix
+        """See snapshot_prefix()."""
+        return snapshot_prefix(self.solver.config, self.solver.world)
 
     def names(self) -> tuple[Path, Path]:
         """The files of this iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is
@@ -81,20 +76,23 @@ class SnapshotFiles:
             log(f"Snapshotting to {_kind(model)} file {model}")
             weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer())
             log(f"Snapshotting solver state to {_kind(state)} file {state}")
-            weights.write_solverstate(state, self._state(str(model), recent_loss.tolist()))
+            weights.write_solverstate(state, self._state(model, recent_loss.tolist()))
         solver.world.barrier()  # nobody runs ahead of a snapshot that fails
 
-    def _state(self, model: str, recent_loss: list[float]) -> SolverState:
+    def _state(self, model: Path, recent_loss: list[float]) -> SolverState:
         solver = self.solver
+        history = solver.history.to_blobs()
         state = SolverState(
             iteration=solver.iteration,
-            learned_net=model,
-            history=solver.history.to_blobs(),
+            learned_net=str(model),
+            history=history,
             random_seed=solver.seed,
             ranks=solver.world.size,
             samples_seen=solver.samples_seen(),
             recent_loss=recent_loss,
             last_rate=solver.last_rate,
+            global_batch=solver.samples_per_iteration,
+            digest=digest(model, history),
         )
         if isinstance(solver.rate, Plateau):
             state.current_step = solver.rate.current_step
@@ -116,7 +114,7 @@ class SnapshotFiles:
         goes on where it stopped, also with another number of ranks."""
         solver = self.solver
         state = solver.world.broadcast_object(weights.read_solverstate(path) if solver.world.rank == 0 else None)
-        model = _find_model(state.learned_net, path)
+        model = find_model(state.learned_net, path)
         log(f"Restoring previous solver status from {path}")
         if solver.world.rank == 0:
             solver.net.load_weights(weights.read_caffemodel(model), model)
@@ -142,12 +140,3 @@ class SnapshotFiles:
 
 def _kind(path: Path) -> str:
     return "HDF5" if path.suffix == ".h5" else "binary proto"
-
-
-def _find_model(named: str, state: str) -> str:
-    """The weights that a state names; if they have moved together with it, those beside it."""
-    beside = Path(state).with_name(Path(named).name)
-    for path in (Path(named), beside):
-        if path.is_file():
-            return str(path)
-    raise WeightsError(f"{state}: its weights '{named}' do not exist, and '{beside}' neither")

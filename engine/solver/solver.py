@@ -369,7 +369,8 @@ class Solver:
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
         try:
-            self.net.run_forward(self.iteration * self.iter_size + micro, first_sample)
+            # Samples tell micro-batches apart: what is random does not depend on iter_size.
+            self.net.run_forward(self.iteration, first_sample, made_up=self.iteration * self.iter_size + micro)
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = float(sum(weight * tensor.get().sum() for tensor, weight in self.losses))

@@ -1,0 +1,186 @@
+"""--resume auto and --max_restarts: the newest whole snapshot, the same global batch, the same result."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError, WeightsError
+from engine.solver.resume import newest, read_whole, share
+from engine.supervise import without
+from engine.weights import read_solverstate
+from tests.comm.test_dead_rank import pid_of_rank
+from tests.mpi import REPO, mpiexec
+from tests.solver.harness import different, digits_net, distance, in_files, solve
+
+SOLVER = """
+net: "{folder}/train.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.01 random_seed: 7
+max_iter: 20 display: 1 snapshot: 10 iter_size: {iter_size} snapshot_prefix: "{folder}/net"
+comm_param {{ bucket_mb: 1 chunk_mb: 1 }}
+"""
+
+
+def files(folder: Path, batch: int = 16, iter_size: int = 1) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.prototxt").write_text(digits_net(batch))
+    (folder / "solver.prototxt").write_text(SOLVER.format(folder=folder, iter_size=iter_size))
+    return folder
+
+
+def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": str(os.getpid())}
+    command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
+    if ranks > 1:
+        command = [mpiexec(), "-n", str(ranks), *command]
+    return subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def train(folder: Path, ranks: int, *arguments: str) -> tuple[int, str]:
+    process = start(folder, ranks, *arguments)
+    try:
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.terminate()
+    return process.returncode, errors
+
+
+@pytest.fixture
+def two_snapshots(tmp_path) -> Path:
+    solve("snapshot: 3 max_iter: 6", digits_net(), tmp_path)
+    return tmp_path
+
+
+def test_the_newest(two_snapshots, caplog):
+    found = newest(str(two_snapshots / "net"))
+    assert (found.iteration, found.ranks, found.global_batch) == (6, 1, 16)
+    assert newest(str(two_snapshots / "other")) is None and newest(str(two_snapshots / "no" / "folder")) is None
+    later = os.stat(found.path).st_mtime + 100
+    assert newest(str(two_snapshots / "net"), since=later) is None
+
+
+def damage(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "missing":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["caffemodel", "solverstate"])
+@pytest.mark.parametrize("how", ["cut", "empty", "one bit", "missing"])
+def test_a_damaged_snapshot_is_skipped(two_snapshots, caplog, kind, how):
+    damage(two_snapshots / f"net_iter_6.{kind}", how)
+    left = two_snapshots / f".net_iter_9.{kind}.4711.tmp"
+    left.write_bytes(b"half")
+    assert newest(str(two_snapshots / "net")).iteration == 3
+    assert not left.exists()
+    if kind == "caffemodel" or how != "missing":
+        with pytest.raises(WeightsError):
+            read_whole(str(two_snapshots / "net_iter_6.solverstate"))
+
+
+@pytest.mark.parametrize(
+    ("total", "ranks", "batch", "steps", "expected"),
+    [
+        (128, 4, 32, 1, (32, 1)),
+        (128, 2, 32, 1, (32, 2)),  # fewer ranks: more micro-batches
+        (128, 1, 32, 1, (32, 4)),
+        (128, 8, 32, 1, (16, 1)),  # more ranks: smaller ones
+        (256, 4, 32, 4, (32, 2)),  # or fewer of them
+        (96, 1, 64, 1, (48, 2)),
+        (30, 3, 32, 1, (10, 1)),
+    ],
+)
+def test_how_a_global_batch_is_held(total, ranks, batch, steps, expected):
+    assert share(total, ranks, batch, steps) == expected
+    assert expected[0] * expected[1] * ranks == total
+
+
+def test_what_cannot_be_held_is_refused():
+    with pytest.raises(
+        ConfigError, match="3 ranks cannot share the snapshot's global batch of 128; ranks that can: 1, 2, 4, 8"
+    ):
+        share(128, 3, 32, 1)
+    with pytest.raises(
+        ConfigError, match="254 is 127 for each of 2 ranks, which is no multiple of a batch_size of 16 to 32"
+    ):
+        share(254, 2, 32, 1)
+    with pytest.raises(ConfigError, match="no multiple of a batch_size of 32"):
+        share(96, 2, 32, 1, adjustable=False)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("before", "after", "note"), [(2, 1, "1 ranks x 16 x iter_size 2"), (1, 2, "2 ranks x 8 x")])
+def test_another_number_of_ranks_holds_the_batch(tmp_path, before, after, note):
+    """With the same files, and the same result: samples and dropout do not depend on ranks or iter_size."""
+    whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
+    assert train(whole, before, "--resume", "auto")[0] == 0
+    assert train(broken, before, "--set", "max_iter=10")[0] == 0
+    status, errors = train(broken, after, "--resume", "auto")
+    assert status == 0 and f"Global batch {16 * before} held: {note}" in errors, errors
+    assert read_solverstate(broken / "net_iter_20.solverstate").samples_seen == 20 * 16 * before
+    assert distance(in_files(whole, 20), in_files(broken, 20)) < 1e-5
+
+
+@pytest.mark.mpi
+def test_a_batch_that_cannot_be_held_ends_the_run(tmp_path):
+    folder = files(tmp_path)
+    assert train(folder, 1, "--set", "max_iter=10")[0] == 0
+    status, errors = train(folder, 3, "--resume", "auto")
+    assert status == 1 and "engine: --resume auto: 3 ranks cannot share the snapshot's global batch of 16" in errors
+
+
+@pytest.mark.mpi
+def test_a_crashed_run_is_started_again(tmp_path):
+    """With an older run's snapshot, which does not count, in the same place."""
+    whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
+    longer = ("--set", "max_iter=400", "--set", "snapshot=20")
+    assert train(whole, 2, *longer)[0] == 0
+    for name in ("net_iter_400.solverstate", "net_iter_400.caffemodel"):
+        (broken / name).write_bytes(b"")
+    process = start(broken, 1, "--ranks", "2", "--max_restarts", "2", *longer)
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if "Iteration 65," in line and not any("restart 1" in line for line in lines):
+                os.kill(pid_of_rank(1), signal.SIGKILL)
+        assert process.wait(timeout=60) == 0, "".join(lines)
+    finally:
+        process.terminate()
+    assert sum("died, killed or crashed" in line for line in lines) == 1
+    assert sum("restart 1 of 2" in line for line in lines) == 1 and "Optimization Done." in lines[-1]
+    assert sum("Restoring previous solver status" in line for line in lines) == 1
+    assert different(in_files(whole, 400), in_files(broken, 400)) == []
+
+
+@pytest.mark.mpi
+def test_an_error_that_would_come_again_is_not_tried_again(tmp_path):
+    status, errors = train(files(tmp_path), 1, "--ranks", "2", "--max_restarts", "3", "--set", "base_lr=-1")
+    assert status == 1 and "restart" not in errors and errors.count("base_lr") == 1, errors
+
+
+def test_a_signal_ends_restarting(tmp_path):
+    process = start(files(tmp_path), 1, "--max_restarts", "3", "--set", "max_iter=1000000", "--set", "snapshot=0")
+    try:
+        while "Iteration 5," not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=30)
+    finally:
+        process.terminate()
+    assert process.returncode == 0 and "Optimization stopped early." in rest and "engine: the run has ended" not in rest
+    assert newest(str(tmp_path / "net")) is not None
+
+
+def test_options_of_the_supervisor_stay_with_it():
+    words = ["train", "--solver", "s", "-ranks", "4", "--set", "a=1", "--max_restarts=3", "--resume", "auto"]
+    assert without(words, ("ranks", "max_restarts")) == ["train", "--solver", "s", "--set", "a=1", "--resume", "auto"]
