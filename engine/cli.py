@@ -25,7 +25,7 @@ _LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all rank
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 3 where ranks or their
-    communication fail, 130 when interrupted."""
+    communication fail in training, 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     options.arguments = arguments
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except EngineError as error:
         own = "" if isinstance(error, ConfigError) else _rank_note()
-        status = RANKS_FAILED if isinstance(error, CommError) else 1
+        status = RANKS_FAILED if options.verb == "train" and isinstance(error, CommError) else 1
         return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()), status)
     except Exception:
         request = "this is a defect of engine; please report it with the lines above"
