@@ -22,6 +22,7 @@ from engine.errors import ConfigError, ConfigErrors
 from engine.names import suggestion
 from engine.overrides import Override, parse_override
 from engine.prototext import Node, fill, scan
+from engine.stand_ins import stand_in
 from engine.upgrade import upgrade_net, upgrade_solver
 
 _KINDS = {"net": proto.NetParameter, "solver": proto.SolverParameter}
@@ -153,6 +154,7 @@ def _upgrade(config: Config) -> None:
     if config._layers:
         by_name = {"layer": config._layers}
     config._layers, notes = upgrade_net(config.message, by_name)
+    notes += stand_in(config.message, os.path.dirname(os.path.abspath(config.path)))
     config.notes.extend(f"{config.path}: {note}" for note in notes)
 
 

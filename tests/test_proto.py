@@ -46,6 +46,7 @@ OWN = {
     "BNParameter",
     "CommParameter",
     "InterpParameter",
+    "ProposalParameter",
     "SegAccuracyParameter",
     "ShuffleChannelParameter",
 }

@@ -1,0 +1,82 @@
+"""The regions that a region proposal network proposes (Faster R-CNN)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+
+RATIOS, SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)  # of py-faster-rcnn, where the text gives none
+
+
+@register("Proposal")
+class Proposal(Layer):
+    """Bottoms: scores (N, 2 A, H, W), those of objects behind those of the background, offsets (N, 4 A, H, W), and
+    image sizes (N or 1, 3) of height, width and scale. Tops: regions (N post_nms_topn, 5) of image, x1, y1, x2, y2 in
+    pixels of the net's input, the best first in each image, and their scores (N post_nms_topn, 1).
+
+    A = ratios * scales anchors at each pixel are moved by their offsets and clipped; of those not smaller than
+    min_size * scale the pre_nms_topn best are kept, of these those that overlap no better one by more than nms_thresh.
+    Caffe's tops have as many rows as there are regions; here rows that are not used hold -1, which ROIPooling and
+    PSROIPooling take for such.
+    """
+
+    bottom_range = (3, 3)
+    top_range = (1, 2)
+    differentiable = False
+    constant_bottoms = frozenset({0, 1, 2})
+
+    @property
+    def param(self):
+        return self.message.proposal_param
+
+    def anchors(self) -> np.ndarray:
+        """(A, 4): x1, y1, x2, y2 around the first pixel; ratio by ratio, and in it scale by scale."""
+        base = self.param.base_size
+        anchors = []
+        for ratio in self.param.ratio or RATIOS:
+            width = np.round(math.sqrt(base * base / ratio))
+            height = np.round(width * ratio)
+            for scale in self.param.scale or SCALES:
+                reach = (np.array([width, height]) * scale - 1) / 2
+                center = (base - 1) / 2
+                anchors.append([*(center - reach), *(center + reach)])
+        return np.array(anchors)
+
+    def infer(self) -> list[Shape]:
+        scores, offsets, sizes = self.shapes
+        param, anchors = self.param, len(self.param.ratio or RATIOS) * len(self.param.scale or SCALES)
+        if len(scores) != 4 or scores[1] != 2 * anchors:
+            raise self.error(f"expected scores ('N', {2 * anchors}, 'H', 'W') for {anchors} anchors, got {scores}")
+        if offsets != (scores[0], 4 * anchors, *scores[2:]):
+            raise self.error(f"expected offsets {(scores[0], 4 * anchors, *scores[2:])}, got {offsets}")
+        if len(sizes) < 2 or sizes[0] not in (1, scores[0]) or math.prod(sizes[1:]) < 3:
+            raise self.error(f"expected image sizes ({scores[0]}, 3) of height, width and scale, got {sizes}")
+        if min(param.feat_stride, param.base_size, param.pre_nms_topn, param.post_nms_topn) < 1:
+            raise self.error("expected feat_stride, base_size, pre_nms_topn and post_nms_topn of at least 1")
+        if min([*param.ratio, *param.scale], default=1) <= 0:
+            raise self.error(f"expected ratios and scales above 0, got {list(param.ratio)} and {list(param.scale)}")
+        rows = scores[0] * param.post_nms_topn
+        return [(rows, 5), (rows, 1)][: len(self.message.top)]
+
+    def lower(self, builder: Builder) -> None:
+        param = self.param
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        attributes = {
+            "anchors": self.anchors().ravel().tolist(),
+            "stride": param.feat_stride,
+            "least_size": param.min_size,
+            "candidates": param.pre_nms_topn,
+            "nms_threshold": param.nms_thresh,
+        }
+        builder.op("Proposal", self, inputs, attributes)
+
+    def flops(self) -> int:
+        return 5 * math.prod(self.shapes[1])  # moving the anchors; suppression depends on the scores

@@ -1,0 +1,43 @@
+"""Python layers of well-known nets that this engine has itself, for where their modules are missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def _proposal(layer: Any) -> None:
+    """py-faster-rcnn's: param_str is YAML with feat_stride and scales."""
+    text = layer.python_param.param_str
+    stride = re.search(r"feat_stride\W+(\d+)", text)
+    scales = re.search(r"scales[^\[(]*[\[(]([\d., ]+)", text)
+    layer.type = "Proposal"
+    layer.proposal_param.feat_stride = int(stride[1]) if stride else 16
+    if scales:
+        layer.proposal_param.scale.extend(float(scale) for scale in scales[1].split(","))
+
+
+# (module, class): what makes the layer one of ours.
+STAND_INS: dict[tuple[str, str], Callable[[Any], None]] = {("rpn.proposal_layer", "ProposalLayer"): _proposal}
+
+
+def stand_in(net: Any, folder: str) -> list[str]:
+    """Replaces such layers of a NetParameter whose module is neither in PYTHONPATH nor in `folder`. Returns notes."""
+    notes = []
+    for layer in net.layer:
+        param = layer.python_param
+        replace = STAND_INS.get((param.module, param.layer)) if layer.type == "Python" else None
+        if replace is None or _is_there(param.module.split(".")[0], folder):
+            continue
+        replace(layer)
+        notes.append(f"layer '{layer.name}': {param.module} is not here, a {layer.type} layer takes its place")
+        layer.ClearField("python_param")
+    return notes
+
+
+def _is_there(package: str, folder: str) -> bool:
+    beside = (os.path.join(place, package + suffix) for place in (folder, os.getcwd()) for suffix in ("", ".py"))
+    return importlib.util.find_spec(package) is not None or any(map(os.path.exists, beside))
