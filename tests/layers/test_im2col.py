@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
 
 RANDOM = np.random.default_rng(3)
@@ -42,6 +43,12 @@ def test_forward_and_gradients(shape, params, window):
     x = RANDOM.normal(size=shape).astype(np.float32)
     np.testing.assert_array_equal(run(layer(params), x=x).blobs["y"].data, reference(x, *window))
     check_gradients(net_text(layer(params), x=shape), {"x": x})
+
+
+def test_blocked():
+    net = run_blocked(layer("kernel_size: 3 pad: 1").replace('bottom: "x"', 'bottom: "c"'), c=32)
+    expected = reference(net.blobs["c"].data, [3, 3], [1, 1], [1, 1], [1, 1])
+    np.testing.assert_array_equal(net.blobs["y"].data, expected)
 
 
 def test_errors():

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_gradients, error_of, net_text, run
 
 RANDOM = np.random.default_rng(3)
@@ -38,6 +39,11 @@ def test_forward_and_gradients(params, height, width, crop):
     y = run(layer(params), x=x).blobs["y"].data
     np.testing.assert_allclose(y, reference(x, height, width, *crop), atol=1e-5)
     check_gradients(net_text(layer(params), x=x.shape), {"x": x})
+
+
+def test_blocked():
+    net = run_blocked(layer("zoom_factor: 3").replace('bottom: "x"', 'bottom: "c"'), c=32)
+    np.testing.assert_allclose(net.blobs["y"].data, reference(net.blobs["c"].data, 13, 16), atol=1e-4)
 
 
 def test_corners_stay():

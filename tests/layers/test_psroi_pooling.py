@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_gradients, error_of, net_text, run
 from tests.layers.test_roi_pooling import REGIONS, half_away
 
@@ -35,6 +36,13 @@ def test_forward_and_gradients(output_dim, group):
     y = run(text, x=x, rois=REGIONS).blobs["y"].data
     np.testing.assert_allclose(y, reference(x, REGIONS, output_dim, group, 0.25), rtol=1e-4, atol=1e-5)
     check_gradients(net_text(text, x=x.shape, rois=REGIONS.shape), {"x": x, "rois": REGIONS})
+
+
+def test_blocked():
+    text = layer(2, 4).replace('bottom: "x"', 'bottom: "c"')
+    net = run_blocked(text, size=(2, 3, 6, 8), plain={"rois": REGIONS}, c=32)
+    expected = reference(net.blobs["c"].data, REGIONS, 2, 4, 0.25)
+    np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_errors():

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.layers.blocked import run_blocked
 from tests.layers.boxes import Anchors, overlap, random_boxes, sigmoid, softmax, truth_blob
 from tests.layers.harness import error_of, run
 
@@ -88,6 +89,14 @@ def test_gradient_and_the_number_that_is_shown(thresh, bias_match):
     expected = slopes(values["x"], *choose(**values, thresh=thresh, bias_match=bias_match))
     np.testing.assert_allclose(net.blobs["x"].diff, 2 * expected / 3, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(net.blobs["loss"].data, (expected**2).sum(), rtol=1e-4)
+
+
+def test_blocked():
+    truth = bottoms()["truth"]
+    text = layer().replace('bottom: "x"', 'bottom: "c"').replace(f"num_class: {CLASSES}", "num_class: 11")
+    net = run_blocked(text, size=(3, 3, SIDE, SIDE), plain={"truth": truth}, c=32)
+    plain = run(text.replace('bottom: "c"', 'bottom: "x"'), x=net.blobs["c"].data, truth=truth)
+    np.testing.assert_allclose(net.blobs["loss"].data, plain.blobs["loss"].data, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine.errors import DataError
+from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 from tests.layers.test_pooling import distinct
 
@@ -55,6 +56,13 @@ def test_forward_and_gradients(params, pooled):
     net = run(layer(params), x=x, rois=REGIONS)
     np.testing.assert_array_equal(net.blobs["y"].data, reference(x, REGIONS, *pooled, 0.25).astype(np.float32))
     check_gradients(net_text(layer(params), x=x.shape, rois=REGIONS.shape), {"x": x, "rois": REGIONS})
+
+
+def test_blocked():
+    text = layer().replace('bottom: "x"', 'bottom: "c"')
+    net = run_blocked(text, size=(2, 3, 6, 8), plain={"rois": REGIONS}, c=32)
+    expected = reference(net.blobs["c"].data, REGIONS, 2, 3, 0.25)
+    np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-6)
 
 
 def test_regions_of_four_axes():
