@@ -52,7 +52,8 @@ def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) ->
         return parameter.values
     if parameter.filler is None:
         return np.zeros(parameter.shape, np.float32)
-    return fill(parameter.shape, parameter.filler, keyed_generator(seed, parameter.layer, parameter.index), where)
+    generator = keyed_generator(seed, parameter.layer, parameter.index)
+    return parameter.part_of(fill(parameter.whole_shape, parameter.filler, generator, where))
 
 
 def keyed_generator(seed: int, name: str, *numbers: int) -> np.random.Generator:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from engine.graph.passes.recompute import choose
 from engine.graph.passes.split import insert_splits
 from engine.graph.passes.subsample import subsample
 from engine.layers.base import Blob, Layer, Parameter
+from engine.layers.parts import Part
 from engine.weights import shape_text
 
 PASSES = frozenset(
@@ -86,8 +88,9 @@ class Net:
     row-major layout, for ranks whose processors would choose differently. `precision` "bf16": of activations and their
     gradients, where layers can; parameters stay float32. `gradients`: whether there is a backward; by default
     in phase TRAIN, and with force_backward. `memory_budget`: bytes that blobs, gradients and masks may take; what it
-    needs for that, `repeats` tells.
-    `before`: this net in other shapes, whose place it takes. Raises ConfigErrors for a net that does not fit together.
+    needs for that, `repeats` tells. `parts`: layers of which this rank holds a part, by name; a net that shares with
+    one that has such layers has them whole. `before`: this net in other shapes, whose place it takes. Raises
+    ConfigErrors for a net that does not fit together.
     """
 
     def __init__(
@@ -108,10 +111,12 @@ class Net:
         gradients: bool | None = None,
         memory_budget: int | None = None,
         before: Net | None = None,
+        parts: Mapping[str, Part] = MappingProxyType({}),
     ):
         self.phase, self.seed, self.message = phase, seed, config.message
         self.has_backward = phase == TRAIN or config.message.force_backward if gradients is None else gradients
-        graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of, before=before and before.graph)
+        built_before = before and before.graph
+        graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of, before=built_before, parts=parts)
         self.graph = prepare(graph, passes, precision, self.has_backward)
         self.name = self.graph.name
         self._lower(share, accumulate, plain_parameters)
@@ -130,7 +135,7 @@ class Net:
         self.program = _core.Program(self.has_backward)
         shared = {}
         if share is not None:
-            shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items()}
+            shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items() if p.parts == 1}
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())
@@ -275,11 +280,14 @@ class Net:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
         return self.graph.all_params
 
-    def weights_by_layer(self) -> dict[str, list[np.ndarray]]:
-        """Plain copies in Caffe's shapes, for files."""
+    def weights_by_layer(self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})):
+        """Plain copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: of what this net has a
+        part of."""
         result: dict[str, list[np.ndarray]] = {}
         for parameter in self.all_params():
-            values = self.tensor_of[parameter.owner or parameter].get().reshape(parameter.shape)
+            values = wholes.get(parameter)
+            if values is None:
+                values = self.tensor_of[parameter.owner or parameter].get().reshape(parameter.shape)
             result.setdefault(parameter.layer, []).append(values)
         return result
 
@@ -301,14 +309,15 @@ class Net:
             for parameter, values in zip(params, blobs.get(layer, []), strict=False):
                 if values is None:
                     continue
-                if not _fits(values.shape, parameter.shape):
+                if not _fits(values.shape, parameter.whole_shape):
                     raise WeightsError(
                         f"layer '{layer}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "
-                        f"{shape_text(parameter.shape)}; give the layer another name to start it afresh",
+                        f"{shape_text(parameter.whole_shape)}; give the layer another name to start it afresh",
                         source,
                     )
                 fitted.append((parameter, values))
         for parameter, values in fitted:  # only once everything fits
+            values = parameter.part_of(values.reshape(parameter.whole_shape))
             self.tensor_of[parameter.owner or parameter].set(np.ascontiguousarray(values, np.float32).ravel())
         return [layer for layer in mine if layer not in blobs]
 

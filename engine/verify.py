@@ -19,8 +19,10 @@ from engine.report.table import table
 from engine.solver.solver import Solver
 
 if TYPE_CHECKING:
+    from engine.layers.base import Parameter
     from engine.net import Placed
 
+Whole = dict["Parameter", np.ndarray]
 # Largest difference of two float32 runs, and of runs that round to bfloat16 on the way, in units of a parameter's
 # largest element. Additions in another order make about 1e-6 of it (bfloat16: 1e-2), more where many numbers cancel.
 TOLERANCE, TOLERANCE_BF16 = 1e-4, 0.2
@@ -71,8 +73,9 @@ def verify(read: Callable[[], Config], world: World, iterations: int, tolerance:
             many.step()
             many.strategy.wait_all()
             keys, losses = world.gather(many.feeder.keys), world.gather(many.recent_loss.recent[-1])
+            parts = many.wholes.gather(lambda placed: _gradient(many, placed)), many.wholes.weights()
             if compare:
-                compare.iteration(keys, losses)
+                compare.iteration(keys, losses, *parts)
     finally:
         if compare:
             show(compare.to_text())
@@ -128,12 +131,13 @@ class Comparison:
         self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
         self._steady = {name: np.ones(values.shape, bool) for name, values in self._weights.items()}
 
-    def iteration(self, keys: list[list[str]], losses: list[float]) -> None:
-        """Compares what the last step has left. keys, losses: of the ranks. Raises CommError."""
+    def iteration(self, keys: list[list[str]], losses: list[float], gradients: Whole, weights: Whole) -> None:
+        """Compares what the last step has left. keys, losses: of the ranks. gradients, weights: of the layers that they
+        hold in parts. Raises CommError."""
         number, ranks = self.one.iteration - 1, self.many.world.size
         if [key for rank in keys for key in rank] != self.one.feeder.keys:
             raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
-        gradients, weights = list(self._gradients()), list(self._weight_differences())
+        gradients, weights = list(self._gradients(gradients)), list(self._weight_differences(weights))
         loss = float(np.mean(losses))
         row = Row(number, (self.one.recent_loss.recent[-1], loss), _largest(gradients), _largest(weights))
         self.rows.append(row)
@@ -152,32 +156,31 @@ class Comparison:
             f"{self.tolerance:g}{hint}"
         )
 
-    def _gradients(self) -> Iterator[Difference]:
+    def _gradients(self, whole: Whole) -> Iterator[Difference]:
         """Before clipping and decay, averaged; in backward's order."""
-        pairs = {
-            p.name: (self._gradient(self.one, self._mine[p.name]), self._gradient(self.many, p)) for p in self._all
-        }
+        pairs = {}
+        for placed in self._all:
+            one = _gradient(self.one, self._mine[placed.name])
+            many = whole.get(placed.parameter)
+            pairs[placed.name] = one, _gradient(self.many, placed) if many is None else many.reshape(one.shape)
         floor = FLOOR * max((np.abs(one).max() for one, _ in pairs.values()), default=0.0)
         for name, (one, many) in pairs.items():
             yield _difference(name, one, many, floor)
         if self.one.param.type in ADAPTIVE:
             self._see({name: one for name, (one, _) in pairs.items()}, floor)
 
-    def _weight_differences(self) -> Iterator[Difference]:
+    def _weight_differences(self, whole: Whole) -> Iterator[Difference]:
         self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
         floor = FLOOR * max((np.abs(values).max() for values in self._weights.values()), default=0.0)
         for placed in self._all:
-            one, many = self._weights[placed.name], placed.tensor.get()
+            one = self._weights[placed.name]
+            many = whole.get(placed.parameter)
+            many = placed.tensor.get() if many is None else many.reshape(one.shape)
             yield _difference(placed.name, one, np.where(self._steady[placed.name], many, one), floor)
 
     @property
     def _all(self) -> list[Placed]:
         return self.many.net.parameters
-
-    @staticmethod
-    def _gradient(solver: Solver, placed: Placed) -> np.ndarray:
-        """The reduction leaves sums over ranks and micro-batches; the update averages."""
-        return placed.tensor.diff.get() / (solver.world.size * solver.iter_size)
 
     def _see(self, gradients: dict[str, np.ndarray], floor: float) -> None:
         """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
@@ -207,6 +210,11 @@ class Comparison:
                 f"and {self.one.param.type} divides by their size."
             )
         return "\n".join(lines)
+
+
+def _gradient(solver: Solver, placed: Placed) -> np.ndarray:
+    """The reduction leaves sums over ranks and micro-batches; the update averages."""
+    return placed.tensor.diff.get() / (solver.world.size * solver.iter_size)
 
 
 def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> Difference:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "fillers": {"proto", "names", "layers"},  # type of the parameters that it fills
     # graph: the Builder that lower() is given, for types only; weights: InfogainLoss reads a blob from a file
     "layers": {"names", "python_layer", "proto", "fillers", "graph", "weights"},
-    "graph": {"proto", "config", "layers", "_core"},
+    "graph": {"proto", "config", "names", "layers", "_core"},
     # comm: type of the board
     "net": {"config", "graph", "layers", "fillers", "weights", "weights_intel", "_core", "comm"},
     "python_layer": set(),  # what layers written in Python derive from
@@ -47,7 +47,20 @@ MAY_IMPORT = {
     "feeding": {"config", "data", "net", "layers", "comm"},
     "evaluate": {"config", "feeding", "graph", "layers", "net", "report", "comm"},
     "solver": {
-        *("proto", "config", "names", "feeding", "evaluate", "net", "graph", "weights", "report", "comm", "_core"),
+        *(
+            "proto",
+            "config",
+            "names",
+            "feeding",
+            "evaluate",
+            "net",
+            "graph",
+            "layers",
+            "weights",
+            "report",
+            "comm",
+            "_core",
+        ),
         *("precision", "cores", "data"),
     },
 }

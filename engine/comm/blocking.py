@@ -10,7 +10,7 @@ from engine.comm.strategy import Strategy, strategy
 class Blocking(Strategy):
     def __init__(self, *args):
         super().__init__(*args)
-        self.channel = self.world.channel(self.settings.reduction)
+        self.channels = self.make_channels()
         self.reducing_ns = 0
 
     def backward_done(self) -> None:
@@ -21,7 +21,7 @@ class Blocking(Strategy):
             self.world.board.enter(UPDATE, bucket.index)
             begin = time.monotonic_ns()
             for gradients, residual in self.chunks(bucket):
-                self.channel.allreduce(gradients, residual)
+                self.channels[bucket.parts].allreduce(gradients, residual)
             self.reducing_ns += time.monotonic_ns() - begin
             self.queue.reduced(bucket.index)
         self.apply_all(self.threads)
@@ -31,7 +31,8 @@ class Blocking(Strategy):
 
     def close(self) -> None:
         super().close()
-        self.channel.close()
+        for channel in self.channels.values():
+            channel.close()
 
     def describe(self) -> str:
         return f"{self.world.size} ranks, no servers: {self.describe_buckets()} reduced after backward"

@@ -15,6 +15,7 @@ from engine.comm import clock
 from engine.comm.launch import Launch
 from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
+from engine.comm.mpi_group import MpiGroup
 from engine.comm.sentinel import Sentinel
 from engine.comm.sentinel_process.board import Board
 from engine.comm.settings import Reduction, watchdog_seconds
@@ -178,8 +179,20 @@ class MpiWorld(World):
         return 0 if self.local_size == self.size else clock.offset(self._comm)
 
     @collective
-    def channel(self, reduction: Reduction | None = None) -> Channel:
-        return MpiChannel(self._mpi, self._comm, self._local, reduction or Reduction(), self.links().slowest)
+    def channel(self, reduction: Reduction | None = None, parts: int = 1) -> Channel:
+        reduction, link = reduction or Reduction(), self.links().slowest
+        if parts == 1:
+            return MpiChannel(self._mpi, self._comm, self._local, reduction, link)
+        with_part = self._comm.Split(self.rank % parts, self.rank)
+        local = with_part.Split_type(self._mpi.COMM_TYPE_SHARED)
+        channel = MpiChannel(self._mpi, with_part, local, reduction, link)
+        local.Free()
+        with_part.Free()
+        return channel
+
+    @collective
+    def group(self, count: int) -> MpiGroup:
+        return MpiGroup(self._mpi, self._comm.Split(self.rank // count, self.rank))
 
     def abort(self, message: str | None = None, status: int = 1) -> None:
         if not self._sentinel.failed():

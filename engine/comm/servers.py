@@ -38,7 +38,9 @@ class Servers(Strategy):
     def __init__(self, *args):
         super().__init__(*args)
         count = max(1, min(self.settings.servers, len(self.buckets)))
-        self.channels = [self.world.channel(self.settings.reduction) for _ in range(count)]
+        kinds = [self.make_channels() for _ in range(count)]
+        self.channels = [channels.pop(1) for channels in kinds]
+        self.part_channels = kinds  # of each server, by the number of parts
         self.sums = [0.0] * len(self.buckets)  # of squares, where the step needs the norms
         self.meeting = threading.Barrier(count, action=lambda: self.use_norms(self.sums))
         started = [Future() for _ in range(count)]
@@ -58,7 +60,7 @@ class Servers(Strategy):
         super().close()
         for thread in self.servers:
             thread.join()
-        for channel in self.channels:
+        for channel in [*self.channels, *(one for channels in self.part_channels for one in channels.values())]:
             channel.close()
 
     def describe(self) -> str:
@@ -108,7 +110,9 @@ class Servers(Strategy):
             if index is None:
                 return False
             gradients, residual = left[index].pop(0)
-            self.channels[server].allreduce(gradients, residual)
+            parts = self.buckets[index].parts
+            channel = self.channels[server] if parts == 1 else self.part_channels[server][parts]
+            channel.allreduce(gradients, residual)
             self.world.board.server_beat()
             if left[index]:
                 continue

@@ -10,7 +10,7 @@ import numpy as np
 from engine.comm.buckets import FLOAT_BYTES, Bucket
 from engine.comm.sentinel_process.board import UPDATE
 from engine.comm.settings import CommSettings
-from engine.comm.world import World
+from engine.comm.world import Channel, World
 from engine.errors import CommError, ConfigError
 
 
@@ -130,6 +130,13 @@ class Strategy:
             piece = slice(begin, min(begin + step, bucket.end))
             found.append((self.gradients[piece], None if self.residual is None else self.residual[piece]))
         return found
+
+    def make_channels(self) -> dict[int, Channel]:
+        """Collective. By the parts of buckets: among all ranks, among those that hold the same part; none where every
+        rank has a part of its own."""
+        size, reduction = self.world.size, self.settings.reduction
+        kinds = sorted({1, *(bucket.parts for bucket in self.buckets)})
+        return {parts: Channel() if parts == size > 1 else self.world.channel(reduction, parts) for parts in kinds}
 
     def clip_factor(self, sums_of_squares: Sequence[float]) -> float:
         """clip / norm if the norm is larger, else 1. sums_of_squares: of each bucket, after the reduction."""

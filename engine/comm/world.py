@@ -11,6 +11,7 @@ from engine.comm.link import Links
 from engine.comm.sentinel import Sentinel
 from engine.comm.sentinel_process.board import Board
 from engine.comm.settings import Reduction
+from engine.errors import CommError
 
 
 class Agreement:
@@ -103,9 +104,15 @@ class World:
         """Nanoseconds to add to this rank's time.monotonic_ns() to get rank 0's; right to about half the latency."""
         return 0
 
-    def channel(self, reduction: Reduction | None = None) -> Channel:
-        """Collective: a stream of reductions of its own, for a communication server. Default: exact float32 sums."""
+    def channel(self, reduction: Reduction | None = None, parts: int = 1) -> Channel:
+        """Collective: a stream of reductions of its own, for a communication server. Default: exact float32 sums.
+
+        parts: with more than 1 the ranks that hold the same part add up, every parts-th."""
         return Channel()
+
+    def group(self, count: int):
+        """Collective: `count` consecutive ranks, this one among them, with the methods of engine.layers.parts.Group."""
+        raise CommError("one rank has nobody to form a group with")
 
     def abort(self, message: str | None = None, status: int = 1) -> None:
         """Ends all ranks now. Of several that fail together one prints its message. Does not return."""

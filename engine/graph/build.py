@@ -6,13 +6,16 @@ Errors do not stop at the first: a layer that cannot be built is reported and wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from engine.config import Config
 from engine.errors import ConfigError, ConfigErrors
+from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
+from engine.layers.parts import Part
 from engine.layers.registry import layer_type
 
 TRAIN, TEST = 0, 1
@@ -49,6 +52,7 @@ def build(
     stages=(),
     shapes_of: ShapesOf | None = None,
     before: Graph | None = None,
+    parts: Mapping[str, Part] = MappingProxyType({}),
 ) -> Graph:
     """The graph of a net in one phase.
 
@@ -65,6 +69,8 @@ def build(
             if not kept(message, phase, level, set(stages), where):
                 continue
             layer = layer_type(message.type, message.name, where)(message, where, phase, net=config.message)
+            if message.name in parts:
+                divide(layer, parts[message.name])
             if not connect.bottoms(layer, index):
                 continue
             if layer.name in earlier:
@@ -111,6 +117,10 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
     shapes = layer.infer()
     layer.tops = connect.tops(layer, shapes)
     layer.params = layer.make_params()
+    if layer.part:
+        for parameter in layer.params:
+            parameter.part, parameter.parts = layer.part.index, layer.part.count
+            parameter.shape = (parameter.shape[0] // layer.part.count, *parameter.shape[1:])
     _param_specs(layer, connect)
     given = list(layer.message.loss_weight)
     if given and len(given) != len(layer.tops):

@@ -46,6 +46,8 @@ class Parameter:
     index: int = 0
     permissive: bool = False  # share_mode PERMISSIVE: only counts must match
     owner: Parameter | None = None  # the parameter that this one shares, if any
+    part: int = 0  # which part of the whole, along the first axis, this rank holds
+    parts: int = 1
 
     @property
     def name(self) -> str:
@@ -58,6 +60,15 @@ class Parameter:
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def whole_shape(self) -> Shape:
+        """Caffe's, of all parts together: as in files."""
+        return (self.parts * self.shape[0], *self.shape[1:]) if self.parts > 1 else self.shape
+
+    def part_of(self, whole: np.ndarray) -> np.ndarray:
+        """What this rank holds of an array of whole_shape."""
+        return whole[self.part * self.shape[0] :][: self.shape[0]] if self.parts > 1 else whole
 
 
 @dataclass(eq=False)
@@ -87,6 +98,8 @@ class Layer:
     bf16: ClassVar[bool] = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
+
+    part = None  # of a layer that several ranks hold together: an engine.layers.parts.Part
 
     @property
     def name(self) -> str:

@@ -101,6 +101,9 @@ class Convolution(Weighted):
         return {**super().attributes(), **self.window, "group": self.param.group}
 
     def lower(self, builder: Builder) -> None:
+        if self.part:
+            self.lower_part(builder)
+            return
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         if not self.param.relu:
             builder.op("Convolution", self, inputs, self.attributes())

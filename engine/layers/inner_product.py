@@ -41,6 +41,9 @@ class InnerProduct(Weighted):
         return params
 
     def lower(self, builder: Builder) -> None:
+        if self.part:
+            self.lower_part(builder)
+            return
         x, shape, top = builder.tensor(self.bottoms[0]), self.shapes[0], self.tops[0]
         direct = self.axis == 1 and len(shape) <= MAX_KERNEL_AXES  # the kernel takes x in its own layout
         if not direct:

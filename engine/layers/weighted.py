@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engine.layers import parts
 from engine.layers.base import Layer
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
 
 # Activations as kernels apply them to what they write: oneDNN's name, alpha and beta. Those that are 0 at 0, as the
 # padding of layouts must stay, and whose gradient follows from their result, as it does for alpha from 0 on.
@@ -34,10 +38,18 @@ class Weighted(Layer):
         activation = dict(zip(("activation", "alpha", "beta"), self.activation)) if self.activation else {}
         return {"bias": self.param.bias_term, "adds": self.adds, "constant": self.constant, **activation, **norm}
 
+    def lower_part(self, builder: Builder) -> None:
+        """The layer, of which this rank holds a part of the outputs."""
+        top, count = self.tops[0], self.part.count
+        every = parts.gather(builder, self, builder.tensor(self.bottoms[0]), self.part)
+        shape = (count * top.shape[0], top.shape[1] // count, *top.shape[2:])
+        mine = builder.op(self.type, self, [every], self.attributes(), tops=[], shapes=[shape])[0]
+        parts.exchange(builder, self, mine, self.part, top)
+
     def absorb(self, following: Layer) -> bool:
         """In this order: where parameters are constant, a BatchNorm of its channels by running statistics, a Scale, and
         the addition of another blob; and in any case one of ACTIVATIONS."""
-        if self.activation or self.param.relu:
+        if self.part or self.activation or self.param.relu:
             return False
         folds = self.constant and self.normalises and not self.adds
         if following.type == "BatchNorm" and folds and not self.norm and following.use_global_stats:

@@ -26,29 +26,33 @@ def check_drift(world: World, net: Net, weights: np.ndarray, histories: list[np.
     """
     if world.size == 1:
         return
-    names, digests = [], bytearray()
+    names, parts, digests = [], [], bytearray()
     for placed in reversed(net.parameters):
         for what, arena in [("weights", weights), *((f"history {i}", array) for i, array in enumerate(histories))]:
             names.append(f"the {what} of {placed.name}")
+            parts.append(placed.parameter.parts)
             values = arena[placed.offset : placed.offset + placed.count]
             digests += hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
     everyone = world.gather(hashlib.sha256(digests).digest())
     if world.broadcast_object(everyone is None or len(set(everyone)) == 1):
         return
     found = world.gather(bytes(digests))
-    message = world.broadcast_object(_describe(names, found) if found else None)
-    raise CommError(f"iteration {iteration}: {message}")
+    message = world.broadcast_object(_describe(names, parts, found) if found else None)
+    if message:
+        raise CommError(f"iteration {iteration}: {message}")
 
 
-def _describe(names: list[str], digests: list[bytes]) -> str:
-    """digests: of each rank, DIGEST_BYTES for each name."""
+def _describe(names: list[str], parts: list[int], digests: list[bytes]) -> str | None:
+    """digests: of each rank, DIGEST_BYTES for each name. Of a parameter in parts, every parts-th rank has the same."""
     for index, name in enumerate(names):
-        values = [each[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] for each in digests]
-        most = Counter(values).most_common(1)[0][0]
-        others = [rank for rank, value in enumerate(values) if value != most]
-        if others and len(others) * 2 == len(values) == 2:
-            return f"ranks 0 and 1 differ in {name}"
-        if others:
-            word = "rank" if len(others) == 1 else "ranks"
-            return f"{word} {ranges(others)} of {len(values)} differ{'s' if word == 'rank' else ''} in {name}"
-    raise AssertionError("digests of digests differ, digests do not")
+        for part in range(parts[index]):
+            members = range(part, len(digests), parts[index])
+            values = {rank: digests[rank][index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] for rank in members}
+            most = Counter(values.values()).most_common(1)[0][0]
+            others = [rank for rank, value in values.items() if value != most]
+            if others and len(others) * 2 == len(values) == 2:
+                return f"ranks {members[0]} and {members[1]} differ in {name}"
+            if others:
+                word = "rank" if len(others) == 1 else "ranks"
+                return f"{word} {ranges(others)} of {len(values)} differ{'s' if word == 'rank' else ''} in {name}"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,10 @@ class SnapshotFiles:
         net, sets = self.solver.net, len(self.solver.history.arrays)
         weights_of, history_of = net.all_params(), net.graph.params
         return (
-            weights.fits_protobuf(sum(p.count for p in weights_of), len(weights_of), net.message.ByteSize()),
-            weights.fits_protobuf(sets * sum(p.count for p in history_of), sets * len(history_of)),
+            weights.fits_protobuf(
+                sum(prod(p.whole_shape) for p in weights_of), len(weights_of), net.message.ByteSize()
+            ),
+            weights.fits_protobuf(sets * sum(prod(p.whole_shape) for p in history_of), sets * len(history_of)),
         )
 
     def check_size(self) -> None:
@@ -72,16 +75,17 @@ class SnapshotFiles:
         recent_loss = np.array(solver.recent_loss.recent)
         solver.world.allreduce(recent_loss)
         recent_loss /= solver.world.size
+        whole, histories = solver.wholes.weights(), solver.wholes.histories(solver.history)
         if solver.world.rank == 0:
             log(f"Snapshotting to {_kind(model)} file {model}")
-            weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer())
+            weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer(whole))
             log(f"Snapshotting solver state to {_kind(state)} file {state}")
-            weights.write_solverstate(state, self._state(model, recent_loss.tolist()))
+            weights.write_solverstate(state, self._state(model, recent_loss.tolist(), histories))
         solver.world.barrier()  # nobody runs ahead of a snapshot that fails
 
-    def _state(self, model: Path, recent_loss: list[float]) -> SolverState:
+    def _state(self, model: Path, recent_loss: list[float], histories: list[dict]) -> SolverState:
         solver = self.solver
-        history = solver.history.to_blobs()
+        history = solver.history.to_blobs(histories)
         state = SolverState(
             iteration=solver.iteration,
             learned_net=str(model),
@@ -104,7 +108,7 @@ class SnapshotFiles:
         net = self.solver.net
         for path in paths:
             log(f"Finetuning from {path}")
-            if self.solver.world.rank == 0:
+            if self.solver.world.rank == 0 or self.solver.wholes:
                 fresh = net.load_weights(weights.read_caffemodel(path), path)
                 for layer in fresh:
                     log(f"Layer {layer} is not in {path}: it keeps its initial values")
@@ -116,7 +120,7 @@ class SnapshotFiles:
         state = solver.world.broadcast_object(weights.read_solverstate(path) if solver.world.rank == 0 else None)
         model = find_model(state.learned_net, path)
         log(f"Restoring previous solver status from {path}")
-        if solver.world.rank == 0:
+        if solver.world.rank == 0 or solver.wholes:
             solver.net.load_weights(weights.read_caffemodel(model), model)
             solver.history.from_blobs(state.history, path)
         solver.iteration = self.first_iteration = state.iteration

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import WeightsError
-from engine.net import Net
+from engine.net import Net, Placed
+
+if TYPE_CHECKING:
+    from engine.layers.base import Parameter
 
 
 class History:
@@ -29,12 +34,16 @@ class History:
                 tensors[placed.parameter].place(arena, 4 * placed.offset)
             self._tensors.append(tensors)
 
-    def to_blobs(self) -> list[np.ndarray]:
+    def to_blobs(self, wholes: Sequence[Mapping[Parameter, np.ndarray]] = ()) -> list[np.ndarray]:
         """One array for each parameter of the net in the file's order, set after set: BVLC's SolverState.history.
-        Parameters that do not learn have zeros, as Caffe writes them."""
+        Parameters that do not learn have zeros, as Caffe writes them. wholes: for each set, of what the net has a part
+        of."""
         blobs = []
-        for tensors in self._tensors:
+        for number, tensors in enumerate(self._tensors):
             for parameter in self.net.graph.params:
+                if wholes and parameter in wholes[number]:
+                    blobs.append(wholes[number][parameter])
+                    continue
                 tensor = tensors.get(parameter)
                 values = (
                     np.zeros(parameter.shape, np.float32) if tensor is None else tensor.get().reshape(parameter.shape)
@@ -52,10 +61,15 @@ class History:
             )
         for number, tensors in enumerate(self._tensors):
             for parameter, values in zip(params, blobs[number * len(params) :], strict=False):
-                if values.size != parameter.count:
+                if values.size != math.prod(parameter.whole_shape):
                     raise WeightsError(
-                        f"{source}: history of {parameter.name}: expected shape {parameter.shape}, "
+                        f"{source}: history of {parameter.name}: expected shape {parameter.whole_shape}, "
                         f"got {tuple(values.shape)}"
                     )
                 if parameter in tensors:
-                    tensors[parameter].set(np.ascontiguousarray(values, np.float32).ravel())
+                    mine = parameter.part_of(values.reshape(parameter.whole_shape))
+                    tensors[parameter].set(np.ascontiguousarray(mine, np.float32).ravel())
+
+    def values(self, number: int, placed: Placed) -> np.ndarray:
+        """What this rank holds of a parameter's history in one set, row-major."""
+        return self._tensors[number][placed.parameter].get()

@@ -21,6 +21,8 @@ from engine.cores import all_hosts_and_cores, core_plan, host_and_cores
 from engine.data.prefetch import data_threads
 from engine.errors import DataError, NumericalError
 from engine.feeding import Feeder
+from engine.graph.model_parallel import model_parts
+from engine.layers.parts import Part
 from engine.net import WATCHED, Net
 from engine.precision import usable_precision
 from engine.report import plot
@@ -37,6 +39,7 @@ from engine.solver.history import History
 from engine.solver.lr import Plateau, learning_rate
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.validate import validate
+from engine.solver.wholes import Wholes
 
 # SolverParameter.type -> update rule of the extension.
 RULES = {
@@ -89,6 +92,8 @@ class Solver:
         self.feeder = feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         self.net = self._build_net(nets.train)
+        self.wholes = Wholes(self.net, world)
+        self.wholes.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
         self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
         self._connect()
@@ -103,6 +108,9 @@ class Solver:
 
     def _build_net(self, config: Config) -> Net:
         """The train net, in the same layouts on every rank: in plain ones where processors or libraries differ."""
+        counts = model_parts(config, self.world.size)
+        groups = {count: self.world.group(count) for count in sorted(set(counts.values()))}
+        parts = {name: Part(self.world.rank % count, count, groups[count]) for name, count in counts.items()}
 
         def make(plain: bool) -> Net:
             state = config.message.state
@@ -117,6 +125,7 @@ class Solver:
                 **(WATCHED if self.every_blob else {}),
                 plain_parameters=plain,
                 precision=self.precision,
+                parts=parts,
                 memory_budget=None if self.every_blob else int(1e6 * self.param.memory_budget_mb) or None,
             )
 
@@ -157,7 +166,8 @@ class Solver:
         core, net, param = _core, self.net, self.param
         settings = settings_of(self.world, param.comm_param)
         parameters = [(placed.name, placed.offset, placed.count) for placed in net.parameters]
-        buckets = make_buckets(parameters, settings.bucket_bytes)
+        parts = {placed.name: placed.parameter.parts for placed in net.parameters}
+        buckets = make_buckets(parameters, settings.bucket_bytes, parts)
         rule = "adamw" if param.decoupled_weight_decay else RULES[param.type]
         self.history = History(net, core.update_rules()[rule])
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
@@ -222,9 +232,11 @@ class Solver:
         self.files.restore(path)
 
     def share_weights(self) -> None:
-        """Rank 0's values on every rank."""
-        for array in (self.weights, *self.history.arrays, np.frombuffer(self.net.fixed, np.float32)):
-            self.world.broadcast(array)
+        """Rank 0's values on every rank, but for the parts of layers that ranks have of their own."""
+        arenas = [self.weights, *self.history.arrays]
+        with self.wholes.kept(arenas):
+            for array in (*arenas, np.frombuffer(self.net.fixed, np.float32)):
+                self.world.broadcast(array)
 
     # Running
 
@@ -233,6 +245,8 @@ class Solver:
         log(f"Solving {self.net.name}")
         log(f"Learning Rate Policy: {self.param.lr_policy}")
         log(self._describe())
+        if self.wholes:
+            log(f"Model parallelism: {self.wholes.describe()}")
         self._log_cores()
         if self.world.size > 1:
             log(f"Link: {self.world.links()}")
@@ -434,6 +448,7 @@ class Solver:
         self._settle()
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
+            self.wholes.copy_to(evaluator.net)
             count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
             values = evaluator.run(count)
             evaluator.log_outputs(values)

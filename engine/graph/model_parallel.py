@@ -1,0 +1,75 @@
+"""Which layers are divided among ranks, and into how many parts: the net's `multinode { model_parallel }` and the
+layers' own `multinode`, as in Intel's Caffe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.config import Config
+from engine.errors import ConfigError
+from engine.layers.parts import Part
+from engine.names import suggestion
+
+DIVISIBLE = ("InnerProduct", "Convolution")
+PartOf = Callable[[int], Part]  # of this rank, for a number of parts
+
+
+def model_parts(config: Config, ranks: int) -> dict[str, int]:
+    """Layer -> parts, more than 1. On one rank every layer is whole.
+
+    model_parallel { layer_from layer_to num_nodes model_parts } means all InnerProduct and Convolution layers from one
+    to the other, in the order of the file; layer_to is layer_from, num_nodes all ranks and model_parts num_nodes where
+    they are not given (or 0). `multinode { num_nodes model_parts }` of a layer overrides that. Groups of model_parts
+    consecutive ranks hold one copy. Raises ConfigErrors for unknown layers and numbers that do not divide the ranks.
+    """
+    if ranks == 1:
+        return {}
+    names = [layer.name for layer in config.message.layer]
+    asked: dict[str, tuple[int, int]] = {}
+    for index, entry in enumerate(config.message.multinode.model_parallel):
+        where = config.where(path="multinode")
+        first, last = (_position(names, name, where) for name in (entry.layer_from, entry.layer_to or entry.layer_from))
+        if last < first:
+            raise ConfigError(f"model_parallel {index}: layer_to '{entry.layer_to}' is before layer_from", where)
+        for layer in config.message.layer[first : last + 1]:
+            if layer.type in DIVISIBLE:
+                asked[layer.name] = entry.num_nodes, entry.model_parts
+    for layer in config.message.layer:
+        if layer.HasField("multinode"):
+            asked[layer.name] = layer.multinode.num_nodes, layer.multinode.model_parts
+    parts = {name: _parts(config, names.index(name), nodes, count, ranks) for name, (nodes, count) in asked.items()}
+    return {name: count for name, count in parts.items() if count > 1}
+
+
+def _position(names: list[str], name: str, where: str) -> int:
+    if name not in names:
+        raise ConfigError(f"model_parallel: no layer '{name}'{suggestion(name, names)}", where)
+    return names.index(name)
+
+
+def _parts(config: Config, index: int, nodes: int, count: int, ranks: int) -> int:
+    layer, where = config.message.layer[index], config.where(index)
+    if nodes not in (0, ranks):
+        raise ConfigError(f"layer '{layer.name}': multinode num_nodes {nodes}, but there are {ranks} ranks", where)
+    count = count or ranks
+    if ranks % count:
+        raise ConfigError(f"layer '{layer.name}': model_parts {count} does not divide the {ranks} ranks", where)
+    if count > 1 and layer.type not in DIVISIBLE:
+        known = " and ".join(DIVISIBLE)
+        raise ConfigError(f"layer '{layer.name}' ({layer.type}) has model_parts {count}; only {known} can", where)
+    return count
+
+
+def divide(layer: Any, part: Part) -> None:
+    """Makes a layer hold its part alone; before its parameters are made. Raises ConfigError."""
+    param, count = layer.param, part.count
+    if param.num_output % count:
+        raise layer.error(f"expected a num_output that {count} parts divide, got {param.num_output}")
+    whole = {"axis": 1, "transpose": False, "group": 1, "relu": False}
+    for field, wanted in whole.items():
+        if hasattr(param, field) and getattr(param, field) != wanted:
+            raise layer.error(f"a layer in parts needs {field} {wanted}, got {getattr(param, field)}")
+    if any(spec.name or spec.lr_mult == 0 for spec in layer.message.param):
+        raise layer.error("a layer in parts can neither share its params nor have an lr_mult of 0")
+    layer.part, layer.bf16 = part, False

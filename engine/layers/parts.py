@@ -1,0 +1,85 @@
+"""Model parallelism: a layer of which each rank of a group holds a part of the output channels.
+
+    bottom (N, C, ...) of this rank  --gather-->  (parts N, C, ...) of the group  --kernel-->  (parts N, O / parts, ...)
+      --exchange-->  top (N, O, ...) of this rank
+
+Backward goes the other way: gradients of tops are exchanged, those of bottoms are added up over the group and each rank
+gets its own. So layers before and behind see batches as in data-parallel training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
+    from engine.layers.base import Blob, Layer
+
+
+class Group(Protocol):
+    """The ranks that hold the parts of one copy of a layer; all of them make the same calls in the same order. Arrays
+    are C-contiguous float32, `size` of a block times the ranks where a rank has something for each."""
+
+    def allgather(self, mine: np.ndarray, all: np.ndarray) -> None:
+        """all: the blocks of the ranks, in their order."""
+
+    def alltoall(self, mine: np.ndarray, theirs: np.ndarray) -> None:
+        """mine: a block for each rank; theirs: a block from each."""
+
+    def reduce_scatter(self, mine: np.ndarray, sums: np.ndarray) -> None:
+        """mine: a block for each rank; sums: this rank's block, added up over the ranks."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `index` of `count`, held by a rank of `group`."""
+
+    index: int
+    count: int
+    group: Group
+
+
+def gather(builder: Builder, layer: Layer, tensor: Any, part: Part) -> Any:
+    """The bottoms (N, ...) of all ranks of the group, one after the other: (count N, ...)."""
+    mine = builder.plain(layer, tensor)
+    shape = (part.count * mine.shape[0], *mine.shape[1:])
+
+    def run(backward: bool) -> None:
+        if backward:
+            part.group.reduce_scatter(_values(every.diff), _values(mine.diff))
+        else:
+            part.group.allgather(_values(mine), _values(every))
+
+    every = builder.op("Python", layer, [mine], {"run": run}, params=[], tops=[], shapes=[shape])[0]
+    return every
+
+
+def exchange(builder: Builder, layer: Layer, tensor: Any, part: Part, top: Blob) -> None:
+    """From a part of the channels for the group's samples, (count N, O / count, ...), to all channels of this rank's,
+    the top (N, O, ...)."""
+    channels = builder.plain(layer, tensor)
+    blocks = (part.count, top.shape[0], top.shape[1] // part.count, int(np.prod(top.shape[2:], dtype=int)))
+
+    def run(backward: bool) -> None:
+        if backward:
+            sent = np.ascontiguousarray(_values(samples.diff).reshape(_by_sample(blocks)).swapaxes(0, 1))
+            part.group.alltoall(sent, _values(channels.diff))
+        else:
+            received = np.empty(blocks, np.float32)
+            part.group.alltoall(_values(channels), received)
+            _values(samples).reshape(_by_sample(blocks))[...] = received.swapaxes(0, 1)
+
+    samples = builder.op("Python", layer, [channels], {"run": run}, params=[], tops=[top])[0]
+
+
+def _by_sample(blocks: tuple[int, ...]) -> tuple[int, ...]:
+    """(parts, N, channels, pixels) -> (N, parts, channels, pixels)"""
+    return (blocks[1], blocks[0], *blocks[2:])
+
+
+def _values(tensor: Any) -> np.ndarray:
+    """What a row-major tensor holds, to be read and written in place."""
+    return tensor.view(tensor)

@@ -1,0 +1,86 @@
+"""Weights of layers that several ranks hold together (model parallelism), put together for who needs the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.layers.base import Parameter
+    from engine.net import Net, Placed
+    from engine.solver.history import History
+
+
+class Wholes:
+    """The parameters of a net of which this rank holds a part. All methods are collective; with none they do
+    nothing."""
+
+    def __init__(self, net: Net, world: World):
+        self.net, self.world = net, world
+        self.divided: list[Placed] = [placed for placed in net.parameters if placed.parameter.parts > 1]
+
+    def __bool__(self) -> bool:
+        return bool(self.divided)
+
+    def describe(self) -> str:
+        """ "fc6 and fc7 in 2 parts", for the log."""
+        layers: dict[int, list[str]] = {}
+        for placed in self.divided:
+            names = layers.setdefault(placed.parameter.parts, [])
+            if placed.parameter.layer not in names:
+                names.append(placed.parameter.layer)
+        return "; ".join(f"{', '.join(names)} in {parts} parts" for parts, names in layers.items())
+
+    def refuse(self, param, where: Callable[[str], str]) -> None:
+        """Raises ConfigError for what needs the norm of all gradients, which no rank has."""
+        for field in ("clip_gradients", "local_lr_auto"):
+            if self.divided and getattr(param, field) > 0:
+                raise ConfigError(
+                    f"{field} does not go together with model_parallel: take one of them out", where(field)
+                )
+
+    def gather(self, values_of: Callable[[Placed], np.ndarray]) -> dict[Parameter, np.ndarray]:
+        """Whole arrays of this rank's parts, on rank 0; {} elsewhere."""
+        found = {}
+        for placed in self.divided:
+            parameter = placed.parameter
+            mine = values_of(placed) if self.world.rank < parameter.parts else None
+            parts = self.world.gather(mine)
+            if parts:
+                whole = np.concatenate([part.ravel() for part in parts[: parameter.parts]])
+                found[parameter] = whole.reshape(parameter.whole_shape)
+        return found
+
+    def weights(self) -> dict[Parameter, np.ndarray]:
+        return self.gather(lambda placed: placed.tensor.get())
+
+    def histories(self, history: History) -> list[dict[Parameter, np.ndarray]]:
+        """Of each set of the optimizer's arrays."""
+        return [self.gather(partial(history.values, number)) for number in range(len(history.arrays))]
+
+    @contextmanager
+    def kept(self, arenas: list[np.ndarray]) -> Iterator[None]:
+        """Whatever is written to the arenas meanwhile, the parts are then as they were."""
+        ranges = [slice(placed.offset, placed.offset + placed.count) for placed in self.divided]
+        before = [[arena[part].copy() for part in ranges] for arena in arenas]
+        yield
+        for arena, values in zip(arenas, before, strict=True):
+            for part, value in zip(ranges, values, strict=True):
+                arena[part] = value
+
+    def copy_to(self, net: Net) -> None:
+        """Whole weights into a net that is not divided, on every rank."""
+        whole = self.weights()
+        tensors = {(p.layer, p.index): tensor for p, tensor in net.tensor_of.items()}
+        for placed in self.divided:
+            parameter = placed.parameter
+            values = whole.get(parameter, np.empty(parameter.whole_shape, np.float32))
+            self.world.broadcast(values)
+            tensors[parameter.layer, parameter.index].set(values.ravel())

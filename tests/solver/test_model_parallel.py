@@ -1,0 +1,271 @@
+"""Layers that ranks hold in parts: the same training as with whole ones, snapshots that are whole."""
+
+import lmdb
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from engine import proto
+from engine.comm.buckets import make_buckets
+from engine.config import parse_net, read_net
+from engine.errors import ConfigError
+from engine.fillers import fill_parameter
+from engine.graph.model_parallel import model_parts
+from engine.layers.base import Parameter
+from tests.data.pictures import random_pixels, raw_datum
+from tests.mpi import REPO, run_ranks
+from tests.solver.harness import different, digits_net, distance, in_files
+
+CLASSES = 12
+
+
+def divided(first: str, last: str, parts: int = 0, nodes: int = 0) -> str:
+    return (
+        f'multinode {{ model_parallel {{ layer_from: "{first}" layer_to: "{last}" '
+        f"model_parts: {parts} num_nodes: {nodes} }} }}"
+    )
+
+
+# Which layers
+
+
+def parts_of(text: str, ranks: int = 4) -> dict[str, int]:
+    return model_parts(parse_net(digits_net() + text, "net.prototxt"), ranks)
+
+
+def test_which_layers_are_divided():
+    assert parts_of("") == {}
+    assert parts_of(divided("conv", "ip1")) == {"conv": 4, "ip1": 4}
+    assert parts_of(divided("conv", "ip2", 2, 4)) == {"conv": 2, "ip1": 2, "ip2": 2}
+    assert parts_of('multinode { model_parallel { layer_from: "ip1" model_parts: 2 } }') == {"ip1": 2}
+    assert parts_of(divided("conv", "ip2", 2), ranks=1) == {}
+
+
+def test_the_field_of_a_layer_overrides_that_of_the_net():
+    own = digits_net().replace('name: "ip1"', 'name: "ip1" multinode { model_parts: 2 }')
+    own = own.replace('name: "ip2"', 'name: "ip2" multinode { }')
+    assert model_parts(parse_net(own + divided("conv", "ip2"), "net"), 4) == {"conv": 4, "ip1": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (divided("conv", "ip3"), "model_parallel: no layer 'ip3'; did you mean 'ip[12]'"),
+        (divided("ip2", "conv"), "layer_to 'conv' is before layer_from"),
+        (divided("conv", "ip1", 3), "layer 'conv': model_parts 3 does not divide the 4 ranks"),
+        (divided("conv", "ip1", 2, 8), "multinode num_nodes 8, but there are 4 ranks"),
+        (
+            'layer { name: "x" type: "Silence" bottom: "ip2" multinode { model_parts: 2 } }',
+            "only InnerProduct and Conv",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parts_of(text)
+
+
+def test_parts_share_buckets_with_their_like_only():
+    parameters = [("a", 0, 10), ("b", 16, 10), ("c", 32, 10), ("d", 48, 10)]
+    buckets = make_buckets(parameters, 1 << 20, {"b": 2, "c": 2})
+    assert [(bucket.begin, bucket.end, bucket.parts) for bucket in buckets] == [(0, 10, 1), (16, 42, 2), (48, 58, 1)]
+
+
+def test_parts_are_filled_as_the_whole():
+    filler = proto.FillerParameter(type="xavier")
+    whole = fill_parameter(Parameter((6, 5), filler, layer="x"), 1)
+    halves = [fill_parameter(Parameter((3, 5), filler, layer="x", part=part, parts=2), 1) for part in (0, 1)]
+    assert np.array_equal(np.concatenate(halves), whole)
+
+
+# Training
+
+VERIFY = """
+from engine import verify
+from engine.comm.world import world
+from engine.config import parse_solver
+world = world()
+made = []
+solver = verify.Solver
+def keep(*arguments):
+    made.append(solver(*arguments))
+    return made[-1]
+verify.Solver = keep
+text = open({path!r}).read()
+verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, {iterations})
+many = made[0]
+shapes = {{p.name: p.parameter.shape for p in many.wholes.divided}}
+if world.rank == 0:
+    print(shapes)
+world.close()
+"""
+
+
+def verified(folder, ranks: int, net: str, text: str = "", servers: int = 2, iterations: int = 3) -> str:
+    path = folder / "solver.prototxt"
+    common = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 9 momentum: 0.9 weight_decay: 0.001 random_seed: 3'
+    path.write_text(f"{common} {text} net_param {{ {net} }}")
+    program = VERIFY.format(path=str(path), iterations=iterations)
+    done = run_ranks(ranks, program, timeout=200, environ={"MLSL_NUM_SERVERS": str(servers)})
+    assert done.returncode == 0 and f"{ranks} ranks train as 1 does" in done.stdout, done.stdout + done.stderr
+    return done.stdout
+
+
+SMALL = " comm_param { bucket_mb: 0.003 }"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "parts", "text", "servers"),
+    [
+        (2, 0, SMALL, 2),
+        (2, 0, "iter_size: 2", 0),
+        (4, 2, SMALL.replace("}", "priority: true }"), 2),
+        (4, 2, 'type: "Adam"', 0),
+    ],
+)
+def test_the_same_as_one_rank(tmp_path, ranks, parts, text, servers):
+    net = digits_net(16 // ranks) + divided("conv", "ip2", parts)
+    out = verified(tmp_path, ranks, net, text, servers)
+    assert "'conv[0]': (4, 1, 3, 3)" in out and "'ip1[0]': (16, 128)" in out and "'ip2[1]': (5,)" in out
+
+
+def small(name: str, crop: int, batch: int, source) -> str:
+    """A net of nets/, with an eighth of the channels, on small pictures of 12 classes."""
+    message = read_net(str(REPO / f"nets/{name}.prototxt")).message
+    for layer in message.layer:
+        if layer.type == "Convolution":
+            layer.convolution_param.num_output //= 8
+        if layer.type == "InnerProduct":
+            layer.inner_product_param.num_output = CLASSES if layer.name == "fc8" else 64
+            layer.inner_product_param.weight_filler.std *= 4
+        if layer.type == "Data":
+            layer.data_param.source, layer.data_param.batch_size = str(source), batch
+            layer.transform_param.crop_size = crop
+            layer.transform_param.scale = 0.02
+            layer.transform_param.ClearField("random_resize_param")
+            layer.transform_param.ClearField("resize_param")
+    return text_format.MessageToString(message)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 26, lock=False) as environment:
+        with environment.begin(write=True) as transaction:
+            for number in range(3 * CLASSES):
+                datum = raw_datum(random_pixels(number, 72, 72), number % CLASSES)
+                transaction.put(b"%03d" % number, datum)
+    return tmp_path / "lmdb"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "parts"), [(2, 0), (4, 0), (4, 2)])
+def test_alexnet(tmp_path, pictures, ranks, parts):
+    out = verified(tmp_path, ranks, small("alexnet", 67, 8 // ranks, pictures) + divided("fc6", "fc8", parts))
+    assert f"'fc6[0]': ({64 // (parts or ranks)}, 32)" in out
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "parts"), [(2, 0), (4, 0), (4, 2)])
+def test_vgg16(tmp_path, pictures, ranks, parts):
+    out = verified(tmp_path, ranks, small("vgg16", 32, 8 // ranks, pictures) + divided("conv5_1", "fc8", parts))
+    assert f"'conv5_1[0]': ({64 // (parts or ranks)}, 64, 3, 3)" in out
+
+
+# Snapshots, tests, what is refused
+
+SOLVE = """
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+world = world()
+set_up(world.rank)
+solve({text!r}, {net!r}, {folder!r}, restore={restore!r}, world=world)
+world.close()
+"""
+TEXT = "max_iter: 8 snapshot: 4 momentum: 0.9 random_seed: 3 test_iter: 3 test_interval: 4"
+
+
+def solved(folder, ranks: int, net: str, text: str = TEXT, restore: str = "") -> list[str]:
+    """Lines of the tests in training."""
+    folder.mkdir(exist_ok=True)
+    done = run_ranks(ranks, SOLVE.format(text=text, net=net, folder=str(folder), restore=restore), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [line.split("] ")[1] for line in done.stderr.splitlines() if "Test net output" in line]
+
+
+@pytest.mark.mpi
+def test_snapshots_are_whole_and_training_goes_on_from_them(tmp_path):
+    net, in_parts = digits_net(8), digits_net(8) + divided("conv", "ip2")
+    plain, parted = solved(tmp_path / "plain", 2, net), solved(tmp_path / "parts", 2, in_parts)
+    assert len(parted) == len(plain) == 6
+    figures = [[float(line.split(" = ")[1].split()[0]) for line in lines] for lines in (plain, parted)]
+    np.testing.assert_allclose(figures[1], figures[0], rtol=1e-4)
+    for iteration in (4, 8):
+        assert distance(in_files(tmp_path / "plain", iteration), in_files(tmp_path / "parts", iteration)) < 1e-5
+    state = str(tmp_path / "parts/net_iter_4.solverstate")
+    solved(tmp_path / "again", 2, in_parts, restore=state)
+    assert different(in_files(tmp_path / "parts", 8), in_files(tmp_path / "again", 8)) == []
+    solved(tmp_path / "whole", 1, digits_net(16), restore=state)
+    assert distance(in_files(tmp_path / "parts", 8), in_files(tmp_path / "whole", 8)) < 1e-5
+
+
+REFUSED = """
+from engine.comm.world import world
+from engine.errors import EngineError
+from tests.solver.harness import *
+world = world()
+for text, net in {cases!r}:
+    try:
+        make_solver(text, net, world=world)
+    except EngineError as error:
+        if world.rank == 0:
+            print(error)
+world.close()
+"""
+
+
+@pytest.mark.mpi
+def test_what_does_not_go_together_is_refused():
+    net = digits_net(8)
+    cases = [
+        ("clip_gradients: 1", net + divided("ip1", "ip1")),
+        ("", net.replace("num_output: 8", "num_output: 7") + divided("conv", "conv")),
+        ("", net.replace("num_output: 32", "num_output: 32 transpose: true") + divided("ip1", "ip1")),
+        ("", net.replace("param { lr_mult: 1 }", "param { lr_mult: 0 }") + divided("conv", "conv")),
+    ]
+    done = run_ranks(2, REFUSED.format(cases=cases))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stdout
+    assert "clip_gradients does not go together with model_parallel" in lines[0]
+    assert "expected a num_output that 2 parts divide, got 7" in lines[1]
+    assert "needs transpose False, got True" in lines[2]
+    assert "an lr_mult of 0" in lines[3]
+
+
+DRIFT = """
+from engine.comm.world import world
+from engine.errors import CommError
+from tests.solver.harness import *
+world = world()
+solver = make_solver("", {net!r}, world=world)
+solver.share_weights()
+solver._check_drift()
+if world.rank == 3:
+    placed = solver.wholes.divided[0]
+    solver.weights[placed.offset] += 1
+try:
+    solver._check_drift()
+except CommError as error:
+    print(error, flush=True)
+solver.close()
+world.close()
+"""
+
+
+@pytest.mark.mpi
+def test_copies_of_a_part_are_compared():
+    done = run_ranks(4, DRIFT.format(net=digits_net(4) + divided("ip1", "ip1", 2)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("iteration 0: ranks 1 and 3 differ in the weights of ip1[1]") == 4, done.stdout
