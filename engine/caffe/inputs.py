@@ -15,14 +15,20 @@ from engine.layers.base import Shape
 from engine.net import Net
 
 
-class FedByOwner:
-    """The data layers of a net that somebody else feeds, through `feed`."""
+class FedBySolver:
+    """The data layers of a solver's net, through the solver's feeder. `start` makes it flow where it does not."""
 
-    def __init__(self, feed: Callable[[Net], object]):
-        self.next = feed
+    def __init__(self, feeder: Feeder, start: Callable[[], None]):
+        self._feeder, self._start = feeder, start
 
-    def set_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
-        raise DataError("set_input_arrays: a solver feeds this net; give it a layer that reads from files, or Input")
+    def next(self, net: Net) -> None:
+        if not self._feeder.running:
+            self._start()
+        self._feeder.next(net)
+
+    def set_arrays(self, net: Net, data: np.ndarray, labels: np.ndarray) -> None:
+        self._feeder.set_arrays(_memory_layer(net), data, labels)
+        self._feeder.stop()
 
 
 class Inputs:
@@ -30,39 +36,42 @@ class Inputs:
 
     def __init__(self, config: Config, phase: int, seed: int):
         self._feeder = Feeder(config, phase, seed, ranks())
-        self._started = False
-        self._empty: list[str] = []  # MemoryData layers without arrays
-        self._memory: str | None = None  # the first of them
+        self._empty: set[str] = set()  # MemoryData layers without arrays
 
     def shapes_of(self, message: Any, where: str) -> list[Shape]:
         """As Feeder's."""
-        if message.type == "MemoryData" and message.name != self._memory:
-            self._memory = self._memory or message.name
-            self._empty.append(message.name)
+        if message.type == "MemoryData" and not self._feeder.batch_size:
+            self._empty.add(message.name)
         return self._feeder.shapes_of(message, where)
 
     def connect(self, net: Net) -> None:
         """For layers that write what they are given."""
         self._feeder.connect(net)
 
-    def set_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
+    def set_arrays(self, net: Net, data: np.ndarray, labels: np.ndarray) -> None:
         """data (n, c, h, w), labels of n values, for the first MemoryData layer, which begins with sample 0."""
-        if self._memory is None:
-            raise DataError("set_input_arrays: the net has no MemoryData layer")
-        self._feeder.set_arrays(self._memory, data, labels)
-        self._empty = [name for name in self._empty if name != self._memory]
-        self._started = False
+        layer = _memory_layer(net)
+        self._feeder.set_arrays(layer, data, labels)
+        self._feeder.stop()
+        self._empty.discard(layer)
 
     def next(self, net: Net) -> None:
         """The next batch of every data layer. Raises DataError for a MemoryData layer that has nothing yet."""
         if not self._feeder.batch_size:
             return
-        if self._empty:
-            raise DataError(f"layer '{self._empty[0]}' (MemoryData) has no data; call net.set_input_arrays() first")
-        if not self._started:
+        for name in self._empty:
+            raise DataError(f"layer '{name}' (MemoryData) has no data; call net.set_input_arrays() first")
+        if not self._feeder.running:
             self._feeder.start()
-            self._started = True
         arrays = self._feeder.take().arrays
         for layer in net.graph.layers:
             for top, values in zip(layer.tops, arrays.get(layer.name, ())):
                 np.copyto(net.fed[top], values.reshape(top.shape))
+
+
+def _memory_layer(net: Net) -> str:
+    """The first. Raises DataError if there is none."""
+    for layer in net.graph.layers:
+        if layer.type == "MemoryData":
+            return layer.name
+    raise DataError("set_input_arrays: the net has no MemoryData layer")

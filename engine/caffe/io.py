@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine import proto
 from engine.caffe.resize import resize_image
 from engine.caffe.transformer import Transformer
 from engine.data.decode import BGR, decode_bytes
 from engine.errors import DataError
+from engine.proto import caffe_pb2
 
 __all__ = [
     "Transformer",
@@ -24,6 +24,7 @@ __all__ = [
     "arraylist_to_blobprotovector_str",
     "blobproto_to_array",
     "blobprotovector_str_to_arraylist",
+    "caffe_pb2",
     "datum_to_array",
     "load_image",
     "oversample",
@@ -69,7 +70,7 @@ def blobproto_to_array(blob, return_diff: bool = False) -> np.ndarray:
 
 def array_to_blobproto(arr: np.ndarray, diff: np.ndarray | None = None):
     """A BlobProto of the array's shape and values, and of the gradient of the same shape, if there is one."""
-    blob = proto.BlobProto()
+    blob = caffe_pb2.BlobProto()
     blob.shape.dim.extend(np.shape(arr))
     blob.shape.SetInParent()
     blob.data.extend(np.asarray(arr, np.float32).ravel())
@@ -80,18 +81,18 @@ def array_to_blobproto(arr: np.ndarray, diff: np.ndarray | None = None):
 
 def arraylist_to_blobprotovector_str(arraylist: Iterable[np.ndarray]) -> bytes:
     """A serialized BlobProtoVector."""
-    return proto.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
+    return caffe_pb2.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
 
 
 def blobprotovector_str_to_arraylist(text: bytes) -> list[np.ndarray]:
-    return [blobproto_to_array(blob) for blob in proto.BlobProtoVector.FromString(text).blobs]
+    return [blobproto_to_array(blob) for blob in caffe_pb2.BlobProtoVector.FromString(text).blobs]
 
 
 def array_to_datum(arr: np.ndarray, label: int | None = None):
     """A Datum of (channels, height, width): bytes of uint8, else floats. Raises ValueError for other shapes."""
     if arr.ndim != 3:
         raise ValueError(f"expected (channels, height, width), got {arr.shape}")
-    datum = proto.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
+    datum = caffe_pb2.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
     if arr.dtype == np.uint8:
         datum.data = arr.tobytes()
     else:

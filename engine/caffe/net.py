@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from engine import proto, weights_hdf5
 from engine.caffe import mode
 from engine.caffe.batches import BatchedRuns
 from engine.caffe.blobs import NetBlob, ParamBlob
-from engine.caffe.inputs import FedByOwner, Inputs
+from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
 from engine.config import Config, read_net
 from engine.errors import EngineError
@@ -72,10 +72,10 @@ class Net(BatchedRuns):
             self.copy_from(weights)
 
     @classmethod
-    def _of_solver(cls, net: EngineNet, feed: Callable[[EngineNet], object]) -> Net:
-        """A net that a solver has built and keeps; `feed` gives it the next batch."""
+    def _of_solver(cls, net: EngineNet, inputs: FedBySolver) -> Net:
+        """A net that a solver has built and keeps."""
         self = cls.__new__(cls)
-        self._config, self._inputs_of = None, FedByOwner(feed)
+        self._config, self._inputs_of = None, inputs
         self._open(net)
         return self
 
@@ -143,6 +143,14 @@ class Net(BatchedRuns):
     def top_names(self) -> OrderedDict[str, list[str]]:
         return OrderedDict((layer.name, list(layer.message.top)) for layer in self._live.layers)
 
+    def _bottom_ids(self, layer: int) -> list[int]:
+        """Places in _blob_names."""
+        return [self._blob_names.index(name) for name in self._live.layers[layer].message.bottom]
+
+    def _top_ids(self, layer: int) -> list[int]:
+        """Places in _blob_names."""
+        return [self._blob_names.index(name) for name in self._live.layers[layer].message.top]
+
     @property
     def blob_loss_weights(self) -> OrderedDict[str, float]:
         weights = {top: weight for _, top, weight in self._live.net.losses()}
@@ -200,7 +208,7 @@ class Net(BatchedRuns):
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
         """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. Raises
         DataError for other shapes."""
-        self._inputs_of.set_arrays(data, labels)
+        self._inputs_of.set_arrays(self._live.net, data, labels)
 
     # Shapes
 
@@ -254,7 +262,14 @@ class Net(BatchedRuns):
     # Weights
 
     def share_with(self, other: Net) -> None:
-        """Reads the weights of `other`'s layers of the same names from now on, and changes them there."""
+        """Reads the weights of `other`'s layers of the same names from now on, and changes them there.
+
+        Raises EngineError for a net of a solver, unless it does so already (a test net, of the solver's net).
+        """
+        if self._config is None:
+            if {*self._live.net.tensor_of.values()} <= {*other._live.net.tensor_of.values()}:
+                return
+            raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
         values = {name: self.blobs[name].data for name in self.inputs}
         self._replace(self._config, other._live.net)
         for name, array in values.items():

@@ -12,13 +12,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import before_end, ranks
 from engine.comm.strategy import Step
 from engine.config import Config, read_solver
 from engine.errors import ConfigError
 from engine.names import suggestion
-from engine.net import Net as EngineNet
 from engine.solver.solver import RULES
 from engine.solver.solver import Solver as EngineSolver
 
@@ -45,11 +45,13 @@ class Solver:
         if self._type:
             config.message.type = self._type
         self._solver = _Solver(config, ranks(), every_blob=True)
-        self._ready = False  # to step: weights are the same everywhere, data flows
+        self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        self.net = Net._of_solver(self._solver.net, self._feed)
+        self.net = Net._of_solver(self._solver.net, FedBySolver(self._solver.feeder, self._start))
+        # Tests end the stream of a test net: outside of them it begins with sample 0 again.
         self.test_nets = [
-            Net._of_solver(evaluator.net, _endless(evaluator.feeder)) for evaluator in self._solver.evaluators
+            Net._of_solver(evaluator.net, FedBySolver(evaluator.feeder, evaluator.feeder.start))
+            for evaluator in self._solver.evaluators
         ]
         before_end(self._solver.close)
 
@@ -61,15 +63,13 @@ class Solver:
     def param(self) -> Any:
         return self._solver.param
 
-    def _feed(self, net: EngineNet) -> None:
-        self._start()
-        self._solver.feeder.next(net)
-
     def _start(self) -> None:
-        if not self._ready:
+        """Weights are the same everywhere, and data flows."""
+        if not self._shared:
             self._solver.share_weights()
+            self._shared = True
+        if not self._solver.feeder.running:
             self._solver.feeder.start(self._solver.samples_seen())
-            self._ready = True
 
     # What was written into arrays goes into a run, and what the run has done comes back.
 
@@ -103,7 +103,6 @@ class Solver:
         if resume_file:
             self.restore(resume_file)
         self._push()
-        self._ready = False
         self._solver.solve()
         self._pull()
 
@@ -115,7 +114,8 @@ class Solver:
         """Goes on from a solverstate and the weights that it names. Raises WeightsError."""
         self._push()
         self._solver.restore(str(path))
-        self._ready = False
+        self._shared = False
+        self._solver.feeder.stop()
         self._pull()
 
     def apply_update(self) -> None:
@@ -149,17 +149,6 @@ class Solver:
         for callbacks in self._callbacks:
             callbacks[which]()
         self._push()
-
-
-def _endless(feeder) -> Callable[[EngineNet], None]:
-    """Batches for a test net outside of tests, which end the stream: it then begins with sample 0 again."""
-
-    def feed(net: EngineNet) -> None:
-        if not feeder.running:
-            feeder.start()
-        feeder.next(net)
-
-    return feed
 
 
 class SGDSolver(Solver):

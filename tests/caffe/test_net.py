@@ -46,6 +46,8 @@ def test_names_and_shapes(deploy):
     blob = deploy.blobs["data"]
     assert (blob.num, blob.channels, blob.height, blob.width, blob.count) == (2, 3, 6, 6, 216)
     assert (deploy.blobs["ip"].height, deploy.blobs["ip"].shape) == (1, (2, 4))
+    names = [deploy._blob_names[i] for i in (*deploy._bottom_ids(3), *deploy._top_ids(3))]
+    assert names == ["conv", "pool"]
     assert [blob.shape for blob in deploy.params["conv"]] == [(16, 3, 3, 3), (16,)]
 
 

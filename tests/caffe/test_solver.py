@@ -165,6 +165,40 @@ def test_caffe_s_own_figures(case, tmp_path):
             np.testing.assert_allclose(solver.net.params[layer][i].data, expected, rtol=1e-5, atol=2e-6)
 
 
+def test_arrays_for_a_memory_layer(tmp_path):
+    memory = """layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                  memory_data_param { batch_size: 4 channels: 1 height: 1 width: 5 } }"""
+    net = memory + INPUT_NET[INPUT_NET.index('layer { name: "ip"') :]
+    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, net))
+    rng = np.random.default_rng(5)
+    data, labels = rng.normal(size=(8, 1, 1, 5)).astype(np.float32), rng.integers(0, 3, 8)
+    for begin in (0, 4):
+        solver.net.set_input_arrays(data[begin:], labels[begin:])
+        solver.step(1)
+        np.testing.assert_array_equal(solver.net.blobs["data"].data, data[begin : begin + 4])
+    first = float(solver.net.blobs["loss"].data)
+    solver.step(50)
+    assert float(solver.net.blobs["loss"].data) < first
+
+
+def test_sharing_with_a_solver(tmp_path):
+    text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 1 test_interval: 6'
+    solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
+    solver.test_nets[0].share_with(solver.net)  # as it does already
+    net = caffe.Net(_net_file(tmp_path), caffe.TEST)
+    net.share_with(solver.net)
+    solver.step(1)
+    np.testing.assert_array_equal(net.params["ip2"][0].data, solver.net.params["ip2"][0].data)
+    with pytest.raises(EngineError, match="its own weights"):
+        solver.net.share_with(caffe.Net(_net_file(tmp_path), caffe.TEST))
+
+
+def _net_file(folder):
+    path = folder / "digits.prototxt"
+    path.write_text(digits_net())
+    return str(path)
+
+
 SCRIPT = """
 import sys, numpy as np, engine.caffe as caffe
 solver = caffe.SGDSolver(sys.argv[1])
