@@ -276,6 +276,32 @@ layer { name: "again" type: "Sigmoid" bottom: "%s" top: "again" }
         assert [layer.type for layer in graph.layers] == ["Input", *left, "Sigmoid"]
 
 
+@pytest.mark.parametrize("kind", ["Convolution", "InnerProduct"])
+def test_weights_that_add_to_their_own_source(kind):
+    """y = f(x) + x in a net that is only tested: the sum must not be written over what f still reads."""
+    param = {
+        "Convolution": 'convolution_param { num_output: 16 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } }',
+        "InnerProduct": 'inner_product_param { num_output: 144 weight_filler { type: "xavier" } }',
+    }[kind]
+    shape = "dim: 2 dim: 144" if kind == "InnerProduct" else "dim: 2 dim: 16 dim: 9 dim: 9"
+    config = parse_net(
+        f"""
+layer {{ name: "in" type: "Input" top: "x" input_param {{ shape {{ {shape} }} }} }}
+layer {{ name: "before" type: "{kind}" bottom: "x" top: "a" {param} }}
+layer {{ name: "f" type: "{kind}" bottom: "a" top: "b" {param} }}
+layer {{ name: "sum" type: "Eltwise" bottom: "b" bottom: "a" top: "sum" }}
+layer {{ name: "relu" type: "ReLU" bottom: "sum" top: "sum" }}
+layer {{ name: "after" type: "{kind}" bottom: "sum" top: "after" {param} }}""",
+        "own.prototxt",
+    )
+    found = []
+    for passes in (PASSES, frozenset()):
+        net = Net(config, proto.TEST, passes=passes)
+        net.feed(net.inputs[0], np.random.default_rng(2).normal(size=net.inputs[0].shape))
+        found.append(net.forward()["after"])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
 # Shared parameters
 
 TOWERS = {

@@ -85,7 +85,8 @@ protected:
         if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
             added_ = input(1)->memory;
             touch(Pass::forward, input(1));
-            if (added_.get_desc() == pd.dst_desc()) may_overwrite(Pass::forward, input(1), outputs_[0]);
+            const bool is_source = input(1)->buffer->root() == input(0)->buffer->root();  // read by the kernel as well
+            if (added_.get_desc() == pd.dst_desc() && !is_source) may_overwrite(Pass::forward, input(1), outputs_[0]);
         }
         call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
         forward_calls_.push_back(call);
