@@ -24,7 +24,7 @@ _REASONS = (
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
-    (r"neither solvers nor nets|unknown field|expected .* in prototxt|neither a net nor a solver", "cannot be read"),
+    (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
 )
 
 
