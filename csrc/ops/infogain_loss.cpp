@@ -8,14 +8,14 @@
 #include <cmath>
 
 #include "labels.h"
-#include "onednn_util.h"
+#include "softmax_op.h"
 
 namespace engine {
 
-class InfogainLoss : public Op {
+class InfogainLoss : public SoftmaxOp {
 public:
     explicit InfogainLoss(OpSpec spec)
-        : Op(std::move(spec)),
+        : SoftmaxOp(std::move(spec)),
           axis_(int(spec_.attributes.integer("axis"))),
           loss_weight_(spec_.attributes.real("loss_weight")),
           fixed_normalizer_(spec_.attributes.real("normalizer")),
@@ -30,9 +30,11 @@ public:
             matrix_.assign(values.begin(), values.end());
         }
         output(0, plain_layout({}));
-        build_softmax();
-        for (const auto& each : spec_.inputs) touch(Pass::forward, each);
-        touch(Pass::forward, {probabilities_, outputs_[0]});
+        const Layout& layout = input(0)->layout;
+        probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
+        add_softmax(input(0), probabilities_, axis_);
+        for (size_t i = 1; i < spec_.inputs.size(); i++) touch(Pass::forward, input(i));
+        touch(Pass::forward, outputs_[0]);
         if (!input_gradient(0)) return;
         touch(Pass::backward, {probabilities_, input(0)->diff});
         if (spec_.inputs.size() == 3) touch(Pass::backward, input(2));
@@ -41,7 +43,7 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         const int64_t valid = labels_.read(input(1)->data());
-        Op::forward(stream);
+        SoftmaxOp::forward(stream);
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
         for (int64_t c = 0; c < classes_; c++) {
             row_sums_[c] = 0;
@@ -72,18 +74,6 @@ public:
 
 private:
     static constexpr float smallest = 1e-20f;  // Caffe's: a smaller probability counts as this much
-
-    void build_softmax() {
-        const Layout& layout = input(0)->layout;
-        probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
-        const dnnl::softmax_forward::primitive_desc pd(cpu(), forward_kind(spec_), algorithm::softmax_accurate, layout,
-                                                       layout, axis_, user_scratchpad());
-        forward_calls_.push_back({dnnl::softmax_forward(pd),
-                                  {{DNNL_ARG_SRC, input(0)->memory},
-                                   {DNNL_ARG_DST, probabilities_->memory},
-                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
-        implementation_ = pd.impl_info_str();
-    }
 
     const float* gain(int64_t label) const {
         return (spec_.inputs.size() == 3 ? input(2)->data() : matrix_.data()) + label * classes_;

@@ -1,57 +1,165 @@
 // x where it is positive, else slope x, with one slope for each channel or one for all.
-// inputs: x (N, C, ...); params: slopes (C) or ().
+// inputs: x (N, C, ...), float32 or bf16; params: slopes (C) or ().
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "../bf16.h"
+#include "channel_rows.h"
 #include "onednn_util.h"
+#include "vectorised.h"
 
 namespace engine {
+
+namespace {
+
+template <typename T>
+ENGINE_VECTORISED void values_of_run(int64_t length, const T* x, float slope, T* y) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) store(number(x[i]) > 0 ? number(x[i]) : slope * number(x[i]), y[i]);
+}
+
+// Returns the gradient of the slope.
+template <typename T>
+ENGINE_VECTORISED double gradients_of_run(int64_t length, const T* x, const T* given, float slope, T* wanted) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < length; i++) {
+        const float value = number(x[i]), gradient = number(given[i]);
+        sum += value > 0 ? 0 : value * gradient;
+        store(value > 0 ? gradient : slope * gradient, wanted[i]);
+    }
+    return sum;
+}
+
+template <typename T>
+ENGINE_VECTORISED void values_of_rows(const ChannelRows& rows, const T* x, const float* slopes, T* y) {
+    for (int64_t row = 0; row < rows.inner; row++, x += rows.inner_stride, y += rows.inner_stride)
+#pragma omp simd
+        for (int64_t lane = 0; lane < rows.lanes; lane++) {
+            const float value = number(x[lane]);
+            store(value > 0 ? value : slopes[lane] * value, y[lane]);
+        }
+}
+
+// Adds the gradients of the slopes to sums.
+template <typename T>
+ENGINE_VECTORISED void gradients_of_rows(const ChannelRows& rows, const T* x, const T* given, const float* slopes,
+                                         T* wanted, double* sums) {
+    for (int64_t row = 0; row < rows.inner; row++) {
+#pragma omp simd
+        for (int64_t lane = 0; lane < rows.lanes; lane++) {
+            const float value = number(x[lane]), gradient = number(given[lane]);
+            sums[lane] += value > 0 ? 0 : value * gradient;
+            store(value > 0 ? gradient : slopes[lane] * gradient, wanted[lane]);
+        }
+        x += rows.inner_stride;
+        given += rows.inner_stride;
+        wanted += rows.inner_stride;
+    }
+}
+
+}  // namespace
 
 class PReLU : public Op {
 public:
     explicit PReLU(OpSpec spec) : Op(std::move(spec)) {
         const Layout& layout = input(0)->layout;
-        Dims dims(layout.get_ndims(), 1);
-        dims[1] = param(0)->count();
-        slopes_ = plain_layout(dims);
-        const forward_pd pd(cpu(), forward_kind(spec_), layout, slopes_, layout, user_scratchpad());
-        const memory slopes = reading_param(0, slopes_, forward_calls_);
+        const auto rows = ChannelRows::of(layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
+        rows_ = *rows;
+        narrow_ = layout.get_data_type() == memory::data_type::bf16;
+        plain_param(0);
+        slopes_.resize(rows_.padded_channels());
         output(0, layout);
-        forward_calls_.push_back({dnnl::prelu_forward(pd),
-                                  {{DNNL_ARG_SRC, input(0)->memory},
-                                   {DNNL_ARG_WEIGHTS, slopes},
-                                   {DNNL_ARG_DST, outputs_[0]->memory},
-                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
-        implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
         may_overwrite(Pass::forward, input(0), outputs_[0]);
-        if (needs_backward() && output_gradient(0)) build_backward(pd);
-    }
-
-private:
-    using forward_pd = dnnl::prelu_forward::primitive_desc;
-
-    // The primitive gives both gradients or none; what nobody wants goes to scratch.
-    void build_backward(const forward_pd& hint) {
-        const Layout& layout = input(0)->layout;
-        const dnnl::prelu_backward::primitive_desc pd(cpu(), layout, slopes_, layout, slopes_, layout, hint,
-                                                      user_scratchpad());
-        fresh_scratch();
-        const memory slopes = reading_param(0, slopes_, backward_calls_);
-        const Target slope_gradient = writing_gradient(0, slopes_);
+        if (!needs_backward() || !output_gradient(0)) return;
         const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
-        backward_calls_.push_back({dnnl::prelu_backward(pd),
-                                   {{DNNL_ARG_SRC, input(0)->memory},
-                                    {DNNL_ARG_WEIGHTS, slopes},
-                                    {DNNL_ARG_DIFF_DST, given->memory},
-                                    {DNNL_ARG_DIFF_SRC, wanted ? wanted->memory : scratch(layout)},
-                                    {DNNL_ARG_DIFF_WEIGHTS, slope_gradient.memory},
-                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
-        finish(slope_gradient, backward_calls_);
+        sums_.resize(rows_.outer * rows_.padded_channels());
         touch(Pass::backward, {input(0), given});
+        wanted_ = wanted ? wanted->memory : scratch(layout);
         if (!wanted) return;
         touch(Pass::backward, wanted);
         may_overwrite(Pass::backward, given, wanted);
     }
 
-    Layout slopes_;
+    void forward(const dnnl::stream&) override {
+        if (param(0)->count() == rows_.channels)
+            pad_channels(rows_, param(0)->data(), 0, 1, slopes_.data());
+        else
+            std::fill(slopes_.begin(), slopes_.end(), param(0)->data()[0]);
+        narrow_ ? values<bf16>() : values<float>();
+    }
+
+    void backward(const dnnl::stream&) override {
+        narrow_ ? gradients<bf16>() : gradients<float>();
+        if (param_gradient(0)) sum_up();
+    }
+
+private:
+    template <typename T>
+    static T* at(const memory& memory) {
+        return static_cast<T*>(memory.get_data_handle());
+    }
+
+    // Calls work(panel, its first element, its first channel, in padded ones).
+    template <typename Work>
+    void over_panels(const Work& work) const {
+        const int64_t blocks = rows_.blocks();
+#pragma omp parallel for schedule(static) if (!rows_.small())
+        for (int64_t panel = 0; panel < rows_.panels(); panel++)
+            work(panel, rows_.offset(panel / blocks, panel % blocks), panel % blocks * rows_.lanes);
+    }
+
+    bool in_runs() const { return rows_.lanes == 1 && rows_.inner_stride == 1; }
+
+    template <typename T>
+    void values() const {
+        const T* const x = at<T>(input(0)->memory);
+        T* const y = at<T>(outputs_[0]->memory);
+        over_panels([&](int64_t, int64_t begin, int64_t channel) {
+            if (in_runs())
+                values_of_run(rows_.inner, x + begin, slopes_[channel], y + begin);
+            else
+                values_of_rows(rows_, x + begin, &slopes_[channel], y + begin);
+        });
+    }
+
+    template <typename T>
+    void gradients() {
+        const T *const x = at<T>(input(0)->memory), *const given = at<T>(outputs_[0]->diff->memory);
+        T* const wanted = at<T>(wanted_);
+        over_panels([&](int64_t panel, int64_t begin, int64_t channel) {
+            double* const sums = &sums_[panel * rows_.lanes];
+            std::fill_n(sums, rows_.lanes, 0.);
+            if (in_runs())
+                *sums = gradients_of_run(rows_.inner, x + begin, given + begin, slopes_[channel], wanted + begin);
+            else
+                gradients_of_rows(rows_, x + begin, given + begin, &slopes_[channel], wanted + begin, sums);
+        });
+    }
+
+    // In an order that does not depend on the number of threads.
+    void sum_up() const {
+        const TensorPtr& diff = param(0)->diff;
+        const int64_t padded = rows_.padded_channels();
+        const bool shared = diff->count() != rows_.channels;
+        double total = 0;
+        for (int64_t channel = 0; channel < rows_.channels; channel++) {
+            if (!shared) total = 0;
+            for (int64_t n = 0; n < rows_.outer; n++) total += sums_[n * padded + channel];
+            if (shared && channel + 1 < rows_.channels) continue;
+            float& into = diff->data()[shared ? 0 : channel];
+            into = float(total + (diff->accumulate ? into : 0));
+        }
+    }
+
+    ChannelRows rows_{};
+    bool narrow_;                // bf16
+    std::vector<float> slopes_;  // of padded channels
+    std::vector<double> sums_;   // the slopes' gradients, for each n
+    memory wanted_;
 };
 
 static const RegisterOp<PReLU> registered("PReLU");

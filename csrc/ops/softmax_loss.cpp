@@ -8,14 +8,14 @@
 #include <cmath>
 
 #include "labels.h"
-#include "onednn_util.h"
+#include "softmax_op.h"
 
 namespace engine {
 
-class SoftmaxWithLoss : public Op {
+class SoftmaxWithLoss : public SoftmaxOp {
 public:
     explicit SoftmaxWithLoss(OpSpec spec)
-        : Op(std::move(spec)),
+        : SoftmaxOp(std::move(spec)),
           axis_(int(spec_.attributes.integer("axis"))),
           loss_weight_(spec_.attributes.real("loss_weight")),
           smoothing_(float(spec_.attributes.real("label_smoothing", 0))),
@@ -28,16 +28,9 @@ public:
         const Layout& layout = input(0)->layout;
         output(0, plain_layout({}));
         probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
-        const dnnl::softmax_forward::primitive_desc pd(cpu(), forward_kind(spec_), algorithm::softmax_accurate, layout,
-                                                       layout, axis_, user_scratchpad());
-        forward_calls_.push_back({dnnl::softmax_forward(pd),
-                                  {{DNNL_ARG_SRC, input(0)->memory},
-                                   {DNNL_ARG_DST, probabilities_->memory},
-                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
-        implementation_ = pd.impl_info_str();
-        touch(Pass::forward, {input(0), input(1), probabilities_, outputs_[0]});
+        add_softmax(input(0), probabilities_, axis_);
+        touch(Pass::forward, {input(1), outputs_[0]});
         if (outputs_.size() > 2) touch(Pass::forward, output(2, plain_layout(spec_.output_shapes[2])));
-        may_overwrite(Pass::forward, input(0), probabilities_);
         if (!input_gradient(0)) return;
         touch(Pass::backward, {probabilities_, input(0)->diff});
         may_overwrite(Pass::backward, probabilities_, input(0)->diff);
@@ -45,7 +38,7 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         const int64_t valid = labels_.read(input(1)->data());
-        Op::forward(stream);
+        SoftmaxOp::forward(stream);
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
 #pragma omp parallel for
         for (int64_t i = 0; i < outer_; i++) losses_[i] = row_loss(i);

@@ -112,6 +112,7 @@ public:
     }
 
     void backward(const dnnl::stream&) override {
+        if (touched(Pass::backward).empty()) return;  // a function without a gradient
         const Numbers& from = Function::from_result ? y_ : x_;
         in_chunks(from.count(), [this, &from](int64_t begin, int64_t length) {
             alignas(64) float buffers[2][chunk_size];

@@ -189,6 +189,12 @@ def test_threshold_has_no_backward():
         make_net(whole)
 
 
+def test_threshold_sends_no_gradient():
+    net = run(layer("Threshold"), x=np.ones(3, np.float32))
+    net.backward()
+    np.testing.assert_array_equal(net.blobs["x"].diff, 0)
+
+
 @pytest.mark.parametrize(
     "name, message",
     [
