@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from engine.options import add_budget, add_common, add_running, add_skip, add_verb, comma_separated, positive
+from engine.options import add_budget, add_common, add_running, add_skip, add_verb, comma_separated, positive, seconds
 from engine.tools.arguments import ADD as ADD_TOOLS
 
 
@@ -92,6 +92,7 @@ def _add_train(verbs) -> None:
     )
     verb.add_argument(
         "--watchdog",
+        type=seconds,
         metavar="SECONDS",
         help="end the run, and tell where every rank is, when one makes no progress for so long; 0: never "
         "(default: the solver's comm_param, else 60; ENGINE_WATCHDOG)",

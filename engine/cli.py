@@ -26,9 +26,7 @@ _LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all rank
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 3 where ranks or their
     communication fail in training, 130 when interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parse(arguments)
-    options.arguments = arguments
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         status = VERBS[options.verb](options)
         sys.stdout.flush()

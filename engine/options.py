@@ -35,6 +35,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> str:
+    """As it was written."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return text
+
+
 def add_common(verb: argparse.ArgumentParser) -> None:
     """What every verb has that builds nets."""
     verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")

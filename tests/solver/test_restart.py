@@ -61,6 +61,15 @@ def test_the_newest(two_snapshots, caplog):
     assert newest(str(two_snapshots / "net"), since=later) is None
 
 
+def test_snapshots_in_hdf5(tmp_path):
+    pytest.importorskip("h5py")
+    solve("snapshot: 3 max_iter: 6 snapshot_format: HDF5", digits_net(), tmp_path)
+    damage(tmp_path / "net_iter_6.solverstate.h5", "cut")
+    found = newest(str(tmp_path / "net"))
+    assert (found.iteration, found.global_batch) == (3, 16)
+    assert len(read_whole(found.path).digest) == 64
+
+
 def damage(path: Path, how: str) -> None:
     content = bytearray(path.read_bytes())
     if how == "missing":
