@@ -15,7 +15,7 @@ from PIL import Image
 
 from engine.arguments import parse
 from engine.tools.verbs import VERBS as TOOLS
-from tests.mpi import run_ranks
+from tests.mpi import ENVIRON, run_ranks
 
 REPO = Path(__file__).resolve().parents[1]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
@@ -24,7 +24,7 @@ VERBS += ("device_query", "doctor", *TOOLS)
 
 
 def start(*arguments, **options) -> subprocess.Popen:
-    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    environ = {**ENVIRON, **os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "engine.cli", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=REPO, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options

@@ -26,8 +26,8 @@ def lines_of_engine(done) -> list[str]:
     ],
 )
 def test_a_rank_with_another_text_is_named(override, what):
-    program = f"import os; rank = int(os.environ['PMI_RANK'])\n{TRAIN.format(override=override)}"
-    done = run_ranks(3, program, environ={"PMI_RANK": "0"})
+    program = f"from engine.comm.launch import detect\nrank = detect().rank\n{TRAIN.format(override=override)}"
+    done = run_ranks(3, program)
     (line,) = lines_of_engine(done)
     assert done.returncode != 0 and "Iteration" not in done.stderr
     assert line.startswith("engine: [rank ") and "preflight: rank 0 (on " in line and "and rank 2 (on " in line
@@ -37,10 +37,10 @@ def test_a_rank_with_another_text_is_named(override, what):
 @pytest.mark.mpi
 def test_a_rank_with_another_version_is_named():
     program = (
-        "import os, numpy\nnumpy.__version__ += '.post' * (os.environ['PMI_RANK'] == '1')\n"
+        "import numpy\nfrom engine.comm.launch import detect\nnumpy.__version__ += '.post' * detect().rank\n"
         "from engine.cli import main\nmain(['doctor'])"
     )
-    (line,) = lines_of_engine(run_ranks(2, program, environ={"PMI_RANK": "0"}))
+    (line,) = lines_of_engine(run_ranks(2, program))
     assert f'differ in numpy: "{np.__version__}" and "{np.__version__}.post"' in line
 
 

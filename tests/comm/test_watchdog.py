@@ -19,14 +19,15 @@ from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.net import Net
 from tests.comm.test_dead_rank import SOLVER, pid_of_rank
-from tests.mpi import REPO, mpiexec, run_ranks
+from tests.mpi import ENVIRON, REPO, mpiexec, run_ranks
 
 SECONDS = 2.0
 
 
 def train(folder, ranks: int, servers: int = 2, *arguments: str) -> subprocess.Popen:
     (folder / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=folder))
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "MLSL_NUM_SERVERS": str(servers), "ENGINE_TEST": str(os.getpid())}
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "MLSL_NUM_SERVERS": str(servers)}
+    environ["ENGINE_TEST"] = str(os.getpid())
     command = [sys.executable, "-m", "engine.cli", "train", "--solver", folder / "solver.prototxt", *arguments]
     if ranks > 1:
         command = [mpiexec(), "-n", str(ranks), *command]

@@ -13,7 +13,7 @@ from engine.solver.resume import newest, read_whole, share
 from engine.supervise import without
 from engine.weights import read_solverstate
 from tests.comm.test_dead_rank import pid_of_rank
-from tests.mpi import REPO, mpiexec
+from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.solver.harness import different, digits_net, distance, in_files, solve
 
 SOLVER = """
@@ -31,7 +31,7 @@ def files(folder: Path, batch: int = 16, iter_size: int = 1) -> Path:
 
 
 def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": str(os.getpid())}
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": str(os.getpid())}
     command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
     if ranks > 1:
         command = [mpiexec(), "-n", str(ranks), *command]
