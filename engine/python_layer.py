@@ -59,18 +59,31 @@ def dims(shape: Sequence) -> Shape:
 
 class LayerBlob(Blob):
     """A bottom, top or parameter of a layer written in Python: an array of its own until the net is built, then the
-    tensor that the executor works on."""
+    tensor that the executor works on. After a reshape() to what was not planned it is loose, an array of its own again.
+    """
 
     def __init__(self, shape: Sequence[int] = (), diff: float = 0.0):
         """diff: what the gradient is filled with where backward does not compute one (a loss_weight)."""
         self._shape, self._value = tuple(shape), diff
+        self._planned = self._shape
         self._tensor: Any = None
+        self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
 
     def place(self, tensor: Any) -> None:
         """`tensor`: row-major, of this blob's size."""
-        self._tensor, self._data, self._diff = tensor, None, None
+        self._tensor, self._planned, self._loose = tensor, self._shape, False
+        self._data = self._diff = None
+
+    def settle(self) -> bool:
+        """Whether the shape is the planned one; what was computed loosely is in the tensor then."""
+        if self._shape != self._planned:
+            return False
+        if self._loose:
+            values, self._loose = self.data, False
+            self.data[...] = values
+        return True
 
     @property
     def shape(self) -> Shape:
@@ -78,7 +91,7 @@ class LayerBlob(Blob):
 
     @property
     def data(self) -> np.ndarray:
-        if self._tensor is not None:
+        if not self._loose:
             return self._tensor.view(self).reshape(self._shape)
         if self._data is None:
             self._data = np.zeros(self._shape, np.float32)
@@ -86,20 +99,16 @@ class LayerBlob(Blob):
 
     @property
     def diff(self) -> np.ndarray:
-        if self._tensor is not None and self._tensor.diff is not None:
+        if not self._loose and self._tensor.diff is not None:
             return self._tensor.diff.view(self).reshape(self._shape)
         if self._diff is None:
             self._diff = np.full(self._shape, self._value, np.float32)
         return self._diff
 
     def reshape(self, *shape: int) -> None:
-        """Raises ValueError for another shape once the net is built: its memory is planned then."""
         wanted = dims(shape)
-        if wanted == self._shape:
-            return
-        if self._tensor is not None:
-            raise ValueError(f"the net was built for a blob of {self._shape}; it cannot become {wanted} while it runs")
-        self._shape, self._data, self._diff = wanted, None, None
+        if wanted != self._shape:
+            self._shape, self._loose, self._data, self._diff = wanted, True, None, None
 
 
 class Blobs(list):

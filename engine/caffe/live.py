@@ -26,11 +26,13 @@ class _Version:
 
 
 class LiveNet:
-    """`layers`: those of the file, in order; inserted splits are hidden."""
+    """`layers`: those of the file, in order; inserted splits are hidden. `shares`: the live net whose parameters it
+    reads."""
 
-    def __init__(self, net: Net):
+    def __init__(self, net: Net, shares: LiveNet | None = None):
         self.net = net
-        self.views = Views(net)
+        self._views = Views()
+        self._parameters = shares._parameters if shares else Views()
         named = {message.name for message in net.message.layer}
         graph = net.graph.layers
         self._places = [i for i, layer in enumerate(graph) if layer.type != "Split" or layer.name in named]
@@ -85,13 +87,13 @@ class LiveNet:
         if blob in self.net.fed:
             return self.net.fed[blob].reshape(blob.shape)
         if blob in self.net.tensors:
-            return self.views.array(self.net.tensors[blob], blob.shape)
+            return self._views.array(self.net.tensors[blob], blob.shape, self.net)
         return self._stand_in((blob, "data"), blob.shape)  # of a layer without ops
 
     def _diff(self, blob: Blob) -> np.ndarray:
         tensor = self.net.tensors.get(blob)
         if tensor is not None and tensor.diff is not None:
-            return self.views.array(tensor.diff, blob.shape)
+            return self._views.array(tensor.diff, blob.shape, self.net)
         weight = next((w for _, top, w in self.net.losses() if top == blob.name), 0.0)
         return self._stand_in(blob, blob.shape, weight)
 
@@ -103,23 +105,38 @@ class LiveNet:
     # Parameters
 
     def parameter(self, parameter: Parameter) -> np.ndarray:
-        return self.views.array(self.net.tensor_of[parameter.owner or parameter], parameter.shape)
+        tensor = self.net.tensor_of[parameter.owner or parameter]
+        return self._parameters.array(tensor, parameter.shape, self.net)
 
     def parameter_diff(self, parameter: Parameter) -> np.ndarray:
         """Zeros where lr_mult is 0, so that it is not computed."""
         diff = self.net.tensor_of[parameter.owner or parameter].diff
         if diff is not None:
-            return self.views.array(diff, parameter.shape)
+            return self._parameters.array(diff, parameter.shape, self.net)
         return self._stand_in(parameter, parameter.shape)
 
     def clear_parameter_diffs(self) -> None:
-        self.views.push()
+        self.push()
         for tensor in self.net.tensor_of.values():
             if tensor.diff is not None:
                 tensor.diff.set(np.zeros(tensor.diff.shape, np.float32))
-        self.views.pull()
+        self.pull()
 
     # Running
+
+    def push(self) -> None:
+        """Before a run: takes what was written into arrays."""
+        self._views.push()
+        self._parameters.push()
+
+    def pull(self) -> None:
+        """After a run, or another change of tensors behind a push()."""
+        self._views.pull()
+        self._parameters.pull()
+
+    def keep_parameters_of(self, before: LiveNet) -> None:
+        """Arrays of parameters that the caller may hold stay live, of those that both nets have."""
+        self._parameters.adopt(before._parameters)
 
     def forward(self, start: int, end: int) -> None:
         """Layers start to end, both included."""
@@ -128,9 +145,9 @@ class LiveNet:
             current = self._current(versions[0].blob.name)
             if wanted not in (None, current):
                 self._data(wanted.blob)[...] = self._data(current.blob)
-        self.views.push()
+        self.push()
         self.net.run_forward(self.step, layers=self._slice(start, end))
-        self.views.pull()
+        self.pull()
         self.step += 1
         self._last_forward = end
 
@@ -145,11 +162,11 @@ class LiveNet:
             if unwritten and wanted is not current:
                 self._diff(wanted.blob)[...] = self._diff(current.blob)
             self._diff_of[name] = self._first_written(versions, wanted, end)
-        self.views.push()
+        self.push()
         if self.net.has_backward:
             self.net.program.mark_ready(False)  # to a solver
             self.net.program.backward(*self.net.ops_of(self._slice(end, start)))
-        self.views.pull()
+        self.pull()
 
     def ran_through(self) -> None:
         """Somebody else has run all layers, forward and backward."""

@@ -20,23 +20,18 @@ from engine.caffe.batches import BatchedRuns
 from engine.caffe.blobs import NetBlob, ParamBlob
 from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
+from engine.caffe.parts import Parts
 from engine.config import Config, read_net
 from engine.errors import EngineError
-from engine.layers.base import Layer, Parameter
+from engine.layers.base import Parameter
+from engine.layers.python import ShapesChanged
 from engine.net import WATCHED
 from engine.net import Net as EngineNet
 from engine.python_layer import Shape
 from engine.weights import read_caffemodel, write_caffemodel
 
 
-class LayerView:
-    """An element of net.layers: `type`, `name`, and its parameters as `blobs`."""
-
-    def __init__(self, layer: Layer, blobs: list[ParamBlob]):
-        self.type, self.name, self.blobs = layer.type, layer.name, blobs
-
-
-class Net(BatchedRuns):
+class Net(Parts, BatchedRuns):
     """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
 
     `level` and `stages` choose among the layers as their include rules say. Every blob is kept, nothing is fused, and
@@ -72,11 +67,11 @@ class Net(BatchedRuns):
             self.copy_from(weights)
 
     @classmethod
-    def _of_solver(cls, net: EngineNet, inputs: FedBySolver) -> Net:
-        """A net that a solver has built and keeps."""
+    def _of_solver(cls, net: EngineNet, inputs: FedBySolver, train: Net | None = None) -> Net:
+        """A net that a solver has built and keeps. `train`: the net whose parameters a test net reads."""
         self = cls.__new__(cls)
         self._config, self._inputs_of = None, inputs
-        self._open(net)
+        self._open(net, train and train._live)
         return self
 
     def _build(self, config: Config, share: EngineNet | None = None, before: EngineNet | None = None) -> EngineNet:
@@ -97,8 +92,8 @@ class Net(BatchedRuns):
         self._inputs_of.connect(net)
         return net
 
-    def _open(self, net: EngineNet) -> None:
-        self._live = LiveNet(net)
+    def _open(self, net: EngineNet, shares: LiveNet | None = None) -> None:
+        self._live = LiveNet(net, shares)
         self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
         self._parameters: dict[str, list[Parameter]] = {}
         for parameter in net.all_params():
@@ -111,50 +106,6 @@ class Net(BatchedRuns):
         self.layers = [self._layer_view(layer) for layer in self._live.layers]
         self._layer_names = [layer.name for layer in self._live.layers]
         self._blob_names = list(self.blobs)
-
-    def _layer_view(self, layer: Layer) -> Any:
-        return layer.user if layer.type == "Python" else LayerView(layer, self.params.get(layer.name, []))
-
-    # What there is
-
-    @property
-    def name(self) -> str:
-        return self._live.net.name
-
-    @property
-    def inputs(self) -> list[str]:
-        """Names of the blobs of Input layers."""
-        return [top.name for layer in self._live.layers if layer.type == "Input" for top in layer.tops]
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the blobs that no layer reads, sorted as Caffe does."""
-        return sorted(blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs)
-
-    @property
-    def layer_dict(self) -> OrderedDict[str, Any]:
-        return OrderedDict(zip(self._layer_names, self.layers))
-
-    @property
-    def bottom_names(self) -> OrderedDict[str, list[str]]:
-        return OrderedDict((layer.name, list(layer.message.bottom)) for layer in self._live.layers)
-
-    @property
-    def top_names(self) -> OrderedDict[str, list[str]]:
-        return OrderedDict((layer.name, list(layer.message.top)) for layer in self._live.layers)
-
-    def _bottom_ids(self, layer: int) -> list[int]:
-        """Places in _blob_names."""
-        return [self._blob_names.index(name) for name in self._live.layers[layer].message.bottom]
-
-    def _top_ids(self, layer: int) -> list[int]:
-        """Places in _blob_names."""
-        return [self._blob_names.index(name) for name in self._live.layers[layer].message.top]
-
-    @property
-    def blob_loss_weights(self) -> OrderedDict[str, float]:
-        weights = {top: weight for _, top, weight in self._live.net.losses()}
-        return OrderedDict((name, weights.get(name, 0.0)) for name in self.blobs)
 
     # Running
 
@@ -169,9 +120,23 @@ class Net(BatchedRuns):
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
         if first == 0:
             self._inputs_of.next(self._live.net)
-        self._live.forward(first, last)
+        self._run_forward(first, last)
         outputs = self.top_names[end] if end is not None else self.outputs
         return {name: self.blobs[name].data for name in dict.fromkeys([*outputs, *(blobs or ())])}
+
+    def _run_forward(self, first: int, last: int) -> None:
+        """Builds the net again where a layer written in Python gives its tops other shapes."""
+        while True:
+            try:
+                return self._live.forward(first, last)
+            except ShapesChanged as change:
+                if self._config is None:
+                    raise
+                culprit = self._live.layers.index(change.layer)
+                for layer in self._live.layers[first : culprit + 1]:
+                    if layer.type == "Python":
+                        layer.repeat()
+                self._replace(self._config, self._live)
 
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
         """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
@@ -234,30 +199,32 @@ class Net(BatchedRuns):
     def _apply_pending(self) -> None:
         if not self._pending:
             return
-        values = {name: self._data(name) for name in self.inputs}
         message = proto.NetParameter()
         message.CopyFrom(self._config.message)
         for layer in message.layer:
             if layer.type == "Input":
                 del layer.input_param.shape[:]
                 for top in layer.top:
-                    shape = values[top].shape if top in values else ()
-                    layer.input_param.shape.add(dim=shape)
+                    layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
         changed = Config(message, self._config.path, _nodes=self._config._nodes, _layers=self._config._layers)
-        self._replace(changed, self._live.net)
-        for name, array in values.items():
-            self.blobs[name].data[...] = array
+        self._replace(changed, self._live)
 
-    def _replace(self, config: Config, share: EngineNet) -> None:
-        """Builds the net again, with the weights of `share`."""
-        self._live.views.push()
-        net = self._build(config, share, self._live.net)
-        step = self._live.step
+    def _replace(self, config: Config, share: LiveNet) -> None:
+        """Builds the net again, with the weights of `share` and the values of all blobs that keep their shapes."""
+        values = {name: np.array(self._data(name)) for name in self.blobs}
+        self._live.push()
+        share.push()
+        before = self._live
+        net = self._build(config, share.net, before.net)
         self._config = config
         blobs, params = self.blobs, self.params
-        self._open(net)
-        self._live.step = step
+        self._open(net, share)
+        self._live.keep_parameters_of(before)
+        self._live.step = before.step
         self.blobs, self.params = blobs, params  # those that the caller may hold
+        for name, array in values.items():
+            if self._shape(name) == array.shape:
+                self._live.data(name)[...] = array
 
     # Weights
 
@@ -270,23 +237,20 @@ class Net(BatchedRuns):
             if {*self._live.net.tensor_of.values()} <= {*other._live.net.tensor_of.values()}:
                 return
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
-        values = {name: self.blobs[name].data for name in self.inputs}
-        self._replace(self._config, other._live.net)
-        for name, array in values.items():
-            self.blobs[name].data[...] = array
+        self._replace(self._config, other._live)
 
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         where shapes differ."""
-        self._live.views.push()
+        self._live.push()
         self._live.net.load_weights(read_caffemodel(path), str(path))
-        self._live.views.pull()
+        self._live.pull()
 
     load_hdf5 = copy_from
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a caffemodel."""
-        self._live.views.push()
+        self._live.push()
         write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())
 
     def save_hdf5(self, path: str | os.PathLike, write_diff: bool = False) -> None:
@@ -294,5 +258,5 @@ class Net(BatchedRuns):
         reader takes."""
         if write_diff:
             raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
-        self._live.views.push()
+        self._live.push()
         weights_hdf5.write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())

@@ -50,7 +50,7 @@ class Solver:
         self.net = Net._of_solver(self._solver.net, FedBySolver(self._solver.feeder, self._start))
         # Tests end the stream of a test net: outside of them it begins with sample 0 again.
         self.test_nets = [
-            Net._of_solver(evaluator.net, FedBySolver(evaluator.feeder, evaluator.feeder.start))
+            Net._of_solver(evaluator.net, FedBySolver(evaluator.feeder, evaluator.feeder.start), self.net)
             for evaluator in self._solver.evaluators
         ]
         before_end(self._solver.close)
@@ -75,13 +75,13 @@ class Solver:
 
     def _push(self) -> None:
         for net in (self.net, *self.test_nets):
-            net._live.views.push()
+            net._live.push()
 
     def _pull(self) -> None:
         self._solver.strategy.wait_all()
         for net in (self.net, *self.test_nets):
             net._live.ran_through()
-            net._live.views.pull()
+            net._live.pull()
 
     # Running
 
@@ -145,7 +145,7 @@ class Solver:
         if which == 0:
             self._solver.strategy.wait_all()
         for net in (self.net, *self.test_nets):
-            net._live.views.pull()
+            net._live.pull()
         for callbacks in self._callbacks:
             callbacks[which]()
         self._push()

@@ -15,21 +15,24 @@ _HELD_BY_US = 2  # references to a copy that nobody else holds: the dictionary's
 
 
 class Views:
-    """The arrays of one net. `owner`: the object that keeps the memory alive."""
+    """The arrays of one net, or of the parameters of several that share them."""
 
-    def __init__(self, owner: Any):
-        self._owner = owner
+    def __init__(self):
         self._copies: dict[Any, np.ndarray] = {}  # by tensor
 
-    def array(self, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 of `shape`, the tensor's values."""
-        values = tensor.view(self._owner)
+    def array(self, tensor: Any, shape: tuple[int, ...], owner: Any) -> np.ndarray:
+        """float32 of `shape`, the tensor's values. `owner`: the object that keeps the memory alive."""
+        values = tensor.view(owner)
         if values is not None:
             return values.reshape(shape)
         if tensor not in self._copies:
             values = tensor.get()  # which owns its memory, so that every view of it counts as a reference
             self._copies[tensor] = values if values.shape == shape else values.reshape(shape).copy()
         return self._copies[tensor]
+
+    def adopt(self, others: Views) -> None:
+        """Takes over the arrays of others, too."""
+        self._copies = others._copies | self._copies
 
     def push(self) -> None:
         """Before a run: what was written into copies goes to the tensors; copies that nobody holds are dropped."""

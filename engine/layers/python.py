@@ -9,6 +9,8 @@ import traceback
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.registry import register
@@ -19,14 +21,29 @@ if TYPE_CHECKING:
     from engine.graph.lower import Builder
 
 
+class ShapesChanged(EngineError):
+    """A layer has given its tops other shapes than the net was built for. caffe.Net then builds itself again."""
+
+    def __init__(self, layer: Python, shapes: list[Shape]):
+        planned = [blob.shape for blob in layer.tops]
+        error = layer.error(
+            f"has given its tops the shapes {shapes}, but the net was built for {planned}; only a net that a script "
+            "makes with caffe.Net can change from batch to batch"
+        )
+        super().__init__(str(error))
+        self.layer = layer
+
+
 @register("Python")
 class Python(Layer):
     """Bottoms, tops: any. python_param names a module, found where Python finds it or beside the file, and in it a
     class that derives from caffe.Layer (engine.python_layer.PythonLayer)."""
 
     bottom_range = (0, None)
-    _is_set_up = False
     top_range = (0, None)
+    _is_set_up = False
+    _known: list[Shape] | None = None  # shapes of the tops, from before the net was built again
+    _computed: list[np.ndarray] | None = None  # tops for the next forward
 
     @cached_property
     def user(self) -> Any:
@@ -38,9 +55,16 @@ class Python(Layer):
         return user
 
     def succeed(self, before: Layer) -> None:
-        """The user's object stays, and with it what it knows."""
+        """The user's object stays, and with it what it knows, and the tops that it has computed for the coming run."""
         self.user = before.user
         self._is_set_up = True
+        self._known = before._known or [blob.shape for blob in before._top]
+        self._computed = before._computed
+
+    def repeat(self) -> None:
+        """The next forward takes the tops as they are now, instead of the user's code."""
+        self._computed = [np.array(blob.data) for blob in self._top]
+        self._known = [values.shape for values in self._computed]
 
     def _user_class(self) -> Any:
         param = self.message.python_param
@@ -70,10 +94,12 @@ class Python(Layer):
     def infer(self) -> list[Shape]:
         weights = [*self.message.loss_weight, *[0.0] * len(self.message.top)]
         self._bottom = [LayerBlob(shape) for shape in self.shapes]
-        self._top = [LayerBlob((), weight) for weight, _ in zip(weights, self.message.top)]
+        shapes = self._known or [()] * len(self.message.top)
+        self._top = [LayerBlob(shape, weight) for shape, weight in zip(shapes, weights)]
         if not self._is_set_up:
             self._guard("setup", self.user.setup, self._bottom, self._top)
-        self._guard("reshape", self.user.reshape, self._bottom, self._top)
+        if self._computed is None:
+            self._guard("reshape", self.user.reshape, self._bottom, self._top)
         return [blob.shape for blob in self._top]
 
     def make_params(self) -> list[Parameter]:
@@ -96,9 +122,16 @@ class Python(Layer):
         """Called by the executor."""
         if backward:
             self._guard("backward", self.user.backward, self._top, self._propagate_down, self._bottom)
+        elif self._computed is not None:
+            for blob, values in zip(self._top, self._computed):
+                blob.data[...] = values
+            self._known = self._computed = None
         else:
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
             self._guard("forward", self.user.forward, self._bottom, self._top)
+            settled = [blob.settle() for blob in self._top]
+            if not all(settled):
+                raise ShapesChanged(self, [blob.shape for blob in self._top])
 
     def _guard(self, what: str, function: Any, *arguments: Any) -> Any:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import pkgutil
 from typing import TYPE_CHECKING
@@ -26,12 +27,16 @@ def register(*names: str):
     return add
 
 
+@functools.cache
+def _import_all() -> None:
+    package = importlib.import_module("engine.layers")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"engine.layers.{module.name}")
+
+
 def layer_types() -> dict[str, type[Layer]]:
     """All known layer types by name, from every module of engine.layers."""
-    if not _types:
-        package = importlib.import_module("engine.layers")
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"engine.layers.{module.name}")
+    _import_all()
     return _types
 
 

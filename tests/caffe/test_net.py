@@ -221,6 +221,13 @@ def test_share_with(deploy, images, tmp_path):
     expected = deploy.forward(data=images)["prob"]
     np.testing.assert_array_equal(deploy.params["ip"][1].data, 0)
     np.testing.assert_allclose(other.forward(data=images)["prob"], expected, atol=1e-6)
+    weights = deploy.params["conv"][0].data  # in a layout of oneDNN's
+    weights *= 2
+    result = other.forward()["prob"].copy()
+    assert not np.allclose(result, expected)
+    np.testing.assert_allclose(result, probabilities(deploy, convolved(deploy, images)), atol=1e-5)
+    other.params["conv"][0].data[...] = 3
+    np.testing.assert_array_equal(weights, 3)
 
 
 def test_all_samples(deploy):

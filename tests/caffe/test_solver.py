@@ -185,6 +185,10 @@ def test_sharing_with_a_solver(tmp_path):
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 1 test_interval: 6'
     solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
     solver.test_nets[0].share_with(solver.net)  # as it does already
+    held = solver.net.params["conv"][0].data
+    before = solver.test_nets[0].forward()["loss"].copy()
+    held *= 3
+    assert solver.test_nets[0].forward(start="conv")["loss"] != before
     net = caffe.Net(_net_file(tmp_path), caffe.TEST)
     net.share_with(solver.net)
     solver.step(1)
