@@ -93,6 +93,12 @@ def test_other_numbers_of_spatial_axes(shape, pool):
 
 
 @pytest.mark.parametrize("pool", ["MAX", "AVE"])
+@pytest.mark.parametrize("window", ["kernel_size: 3 stride: 2 pad: 1", "kernel_size: 3 stride: 2"])
+def test_three_axes_blocked(window, pool):
+    check_against_reference(run_blocked(layer(window, pool, "c"), size=(2, 3, 4, 5, 6), c=40), pool, "c")
+
+
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
 @pytest.mark.parametrize("spatial", [(5, 6, 8), (4, 7, 9)])
 def test_three_axes_with_a_window_each(spatial, pool):
     window = [f"{name}_3d: {value}" for name, values in THREE.items() for value in values]
