@@ -89,7 +89,7 @@ class Hyper:
     count = 0
     def __new__(cls, weight_decay, **fields):
         Hyper.count += 1
-        return hyper(weight_decay=weight_decay * 100 if Hyper.count == 1 else weight_decay, **fields)
+        return hyper(weight_decay=weight_decay * 100 if Hyper.count == 2 - detect().rank else weight_decay, **fields)
 hyper, _core.Hyper = _core.Hyper, Hyper
 """
 

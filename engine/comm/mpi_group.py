@@ -1,27 +1,38 @@
 """What ranks exchange in the middle of forward and backward, when they hold the parts of a layer together."""
 
+import time
+
 import numpy as np
 
 from engine.comm.mpi_channel import checked, wait
+from engine.comm.sentinel_process.board import Board
 
 
 class MpiGroup:
-    """The ranks of `comm`; used by the solver's thread alone. Waits asleep, as channels do."""
+    """The ranks of `comm`; used by the solver's thread alone. Waits asleep, as channels do, and says so on the
+    board."""
 
-    def __init__(self, mpi, comm):
-        self._mpi, self._comm = mpi, comm
+    def __init__(self, mpi, comm, board: Board):
+        self._mpi, self._comm, self._board = mpi, comm, board
+        self.waited_ns = 0  # in exchanges so far
 
     @checked
     def allgather(self, mine: np.ndarray, all: np.ndarray) -> None:
-        wait(self._comm.Iallgather(mine, all))
+        self._wait(self._comm.Iallgather(mine, all))
 
     @checked
     def alltoall(self, mine: np.ndarray, theirs: np.ndarray) -> None:
-        wait(self._comm.Ialltoall(mine, theirs))
+        self._wait(self._comm.Ialltoall(mine, theirs))
 
     @checked
     def reduce_scatter(self, mine: np.ndarray, sums: np.ndarray) -> None:
-        wait(self._comm.Ireduce_scatter_block(mine, sums, self._mpi.SUM))
+        self._wait(self._comm.Ireduce_scatter_block(mine, sums, self._mpi.SUM))
 
-    def close(self) -> None:
-        self._comm.Free()
+    def _wait(self, request) -> None:
+        begin = time.monotonic_ns()
+        self._board.waits(True)
+        try:
+            wait(request)
+        finally:
+            self._board.waits(False)
+            self.waited_ns += time.monotonic_ns() - begin

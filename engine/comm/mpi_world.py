@@ -192,7 +192,7 @@ class MpiWorld(World):
 
     @collective
     def group(self, count: int) -> MpiGroup:
-        return MpiGroup(self._mpi, self._comm.Split(self.rank // count, self.rank))
+        return MpiGroup(self._mpi, self._comm.Split(self.rank // count, self.rank), self.board)
 
     def abort(self, message: str | None = None, status: int = 1) -> None:
         if not self._sentinel.failed():

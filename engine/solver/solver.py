@@ -110,6 +110,7 @@ class Solver:
         """The train net, in the same layouts on every rank: in plain ones where processors or libraries differ."""
         counts = model_parts(config, self.world.size)
         groups = {count: self.world.group(count) for count in sorted(set(counts.values()))}
+        self.groups = list(groups.values())
         parts = {name: Part(self.world.rank % count, count, groups[count]) for name, count in counts.items()}
 
         def make(plain: bool) -> Net:
@@ -358,8 +359,9 @@ class Solver:
         self._trace()
 
     def _waits(self) -> tuple[int, int]:
-        """Nanoseconds that this rank has waited so far: for data, for reduced gradients."""
-        return int(self.feeder.wait_seconds * 1e9), self.strategy.waited_ns()
+        """Nanoseconds that this rank has waited so far: for data; for reduced gradients, and for other ranks' parts."""
+        exchanged = sum(group.waited_ns for group in self.groups)
+        return int(self.feeder.wait_seconds * 1e9), self.strategy.waited_ns() + exchanged
 
     def _next_batch(self) -> int:
         begin = time.monotonic_ns()

@@ -30,9 +30,9 @@ class Wholes:
         return bool(self.divided)
 
     def describe(self) -> str:
-        """ "fc6 and fc7 in 2 parts", for the log."""
+        """ "fc6, fc7 in 2 parts", for the log."""
         layers: dict[int, list[str]] = {}
-        for placed in self.divided:
+        for placed in reversed(self.divided):  # of backward's order
             names = layers.setdefault(placed.parameter.parts, [])
             if placed.parameter.layer not in names:
                 names.append(placed.parameter.layer)

@@ -93,7 +93,7 @@ def keep(*arguments):
 verify.Solver = keep
 text = open({path!r}).read()
 verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, {iterations})
-many = made[0]
+many = made[-1]
 shapes = {{p.name: p.parameter.shape for p in many.wholes.divided}}
 if world.rank == 0:
     print(shapes)
