@@ -1,6 +1,10 @@
 // Local response normalisation: y = x / (k + alpha/count * sum of x^2 over the neighbourhood)^beta, the neighbourhood
 // being `local_size` channels, or a square of that side in the same channel (then count is its area). inputs: x (N, C,
 // H, W); attributes: local_size, alpha, beta, k, across_channels.
+#include <string>
+
+#include "elementwise.h"
+#include "lrn_columns.h"
 #include "onednn_util.h"
 
 namespace engine {
@@ -17,12 +21,63 @@ public:
             attributes.flag("across_channels") ? algorithm::lrn_across_channels : algorithm::lrn_within_channel;
         const dnnl::lrn_forward::primitive_desc pd(cpu(), forward_kind(spec_), how, layout, layout, size, alpha, beta,
                                                    k, user_scratchpad());
+        const bool learns = input_gradient(0) && output_gradient(0);
+        const backward_pd back =
+            learns ? backward_pd(cpu(), how, layout, layout, layout, size, alpha, beta, k, pd, user_scratchpad())
+                   : backward_pd();
+        // oneDNN has fast kernels for blocked layouts and, of channels, local_size 5.
+        if (how == algorithm::lrn_across_channels && (is_reference(pd) || (learns && is_reference(back)))) {
+            const Dims& dims = input(0)->shape;
+            columns_ = {dims[0], dims[1], dims[2] * dims[3], size, alpha / float(size), beta, k};
+            build_columns(learns);
+            return;
+        }
         build_forward(pd);
-        if (!input_gradient(0) || !output_gradient(0)) return;
-        build_backward({cpu(), how, layout, layout, layout, size, alpha, beta, k, pd, user_scratchpad()});
+        if (learns) build_backward(back);
+    }
+
+    void forward(const dnnl::stream& stream) override {
+        Op::forward(stream);
+        if (columns_.size == 0) return;
+        columns_.values(floats(x_), scales_->data(), floats(y_.memory));
+        run(after_forward_, stream);
+    }
+
+    void backward(const dnnl::stream& stream) override {
+        Op::backward(stream);
+        if (columns_.size == 0) return;
+        columns_.gradients(floats(seen_), scales_->data(), floats(given_), floats(ratios_), floats(wanted_.memory));
+        run(after_backward_, stream);
     }
 
 private:
+    using backward_pd = dnnl::lrn_backward::primitive_desc;
+
+    template <typename Primitive>
+    static bool is_reference(const Primitive& pd) {
+        return std::string(pd.impl_info_str()).find("ref") != std::string::npos;
+    }
+
+    // By kernels of our own, on row-major float32: what is something else is reordered.
+    void build_columns(bool learns) {
+        const Layout plain = plain_layout(input(0)->shape);
+        x_ = reading(input(0), plain, forward_calls_);
+        output(0, input(0)->layout);
+        y_ = writing(outputs_[0], plain);
+        finish(y_, after_forward_);
+        scales_ = workspace("scales", plain);
+        touch(Pass::forward, {input(0), scales_, outputs_[0]});
+        if (!learns) return;
+        const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
+        fresh_scratch();
+        seen_ = reading(input(0), plain, backward_calls_);
+        given_ = reading(given, plain, backward_calls_);
+        ratios_ = scratch(plain);
+        wanted_ = writing(wanted, plain);
+        finish(wanted_, after_backward_);
+        touch(Pass::backward, {input(0), scales_, given, wanted});
+    }
+
     void build_forward(const dnnl::lrn_forward::primitive_desc& pd) {
         output(0, input(0)->layout);
         Call call{dnnl::lrn_forward(pd),
@@ -39,7 +94,7 @@ private:
         implementation_ = pd.impl_info_str();
     }
 
-    void build_backward(const dnnl::lrn_backward::primitive_desc& pd) {
+    void build_backward(const backward_pd& pd) {
         const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
         fresh_scratch();
         Call call{dnnl::lrn_backward(pd),
@@ -56,6 +111,12 @@ private:
     }
 
     TensorPtr powers_;  // what forward leaves for backward
+
+    LrnColumns columns_{};  // size 0: oneDNN does it
+    memory x_, seen_, given_, ratios_;
+    Target y_, wanted_;
+    Calls after_forward_, after_backward_;
+    TensorPtr scales_;
 };
 
 static const RegisterOp<LRN> registered("LRN");
