@@ -1,64 +1,111 @@
 // The maximum over each cell of a grid laid over regions of interest (Girshick 2015, arXiv 1504.08083).
-// inputs: features (N, C, H, W), row-major; rois (R, 5); output: (R, C, pooled_h, pooled_w); attributes:
-// spatial_scale, from the regions' pixels to those of the features.
+// inputs: features (N, C, H, W), rois (R, 5), row-major; output: (R, C, pooled_h, pooled_w), laid out as the features;
+// attributes: spatial_scale, from the regions' pixels to those of the features.
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
-#include "onednn_util.h"
+#include "channel_rows.h"
+#include "parts.h"
 #include "rois.h"
+#include "vectorised.h"
 
 namespace engine {
+
+// The largest pixel of a window and where it is, for channels that lie side by side.
+ENGINE_VECTORISED static void best_of(const float* x, const Bin& bin, int64_t width, int64_t stride, int64_t lanes,
+                                      float* y, int32_t* which) {
+    constexpr int64_t together = 8;
+    const int64_t first = bin.top * width + bin.left;
+    int64_t lane = 0;
+    for (; lane + together <= lanes; lane += together) {
+        float best[together];
+        int32_t at[together];
+        std::copy_n(x + first * stride + lane, together, best);
+        std::fill_n(at, together, int32_t(first));
+        for (int64_t h = bin.top; h < bin.bottom; h++) {
+            for (int64_t pixel = h * width + bin.left; pixel < h * width + bin.right; pixel++) {
+                const float* const values = x + pixel * stride + lane;
+#pragma omp simd
+                for (int64_t l = 0; l < together; l++) {
+                    const bool more = values[l] > best[l];
+                    best[l] = more ? values[l] : best[l];
+                    at[l] = more ? int32_t(pixel) : at[l];
+                }
+            }
+        }
+        std::copy_n(best, together, y + lane);
+        std::copy_n(at, together, which + lane);
+    }
+    for (; lane < lanes; lane++) {
+        int64_t at = first;
+        for (int64_t h = bin.top; h < bin.bottom; h++)
+            for (int64_t pixel = h * width + bin.left; pixel < h * width + bin.right; pixel++)
+                if (x[pixel * stride + lane] > x[at * stride + lane]) at = pixel;
+        y[lane] = x[at * stride + lane];
+        which[lane] = int32_t(at);
+    }
+}
 
 class ROIPooling : public Op {
 public:
     explicit ROIPooling(OpSpec spec) : Op(std::move(spec)), scale_(float(spec_.attributes.real("spatial_scale"))) {
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
         images_ = in[0];
-        channels_ = in[1];
         height_ = in[2];
         width_ = in[3];
         rois_ = out[0];
         pooled_h_ = out[2];
         pooled_w_ = out[3];
         image_of_.resize(rois_);
-        output(0, plain_layout(out));
-        touch(Pass::forward, {input(0), input(1), outputs_[0]});
-        which_ = workspace("which", plain_layout(out, memory::data_type::s32));
-        touch(Pass::forward, which_);
-        if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {which_, outputs_[0]->diff, input(0)->diff});
+        const TensorPtr y = output(0, layout_like(input(0)->layout, out, memory::data_type::f32));
+        from_ = rows_of(input(0)->layout);
+        to_ = rows_of(y->layout);
+        if (from_.lanes != to_.lanes) throw std::invalid_argument("no kernel for " + layout_name(input(0)->layout));
+        which_ =
+            workspace("which", plain_layout({int64_t(y->layout.get_size() / sizeof(float))}, memory::data_type::s32));
+        touch(Pass::forward, {input(0), input(1), y, which_});
+        if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {which_, y->diff, input(0)->diff});
     }
 
     void forward(const dnnl::stream&) override {
         const float* const rois = input(1)->data();
         for (int64_t r = 0; r < rois_; r++) image_of_[r] = roi_image(spec_, rois, r, images_);
-        const int64_t cells = pooled_h_ * pooled_w_, plane = height_ * width_;
+        const int64_t blocks = to_.blocks();
 #pragma omp parallel for collapse(2)
         for (int64_t r = 0; r < rois_; r++) {
-            for (int64_t c = 0; c < channels_; c++) {
-                float* const y = outputs_[0]->data() + (r * channels_ + c) * cells;
-                int32_t* const which = picked() + (r * channels_ + c) * cells;
-                const float* const x = input(0)->data() + (image_of_[r] * channels_ + c) * plane;
-                for (int64_t cell = 0; cell < cells; cell++) {
-                    which[cell] = image_of_[r] < 0 ? nothing : best(x, bin(rois + r * roi_columns, cell));
-                    y[cell] = which[cell] == nothing ? 0 : x[which[cell]];
+            for (int64_t block = 0; block < blocks; block++) {
+                for (int64_t cell = 0; cell < pooled_h_ * pooled_w_; cell++) {
+                    const int64_t at = to_.offset(r, block) + cell * to_.inner_stride;
+                    float* const y = outputs_[0]->data() + at;
+                    const Bin window = bin(rois + r * roi_columns, cell);
+                    if (image_of_[r] < 0 || window.empty()) {
+                        std::fill_n(y, to_.lanes, 0.f);
+                        std::fill_n(picked() + at, to_.lanes, nothing);
+                    } else {
+                        const float* const x = input(0)->data() + from_.offset(image_of_[r], block);
+                        best_of(x, window, width_, from_.inner_stride, from_.lanes, y, picked() + at);
+                    }
                 }
             }
         }
     }
 
-    // A channel belongs to one thread: regions overlap, and their gradients add.
+    // A block of channels belongs to one thread: regions overlap, and their gradients add.
     void backward(const dnnl::stream&) override {
-        const int64_t cells = pooled_h_ * pooled_w_, plane = height_ * width_;
-        const float* const given = outputs_[0]->diff->data();
-        float* const wanted = input(0)->diff->data();
+        const int64_t cells = pooled_h_ * pooled_w_, pixels = height_ * width_, blocks = to_.blocks();
 #pragma omp parallel for
-        for (int64_t c = 0; c < channels_; c++) {
-            for (int64_t n = 0; n < images_; n++) std::fill_n(wanted + (n * channels_ + c) * plane, plane, 0.f);
+        for (int64_t block = 0; block < blocks; block++) {
+            for (int64_t n = 0; n < images_; n++)
+                for (int64_t pixel = 0; pixel < pixels; pixel++) std::fill_n(wanted(n, block, pixel), from_.lanes, 0.f);
             for (int64_t r = 0; r < rois_; r++) {
-                const int64_t from = (r * channels_ + c) * cells;
-                for (int64_t cell = from; cell < from + cells; cell++)
-                    if (picked()[cell] != nothing)
-                        wanted[(image_of_[r] * channels_ + c) * plane + picked()[cell]] += given[cell];
+                for (int64_t cell = 0; cell < cells; cell++) {
+                    const int64_t at = to_.offset(r, block) + cell * to_.inner_stride;
+                    const float* const given = outputs_[0]->diff->data() + at;
+                    for (int64_t lane = 0; lane < to_.lanes; lane++)
+                        if (picked()[at + lane] != nothing)
+                            wanted(image_of_[r], block, picked()[at + lane])[lane] += given[lane];
+                }
             }
         }
     }
@@ -66,7 +113,20 @@ public:
 private:
     static constexpr int32_t nothing = -1;
 
+    // One pixel alone could be seen as channels side by side, too: not here, where both blobs must be seen alike.
+    static ChannelRows rows_of(const Layout& layout) {
+        const Dims dims = layout.get_dims();
+        const int64_t inner = dims[2] * dims[3];
+        if (is_plain(layout)) return {dims[0], dims[1], inner, 1, dims[1] * inner, inner, 1};
+        const auto rows = ChannelRows::of(layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
+        return *rows;
+    }
+
     int32_t* picked() const { return static_cast<int32_t*>(which_->buffer->address()); }
+    float* wanted(int64_t n, int64_t block, int64_t pixel) const {
+        return input(0)->diff->data() + from_.offset(n, block) + pixel * from_.inner_stride;
+    }
 
     Bin bin(const float* roi, int64_t cell) const {
         const int64_t left = scaled(roi[1]), top = scaled(roi[2]);
@@ -87,17 +147,9 @@ private:
         return std::clamp<int64_t>(begin + int64_t(end ? std::ceil(at) : std::floor(at)), 0, limit);
     }
 
-    int32_t best(const float* x, const Bin& bin) const {
-        if (bin.empty()) return nothing;
-        int64_t index = bin.top * width_ + bin.left;
-        for (int64_t h = bin.top; h < bin.bottom; h++)
-            for (int64_t w = bin.left; w < bin.right; w++)
-                if (x[h * width_ + w] > x[index]) index = h * width_ + w;
-        return int32_t(index);
-    }
-
     float scale_;
-    int64_t images_, channels_, height_, width_, rois_, pooled_h_, pooled_w_;
+    int64_t images_, height_, width_, rois_, pooled_h_, pooled_w_;
+    ChannelRows from_{}, to_{};      // features and top: the same lanes
     std::vector<int64_t> image_of_;  // every region's
     TensorPtr which_;                // pixel of each maximum
 };

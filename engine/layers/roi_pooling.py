@@ -50,6 +50,11 @@ class ROIPooling(RegionPooling):
     def param(self):
         return self.message.roi_pooling_param
 
+    def lower(self, builder: Builder) -> None:
+        features, regions = (builder.tensor(blob) for blob in self.bottoms)
+        inputs = [features, builder.plain(self, regions)]  # features in any layout
+        builder.op(self.type, self, inputs, {"spatial_scale": self.param.spatial_scale})
+
     def pooled_shape(self, channels: int) -> Shape:
         sizes = list(self.param.pooled_size)
         if len(sizes) not in (0, 1, 2):

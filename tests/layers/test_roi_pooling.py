@@ -49,7 +49,12 @@ def reference(x, rois, pooled_h, pooled_w, scale):
 
 @pytest.mark.parametrize(
     "params, pooled",
-    [("pooled_h: 2 pooled_w: 3", (2, 3)), ("pooled_size: 4", (4, 4)), ("pooled_h: 7 pooled_w: 7", (7, 7))],
+    [
+        ("pooled_h: 2 pooled_w: 3", (2, 3)),
+        ("pooled_size: 4", (4, 4)),
+        ("pooled_size: 1", (1, 1)),
+        ("pooled_h: 7 pooled_w: 7", (7, 7)),
+    ],
 )
 def test_forward_and_gradients(params, pooled):
     x = distinct((2, 3, 6, 8)).astype(np.float32)
@@ -58,11 +63,25 @@ def test_forward_and_gradients(params, pooled):
     check_gradients(net_text(layer(params), x=x.shape, rois=REGIONS.shape), {"x": x, "rois": REGIONS})
 
 
-def test_blocked():
-    text = layer().replace('bottom: "x"', 'bottom: "c"')
-    net = run_blocked(text, size=(2, 3, 6, 8), plain={"rois": REGIONS}, c=32)
-    expected = reference(net.blobs["c"].data, REGIONS, 2, 3, 0.25)
-    np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-6)
+@pytest.mark.parametrize("channels", [32, 40])
+@pytest.mark.parametrize("pooled", [(2, 3), (1, 1)])
+def test_blocked(pooled, channels):
+    params = f"pooled_h: {pooled[0]} pooled_w: {pooled[1]}"
+    text = layer(params).replace('bottom: "x"', 'bottom: "c"')
+    net = run_blocked(text, size=(2, 3, 6, 8), plain={"rois": REGIONS}, c=channels)
+    c, y = net.blobs["c"], net.blobs["y"]
+    np.testing.assert_allclose(y.data, reference(c.data, REGIONS, *pooled, 0.25), rtol=1e-6)
+    plain = run(layer(params), x=c.data, rois=REGIONS)
+    plain.set_top_diff("y", y.diff)
+    plain.backward()
+    np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooled", [1, 2])
+def test_features_of_one_pixel(pooled):
+    x, params = np.array([[[[3]], [[-2]]]], np.float32), f"pooled_size: {pooled}"
+    y = run(layer(params), x=x, rois=np.array([[0, 0, 0, 1, 1]], np.float32)).blobs["y"].data
+    np.testing.assert_array_equal(y, np.broadcast_to(x, (1, 2, pooled, pooled)))
 
 
 def test_regions_of_four_axes():
