@@ -20,6 +20,7 @@ public:
     // Building, in forward order.
     TensorPtr input(const std::string& name, const Dims& shape, bool wants_gradient);
     TensorPtr parameter(const std::string& name, const Dims& shape, bool wants_gradient);
+    void share(const TensorPtr& parameter) { parameters_.push_back(parameter); }  // of another program
     std::vector<TensorPtr> add(const std::string& type, OpSpec spec);
 
     // The memory plan. Step i is the forward of op i, step 2n-1-i its backward.

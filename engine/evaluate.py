@@ -65,7 +65,7 @@ class Evaluator:
             if layer.type in _ADD_DETECTIONS and layer.tops[0] in self.net.graph.outputs
         }
 
-    def _make_net(self, shapes_of, share: Net | None) -> Net:
+    def _make_net(self, shapes_of, share: Net | None, before: Net | None = None) -> Net:
         state = self._config.message.state
         net = Net(
             self._config,
@@ -74,12 +74,19 @@ class Evaluator:
             stages=state.stage,
             seed=self._seed,
             share=share,
+            before=before,
             shapes_of=shapes_of,
             precision=self._precision,
             **self._options,
         )
         self.feeder.connect(net)
         return net
+
+    def rebuild_net(self, config: Config) -> Net:
+        """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
+        self._config, self._small = config, None
+        self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)
+        return self.net
 
     @property
     def loss_weights(self) -> dict[str, float]:

@@ -128,6 +128,8 @@ class Net:
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
             self.feed(blob, np.zeros(blob.shape, np.float32))
+        if before is not None and before is share:
+            self._take_place_of(before)
 
     def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool) -> None:
         from engine import _core
@@ -206,6 +208,15 @@ class Net:
                 self._statistics.append((int(at) // 4, parameter.count))
         self._arenas = [self.weights, self.gradients, self.fixed] if mine else []
         self.fill(mine)
+
+    def _take_place_of(self, before: Net) -> None:
+        """Whoever trains that net goes on with this one."""
+        self.parameters, self.arena_size, self._statistics = before.parameters, before.arena_size, before._statistics
+        self.weights, self.gradients, self.fixed = before.weights, before.gradients, before.fixed
+        fed = {blob.name: values for blob, values in before.fed.items()}
+        for blob in self.inputs:
+            if blob.name in fed and fed[blob.name].shape == blob.shape:
+                self.feed(blob, fed[blob.name])
 
     def first_uses(self) -> dict[Parameter, int]:
         """The first op that reads each parameter: the last one whose backward writes its gradient."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,16 +61,24 @@ class Net(Parts, BatchedRuns):
         state.stage.extend(given.get("stages", stages) or ())
         self._config = config
         self._inputs_of = Inputs(config, phase, mode.seed())
+        self._rebuild: Callable[[Config], EngineNet] | None = None  # a solver's
         self._open(self._build(config))
         weights = given.get("weights", weights)
         if weights is not None:
             self.copy_from(weights)
 
     @classmethod
-    def _of_solver(cls, net: EngineNet, inputs: FedBySolver, train: Net | None = None) -> Net:
-        """A net that a solver has built and keeps. `train`: the net whose parameters a test net reads."""
+    def _of_solver(
+        cls,
+        net: EngineNet,
+        config: Config,
+        inputs: FedBySolver,
+        rebuild: Callable[[Config], EngineNet],
+        train: Net | None = None,
+    ) -> Net:
+        """A net that a solver has built and builds again. `train`: the net whose parameters a test net reads."""
         self = cls.__new__(cls)
-        self._config, self._inputs_of = None, inputs
+        self._config, self._inputs_of, self._rebuild = config, inputs, rebuild
         self._open(net, train and train._live)
         return self
 
@@ -130,13 +138,16 @@ class Net(Parts, BatchedRuns):
             try:
                 return self._live.forward(first, last)
             except ShapesChanged as change:
-                if self._config is None:
-                    raise
-                culprit = self._live.layers.index(change.layer)
-                for layer in self._live.layers[first : culprit + 1]:
-                    if layer.type == "Python":
-                        layer.repeat()
-                self._replace(self._config, self._live)
+                self._follow(change, first)
+
+    def _follow(self, change: ShapesChanged, first: int = 0) -> None:
+        """Builds the net for the shapes that a forward from layer `first` on has found. The next one repeats what
+        layers written in Python have computed, so that those that read data do not skip any."""
+        culprit = self._live.layers.index(change.layer)
+        for layer in self._live.layers[first : culprit + 1]:
+            if layer.type == "Python":
+                layer.repeat()
+        self._replace(self._config, self._live, keep=self.blobs if first else self.inputs)
 
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
         """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
@@ -186,8 +197,6 @@ class Net(Parts, BatchedRuns):
     def _reshape_input(self, name: str, shape: Shape) -> None:
         if shape == self._shape(name):
             return
-        if self._config is None:
-            raise EngineError(f"blob '{name}': a solver has built this net for {self._shape(name)}, not {shape}")
         if name not in self.inputs:
             raise EngineError(f"blob '{name}': only inputs ({', '.join(self.inputs)}) can be reshaped; others follow")
         self._pending[name] = np.zeros(shape, np.float32)
@@ -207,15 +216,15 @@ class Net(Parts, BatchedRuns):
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
         changed = Config(message, self._config.path, _nodes=self._config._nodes, _layers=self._config._layers)
-        self._replace(changed, self._live)
+        self._replace(changed, self._live, keep=self.inputs)
 
-    def _replace(self, config: Config, share: LiveNet) -> None:
-        """Builds the net again, with the weights of `share` and the values of all blobs that keep their shapes."""
-        values = {name: np.array(self._data(name)) for name in self.blobs}
+    def _replace(self, config: Config, share: LiveNet, keep: Iterable[str]) -> None:
+        """Builds the net again, with the weights of `share` and the values of the blobs `keep`, where shapes stay."""
+        values = {name: np.array(self._data(name)) for name in keep}
         self._live.push()
         share.push()
         before = self._live
-        net = self._build(config, share.net, before.net)
+        net = self._rebuild(config) if self._rebuild else self._build(config, share.net, before.net)
         self._config = config
         blobs, params = self.blobs, self.params
         self._open(net, share)
@@ -233,11 +242,11 @@ class Net(Parts, BatchedRuns):
 
         Raises EngineError for a net of a solver, unless it does so already (a test net, of the solver's net).
         """
-        if self._config is None:
+        if self._rebuild:
             if {*self._live.net.tensor_of.values()} <= {*other._live.net.tensor_of.values()}:
                 return
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
-        self._replace(self._config, other._live)
+        self._replace(self._config, other._live, keep=self.blobs)
 
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError

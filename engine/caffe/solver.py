@@ -16,22 +16,31 @@ from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import before_end, ranks
 from engine.comm.strategy import Step
-from engine.config import Config, read_solver
+from engine.config import Config, nets_of_solver, read_solver
 from engine.errors import ConfigError
+from engine.layers.python import ShapesChanged
 from engine.names import suggestion
 from engine.solver.solver import RULES
 from engine.solver.solver import Solver as EngineSolver
 
 
 class _Solver(EngineSolver):
-    """Calls back around every iteration."""
+    """Calls back around every iteration, and where layers written in Python change their shapes."""
 
     on_start: Callable[[], None] | None = None
+    on_change: Callable[[ShapesChanged], None]
 
     def step(self) -> None:
         if self.on_start is not None:
             self.on_start()
         super().step()
+
+    def _forward(self, micro: int, first_sample: int) -> float:
+        while True:
+            try:
+                return super()._forward(micro, first_sample)
+            except ShapesChanged as change:
+                self.on_change(change)
 
 
 class Solver:
@@ -47,13 +56,15 @@ class Solver:
         self._solver = _Solver(config, ranks(), every_blob=True)
         self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        self.net = Net._of_solver(self._solver.net, FedBySolver(self._solver.feeder, self._start))
-        # Tests end the stream of a test net: outside of them it begins with sample 0 again.
-        self.test_nets = [
-            Net._of_solver(evaluator.net, FedBySolver(evaluator.feeder, evaluator.feeder.start), self.net)
-            for evaluator in self._solver.evaluators
-        ]
-        before_end(self._solver.close)
+        self._solver.on_change = self._follow
+        solver, nets = self._solver, nets_of_solver(config)
+        fed = FedBySolver(solver.feeder, self._start)
+        self.net = Net._of_solver(solver.net, nets.train, fed, solver.rebuild_net)
+        self.test_nets = []
+        for each, net_config in zip(solver.evaluators, nets.tests):
+            fed = FedBySolver(each.feeder, each.feeder.start)  # tests end the stream: it then begins anew
+            self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
+        before_end(solver.close)
 
     @property
     def iter(self) -> int:
@@ -75,6 +86,7 @@ class Solver:
 
     def _push(self) -> None:
         for net in (self.net, *self.test_nets):
+            net.reshape()
             net._live.push()
 
     def _pull(self) -> None:
@@ -82,6 +94,11 @@ class Solver:
         for net in (self.net, *self.test_nets):
             net._live.ran_through()
             net._live.pull()
+
+    def _follow(self, change: ShapesChanged) -> None:
+        self._solver.strategy.wait_all()
+        self.net._live.pull()  # what the steps so far have made of the weights
+        self.net._follow(change)
 
     # Running
 

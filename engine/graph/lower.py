@@ -63,6 +63,7 @@ class Builder:
                         f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
                         f"shares has {tuple(known.shape)}"
                     )
+                self.program.share(known)
                 self.params[owner] = known
             else:
                 tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)

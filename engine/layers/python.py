@@ -27,8 +27,8 @@ class ShapesChanged(EngineError):
     def __init__(self, layer: Python, shapes: list[Shape]):
         planned = [blob.shape for blob in layer.tops]
         error = layer.error(
-            f"has given its tops the shapes {shapes}, but the net was built for {planned}; only a net that a script "
-            "makes with caffe.Net can change from batch to batch"
+            f"has given its tops the shapes {shapes}, but the net was built for {planned}; only nets of scripts "
+            "(caffe.Net, caffe.SGDSolver) can change from batch to batch"
         )
         super().__init__(str(error))
         self.layer = layer

@@ -95,7 +95,6 @@ class Solver:
         self.wholes = Wholes(self.net, world)
         self.wholes.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
-        self.losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
         self._connect()
         self.step_times = StepTimes()
         self.layer_times = LayerTimes(self.net, self.strategy.buckets) if layer_times else None
@@ -113,22 +112,21 @@ class Solver:
         self.groups = list(groups.values())
         parts = {name: Part(self.world.rank % count, count, groups[count]) for name, count in counts.items()}
 
+        state = config.message.state
+        self._net_options = {
+            "level": state.level,
+            "stages": state.stage,
+            "seed": self.seed,
+            "shapes_of": self.feeder.shapes_of,
+            "accumulate": self.iter_size > 1 or self.every_blob,
+            "precision": self.precision,
+            "parts": parts,
+            "memory_budget": None if self.every_blob else int(1e6 * self.param.memory_budget_mb) or None,
+            **(WATCHED if self.every_blob else {}),
+        }
+
         def make(plain: bool) -> Net:
-            state = config.message.state
-            return Net(
-                config,
-                proto.TRAIN,
-                level=state.level,
-                stages=state.stage,
-                seed=self.seed,
-                shapes_of=self.feeder.shapes_of,
-                accumulate=self.iter_size > 1 or self.every_blob,
-                **(WATCHED if self.every_blob else {}),
-                plain_parameters=plain,
-                precision=self.precision,
-                parts=parts,
-                memory_budget=None if self.every_blob else int(1e6 * self.param.memory_budget_mb) or None,
-            )
+            return Net(config, proto.TRAIN, plain_parameters=plain, **self._net_options)
 
         net = make(plain=False)
         if self.param.memory_budget_mb:
@@ -191,13 +189,27 @@ class Solver:
         queue = core.ReadyQueue(len(buckets))
         self.threads = core.threads()
         self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, settings, self.threads)
-        net.program.set_queue(queue, net.gates(buckets_of(buckets)))
         self.queue = queue
-        net.set_board(self.world.board, 0, self.feeder.sources, [bucket.name for bucket in buckets])
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self.sync_channel = self.world.channel() if net.synchronised else None
+        self._attach()
+
+    def _attach(self) -> None:
+        """The net's program gives gradients away, and takes part in sums over the ranks."""
+        net = self.net
+        self.losses = [(net.blobs[top].tensor, weight) for _, top, weight in net.losses()]
+        net.program.set_queue(self.queue, net.gates(buckets_of(self.strategy.buckets)))
+        net.set_board(self.world.board, 0, self.feeder.sources, [bucket.name for bucket in self.strategy.buckets])
         if self.sync_channel is not None:
             net.program.set_ranks(self.world.size, self.sync_channel.allreduce)
+
+    def rebuild_net(self, config: Config) -> Net:
+        """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
+        self.strategy.wait_all()
+        self.net = Net(config, proto.TRAIN, share=self.net, before=self.net, **self._net_options)
+        self.feeder.connect(self.net)
+        self._attach()
+        return self.net
 
     def _evaluators(self, nets, skip_bad_images: bool, feeder: Callable[..., Feeder]) -> list[Any]:
         from engine.evaluate import Evaluator
@@ -339,8 +351,8 @@ class Solver:
         for micro in range(self.iter_size):
             last = micro == self.iter_size - 1
             first_sample = self._next_batch()
-            program = self.net.program
             loss += self._forward(micro, first_sample)
+            program = self.net.program
             program.mark_ready(last and self.on_gradients is None)
             if micro == 0:
                 self._wait_for_updates()

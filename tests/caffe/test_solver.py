@@ -72,8 +72,77 @@ def test_what_python_writes_is_trained_on(tmp_path):
     weights.data[...] = 1
     solver.step(1)
     np.testing.assert_array_equal(weights.data, 1)
-    with pytest.raises(EngineError, match="a solver has built this net"):
-        solver.net.blobs["data"].reshape(4, 5)
+
+
+def test_inputs_that_change_shape(tmp_path):
+    """Half the batch, then all of it: gradients as of nets that were built for it, the momentum going on."""
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET)))
+    data, labels = (solver.net.blobs[name].data.copy() for name in ("data", "label"))
+    held = solver.net.params["ip"][0].data
+    history = 0
+    for size in (8, 4, 8):
+        text = INPUT_NET.replace("dim: 8", f"dim: {size}")
+        net = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, text, "other.prototxt")).net
+        for ours, theirs in zip(net.params["ip"], solver.net.params["ip"]):
+            ours.data[...] = theirs.data
+        net.forward(data=data[:size], label=labels[:size])
+        net.backward()
+        history = 0.9 * history + 0.5 * net.params["ip"][0].diff
+        expected = held - history
+        solver.net.blobs["data"].reshape(size, 5)
+        solver.net.blobs["label"].reshape(size)
+        solver.net.blobs["data"].data[...] = data[:size]
+        solver.net.blobs["label"].data[...] = labels[:size]
+        solver.step(1)
+        np.testing.assert_allclose(held, expected, atol=1e-6)
+
+
+PICTURES = """
+import caffe
+
+class Pictures(caffe.Layer):
+    def setup(self, bottom, top):
+        self.number = 0
+
+    def reshape(self, bottom, top):
+        top[0].reshape(1, 1, 1 + self.number % 3, 2)
+
+    def forward(self, bottom, top):
+        top[0].data[...] = self.number
+        self.number += 1
+
+    def backward(self, top, propagate_down, bottom):
+        pass
+"""
+
+
+@pytest.mark.parametrize("iter_size", [1, 2])
+def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
+    """As FCN trains: a data layer in Python, one picture at a time, each of its own size."""
+    (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    net = """layer { name: "data" type: "Python" top: "data"
+               python_param { module: "pictures_of_many_sizes" layer: "Pictures" } }
+             layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+               convolution_param { num_output: 1 kernel_size: 1 bias_term: false } }
+             layer { name: "loss" type: "Reduction" bottom: "conv" top: "loss" loss_weight: 1
+               reduction_param { operation: MEAN } }"""
+    text = 'base_lr: 0.1 momentum: 0.5 lr_policy: "fixed" max_iter: 9 test_iter: 1 test_interval: 99'
+    text += f" test_initialization: false iter_size: {iter_size}"
+    solver = caffe.SGDSolver(write(tmp_path, text, net))
+    weights = solver.net.params["conv"][0].data
+    expected = history = 0
+    for step in range(4):
+        solver.step(1)
+        numbers = [step * iter_size + micro for micro in range(iter_size)]
+        history = 0.5 * history + 0.1 * np.mean(numbers)  # the gradient of w is the picture's number
+        expected -= history
+        np.testing.assert_allclose(weights, np.full((1, 1, 1, 1), expected), rtol=1e-5)
+        assert solver.net.blobs["data"].shape == (1, 1, 1 + numbers[-1] % 3, 2)
+    solver.step(3)
+    solver.snapshot()
+    losses = [solver.test_nets[0].forward()["loss"] for _ in range(3)]
+    np.testing.assert_allclose(losses, [0, weights.item(), 2 * weights.item()], rtol=1e-5)
 
 
 def test_updates_by_hand(tmp_path):
