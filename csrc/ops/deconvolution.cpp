@@ -7,6 +7,7 @@
 #include "../bf16.h"
 #include "channel_rows.h"
 #include "onednn_util.h"
+#include "parts.h"
 
 namespace engine {
 
@@ -76,13 +77,15 @@ private:
         plain_param(1);
         Dims dims(y->shape.size(), 1);
         dims[1] = y->shape[1];
-        const Layout broadcast = plain_layout(dims);
+        // In blocks where y is: else oneDNN has only a reference kernel.
+        const Layout broadcast = layout_like(y->layout, dims, memory::data_type::f32);
         const dnnl::binary::primitive_desc pd(cpu(), algorithm::binary_add, y->layout, broadcast, y->layout,
                                               user_scratchpad());
         fresh_scratch();
+        const memory bias = reading(param(1), plain_layout(dims), broadcast, forward_calls_);
         forward_calls_.push_back({dnnl::binary(pd),
                                   {{DNNL_ARG_SRC_0, y->memory},
-                                   {DNNL_ARG_SRC_1, param(1)->as(broadcast)},
+                                   {DNNL_ARG_SRC_1, bias},
                                    {DNNL_ARG_DST, y->memory},
                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
         if (!param_gradient(1)) return;

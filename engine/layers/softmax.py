@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.layers.base import Layer, Shape
 from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.graph.lower import Builder
 
 
 @register("Softmax")
@@ -16,6 +19,12 @@ class Softmax(Layer):
     def infer(self) -> list[Shape]:
         self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
         return [self.shapes[0]]
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.tensor(self.bottoms[0])
+        if self.attributes()["axis"] != 1:  # blocks of channels have a fast kernel along channels only
+            x = builder.plain(self, x)
+        builder.op("Softmax", self, [x], self.attributes())
 
     def attributes(self) -> dict[str, Any]:
         return {"axis": self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))}
