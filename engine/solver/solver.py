@@ -282,6 +282,7 @@ class Solver:
 
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""
+        self.world.board.enter(board.END)
         self.strategy.close()
         if self.sync_channel is not None:
             self.sync_channel.close()
@@ -515,13 +516,13 @@ class Solver:
 
     def _write_reports(self) -> None:
         """The curve beside the snapshots (rank 0), and the timeline (all ranks)."""
+        self.strategy.wait_all()
         self.world.board.enter(board.END)
         saves = self.param.snapshot_prefix or self.param.snapshot or self.param.snapshot_after_train
         if self.world.rank == 0 and saves:
             path = plot.write_curve(self.curve, str(self.files.prefix()))
             if path:
                 log(f"Curve in {path}")
-        self.strategy.wait_all()
         self._trace()
         if self.layer_times is not None:
             log(self.layer_times.table(self.world))
