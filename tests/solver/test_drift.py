@@ -58,5 +58,11 @@ def test_the_check_can_be_switched_off(tmp_path):
 
 def test_whom_a_message_names():
     a, b = b"a" * 8, b"b" * 8
-    assert _describe(["x", "y"], [a + a, a + b]) == "ranks 0 and 1 differ in y"
-    assert _describe(["x", "y"], [a + a, b + b, a + a, b + a, a + a]) == "ranks 1,3 of 5 differ in x"
+    assert _describe(["x", "y"], [1, 1], [a + a, a + b]) == "ranks 0 and 1 differ in y"
+    assert _describe(["x", "y"], [1, 1], [a + a, b + b, a + a, b + a, a + a]) == "ranks 1,3 of 5 differ in x"
+
+
+def test_parts_of_a_parameter_are_compared_with_their_copies():
+    a, b = b"a" * 8, b"b" * 8
+    assert _describe(["x"], [2], [a, b, a, b]) is None
+    assert _describe(["x"], [2], [a, b, a, a]) == "ranks 1 and 3 differ in x"
