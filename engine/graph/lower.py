@@ -74,6 +74,12 @@ class Builder:
                 self.params[owner] = tensor
         return self.params[owner]
 
+    def has(self, type: str) -> bool:
+        """Whether the extension has an op of that type for this processor."""
+        from engine import _core
+
+        return type in _core.op_types()
+
     def op(
         self,
         type: str,

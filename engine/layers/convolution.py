@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from engine.graph.lower import Builder
 
 
+FEWEST_TILES = 48  # of a batch, for Winograd's algorithm: weights are transformed once for all of them
+
+
 @register("Convolution")
 class Convolution(Weighted):
     """Bottom (N, C, spatial...), top (N, num_output, spatial...).
@@ -39,6 +42,8 @@ class Convolution(Weighted):
                 raise self.error(f"expected group to divide the {what}, {channels}, got group {param.group}")
         if param.fusion_type != param.NONE_FUSION:
             raise self.error("fusion_type is written by Intel's own graph compiler; expected the net without it")
+        if param.conv_algorithm not in ("auto", "direct", "winograd"):
+            raise self.error(f"expected conv_algorithm auto, direct or winograd, got '{param.conv_algorithm}'")
         return [(shape[0], param.num_output, *self._spatial_output(shape[2:]))]
 
     def _spatial_output(self, spatial: Shape) -> Shape:
@@ -100,15 +105,33 @@ class Convolution(Weighted):
     def attributes(self) -> dict[str, Any]:
         return {**super().attributes(), **self.window, "group": self.param.group}
 
+    def by_winograd(self, dtype: str) -> bool:
+        """Whether Winograd's algorithm computes it, which takes less time for 3 x 3 pixels of enough channels and
+        tiles. Intel's conv_algorithm "direct" rules it out; not given, it is as "auto" and "winograd" are."""
+        param, window, n, channels = self.param, self.window, *self.shapes[0][:2]
+        if param.HasField("conv_algorithm") and param.conv_algorithm == "direct":
+            return False
+        ones, size = [1, 1], self.tops[0].shape[2:]
+        fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
+        fits = fits and window["pad"] in ([0, 0], [1, 1], [2, 2])
+        fits = fits and not channels // param.group % 16 and not param.num_output // param.group % 16
+        if not fits or dtype != "f32" or self.activation not in (None, ("relu", 0.0, 0.0)):
+            return False
+        tiles = math.prod((each + 3) // 4 for each in size)
+        return math.prod(size) >= 8 * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= 32
+
     def lower(self, builder: Builder) -> None:
         if self.part:
             self.lower_part(builder)
             return
         inputs = [builder.tensor(blob) for blob in self.bottoms]
+        op = "WinogradConvolution"
+        if not (builder.has(op) and self.by_winograd(inputs[0].dtype)):
+            op = "Convolution"
         if not self.param.relu:
-            builder.op("Convolution", self, inputs, self.attributes())
+            builder.op(op, self, inputs, self.attributes())
             return
-        y = builder.op("Convolution", self, inputs, self.attributes(), tops=[], shapes=[self.tops[0].shape])
+        y = builder.op(op, self, inputs, self.attributes(), tops=[], shapes=[self.tops[0].shape])
         builder.op("ReLU", self, y, {"negative_slope": self.param.negative_slope}, params=[])
 
     def flops(self) -> int:

@@ -40,6 +40,13 @@ def layer_types() -> dict[str, type[Layer]]:
     return _types
 
 
+@functools.cache
+def _import_all() -> None:
+    package = importlib.import_module("engine.layers")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"engine.layers.{module.name}")
+
+
 def layer_type(name: str, layer: str, where: str) -> type[Layer]:
     """The class for `type: name`. Raises ConfigError with the nearest known names."""
     types = layer_types()

@@ -1,0 +1,114 @@
+"""Convolutions by Winograd's algorithm: those that the kernels of oneDNN compute, forward and backward."""
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.config import parse_net
+from engine.layers import convolution
+from engine.net import PASSES, Net
+from tests.layers.harness import error_of, inputs, make_net, net_text
+
+_core = pytest.importorskip("engine._core")
+pytestmark = pytest.mark.skipif("WinogradConvolution" not in _core.op_types(), reason="this processor has no AVX-512")
+
+CONV = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
+  num_output: {outputs} kernel_size: 3 pad: {pad} group: {group} bias_term: {bias} conv_algorithm: "{algorithm}"
+  weight_filler {{ type: "msra" }} bias_filler {{ type: "uniform" }} }} }}"""
+RELU = ' layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
+NORM = ' layer { name: "bn" type: "BatchNorm" bottom: "y" top: "y" }'
+SUM = ' layer { name: "sum" type: "Eltwise" bottom: "y" bottom: "z" top: "s" }'
+
+CASES = {  # x, outputs, pad, group
+    "whole tiles": ((2, 32, 8, 8), 48, 1, 1),
+    "parts of tiles": ((3, 64, 7, 9), 32, 1, 1),
+    "groups": ((2, 96, 13, 13), 64, 1, 2),
+    "no padding": ((1, 64, 14, 15), 64, 0, 1),
+    "wide padding": ((2, 32, 6, 6), 32, 2, 1),
+    "several chunks": ((8, 128, 20, 20), 64, 1, 1),
+    "several chunks and groups": ((8, 128, 20, 20), 128, 1, 2),
+}
+TOLERANCE = 5e-6  # of the norm; oneDNN's direct kernels are within 3e-7
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch):
+    monkeypatch.setattr(convolution, "FEWEST_TILES", 1)
+
+
+def close(values: np.ndarray, expected: np.ndarray) -> bool:
+    return np.linalg.norm(values - expected) <= TOLERANCE * np.linalg.norm(expected)
+
+
+def results(algorithm: str, case: str, behind: str = "", bias: str = "true", passes: int = 1) -> dict[str, np.ndarray]:
+    """Result and gradients after `passes` backward passes whose gradients add up."""
+    shape, outputs, pad, group = CASES[case]
+    text = CONV.format(outputs=outputs, pad=pad, group=group, bias=bias, algorithm=algorithm)
+    net = make_net(net_text(text + behind, x=shape), proto.TRAIN, accumulate=passes > 1)
+    assert ("winograd" in net.program.implementation(0)) == (algorithm != "direct")
+    generator = np.random.default_rng(3)
+    inputs(net)["x"].set(generator.standard_normal(shape, np.float32))
+    y = net.forward()["y"]
+    net.set_top_diff("y", generator.standard_normal(y.shape, np.float32))
+    net.program.zero_gradients()
+    for _ in range(passes):
+        net.program.backward()
+    found = {"y": y, "dx": inputs(net)["x"].diff}
+    return found | {placed.name: placed.tensor.diff.get() for placed in net.parameters}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_result_and_gradients(case):
+    expected = results("direct", case)
+    for what, values in results("winograd", case).items():
+        assert close(values, expected[what]), what
+
+
+def test_relu_without_bias():
+    found, expected = (results(algorithm, "whole tiles", RELU, "false") for algorithm in ("auto", "direct"))
+    assert close(found["y"], expected["y"])
+    wrong = (found["y"] > 0) != (expected["y"] > 0)  # where a result is rounding alone, its sign is, too
+    assert wrong.mean() < 1e-4
+    if not wrong.any():
+        assert all(close(found[what], values) for what, values in expected.items())
+
+
+def test_gradients_add_up():
+    twice, once = results("winograd", "several chunks", passes=2), results("winograd", "several chunks")
+    for name in ("conv[0]", "conv[1]"):
+        np.testing.assert_allclose(twice[name], 2 * once[name], rtol=1e-5, atol=1e-4)
+
+
+def test_nothing_depends_on_what_was_computed_before():
+    """The last chunk of tiles is short, and the memory behind it holds other layers' values."""
+    first, again = results("winograd", "several chunks"), results("winograd", "several chunks")
+    assert all(first[what].tobytes() == again[what].tobytes() for what in first)
+
+
+@pytest.mark.parametrize("behind", ["", NORM, NORM + RELU, NORM + SUM + RELU.replace('"y"', '"s"')])
+def test_nets_that_are_only_tested(behind):
+    shape, outputs, pad, group = CASES["groups"]
+    y = (shape[0], outputs, *shape[2:])
+    text = CONV.format(outputs=outputs, pad=pad, group=group, bias="true", algorithm="auto") + behind
+    config = parse_net(net_text(text, x=shape, z=y).replace("force_backward: true\n", ""), "test.prototxt")
+    net, plain = Net(config, proto.TEST), Net(config, proto.TEST, passes=PASSES - {"constant", "fuse"})
+    for seed in (1, 2):  # the second time with other weights
+        generator = np.random.default_rng(seed)
+        for blob in net.inputs:
+            values = generator.standard_normal(blob.shape, np.float32)
+            net.feed(blob, values)
+            plain.feed(next(other for other in plain.inputs if other.name == blob.name), values)
+        weights = {
+            layer: [generator.uniform(0.5, 2, blob.shape).astype(np.float32) for blob in blobs]
+            for layer, blobs in net.weights_by_layer().items()
+        }
+        for each in (net, plain):
+            each.load_weights(weights, "test")
+        expected = plain.forward()
+        for name, values in net.forward().items():
+            assert close(values, expected[name]), name
+
+
+def test_an_unknown_algorithm_is_refused():
+    text = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="fft")
+    assert "conv_algorithm auto, direct or winograd, got 'fft'" in error_of(text, x=(1, 32, 8, 8))
