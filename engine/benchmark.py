@@ -73,7 +73,7 @@ class Times:
     batch: int  # per rank
     iterations: int
     first_iteration_ms: float
-    to_first_iteration_s: float  # from the start of the process to the end of the first iteration
+    to_first_iteration_s: float  # from the start of the process until the first iteration begins
     step_ms: float  # median
     forward_ms: float
     backward_ms: float
@@ -110,7 +110,8 @@ def benchmark(
     )
     feed_made_up(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
-    first = (step(net, strategy, 0), process_age())
+    age = process_age()
+    first = (step(net, strategy, 0), age)
     spans, reorders, repeats, steps = [], [], [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
@@ -177,7 +178,7 @@ def _times(
     spans: np.ndarray,
     reorders: np.ndarray,
 ) -> Times:
-    """first: seconds of the first step, and from the start of the process to its end; spans (iterations, 2 ops) and
+    """first: seconds of the first step, and from the start of the process to its begin; spans (iterations, 2 ops) and
     reorders (iterations, those of all ops): nanoseconds."""
     from engine import _core
 
@@ -277,7 +278,7 @@ def _summary(times: Times) -> Iterator[str]:
         f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {times.threads} threads, "
         f"oneDNN {times.onednn} with {times.isa}"
     )
-    first = f"the first {times.first_iteration_ms:.3f} ms, done {times.to_first_iteration_s:.3f} s after the start"
+    first = f"the first {times.first_iteration_ms:.3f} ms, begun {times.to_first_iteration_s:.3f} s after the start"
     yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
     if times.recomputed:
         yield (
