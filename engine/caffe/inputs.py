@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ class Inputs:
 
     def __init__(self, config: Config, phase: int, seed: int):
         self._feeder = Feeder(config, phase, seed, ranks())
+        weakref.finalize(self, self._feeder.close)
         self._empty: set[str] = set()  # MemoryData layers without arrays
 
     def shapes_of(self, message: Any, where: str) -> list[Shape]:

@@ -26,8 +26,8 @@ class _Version:
 
 
 class LiveNet:
-    """`layers`: those of the file, in order; inserted splits are hidden. `shares`: the live net whose parameters it
-    reads."""
+    """`layers`: those of the file, in order; inserted splits and casts are hidden. `shares`: the live net whose
+    parameters it reads."""
 
     def __init__(self, net: Net, shares: LiveNet | None = None):
         self.net = net
@@ -35,7 +35,7 @@ class LiveNet:
         self._parameters = shares._parameters if shares else Views()
         named = {message.name for message in net.message.layer}
         graph = net.graph.layers
-        self._places = [i for i, layer in enumerate(graph) if layer.type != "Split" or layer.name in named]
+        self._places = [i for i, layer in enumerate(graph) if layer.name in named]
         self.layers: list[Layer] = [graph[i] for i in self._places]
         self._versions = self._find_versions()
         self._last_forward = len(self.layers) - 1

@@ -7,6 +7,7 @@ import functools
 import logging
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 
 from engine.comm.world import World, world
@@ -30,9 +31,13 @@ def ranks() -> World:
     return found
 
 
-def before_end(close: Callable[[], None]) -> None:
-    """close() is called before the ranks part."""
-    _at_exit.append(close)
+def close_with(owner: object, close: Callable[[], None]) -> None:
+    """close() is called when `owner` is no more, or at the end of the script: threads that were still running then
+    would end the process badly. Of several ranks, which close things together, only at the end, in order."""
+    if ranks().size == 1:
+        weakref.finalize(owner, close)
+    else:
+        _at_exit.append(close)
 
 
 def _close() -> None:

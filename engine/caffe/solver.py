@@ -9,12 +9,13 @@ solver.net.params["ip"][0].data  # after the 100 updates
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
-from engine.caffe.ranks import before_end, ranks
+from engine.caffe.ranks import close_with, ranks
 from engine.comm.strategy import Step
 from engine.config import Config, nets_of_solver, read_solver
 from engine.errors import ConfigError
@@ -33,7 +34,12 @@ class _Solver(EngineSolver):
     def step(self) -> None:
         if self.on_start is not None:
             self.on_start()
-        super().step()
+        try:
+            super().step()
+        except BaseException as error:
+            if self.queue.missing():  # backward has not ended: nobody may wait for its gradients
+                self.queue.fail(f"iteration {self.iteration} has failed: {error}")
+            raise
 
     def _forward(self, micro: int, first_sample: int) -> float:
         while True:
@@ -41,6 +47,10 @@ class _Solver(EngineSolver):
                 return super()._forward(micro, first_sample)
             except ShapesChanged as change:
                 self.on_change(change)
+
+    def close(self) -> None:
+        self.feeder.close()
+        super().close()
 
 
 class Solver:
@@ -56,7 +66,8 @@ class Solver:
         self._solver = _Solver(config, ranks(), every_blob=True)
         self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        self._solver.on_change = self._follow
+        me = weakref.ref(self)  # so that a solver that the script drops is gone
+        self._solver.on_change = lambda change: me()._follow(change)
         solver, nets = self._solver, nets_of_solver(config)
         fed = FedBySolver(solver.feeder, self._start)
         self.net = Net._of_solver(solver.net, nets.train, fed, solver.rebuild_net)
@@ -64,7 +75,7 @@ class Solver:
         for each, net_config in zip(solver.evaluators, nets.tests):
             fed = FedBySolver(each.feeder, each.feeder.start)  # tests end the stream: it then begins anew
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
-        before_end(solver.close)
+        close_with(self, solver.close)
 
     @property
     def iter(self) -> int:
@@ -155,8 +166,9 @@ class Solver:
         """Called at every iteration, before its forward, and when this rank's gradients stand in net.params. What they
         write into arrays is used. Gradients are then reduced after backward, not while it runs."""
         self._callbacks.append((on_start, on_gradients_ready))
-        self._solver.on_start = lambda: self._call_back(0)
-        self._solver.on_gradients = lambda: self._call_back(1)
+        me = weakref.ref(self)
+        self._solver.on_start = lambda: me()._call_back(0)
+        self._solver.on_gradients = lambda: me()._call_back(1)
 
     def _call_back(self, which: int) -> None:
         if which == 0:

@@ -1,12 +1,17 @@
 """caffe.SGDSolver and its kin: the same training as engine train's, looked at and changed from Python between steps."""
 
+import gc
+import subprocess
+import sys
+import threading
+
 import numpy as np
 import pytest
 
 import engine.caffe as caffe
 from engine.errors import ConfigError, ConfigErrors, EngineError
 from engine.solver.solver import RULES
-from tests.mpi import run_ranks
+from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import digits_net, make_solver
 
@@ -95,6 +100,24 @@ def test_inputs_that_change_shape(tmp_path):
         solver.net.blobs["label"].data[...] = labels[:size]
         solver.step(1)
         np.testing.assert_allclose(held, expected, atol=1e-6)
+
+
+def test_bf16(tmp_path):
+    """Arrays are float32 whatever the executor's type: activations are rounded to 8 bits."""
+    text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 precision: '
+    solvers = [caffe.SGDSolver(write(tmp_path, text + precision, digits_net())) for precision in ("FP32", "BF16")]
+    for solver in solvers:
+        solver.net.forward()
+        solver.net.backward()
+    fp32, bf16 = (solver.net.blobs["conv"] for solver in solvers)
+    assert bf16.data.dtype == np.float32
+    np.testing.assert_allclose(bf16.data, fp32.data, rtol=2e-2, atol=2e-2)
+    np.testing.assert_array_equal(bf16.data.view(np.uint32) & 0xFFFF, 0)
+    assert bf16.diff.any()
+    before = solvers[1].net.forward(end="conv")["conv"].copy()
+    solvers[1].net.blobs["conv"].data[...] = 0
+    assert not solvers[1].net.forward(start="relu", end="relu")["conv"].any()
+    assert before.any()
 
 
 PICTURES = """
@@ -208,6 +231,70 @@ def test_every_type(kind, tmp_path):
     first = float(solver.net.blobs["loss"].data)
     solver.step(29)
     assert float(solver.net.blobs["loss"].data) < first
+
+
+ENDS = """
+import sys, engine.caffe as caffe
+solver = caffe.SGDSolver(sys.argv[1])
+solver.step(1)
+solver.test_nets[0].forward()
+net = caffe.Net(sys.argv[2], caffe.TRAIN)
+net.forward()
+print("done")
+"""
+
+
+def test_scripts_end_well(tmp_path):
+    """Threads that decode and communicate are ended before the interpreter is."""
+    text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 4 test_interval: 3'
+    command = [sys.executable, "-c", ENDS, write(tmp_path, text, digits_net()), _net_file(tmp_path)]
+    for _ in range(3):
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_dropped_solvers_and_nets_leave_no_threads(tmp_path):
+    gc.collect()
+    before = threading.active_count()
+    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, digits_net()))
+    solver.add_callback(lambda: None, lambda: None)
+    solver.step(1)
+    net = caffe.Net(_net_file(tmp_path), caffe.TRAIN)
+    net.forward()
+    assert threading.active_count() > before
+    del solver, net
+    gc.collect()
+    assert threading.active_count() == before
+
+
+FAILING = """
+import caffe
+
+class Failing(caffe.Layer):
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].shape)
+
+    def forward(self, bottom, top):
+        top[0].data[...] = bottom[0].data
+
+    def backward(self, top, propagate_down, bottom):
+        raise ZeroDivisionError
+"""
+
+
+def test_a_failed_backward_leaves_nobody_waiting(tmp_path, monkeypatch):
+    (tmp_path / "failing_in_backward.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    failing = """layer { name: "failing" type: "Python" bottom: "ip" top: "failing"
+                   python_param { module: "failing_in_backward" layer: "Failing" } }"""
+    net = INPUT_NET.replace('layer { name: "loss"', failing + 'layer { name: "loss"').replace(
+        '"SoftmaxWithLoss" bottom: "ip"', '"SoftmaxWithLoss" bottom: "failing"'
+    )
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, net)))
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        solver.step(1)
+    with pytest.raises(EngineError, match=r"iteration 0 has failed: .*Failing"):
+        solver.step(1)
 
 
 def test_unknown_types_and_settings(tmp_path):
