@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.comm.sentinel_process.board import DATA
-from engine.data import batch_size_of, open_data
+from engine.data import batch_size_of, open_data, source_of
 from engine.data.hdf5_output import HDF5Output
 from engine.data.readers.memory import MemoryReader
 from engine.errors import ConfigError, DataError
@@ -62,6 +62,7 @@ class Feeder:
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
         self._opened: dict[str, _Opened] = {}  # by layer
+        self._paths: dict[str, str] = {}
         self._batches: dict[str, Prefetcher] = {}
         self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
         self._keys: list[str] = []  # of the batch in use
@@ -76,6 +77,7 @@ class Feeder:
                 message, self._phase, self._seed, where, self._skip_bad_images, rank=self._rank, ranks=self._ranks
             )
             self._opened[message.name] = _Opened(source, size)
+            self._paths[message.name] = source_of(message)
         opened = self._opened[message.name]
         return opened.source.top_shapes(opened.batch_size)
 
@@ -118,8 +120,8 @@ class Feeder:
 
     @property
     def sources(self) -> list[str]:
-        """Layers that read data, for messages: "layer 'data'"."""
-        return [f"layer '{name}'" for name in self._opened]
+        """What is read, for messages: "layer 'data' (train_lmdb)"."""
+        return [f"layer '{name}'" + (f" ({path})" if path else "") for name, path in self._paths.items()]
 
     @property
     def skipped(self) -> dict[str, str]:

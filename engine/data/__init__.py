@@ -40,6 +40,13 @@ def batch_size_of(layer_param: LayerParameter, where: str | None = None) -> int:
     return find_reader(layer_param.type, where).batch_size(layer_param, where)
 
 
+def source_of(layer_param: LayerParameter) -> str:
+    """The path that a data layer reads, "" where there is none."""
+    from engine.data.registry import find_reader
+
+    return find_reader(layer_param.type or "Data").source_of(layer_param)
+
+
 def set_batch_size(layer_param: LayerParameter, size: int) -> None:
     """Of a layer that has one: see batch_size_of()."""
     from engine.data.registry import find_reader

@@ -107,7 +107,7 @@ def test_a_rank_that_waits_for_data_is_named(tmp_path):
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine:")]
     assert done.returncode != 0
     assert "stopping all ranks: rank 1 (pid " in lines[0], done.stderr
-    assert lines[0].endswith("): iteration 39, waits for data from layer 'data'")
+    assert lines[0].endswith("): iteration 39, waits for data from layer 'data' (examples/digits/digits_train_lmdb)")
     assert re.match(r"engine:   ranks 0,2, for \d s: iteration (39|40), .*waits for the ", lines[1]), lines
 
 
@@ -116,7 +116,7 @@ def test_one_rank_is_watched_too(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=40)
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine:")]
     assert done.returncode == -signal.SIGKILL and len(lines) == 1
-    assert lines[0].endswith("): iteration 39, waits for data from layer 'data'")
+    assert lines[0].endswith("): iteration 39, waits for data from layer 'data' (examples/digits/digits_train_lmdb)")
 
 
 def test_a_board_is_read_by_another():

@@ -1,9 +1,7 @@
 """Where a rank is, in memory that its sentinel reads even when the rank cannot run. Standard library only."""
 
-import json
 import mmap
 import os
-import tempfile
 from collections.abc import Sequence
 
 # The numbers, int64 each. The executor writes the first four: see Program::Board in csrc/program.h.
@@ -23,6 +21,8 @@ class Board:
         """descriptor: of another process' board, to read it."""
         self._file = None
         if descriptor is None:
+            import tempfile  # not in sentinels, which are to start at once
+
             folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
             self._file = tempfile.TemporaryFile(dir=folder)
             self._file.truncate(SIZE)
@@ -64,6 +64,8 @@ class Board:
         self, number: int, ops: Sequence[str], sources: Sequence[str], buckets: Sequence[str] | None = None
     ) -> None:
         """What the numbers stand for. ops: the layer of each; sources: of the data; buckets: what each holds."""
+        import json
+
         self._names[str(number)] = {"ops": list(ops), "sources": list(sources), "buckets": list(buckets or ())}
         text = json.dumps(self._names).encode()
         if TEXT + len(text) <= SIZE:  # else numbers must do
@@ -106,6 +108,8 @@ class Board:
         return ", ".join(parts)
 
     def _read_names(self) -> dict[str, dict]:
+        import json
+
         try:
             return json.loads(self._memory[TEXT : TEXT + self.numbers[TEXT_BYTES]])
         except ValueError:  # none yet, or just being written
