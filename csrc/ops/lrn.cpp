@@ -4,7 +4,7 @@
 #include <string>
 
 #include "elementwise.h"
-#include "lrn_columns.h"
+#include "lrn_kernels.h"
 #include "onednn_util.h"
 
 namespace engine {
@@ -25,11 +25,13 @@ public:
         const backward_pd back =
             learns ? backward_pd(cpu(), how, layout, layout, layout, size, alpha, beta, k, pd, user_scratchpad())
                    : backward_pd();
-        // oneDNN has fast kernels for blocked layouts and, of channels, local_size 5.
-        if (how == algorithm::lrn_across_channels && (is_reference(pd) || (learns && is_reference(back)))) {
+        // oneDNN has fast kernels for blocks of channels, and mostly for local_size 5.
+        if (is_reference(pd) || (learns && is_reference(back))) {
             const Dims& dims = input(0)->shape;
-            columns_ = {dims[0], dims[1], dims[2] * dims[3], size, alpha / float(size), beta, k};
-            build_columns(learns);
+            const bool across = how == algorithm::lrn_across_channels;
+            const float share = alpha / float(across ? size : size * size);
+            kernels_ = {dims[0], dims[1], dims[2], dims[3], size, across, share, beta, k};
+            build_kernels(learns);
             return;
         }
         build_forward(pd);
@@ -38,15 +40,15 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         Op::forward(stream);
-        if (columns_.size == 0) return;
-        columns_.values(floats(x_), scales_->data(), floats(y_.memory));
+        if (kernels_.size == 0) return;
+        kernels_.values(floats(x_), scales_->data(), floats(y_.memory));
         run(after_forward_, stream);
     }
 
     void backward(const dnnl::stream& stream) override {
         Op::backward(stream);
-        if (columns_.size == 0) return;
-        columns_.gradients(floats(seen_), scales_->data(), floats(given_), floats(ratios_), floats(wanted_.memory));
+        if (kernels_.size == 0) return;
+        kernels_.gradients(floats(seen_), scales_->data(), floats(given_), floats(ratios_), floats(wanted_.memory));
         run(after_backward_, stream);
     }
 
@@ -59,7 +61,7 @@ private:
     }
 
     // By kernels of our own, on row-major float32: what is something else is reordered.
-    void build_columns(bool learns) {
+    void build_kernels(bool learns) {
         const Layout plain = plain_layout(input(0)->shape);
         x_ = reading(input(0), plain, forward_calls_);
         output(0, input(0)->layout);
@@ -112,7 +114,7 @@ private:
 
     TensorPtr powers_;  // what forward leaves for backward
 
-    LrnColumns columns_{};  // size 0: oneDNN does it
+    LrnKernels kernels_{};  // size 0: oneDNN does it
     memory x_, seen_, given_, ratios_;
     Target y_, wanted_;
     Calls after_forward_, after_backward_;

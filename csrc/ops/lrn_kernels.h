@@ -1,13 +1,14 @@
-// LRN over neighbouring channels of a row-major (outer, channels, inner).
+// LRN of a row-major (outer, channels, height, width), over neighbouring channels or squares of a channel.
 #pragma once
 
 #include <cstdint>
 
 namespace engine {
 
-struct LrnColumns {
-    int64_t outer, channels, inner, size;
-    float alpha, beta, k;  // alpha: already divided by size
+struct LrnKernels {
+    int64_t outer, channels, height, width, size;
+    bool across_channels;
+    float alpha, beta, k;  // alpha: already divided by the number of neighbours
 
     // scales = k + alpha sum of x^2 over the neighbours, y = x scales^-beta.
     void values(const float* x, float* scales, float* y) const;
@@ -16,7 +17,7 @@ struct LrnColumns {
 
 private:
     template <typename Work>
-    void over_columns(const Work& work) const;
+    void in_parts(const Work& work) const;
 };
 
 }  // namespace engine
