@@ -167,14 +167,14 @@ class Net:
         memory_plan.place(self.program, lifetimes, "memory_plan" in passes)
 
     def _own_losses(self) -> None:
-        """The solver reads losses, also those that another layer reads, too. And a layer that is no loss but has a
-        loss_weight: the gradient of its top is that weight."""
+        """The solver reads losses, also those that another layer reads, too. The gradient of such a top is its weight,
+        which only layers read that are no losses themselves."""
         for layer in self.graph.layers:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
                 if not weight:
                     continue
                 self.program.own(self.tensors[top])
-                if not layer.is_loss and self.tensors[top].diff is not None:
+                if self.tensors[top].diff is not None:
                     self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
     def _place_parameters(self, placed_already: set) -> None:

@@ -151,6 +151,16 @@ def test_the_test_phase_has_a_backward(tmp_path):
     assert net.params["ip"][0].diff.any()
 
 
+@pytest.mark.parametrize("force", ["", "force_backward: true"])
+def test_the_gradient_of_a_loss_is_its_weight(force, tmp_path):
+    text = TRAINED.replace('top: "loss" }', 'top: "loss" loss_weight: 3 }') + force
+    net = caffe.Net(write(tmp_path, text), caffe.TRAIN)
+    net.forward(data=np.ones((4, 5)), label=np.zeros(4))
+    net.backward()
+    assert net.blobs["loss"].diff == 3
+    assert net.blobs["data"].diff.any() == bool(force)
+
+
 def test_reshape(deploy, images):
     expected = probabilities(deploy, convolved(deploy, images))
     deploy.params["conv"][0].data[...] *= 3
