@@ -114,7 +114,7 @@ class MpiWorld(World):
         self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self._local.rank, self._local.size
         self._links: Links | None = None
-        self._sentinel.join(self.broadcast_object(self._sentinel.hub()))
+        self._sentinel.join(self.broadcast_object(self._sentinel.hub()), self.size)
         self.watch(0)  # whoever keeps the board says when to begin
 
     @collective

@@ -35,8 +35,9 @@ class Sentinel:
         """Where rank 0's sentinel can be reached, for join(); None on the other ranks."""
         return self._process.stdout.readline().strip() if self._rank == 0 else None
 
-    def join(self, hub: str) -> None:
+    def join(self, hub: str, ranks: int) -> None:
         """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
+        self._tell(f"ranks {ranks}")
         token, *addresses = hub.split()
         self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
         if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without

@@ -62,7 +62,7 @@ class World:
         does. The board must be kept; set-up, snapshots and the end may take ten times as long."""
         if self._sentinel is None and seconds:
             self._sentinel = Sentinel(0, self.board)
-            self._sentinel.join(self._sentinel.hub())
+            self._sentinel.join(self._sentinel.hub(), 1)
         if self._sentinel:
             self._sentinel.watch(seconds)
 

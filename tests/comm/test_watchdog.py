@@ -2,7 +2,9 @@
 
 import os
 import re
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from engine import proto
 from engine.comm.sentinel_process import board as places
 from engine.comm.sentinel_process.board import Board
 from engine.comm.sentinel_process.guard import Watch
+from engine.comm.sentinel_process.hub import Hub
 from engine.comm.sentinel_process.report import Answer, report
 from engine.comm.settings import watchdog_seconds
 from engine.config import parse_net
@@ -157,6 +160,24 @@ def test_how_long_is_too_long():
     assert not watch.is_stuck(begin + 61)
     watch.set_limit(0)
     assert not watch.is_stuck(begin + 1000)
+
+
+def test_the_hub_names_nobody_before_all_have_joined(capfd):
+    """The launcher kills the others when one dies: the first that the hub misses need not be the first that died."""
+    for joined, named in ((2, False), (3, True)):
+        hub = Hub(selectors.DefaultSelector())
+        hub.expected = 3
+        pairs = [socket.socketpair() for _ in range(joined)]
+        for number, (ours, theirs) in enumerate(pairs):
+            hub.listen(theirs)
+            ours.sendall(f"rank {hub.token} {number} {10 + number} n1\n".encode())
+        for event in (None, pairs[1][0].close):
+            if event:
+                event()
+            for key, _ in hub.selector.select(1):
+                key.data()
+        assert hub.ended and hub.stop_at is not None
+        assert ("rank 1 (pid 11 on n1) died" in capfd.readouterr().err) == named
 
 
 def test_who_is_blamed():

@@ -13,6 +13,7 @@ and ends the ranks likewise. If all ranks have been stopped by a signal it waits
 
     sentinel 0 -> rank 0    TOKEN HOST:PORT ...                  where the hub listens, for all ranks
     rank -> its sentinel    hub TOKEN HOST:PORT ...              end of file: the rank has ended
+                            ranks NUMBER                 of them all
                             watch SECONDS                        0: not at all
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
                             fail                                 answer: first, or late if another has failed before

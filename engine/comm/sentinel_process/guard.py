@@ -83,6 +83,8 @@ class Guard:
             word, *rest = line.split(" ")
             if word == "hub":
                 self.join(rest[0], rest[1:])
+            elif word == "ranks" and self.hub:
+                self.hub.expected = int(rest[0])
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
         if heard is None:

@@ -20,6 +20,7 @@ class Hub:
         self.token = secrets.token_hex(16)
         self.listener = socket.create_server(("", 0), backlog=4096)
         self.ranks: dict[socket.socket, str] = {}  # connection -> "rank 3 (pid 77 on host)"
+        self.expected, self.joined = 0, 0  # ranks
         self.guards: set[socket.socket] = set()
         self.ended = False  # somebody has failed, died or made no progress
         self.stop_at: float | None = None
@@ -56,6 +57,7 @@ class Hub:
             self.guards.add(connection)
         else:
             self.ranks[connection] = rank_name(*rest)
+            self.joined += 1
         send(connection, "welcome")
 
     def hear_rank(self, connection: socket.socket, word: str) -> None:
@@ -77,7 +79,8 @@ class Hub:
             send(connection, "wait")
 
     def died(self, rank: str) -> None:
-        say(f"engine: {rank} died, killed or crashed: stopping all ranks\n")
+        if self.joined >= self.expected:  # else the first to die may be one that has not come: the launcher tells
+            say(f"engine: {rank} died, killed or crashed: stopping all ranks\n")
         self.end(0)
 
     def judge(self) -> None:
