@@ -26,6 +26,7 @@ class Weighted : public Op {
             };
             std::tie(forward, backward) = algorithms.at(a.text("activation"));
         }
+        bool is_relu() const { return forward == algorithm::eltwise_relu && alpha == 0; }  // without slope
         algorithm forward, backward;
         float alpha, beta;
     };

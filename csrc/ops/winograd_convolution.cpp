@@ -1,6 +1,6 @@
 // Convolution of 3 x 3 pixels with stride 1 in float32 by Winograd's algorithm (winograd.h), for groups of whole blocks
 // of 16 channels. inputs: x (N, C, H, W), and what is added; params and attributes: as Convolution's, of which pad and
-// group are read; the activation is a ReLU without slope.
+// group are read.
 //
 // At each of 36 points y = x w, and for the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their
 // points stay in the caches between transform and product.
@@ -26,6 +26,7 @@ public:
         implementation_ = "winograd:avx512_core";
         output(0, blocked(out));
         if (activation_ && needs_backward() && output_gradient(0)) close_activation();
+        if (activation_ && !activation_->is_relu()) activate();
         fresh_scratch();
         make_points();
         build_forward();
@@ -44,8 +45,10 @@ public:
             winograd_input(images(in, group, x_channels_), values(x_), pad_, tiles, x_at_.points());
             run(y_products_[group], stream);
             winograd_output(images(out, group, y_channels_), y_at_.points(), tiles, bias,
-                            adds_ ? values(added_) : nullptr, activation_.has_value(), outputs_[0]->data());
+                            adds_ ? values(added_) : nullptr, activation_ && activation_->is_relu(),
+                            outputs_[0]->data());
         });
+        run(activate_calls_, stream);
     }
 
     void backward(const dnnl::stream& stream) override {
@@ -56,6 +59,18 @@ public:
     }
 
 private:
+    // The transform of the results knows a ReLU; other functions are applied to them afterwards.
+    void activate() {
+        const Layout& layout = outputs_[0]->layout;
+        const dnnl::eltwise_forward::primitive_desc pd(cpu(), forward_kind(spec_), activation_->forward, layout, layout,
+                                                       activation_->alpha, activation_->beta, user_scratchpad());
+        fresh_scratch();
+        activate_calls_.push_back({dnnl::eltwise_forward(pd),
+                                   {{DNNL_ARG_SRC, outputs_[0]->memory},
+                                    {DNNL_ARG_DST, outputs_[0]->memory},
+                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    }
+
     static float* values(const memory& from) { return static_cast<float*>(from.get_data_handle()); }
 
     // At all points, a cache line further apart than they must be: at powers of two they would compete for the same
@@ -229,7 +244,7 @@ private:
     memory x_, x_again_, dy_, weights_memory_, turned_weights_;
     std::vector<Calls> y_products_, x_products_, w_products_[2];  // by group; the second adds to what is there
     Target weights_gradient_, bias_gradient_, dx_;
-    Calls finish_calls_;
+    Calls activate_calls_, finish_calls_;
 };
 
 static const bool registered = has_winograd() && (RegisterOp<WinogradConvolution>("WinogradConvolution"), true);

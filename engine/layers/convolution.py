@@ -115,7 +115,7 @@ class Convolution(Weighted):
         fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
         fits = fits and window["pad"] in ([0, 0], [1, 1], [2, 2])
         fits = fits and not channels // param.group % 16 and not param.num_output // param.group % 16
-        if not fits or dtype != "f32" or self.activation not in (None, ("relu", 0.0, 0.0)):
+        if not fits or dtype != "f32":
             return False
         tiles = math.prod((each + 3) // 4 for each in size)
         return math.prod(size) >= 8 * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= 32

@@ -73,6 +73,15 @@ def test_relu_without_bias():
         assert all(close(found[what], values) for what, values in expected.items())
 
 
+@pytest.mark.parametrize("activation", ['type: "ELU" elu_param { alpha: 0.5 }', 'type: "TanH"', 'type: "ReLU6"'])
+def test_other_activations(activation):
+    behind = f' layer {{ name: "f" bottom: "y" top: "y" {activation} }}'
+    found, expected = (results(algorithm, "parts of tiles", behind) for algorithm in ("auto", "direct"))
+    assert close(found["y"], expected["y"])
+    if "ReLU6" not in activation:  # at whose kinks rounding may decide about a gradient
+        assert all(close(found[what], values) for what, values in expected.items())
+
+
 def test_gradients_add_up():
     twice, once = results("winograd", "several chunks", passes=2), results("winograd", "several chunks")
     for name in ("conv[0]", "conv[1]"):
