@@ -6,7 +6,17 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from engine.options import add_budget, add_common, add_running, add_skip, add_verb, comma_separated, positive, seconds
+from engine.options import (
+    add_budget,
+    add_common,
+    add_running,
+    add_skip,
+    add_verb,
+    comma_separated,
+    positive,
+    positives,
+    seconds,
+)
 from engine.tools.arguments import ADD as ADD_TOOLS
 
 
@@ -184,7 +194,7 @@ def _add_predict(verbs) -> None:
     )
     verb.add_argument("--model", metavar="FILE", help="the net, a prototxt; not needed with --profile")
     verb.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
-    verb.add_argument("--ranks", type=comma_separated, required=True, metavar="A,B", help="numbers of ranks")
+    verb.add_argument("--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks")
     verb.add_argument("--batch", type=positive, metavar="N", help="per rank (default: the profile's, or the net's)")
     verb.add_argument("--images_per_second", type=float, metavar="X", help="of one rank, on another machine")
     verb.add_argument("--latency", type=float, metavar="US", help="of a message between nodes, microseconds")

@@ -269,16 +269,13 @@ def predict(options: Namespace) -> int:
         raise ConfigError("which network? --latency and --bandwidth, or start it with mpiexec to measure")
     if not (options.model or options.profile):
         raise ConfigError("--model or --profile is needed")
-    ranks = [int(text) for text in options.ranks if text.isdecimal() and int(text)]
-    if len(ranks) != len(options.ranks):
-        raise ConfigError(f"--ranks {','.join(options.ranks)}: expected whole numbers above 0, such as 2,4,8")
     param = predict.comm_param(options.comm)
     if options.bandwidth is None:
         network = predict.measured_network(world)
     else:
         network = predict.given_network(options.latency, options.bandwidth, options.ranks_per_node, options.cores)
     profile = _profile(options, world)
-    found = [predict.predict(profile, network, count, param) for count in ranks]
+    found = [predict.predict(profile, network, count, param) for count in options.ranks]
     if world.rank == 0:
         print(predict.to_text(profile, network, found))
         if options.json:

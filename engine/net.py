@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -119,7 +119,7 @@ class Net:
         graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of, before=built_before, parts=parts)
         self.graph = prepare(graph, passes, precision, self.has_backward)
         self.name = self.graph.name
-        self._lower(share, accumulate, plain_parameters)
+        self._lower(share, accumulate, plain_parameters, parts)
         self._place(passes, keep_all, memory_budget)
         self._place_parameters(set() if share is None else set(share.tensor_of.values()))
         if share is not None:  # which this net may outlive
@@ -131,13 +131,14 @@ class Net:
         if before is not None and before is share:
             self._take_place_of(before)
 
-    def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool) -> None:
+    def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool, parts: Collection[str]) -> None:
         from engine import _core
 
         self.program = _core.Program(self.has_backward)
         shared = {}
         if share is not None:
-            shared = {(p.layer, p.index): tensor for p, tensor in share.tensor_of.items() if p.parts == 1}
+            here = [(p, tensor) for p, tensor in share.tensor_of.items() if p.parts == 1 or p.layer in parts]
+            shared = {(p.layer, p.index): tensor for p, tensor in here}
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())

@@ -46,6 +46,10 @@ def seconds(text: str) -> str:
     return text
 
 
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in comma_separated(text)] or [positive(text)]
+
+
 def add_common(verb: argparse.ArgumentParser) -> None:
     """What every verb has that builds nets."""
     verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")

@@ -84,6 +84,7 @@ def test_flags_in_caffes_forms(form):
         ["train"],
         ["train", "--solver", "x", "--snapshot", "y", "--weights", "z"],
         ["time", "--model", "x", "--iterations", "0"],
+        ["predict", "--model", "x", "--ranks", "2,x"],
     ],
 )
 def test_wrong_usage_is_status_2(arguments, capsys):

@@ -26,17 +26,16 @@ from engine.layers.parts import Part
 from engine.net import WATCHED, Net
 from engine.precision import usable_precision
 from engine.report import plot
-from engine.report.layer_times import LayerTimes
 from engine.report.log import log, warn
 from engine.report.metrics import LossWindow, output_lines
 from engine.report.progress import Progress
-from engine.report.step_times import StepTimes
 from engine.report.table import human
 from engine.report.timeline import Timeline
 from engine.solver.drift import check_drift
 from engine.solver.files import SnapshotFiles
 from engine.solver.history import History
 from engine.solver.lr import Plateau, learning_rate
+from engine.solver.sight import Sight
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.validate import validate
 from engine.solver.wholes import Wholes
@@ -80,7 +79,6 @@ class Solver:
         self.every_blob = every_blob
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
-        self.timeline = timeline
         validate(self.param, config.where())
         self.rate = learning_rate(self.param, config.where(path="lr_policy"))
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
@@ -96,8 +94,7 @@ class Solver:
         self.wholes.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
         self._connect()
-        self.step_times = StepTimes()
-        self.layer_times = LayerTimes(self.net, self.strategy.buckets) if layer_times else None
+        self.sight = Sight(self, timeline, layer_times)
         self.evaluators = self._evaluators(nets, skip_bad_images, feeder)
         self.curve = plot.History(self.net.name)
         self._mark = (time.monotonic(), self.iteration)  # of the last display
@@ -347,48 +344,28 @@ class Solver:
         parameter.
         """
         loss = 0.0
-        self.step_times.begin(*self._waits())
+        self.sight.begin()
         self.world.board.iteration(self.iteration)
         for micro in range(self.iter_size):
             last = micro == self.iter_size - 1
-            first_sample = self._next_batch()
+            first_sample = self.sight.next_batch()
             loss += self._forward(micro, first_sample)
             program = self.net.program
             program.mark_ready(last and self.on_gradients is None)
             if micro == 0:
-                self._wait_for_updates()
+                self.sight.wait_for_updates()
                 program.zero_gradients()
             if last:
                 self._start_update(loss / self.iter_size)
             program.backward()
-            if self.layer_times:
-                self.layer_times.passed(self.net)
+            self.sight.passed()
         if self.on_gradients is not None:
             self.on_gradients()
             self.release_gradients()
         self.strategy.backward_done()
-        self.step_times.end(*self._waits())
+        self.sight.end()
         self.iteration += 1
-        self._trace()
-
-    def _waits(self) -> tuple[int, int]:
-        """Nanoseconds that this rank has waited so far: for data; for reduced gradients, and for other ranks' parts."""
-        exchanged = sum(group.waited_ns for group in self.groups)
-        return int(self.feeder.wait_seconds * 1e9), self.strategy.waited_ns() + exchanged
-
-    def _next_batch(self) -> int:
-        begin = time.monotonic_ns()
-        first_sample = self.feeder.next(self.net)
-        if self.timeline is not None and self.timeline.wants(self.iteration):
-            self.timeline.data(self.iteration, begin, time.monotonic_ns(), self.feeder.decoded)
-        return first_sample
-
-    def _wait_for_updates(self) -> None:
-        """Nothing may still read the gradients."""
-        begin = time.monotonic_ns()
-        self.strategy.wait_all()
-        if self.timeline is not None and self.timeline.wants(self.iteration):
-            self.timeline.waiting(self.iteration, "all updates", begin, time.monotonic_ns())
+        self.sight.stepped()
 
     def release_gradients(self) -> None:
         """Gives all buckets away at once, in the order in which backward would have."""
@@ -420,7 +397,7 @@ class Solver:
             self.rate.see(self.smoothed_loss())
         rate = self.rate(self.iteration)
         self._display(rate)
-        self.step_times.aside(time.monotonic_ns() - begin)
+        self.sight.aside(begin)
         correction = 1.0
         if self.param.momentum_correction and self.last_rate:
             correction = rate / self.last_rate
@@ -453,9 +430,7 @@ class Solver:
         for line in output_lines("Train", outputs, {top: weight for _, top, weight in self.net.losses()}):
             log(line)
         log(f"Iteration {self.iteration}, lr = {rate:.6g}")
-        times = self.step_times.line(self.world)
-        if times:
-            log(f"    {times}")
+        self.sight.log_line()
         self.curve.train(self.iteration, loss, rate)
 
     def test(self) -> None:
@@ -496,24 +471,6 @@ class Solver:
         if skipped:
             warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")
 
-    def _trace(self) -> None:
-        """This iteration's spans, for who wants them; servers are still busy with it, their events come later."""
-        if self.timeline is None and self.layer_times is None:
-            return
-        done, buckets = self.iteration - 1, self.strategy.buckets
-        events = self.strategy.events()
-        if self.layer_times is not None:
-            self.strategy.record(True)
-            self.layer_times.stepped(done, events, [self.queue.waited_ns(bucket.index) for bucket in buckets])
-        if self.timeline is not None:
-            wanted = self.timeline.wants(done)
-            self.strategy.record(self.layer_times is not None or wanted or self.timeline.wants(done + 1))
-            if wanted:
-                self.timeline.compute(self.net, done)
-            names = [bucket.name for bucket in buckets]
-            self.timeline.communication([event for event in events if self.timeline.wants(event.step)], names)
-            self.timeline.synchronise(done, self.world)
-
     def _write_reports(self) -> None:
         """The curve beside the snapshots (rank 0), and the timeline (all ranks)."""
         self.strategy.wait_all()
@@ -523,12 +480,7 @@ class Solver:
             path = plot.write_curve(self.curve, str(self.files.prefix()))
             if path:
                 log(f"Curve in {path}")
-        self._trace()
-        if self.layer_times is not None:
-            log(self.layer_times.table(self.world))
-        if self.timeline is not None:
-            self.timeline.write(self.world)
-            log(f"Timeline in {self.timeline.path}: open it in ui.perfetto.dev or chrome://tracing")
+        self.sight.write()
 
     def _finish(self) -> None:
         if self.param.snapshot_after_train and not (self.param.snapshot and self.iteration % self.param.snapshot == 0):
