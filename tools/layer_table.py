@@ -129,11 +129,14 @@ def _lowering(cls: type[Layer]) -> list[str]:
 
 @functools.cache
 def _files() -> dict[str, str]:
-    """Op -> the source of the file that registers it, with the headers of csrc/ops that it includes."""
+    """Op -> the source of the file that registers it, with the headers of csrc/ops that it includes and, of classes
+    that ops derive from (x_op.h), their source."""
     texts = {path.name: path.read_text() for path in sorted((ROOT / "csrc/ops").iterdir())}
     found = {}
     for source in texts.values():
-        included = "".join(texts.get(header, "") for header in re.findall(r'#include "(\w+\.h)"', source))
+        headers = re.findall(r'#include "(\w+\.h)"', source)
+        bases = [header.replace("_op.h", "_op.cpp") for header in headers if header.endswith("_op.h")]
+        included = "".join(texts.get(name, "") for name in [*headers, *bases])
         for registered in re.findall(r"^static const RegisterOp<[^;]*;", source, re.MULTILINE):
             found |= dict.fromkeys(re.findall(r'\("(\w+)"\)', registered), source + included)
     return found
