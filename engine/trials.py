@@ -22,6 +22,7 @@ _REASONS = (
     (r"VideoData", "reads a video"),
     (r"unknown layer type '(\w+)'", "layer type {} is not there"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
+    (r"its shape is said nowhere", "input without a shape"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
@@ -51,8 +52,10 @@ def check_and_run(paths: Iterable[str], overrides: Iterable[str], level: int, st
 def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     phases = _phases(report)
     if report.errors or not phases:
-        message = report.errors[0] if report.errors else "nothing in it runs"
-        yield Row(report.file, report.kind, "", "reads" if report.kind else "", reason_of(message), message)
+        reason, message = "nothing in it", "the net has no layers"
+        if report.errors:
+            reason, message = reason_of(report.errors[0]), report.errors[0]
+        yield Row(report.file, report.kind, "", "reads" if report.kind else "", reason, message)
         return
     for phase in phases:
         outcome = run_apart(Trial(report.file, report.kind, phase, *state))
@@ -67,7 +70,7 @@ def _phases(report: FileReport) -> list[str]:
     if report.kind == "solver":
         return ["TRAIN"]
     trains = any("TRAIN" in net.phases and net.has_loss for net in report.nets)
-    tests = any("TEST" in net.phases for net in report.nets)
+    tests = any("TEST" in net.phases and net.layers for net in report.nets)
     return ["TRAIN"] * trains + ["TEST"] * tests
 
 

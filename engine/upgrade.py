@@ -246,7 +246,7 @@ def _from_v0(old: Message, layer: Message, padding: dict[str, Message], origin: 
 def _upgrade_inputs(message: Message, origin: Node | None) -> list[Node | None]:
     """`input` with its shapes becomes an Input layer before all others; returns the place of that layer, if any.
 
-    Inputs without shapes, as old weight files have them, are dropped.
+    Inputs without shapes are dropped where old weight files have them; in a text the layer will ask for them.
     """
     names, dims = list(message.input), list(message.input_dim)
     shapes = [list(shape.dim) for shape in message.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
@@ -257,7 +257,7 @@ def _upgrade_inputs(message: Message, origin: Node | None) -> list[Node | None]:
         )
     for field in ("input", "input_dim", "input_shape"):
         message.ClearField(field)
-    if not shapes:
+    if not shapes and origin is None:
         return []
     upgraded = type(message)()
     layer = upgraded.layer.add(name="input", type="Input", top=names)

@@ -73,6 +73,11 @@ def test_reasons_of_those_that_do_not_run(folder, monkeypatch):
     unknown, text = run(folder / "unknown.prototxt", folder / "text.prototxt")
     assert (unknown.stage, unknown.reason) == ("reads", "layer type StrangeLoss is not there")
     assert text.stage == "" and text.message
+    (folder / "input.prototxt").write_text('input: "data" ' + "".join(NET.split("\n")[3:5]))
+    (folder / "empty.prototxt").write_text("")
+    shapeless, empty = run(folder / "input.prototxt", folder / "empty.prototxt")
+    assert shapeless.reason == "input without a shape" and "layer[input].input_param" in shapeless.message
+    assert empty.reason == "nothing in it"
     (folder / "nan.prototxt").write_text(NET.replace('type: "xavier"', "value: 1e38"))
     assert {row.reason for row in run(folder / "nan.prototxt")} == {"not finite"}
     monkeypatch.setattr(trials, "TIME_LIMIT", 0.01)

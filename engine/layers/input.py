@@ -21,6 +21,9 @@ class Input(Layer):
     def infer(self) -> list[Shape]:
         shapes = [tuple(shape.dim) for shape in self.message.input_param.shape]
         count = len(self.message.top)
+        if not shapes:
+            example = f"--set 'layer[{self.name}].input_param.shape[0].dim=1,3,224,224'"
+            raise self.error(f"its shape is said nowhere; give one, as with {example}")
         if len(shapes) not in (1, count):
             wanted = "1 shape" if count == 1 else f"1 or {count} shapes"
             raise self.error(f"expected {wanted} in input_param for {count} tops, got {len(shapes)}")
