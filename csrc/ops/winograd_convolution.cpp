@@ -107,7 +107,7 @@ private:
 
     // A chunk fills half of the second-level caches, but has rows enough for weights to be read seldom.
     void make_points() {
-        constexpr int64_t cache = 1 << 20, fewest = 96;
+        constexpr int64_t cache = 1 << 20, fewest = 256;
         const int64_t bytes = Points::count * (x_channels_ + y_channels_) * int64_t(sizeof(float));
         const int64_t most = std::max(fewest, omp_get_max_threads() * cache / bytes);
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
