@@ -280,6 +280,9 @@ def _summary(times: Times) -> Iterator[str]:
     )
     first = f"the first {times.first_iteration_ms:.3f} ms, begun {times.to_first_iteration_s:.3f} s after the start"
     yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
+    outside = max(0.0, times.step_ms - times.forward_ms - times.backward_ms - times.recompute_ms)
+    work = "update and engine's own work" if times.phase == "TRAIN" else "engine's own work"
+    yield f"outside of layers ({work}): {outside:.3f} ms, {1e3 * outside / len(times.layers):.1f} us per layer"
     if times.recomputed:
         yield (
             f"memory budget: {times.recomputed} layers are computed twice, which takes {times.recompute_ms:.3f} ms, "
