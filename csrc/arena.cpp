@@ -9,7 +9,13 @@ namespace engine {
 
 static constexpr size_t huge_page = size_t(2) << 20, small_page = size_t(4) << 10;
 
-Arena::Arena(size_t bytes) : bytes_((std::max<size_t>(bytes, 1) + huge_page - 1) / huge_page * huge_page) {
+// Whole huge pages, but for what fits into less than one: nets own many small blobs.
+static size_t whole_pages(size_t bytes) {
+    const size_t page = bytes < huge_page ? small_page : huge_page;
+    return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
+}
+
+Arena::Arena(size_t bytes) : bytes_(whole_pages(bytes)) {
     void* block = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<char*>(block);
@@ -18,7 +24,7 @@ Arena::Arena(size_t bytes) : bytes_((std::max<size_t>(bytes, 1) + huge_page - 1)
     // pages with zeros, whether it gives huge ones or small ones.
 #pragma omp parallel for schedule(static)
     for (size_t at = 0; at < bytes_; at += huge_page)
-        for (size_t page = 0; page < huge_page; page += small_page) data_[at + page] = 0;
+        for (size_t page = at; page < std::min(at + huge_page, bytes_); page += small_page) data_[page] = 0;
 }
 
 Arena::~Arena() { munmap(data_, bytes_); }

@@ -38,3 +38,17 @@ def test_a_result_lies_where_its_dead_input_lay():
     group, chains = join(lifetimes, [(6, 1, 3), (1, 0, 1), (2, 1, 2)])
     assert group == [0, 0, 2, 0]  # 2 may not lie over 1, which is needed again
     assert chains == [Lifetime(8, ((0, 2), (5, 7))), Lifetime(8, ((2, 3),))]
+
+
+def test_one_result_lies_where_an_input_lay_if_a_step_has_two():
+    """Also when nobody reads the first of them: it is written, nevertheless."""
+    lifetimes = [Lifetime(8, ((0, 5),)), Lifetime(8, ((5, 5),)), Lifetime(8, ((5, 9),))]
+    assert join(lifetimes, [(5, 0, 1), (5, 0, 2)])[0] == [0, 0, 2]
+
+
+def test_small_arenas_are_small():
+    core = pytest.importorskip("engine._core")
+    for size, allocated in ((1, 4 << 10), (5000, 8 << 10), (3 << 20, 4 << 20)):
+        values = np.frombuffer(core.Arena(size), np.float32)
+        assert values.nbytes == allocated
+        assert not values.any() and values.ctypes.data % 64 == 0

@@ -41,7 +41,7 @@ public:
         if (!global_ && statistics_ > 0) update_statistics();
     }
 
-    bool repeatable() const override { return true; }
+    bool repeatable() const override { return needs_backward(); }  // else its statistics do not live that long
 
     void repeat(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
@@ -105,6 +105,7 @@ private:
         kept_ = kept->memory;
         touch(Pass::backward, kept);
         may_overwrite(Pass::backward, given_[0], kept);
+        if (input_gradient(0)) may_overwrite(Pass::backward, kept, input(0)->diff);
     }
 
     // What arrives behind the addition is the gradient of both its terms.

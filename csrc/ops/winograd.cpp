@@ -221,10 +221,12 @@ void winograd_bias_gradient(const BlockedImages& images, int64_t count, const fl
     for (int64_t block = 0; block < images.blocks; block++) {
         double sums[lanes] = {};
         for (int64_t image = 0; image < count; image++) {
-            const float* const from = dy + plane(images, image, block);
-            Lanes sum{};
-            for (int64_t pixel = 0; pixel < images.h * images.w; pixel++) sum += at(from + pixel * lanes);
-            for (int64_t lane = 0; lane < lanes; lane++) sums[lane] += sum[lane];
+            const float* from = dy + plane(images, image, block);
+            for (int64_t row = 0; row < images.h; row++) {
+                Lanes sum{};
+                for (int64_t column = 0; column < images.w; column++, from += lanes) sum += at(from);
+                for (int64_t lane = 0; lane < lanes; lane++) sums[lane] += sum[lane];
+            }
         }
         for (int64_t lane = 0; lane < lanes; lane++) gradient[block * lanes + lane] = float(sums[lane]);
     }

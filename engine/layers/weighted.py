@@ -55,6 +55,8 @@ class Weighted(Layer):
         if following.type == "BatchNorm" and folds and not self.norm and following.use_global_stats:
             self.norm = {"eps": following.attributes()["eps"], "scale": False, "shift": False}
             self.params = self.params + following.params
+            if following.attributes()["relu"]:  # Intel's, within the layer
+                self.activation = ("relu", 0.0, 0.0)
         elif following.type == "Scale" and folds and self.norm and not self.norm["scale"]:
             if not following.is_per_channel:
                 return False

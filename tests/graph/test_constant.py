@@ -14,6 +14,7 @@ INPUT = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 
 CONV = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y"
   convolution_param { num_output: 8 kernel_size: 3 pad: 1 %s weight_filler { type: "msra" } } }"""
 NORM = 'layer { name: "bn" type: "BatchNorm" bottom: "y" top: "y" }'
+NORM_RELU = 'layer { name: "bn" type: "BatchNorm" bottom: "y" top: "y" batch_norm_param { relu: true } }'
 SCALE = 'layer { name: "scale" type: "Scale" bottom: "y" top: "y" scale_param { bias_term: %s } }'
 RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
 SUM = 'layer { name: "sum" type: "Eltwise" bottom: "%s" bottom: "y" top: "s" }'
@@ -28,6 +29,7 @@ NETS = {
     "norm without bias": ([CONV % "bias_term: false", NORM, RELU], 1),
     "scale": ([CONV % "bias_term: false", NORM, SCALE % "false"], 1),
     "shift": ([CONV % "", NORM, SCALE % "true", RELU], 1),
+    "norm with a ReLU of its own": ([CONV % "", NORM_RELU], 1),
     "groups": ([CONV % "group: 4", NORM, SCALE % "true"], 1),
     "sum of what nobody else reads": ([POOL, CONV % "", NORM, SUM % "p"], 3),  # and the Split of x
     "sum of what is read again": ([POOL, CONV % "", NORM, SUM % "p", AGAIN], 5),

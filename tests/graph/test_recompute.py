@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.config import parse_net
 from engine.errors import EngineError
 from engine.net import Net
 from tests.test_passes import NETS, randomise
@@ -47,6 +48,19 @@ def test_same_bits_in_less_memory(precision):
         assert few is None or few <= len(net.repeats)  # no more than it takes
         few = len(net.repeats)
     assert not make(precision, needed).repeats
+
+
+def test_a_frozen_normalisation_is_not_repeated():
+    """It has no backward for which its statistics are kept, but convolutions that learn read its input and result."""
+    layers = ['type: "Input" top: "x" input_param { shape { dim: 2 dim: 32 dim: 9 dim: 9 } }']
+    layers += ['type: "TanH" bottom: "x" top: "t"', 'type: "BatchNorm" bottom: "t" top: "z"']
+    for bottom, top in ("ta", "zb"):
+        param = 'num_output: 32 kernel_size: 1 weight_filler { type: "msra" }'
+        layers.append(f'type: "Convolution" bottom: "{bottom}" top: "{top}" convolution_param {{ {param} }}')
+    layers.append('type: "EuclideanLoss" bottom: "a" bottom: "b" top: "loss"')
+    text = "\n".join(f'layer {{ name: "{i}" {layer} }}' for i, layer in enumerate(layers))
+    with pytest.raises(EngineError, match="even when 0 layers are computed twice"):
+        Net(parse_net(text, "test.prototxt"), proto.TRAIN, memory_budget=1000)
 
 
 def test_what_cannot_be_reached_is_told_with_what_can():

@@ -135,6 +135,14 @@ def test_residual_block():
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("operation", ["PROD", "SUM coeff: 2 coeff: 3", "MAX"])
+def test_gradients_lie_apart(operation):
+    """Of an input of the net, which nobody reads here, and of a convolution's result in another layout."""
+    for names in ("a y", "y a"):
+        text = layer(f"operation: {operation}", names, "z") + RELU.replace("ReLU", "TanH").replace('"y"', '"z"')
+        run_blocked(text, plain={"a": RANDOM.normal(size=(2, 32, 5, 6)).astype(np.float32)}, y=32)
+
+
 def test_errors():
     assert "expected bottoms of one shape, (2, 3), got (2, 4) for bottom 1" in error_of(layer(), a=(2, 3), b=(2, 4))
     assert "expected one coeff for each of 2 bottoms or none, got 1" in error_of(layer("coeff: 1"), a=(2, 3), b=(2, 3))

@@ -25,8 +25,8 @@ CASES = {  # x, outputs, pad, group
     "groups": ((2, 96, 13, 13), 64, 1, 2),
     "no padding": ((1, 64, 14, 15), 64, 0, 1),
     "wide padding": ((2, 32, 6, 6), 32, 2, 1),
-    "several chunks": ((8, 128, 20, 20), 64, 1, 1),
-    "several chunks and groups": ((8, 128, 20, 20), 128, 1, 2),
+    "several chunks": ((11, 128, 20, 20), 64, 1, 1),
+    "several chunks and groups": ((11, 128, 20, 20), 128, 1, 2),
 }
 TOLERANCE = 5e-6  # of the norm; oneDNN's direct kernels are within 3e-7
 
@@ -86,6 +86,15 @@ def test_gradients_add_up():
     twice, once = results("winograd", "several chunks", passes=2), results("winograd", "several chunks")
     for name in ("conv[0]", "conv[1]"):
         np.testing.assert_allclose(twice[name], 2 * once[name], rtol=1e-5, atol=1e-4)
+
+
+def test_sums_over_large_planes():
+    text = CONV.format(outputs=16, pad=1, group=1, bias="true", algorithm="winograd")
+    net = make_net(net_text(text, x=(1, 32, 256, 256)), proto.TRAIN)
+    net.forward()
+    net.set_top_diff("y", np.full((1, 16, 256, 256), 0.1))
+    net.backward()
+    np.testing.assert_allclose(net.params["conv"][1].diff.get(), np.float32(0.1) * 65536.0, rtol=1e-5)
 
 
 def test_nothing_depends_on_what_was_computed_before():

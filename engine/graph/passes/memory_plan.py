@@ -93,16 +93,18 @@ def join(lifetimes: list[Lifetime], overwrites: list[tuple[int, int, int]]) -> t
     result) that are possible. Returns the first buffer of each one's chain, and the lifetimes of the chains in the
     order of their first buffers."""
     first_of = list(range(len(lifetimes)))
+    end_of = list(range(len(lifetimes)))  # the last buffer of a chain, by its first
     chains = dict(enumerate(lifetimes))
     for step, source, result in sorted(overwrites, key=lambda each: each[0]):
         into, last = first_of[source], first_of[result]
-        if into == last or last != result:
+        if into == last or last != result or end_of[into] != source:  # another result of this step lies there
             continue
         before, after = chains[into], chains[last]
         if before.last == step == after.first and after.bytes <= before.bytes:
             (begin, _), (_, end) = before.spans[-1], after.spans[0]
             chains[into] = Lifetime(before.bytes, (*before.spans[:-1], (begin, end), *after.spans[1:]))
             del chains[last]
+            end_of[into] = end_of[last]
             first_of = [into if each == last else each for each in first_of]
     return first_of, [chains[buffer] for buffer in sorted(chains)]
 
