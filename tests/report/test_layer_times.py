@@ -55,7 +55,7 @@ def test_columns_of_two_ranks(servers):
     # One bucket or two, each of which takes 20 ms; conv reads the last first, and waits.
     assert found["total"]["reduce"] >= 20 and found["total"]["update"] > 0
     if servers:
-        assert found["conv"]["wait"] > 10 and found["total"]["backward"] < 20
+        assert found["conv"]["wait"] > 10
 
 
 def test_one_rank_has_no_communication():

@@ -66,4 +66,4 @@ def test_a_slow_rank_shows_as_skew(servers):
         found = parts(line)
         total = sum(value for name, value in found.items() if name != "whole")
         assert total == pytest.approx(found["whole"], abs=0.05)
-        assert 10 < found["skew"] < 25 and "(rank 1 is " in line, line
+        assert 8 < found["skew"] < 60 and "(rank 1 is " in line, line
