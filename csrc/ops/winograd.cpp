@@ -160,7 +160,7 @@ void winograd_output(const BlockedImages& images, const Points& from, const Tile
                     const int64_t pixel = begin + ((place.row + i) * images.w + place.column + j) * lanes;
                     Lanes value = result[i][j] + constant;
                     if (added) value += at(added + pixel);
-                    if (relu) value = value > 0.f ? value : Lanes{};
+                    if (relu) value = value < 0.f ? Lanes{} : value;  // NaN stays NaN
                     at(y + pixel) = value;
                 }
             }

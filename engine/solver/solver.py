@@ -416,6 +416,7 @@ class Solver:
         """Caffe's lines, from which parse_log.py reads; the figures are means over ranks."""
         if not self.param.display or self.iteration % self.param.display:
             return
+        self._check_weights()
         loss = self.smoothed_loss()
         now, (before, since) = time.monotonic(), self._mark
         self._mark = (now, self.iteration)
@@ -450,13 +451,17 @@ class Solver:
         self._settle()
         self.world.board.enter(board.SNAPSHOT)
         self._check_drift()
+        self._check_weights()
+        self.files.write()
+
+    def _check_weights(self) -> None:
+        """The loss does not always tell: kernels with a ReLU make 0 of NaN."""
         if not np.isfinite(self.weights).all():
             bad = next(placed for placed in self.net.parameters if not np.isfinite(placed.tensor.get()).all())
             raise NumericalError(
                 f"iteration {self.iteration}: the update has made weights of {bad.name} infinite or NaN; no snapshot "
                 "is written. Lower base_lr or warm up, or set clip_gradients"
             )
-        self.files.write()
 
     def _settle(self) -> None:
         """Every update is in the weights, and statistics are the ranks' mean."""

@@ -82,6 +82,15 @@ def test_other_activations(activation):
         assert all(close(found[what], values) for what, values in expected.items())
 
 
+def test_relu_leaves_what_is_no_number():
+    shape, outputs, pad, group = CASES["whole tiles"]
+    text = CONV.format(outputs=outputs, pad=pad, group=group, bias="true", algorithm="auto") + RELU
+    net = make_net(net_text(text, x=shape))
+    inputs(net)["x"].set(np.full(shape, np.nan, np.float32))
+    assert np.isnan(net.forward()["y"]).all()
+    assert net.program.first_nonfinite() == "conv"
+
+
 def test_gradients_add_up():
     twice, once = results("winograd", "several chunks", passes=2), results("winograd", "several chunks")
     for name in ("conv[0]", "conv[1]"):
