@@ -17,7 +17,7 @@ from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
 from engine.comm.mpi_group import MpiGroup
 from engine.comm.sentinel import Sentinel
-from engine.comm.sentinel_process.board import Board
+from engine.comm.sentinel_process.board import END, Board
 from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, World, difference
 from engine.errors import CommError
@@ -210,6 +210,7 @@ class MpiWorld(World):
 
     def close(self) -> None:
         self._comm.Barrier()
+        self.board.enter(END)
         self._sentinel.farewell()
         for comm in (self._flags_comm, self._local, self._comm):
             comm.Free()

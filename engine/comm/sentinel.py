@@ -58,8 +58,7 @@ class Sentinel:
             return True
 
     def farewell(self) -> None:
-        """This rank ends well."""
-        self.watch(0)
+        """This rank ends well. The watch goes on: it may still hang on its way out."""
         if self._connection is not None:
             try:
                 self._connection.sendall(b"bye\n")

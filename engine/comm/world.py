@@ -124,6 +124,7 @@ class World:
         """Collective: the orderly end of a run; afterwards only rank and size may be read."""
         if self._sentinel:
             self._sentinel.farewell()
+            self._sentinel.watch(0)  # nobody waits for it, whatever it still does
 
 
 def difference(first: str, second: str, width: int = 40) -> str:

@@ -87,7 +87,7 @@ class Hub:
         """Everybody who can has said where they are."""
         self.asked_at = None
         silent = [name for name in self.ranks.values() if name not in self.answers]
-        answers = [answer for name, answer in self.answers.items() if name in self.ranks.values()]
+        answers = list(self.answers.values())  # also of ranks that hang after their farewell
         # All, or all whose turn to go on has not come yet; the others have just gone on.
         suspended = not silent and all(answer.state == "T" or answer.idle < self.seconds / 2 for answer in answers)
         if suspended or self.ended:
@@ -104,7 +104,7 @@ class Hub:
 
     def tick(self, now: float) -> None:
         if self.asked_at is not None:
-            if len(self.answers) >= len(self.ranks) or now - self.asked_at >= ANSWER_SECONDS:
+            if len(self.answers) >= len(self.guards) or now - self.asked_at >= ANSWER_SECONDS:
                 self.judge()
         if self.stop_at is not None and self.stop_at <= now:
             self.stop_at = None
