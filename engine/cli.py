@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except EngineError as error:
         own = "" if isinstance(error, ConfigError) else _rank_note()
-        status = RANKS_FAILED if options.verb == "train" and isinstance(error, CommError) else 1
+        met = options.verb == "train" and isinstance(error, CommError) and _ranks() is not None  # the ranks did meet
+        status = RANKS_FAILED if met else 1
         return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()), status)
     except Exception:
         request = "this is a defect of engine; please report it with the lines above"

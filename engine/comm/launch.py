@@ -36,10 +36,11 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
-# Open MPI refuses more ranks than cores, unless told (version 4, version 5); the other libraries do not mind.
+# Open MPI refuses more ranks than cores, unless told (version 4, version 5), and then spins. The others do not mind.
 OVERSUBSCRIBE = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
 
