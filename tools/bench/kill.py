@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--watchdog", type=float, default=3.0, metavar="SECONDS")
+    parser.add_argument("--watchdog", type=float, default=5.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", metavar="FOLDER", help="where runs with a fault are kept")
     options = parser.parse_args()
