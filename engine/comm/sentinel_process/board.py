@@ -10,7 +10,7 @@ BEAT, PLACE, OP, BUCKET, WAITS, SERVER_BEAT, ITERATION, NET, TEXT_BYTES, NUMBERS
 SET_UP, DATA, FORWARD, BACKWARD, UPDATE, SNAPSHOT, END = range(7)
 # These may take so many times as long as the others: nothing can be told from within a large read or write.
 SLOW, SLOW_FACTOR = (SET_UP, SNAPSHOT, END), 10
-SIZE, TEXT = 4 << 20, 8 * NUMBERS
+SIZE, TEXT = 256 << 10, 8 * NUMBERS
 NONE = -1
 
 
