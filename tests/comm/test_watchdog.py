@@ -206,6 +206,15 @@ def test_the_hub_names_nobody_before_all_have_joined(capfd):
         assert ("rank 1 (pid 11 on n1) died" in capfd.readouterr().err) == named
 
 
+@pytest.mark.parametrize(("left", "judged"), [(2, False), (1, True)])
+def test_stopped_ranks_are_a_suspended_run_only_if_they_are_all(capfd, left, judged):
+    hub = Hub(selectors.DefaultSelector())
+    hub.expected, hub.seconds = 2, 5.0
+    hub.answers = {f"{rank}": Answer(rank, 10 + rank, "n1", 9.0, "T", False, "end of the run") for rank in range(left)}
+    hub.judge()
+    assert hub.ended == judged and ("rank 0 (pid 10 on n1) is stopped" in capfd.readouterr().err) == judged
+
+
 def test_who_is_blamed():
     def answer(rank: int, idle: float, state: str = "S", waits: bool = True, text: str = "iteration 3, here") -> Answer:
         return Answer(rank, 10 + rank, "n1", idle, state, waits, text)

@@ -88,8 +88,10 @@ class Hub:
         self.asked_at = None
         silent = [name for name in self.ranks.values() if name not in self.answers]
         answers = list(self.answers.values())  # also of ranks that hang after their farewell
-        # All, or all whose turn to go on has not come yet; the others have just gone on.
-        suspended = not silent and all(answer.state == "T" or answer.idle < self.seconds / 2 for answer in answers)
+        # All, or all whose turn to go on has not come yet; the others have just gone on. Not the last that is left.
+        suspended = len(answers) >= self.expected and all(
+            answer.state == "T" or answer.idle < self.seconds / 2 for answer in answers
+        )
         if suspended or self.ended:
             for guard in self.guards:
                 send(guard, "wait")
