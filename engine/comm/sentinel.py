@@ -29,6 +29,8 @@ class Sentinel:
             pass_fds=[board.descriptor],
             text=True,
         )
+        # Python closes its end of the pipe on its way out, where a rank can still be stopped; the system closes this.
+        self._alive = os.dup(self._process.stdin.fileno())
         self._connection: socket.socket | None = None
 
     def hub(self) -> str | None:

@@ -111,6 +111,26 @@ def test_a_rank_that_is_stopped_after_its_farewell(rank):
     assert "died" not in done.stderr
 
 
+EXIT = """
+import os, signal
+from engine.comm.world import world
+w = world()
+w.watch(1)
+w.close()
+w._sentinel._process.stdin.close()  # as the interpreter does when it ends
+if w.rank == {rank}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_on_its_way_out(rank):
+    done = run_ranks(2, EXIT.format(rank=rank), timeout=60)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert len(lines) == 1 and f"rank {rank} (pid" in lines[0] and "(SIGSTOP)" in lines[0], done.stderr
+
+
 SLEEPS = """
 import sys, time
 from engine.cli import main
