@@ -2,11 +2,7 @@
 // time) does nothing. inputs: x (N, ...); attributes: ratio. Which elements survive is a function of the seed, the
 // layer's name, the step, the sample's place in the global batch and the element's place in the sample: the same on
 // however many ranks, and for backward there is no mask to store.
-#include <optional>
-#include <stdexcept>
-
-#include "channel_rows.h"
-#include "dropout_mask.h"
+#include "dropout_op.h"
 #include "vectorised.h"
 
 namespace engine {
@@ -26,37 +22,12 @@ ENGINE_VECTORISED void drop(const DropoutMask& mask, const float* x, float* y, i
 
 }  // namespace
 
-class Dropout : public Op {
+class Dropout : public DropoutOp {
 public:
-    explicit Dropout(OpSpec spec) : Op(std::move(spec)) {
-        const TensorPtr& x = input(0);
-        const double ratio = spec_.attributes.real("ratio");
-        touch(Pass::forward, x);
-        if (ratio == 0) {
-            output_view(0, x->layout, x, true);
-            if (input_gradient(0)) touch(Pass::backward, x->diff);
-            return;
-        }
-        const auto rows = ChannelRows::of(x->layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(x->layout));
-        rows_ = *rows;
-        masks_.emplace(spec_.name, ratio);
-        touch(Pass::forward, output(0, x->layout));
-        may_overwrite(Pass::forward, x, outputs_[0]);
-        if (!input_gradient(0) || !output_gradient(0)) return;
-        touch(Pass::backward, {outputs_[0]->diff, x->diff});
-        may_overwrite(Pass::backward, outputs_[0]->diff, x->diff);
-    }
-
-    void forward(const dnnl::stream&) override {
-        if (masks_) apply(input(0), outputs_[0]);
-    }
-    void backward(const dnnl::stream&) override {
-        if (masks_) apply(outputs_[0]->diff, input(0)->diff);
-    }
+    explicit Dropout(OpSpec spec) : DropoutOp(std::move(spec)) {}
 
 private:
-    void apply(const TensorPtr& from, const TensorPtr& to) const {
+    void apply(const TensorPtr& from, const TensorPtr& to) const override {
         const float* const x = from->data();
         float* const y = to->data();
         const int64_t blocks = rows_.blocks();
@@ -71,9 +42,6 @@ private:
                 drop(mask, x + at, y + at, rows_.inner, rows_.inner_stride, rows_.lanes, first, uint32_t(rows_.inner));
         }
     }
-
-    ChannelRows rows_{};
-    std::optional<DropoutMasks> masks_;  // none where the layer does nothing
 };
 
 static const RegisterOp<Dropout> registered("Dropout");
