@@ -2,36 +2,21 @@
 // inputs: x (N, ...) and the selector (N), both row-major; outputs: x's shape.
 #include <algorithm>
 
-#include "../op.h"
-#include "row_index.h"
+#include "row_index_op.h"
 
 namespace engine {
 
-class Filter : public Op {
+class Filter : public RowIndexOp {
 public:
-    explicit Filter(OpSpec spec)
-        : Op(std::move(spec)), count_(input(0)->shape.at(0)), width_(input(0)->count() / count_), rows_(count_) {
-        output(0, plain_layout(spec_.output_shapes[0]));
-        touch(Pass::forward, {input(0), input(1), outputs_[0]});
-        if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
-    }
-
-    void forward(const dnnl::stream&) override {
-        const float* const selector = input(1)->data();
-        auto next = rows_.begin();
-        for (int64_t row = 0; row < count_; row++)
-            if (selector[row] != 0) *next++ = row;
-        std::fill(next, rows_.end(), -1);
-        gather_rows(input(0)->data(), rows_, width_, outputs_[0]->data());
-    }
-
-    void backward(const dnnl::stream&) override {
-        scatter_rows(outputs_[0]->diff->data(), rows_, width_, input(0)->diff->data(), count_, false);
-    }
+    explicit Filter(OpSpec spec) : RowIndexOp(std::move(spec)) {}
 
 private:
-    int64_t count_, width_;
-    std::vector<int64_t> rows_;
+    void choose(const float* selector, int64_t count, std::vector<int64_t>& rows) const override {
+        auto next = rows.begin();
+        for (int64_t row = 0; row < count; row++)
+            if (selector[row] != 0) *next++ = row;
+        std::fill(next, rows.end(), -1);
+    }
 };
 
 static const RegisterOp<Filter> registered("Filter");
