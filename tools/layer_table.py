@@ -130,15 +130,20 @@ def _lowering(cls: type[Layer]) -> list[str]:
 @functools.cache
 def _files() -> dict[str, str]:
     """Op -> the source of the file that registers it, with the headers of csrc/ops that it includes and, of classes
-    that ops derive from (x_op.h), their source."""
+    that ops derive from (x_op.h), their source and what that includes."""
     texts = {path.name: path.read_text() for path in sorted((ROOT / "csrc/ops").iterdir())}
+
+    def with_headers(source: str) -> str:
+        found = source
+        for header in re.findall(r'#include "(\w+\.h)"', source):
+            text = texts.get(header, "")
+            found += with_headers(text) + texts.get(f"{header[:-2]}.cpp", "") if header.endswith("_op.h") else text
+        return found
+
     found = {}
     for source in texts.values():
-        headers = re.findall(r'#include "(\w+\.h)"', source)
-        bases = [header.replace("_op.h", "_op.cpp") for header in headers if header.endswith("_op.h")]
-        included = "".join(texts.get(name, "") for name in [*headers, *bases])
         for registered in re.findall(r"^static const RegisterOp<[^;]*;", source, re.MULTILINE):
-            found |= dict.fromkeys(re.findall(r'\("(\w+)"\)', registered), source + included)
+            found |= dict.fromkeys(re.findall(r'\("(\w+)"\)', registered), with_headers(source))
     return found
 
 

@@ -7,58 +7,33 @@
 #include <algorithm>
 #include <cmath>
 
-#include "labels.h"
-#include "softmax_op.h"
+#include "softmax_loss_op.h"
 
 namespace engine {
 
-class InfogainLoss : public SoftmaxOp {
+class InfogainLoss : public SoftmaxLossOp {
 public:
-    explicit InfogainLoss(OpSpec spec)
-        : SoftmaxOp(std::move(spec)),
-          axis_(int(spec_.attributes.integer("axis"))),
-          loss_weight_(spec_.attributes.real("loss_weight")),
-          fixed_normalizer_(spec_.attributes.real("normalizer")),
-          classes_(input(0)->shape.at(axis_)),
-          outer_(count_of(Dims(input(0)->shape.begin(), input(0)->shape.begin() + axis_))),
-          inner_(input(0)->count() / (outer_ * classes_)),
-          labels_(spec_, outer_ * inner_, classes_),
-          row_sums_(classes_),
-          losses_(outer_) {
-        if (spec_.inputs.size() < 3) {
+    explicit InfogainLoss(OpSpec spec) : SoftmaxLossOp(std::move(spec)), row_sums_(classes_) {
+        if (spec_.inputs.size() == 3) {
+            touch(Pass::forward, input(2));
+            if (input_gradient(0)) touch(Pass::backward, input(2));
+        } else {
             const std::vector<double> values = spec_.attributes.reals("infogain");
             matrix_.assign(values.begin(), values.end());
         }
-        output(0, plain_layout({}));
-        const Layout& layout = input(0)->layout;
-        probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
-        add_softmax(input(0), probabilities_, axis_);
-        for (size_t i = 1; i < spec_.inputs.size(); i++) touch(Pass::forward, input(i));
-        touch(Pass::forward, outputs_[0]);
-        if (!input_gradient(0)) return;
-        touch(Pass::backward, {probabilities_, input(0)->diff});
-        if (spec_.inputs.size() == 3) touch(Pass::backward, input(2));
-        may_overwrite(Pass::backward, probabilities_, input(0)->diff);
     }
 
     void forward(const dnnl::stream& stream) override {
-        const int64_t valid = labels_.read(input(1)->data());
-        SoftmaxOp::forward(stream);
-        normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
         for (int64_t c = 0; c < classes_; c++) {
             row_sums_[c] = 0;
             for (int64_t k = 0; k < classes_; k++) row_sums_[c] += gain(c)[k];
         }
-#pragma omp parallel for
-        for (int64_t i = 0; i < outer_; i++) losses_[i] = row_loss(i);
-        double sum = 0;  // in the order of rows, whatever the number of threads
-        for (double loss : losses_) sum += loss;
-        outputs_[0]->data()[0] = float(sum / normalizer_);
+        SoftmaxLossOp::forward(stream);
     }
 
     // Of one position: p_c sum_k H[label, k] - H[label, c].
     void backward(const dnnl::stream&) override {
-        const float scale = float(loss_weight_ / normalizer_);
+        const float scale = gradient_scale();
 #pragma omp parallel for
         for (int64_t i = 0; i < outer_ * inner_; i++) {
             const int64_t start = i / inner_ * classes_ * inner_ + i % inner_;
@@ -79,7 +54,7 @@ private:
         return (spec_.inputs.size() == 3 ? input(2)->data() : matrix_.data()) + label * classes_;
     }
 
-    double row_loss(int64_t i) const {
+    double row_loss(int64_t i) const override {
         const float* const p = probabilities_->data() + i * classes_ * inner_;
         double sum = 0;
         for (int64_t j = 0; j < inner_; j++) {
@@ -91,14 +66,8 @@ private:
         return sum;
     }
 
-    int axis_;
-    double loss_weight_, fixed_normalizer_, normalizer_ = 1;
-    int64_t classes_, outer_, inner_;
-    Labels labels_;
     std::vector<float> matrix_;    // H, if it comes from a file
     std::vector<float> row_sums_;  // of H
-    std::vector<double> losses_;
-    TensorPtr probabilities_;
 };
 
 static const RegisterOp<InfogainLoss> registered("InfogainLoss");

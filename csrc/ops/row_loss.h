@@ -5,6 +5,17 @@
 
 namespace engine {
 
+// Fills `losses` with loss_of(i), which may run in any thread, and adds them up in their order, whatever the number of
+// threads.
+template <typename LossOf>
+double sum_of_rows(std::vector<double>& losses, const LossOf& loss_of) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < int64_t(losses.size()); i++) losses[i] = loss_of(i);
+    double sum = 0;
+    for (double loss : losses) sum += loss;
+    return sum;
+}
+
 // inputs: all row-major, with the same first axis N; outputs: loss (); attributes: loss_weight, normalizer (what the
 // sum over the rows is divided by; N by default).
 class RowLoss : public Op {
@@ -29,11 +40,7 @@ protected:
     // The loss from those of the rows, loss_of(i), which may run in any thread.
     template <typename LossOf>
     void add_up(const LossOf& loss_of) {
-#pragma omp parallel for
-        for (int64_t i = 0; i < rows_; i++) losses_[i] = loss_of(i);
-        double sum = 0;  // in the order of rows, whatever the number of threads
-        for (double loss : losses_) sum += loss;
-        outputs_[0]->data()[0] = float(sum / normalizer_);
+        outputs_[0]->data()[0] = float(sum_of_rows(losses_, loss_of) / normalizer_);
     }
 
     // What a row's gradient is multiplied by.

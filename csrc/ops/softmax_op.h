@@ -14,6 +14,8 @@ protected:
     // Its gradient, which backward() computes; `wanted` may lie in the memory of y->diff.
     void add_softmax_backward(const TensorPtr& wanted);
 
+    int64_t outer_, classes_, inner_;  // of x, around the axis; add_softmax() sets them
+
 public:
     void forward(const dnnl::stream& stream) override;
     void backward(const dnnl::stream& stream) override;
@@ -21,7 +23,6 @@ public:
 private:
     // A row-major (outer, classes, inner) with inner above 1, where oneDNN has no fast kernel.
     bool in_columns_ = false;
-    int64_t outer_, classes_, inner_;
     int axis_;
     TensorPtr x_, y_, wanted_;
 };
