@@ -12,6 +12,7 @@ import numpy as np
 from engine import proto
 from engine.data.decode import AnyImage, ImageError, UndecodableImage
 from engine.data.keyed_random import KeyedRandom
+from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
 
 Shape = tuple[int, ...]
@@ -97,9 +98,11 @@ class Reader:
 
 
 class PictureReader(Reader):
-    """Items that are decoded: bad ones are errors, or, with skip_bad_images, replaced by the next good one."""
+    """Items that are decoded: bad ones are errors, or, with skip_bad_images, replaced by the next good one. Arrays, if
+    a type of layer says nothing else: the picture (c, h, w) as transform_param makes it, and its label ()."""
 
     name: str  # of the source, for messages
+    _transformer: Transformer
 
     def __init__(self, message: Any, request: Request):
         super().__init__(message, request)
@@ -114,6 +117,13 @@ class PictureReader(Reader):
     def decode(self, fetched: Any) -> tuple[AnyImage, Any]:
         """(image, its label). Raises ImageError, UndecodableImage."""
         raise NotImplementedError
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        def use(image: AnyImage, label: int, random: KeyedRandom) -> None:
+            self._transformer.apply(image, random, out[0])
+            out[1][...] = label
+
+        return self.read(sample.epoch, sample.index, use)
 
     def read(self, epoch: int, index: int, use: Callable[[AnyImage, Any, KeyedRandom], None]) -> str:
         """Calls use(image, label, random) with an item, or with the next one that can be decoded if bad ones are

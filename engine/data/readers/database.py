@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from engine.data.decode import GRAY, AnyImage, decode, parse_datum
 from engine.data.mean import read_mean
-from engine.data.reader import PictureReader, Request, Sample, Shape, random_first
+from engine.data.reader import PictureReader, Request, Shape, random_first
 from engine.data.registry import find_source, reader
 from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError
@@ -54,13 +51,6 @@ class DatumReader(DatabaseReader):
     def decode(self, fetched: bytes) -> tuple[AnyImage, int]:
         datum = parse_datum(fetched)
         return decode(datum, self._transformer.color), datum.label
-
-    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
-        def use(image: AnyImage, label: int, random) -> None:
-            self._transformer.apply(image, random, out[0])
-            out[1][...] = label
-
-        return self.read(sample.epoch, sample.index, use)
 
     @classmethod
     def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:

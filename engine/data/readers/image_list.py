@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from engine.data.decode import BGR, GRAY, AnyImage, decode_bytes
 from engine.data.image_tree import read_list
-from engine.data.reader import PictureReader, Request, Sample, Shape, random_first
+from engine.data.reader import PictureReader, Request, Shape, random_first
 from engine.data.registry import reader
 from engine.data.transform import Transformer, crop_shape
 from engine.errors import ConfigError, DataError
@@ -54,13 +52,6 @@ class ImageListReader(PictureReader):
         if self._size[0]:
             image = image.resize(self._size, Image.Resampling.BILINEAR)
         return image, label
-
-    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
-        def use(image: AnyImage, label: int, random) -> None:
-            self._transformer.apply(image, random, out[0])
-            out[1][...] = label
-
-        return self.read(sample.epoch, sample.index, use)
 
     @classmethod
     def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
