@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from engine.layers.base import Layer, Shape
+from engine.layers.labels import check_labels
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -27,14 +28,8 @@ class Accuracy(Layer):
         return self.canonical_axis(self.message.accuracy_param.axis, len(self.shapes[0]))
 
     def infer(self) -> list[Shape]:
-        scores, labels = self.shapes
-        classes = scores[self.axis]
-        expected = math.prod(scores) // classes
-        if math.prod(labels) != expected:
-            raise self.error(
-                f"expected {expected} labels, one for each position of {scores} outside axis {self.axis}, "
-                f"got labels of shape {labels}"
-            )
+        check_labels(self, self.axis)
+        classes = self.shapes[0][self.axis]
         top_k = self.message.accuracy_param.top_k
         if not 1 <= top_k <= classes:
             raise self.error(f"expected top_k from 1 to {classes}, the number of classes, got {top_k}")

@@ -29,12 +29,17 @@ class Convolution(Weighted):
     def param(self):
         return self.message.convolution_param
 
-    def infer(self) -> list[Shape]:
-        shape, param = self.shapes[0], self.param
+    def check_axes(self) -> None:
+        """Raises ConfigError unless the bottom is (N, C, spatial...)."""
+        shape, axis = self.shapes[0], self.param.axis
         if len(shape) < 3:
             raise self.error(f"expected a bottom of at least 3 axes (N, C, and spatial ones), got {shape}")
-        if self.canonical_axis(param.axis, len(shape)) != 1:
-            raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
+        if self.canonical_axis(axis, len(shape)) != 1:
+            raise self.error(f"expected axis 1 for the channels, the only one supported, got {axis}")
+
+    def infer(self) -> list[Shape]:
+        self.check_axes()
+        shape, param = self.shapes[0], self.param
         if param.num_output == 0:
             raise self.error("expected num_output above 0, got 0")
         for what, channels in (("channels of the bottom", shape[1]), ("num_output", param.num_output)):

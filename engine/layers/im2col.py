@@ -21,11 +21,8 @@ class Im2col(Convolution):
     bf16 = False
 
     def infer(self) -> list[Shape]:
-        shape, param = self.shapes[0], self.param
-        if len(shape) < 3:
-            raise self.error(f"expected a bottom of at least 3 axes (N, C, and spatial ones), got {shape}")
-        if self.canonical_axis(param.axis, len(shape)) != 1:
-            raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
+        self.check_axes()
+        shape = self.shapes[0]
         channels = shape[1] * math.prod(self.window["kernel"])
         return [(shape[0], channels, *self._spatial_output(shape[2:]))]
 

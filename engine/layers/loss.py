@@ -21,7 +21,7 @@ class LossLayer(Layer):
     constant_bottoms = frozenset({1})
 
     def infer(self) -> list[Shape]:
-        predictions, targets = self.shapes
+        predictions, targets = self.shapes[:2]
         if not predictions or predictions[:1] != targets[:1]:
             raise self.error(f"expected bottoms with the same first axis, got {predictions} and {targets}")
         return [()]

@@ -6,46 +6,30 @@ import math
 from typing import Any
 
 from engine.layers.base import Shape
-from engine.layers.loss import VALID, LossLayer
 from engine.layers.registry import register
+from engine.layers.softmax_loss import SoftmaxLoss
 
 
 @register("SoftmaxWithLoss")
-class SoftmaxWithLoss(LossLayer):
+class SoftmaxWithLoss(SoftmaxLoss):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities.
 
     `softmax_param.axis` is the axis of the classes. With `label_smoothing` e, a label stands for the distribution that
     gives e / classes to every class and the rest to the label's own (Szegedy et al. 2016).
     """
 
-    top_range = (0, 2)
-
     @property
     def axis(self) -> int:
         return self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
 
     def infer(self) -> list[Shape]:
-        super().infer()
-        scores, labels = self.shapes
-        expected = math.prod(scores) // scores[self.axis]
-        if math.prod(labels) != expected:
-            raise self.error(
-                f"expected {expected} labels, one for each position of {scores} outside axis {self.axis}, "
-                f"got labels of shape {labels}"
-            )
+        tops = super().infer()
         if not 0 <= self.message.loss_param.label_smoothing < 1:
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
-        return [(), scores][: max(1, len(self.message.top))]
+        return tops
 
     def attributes(self) -> dict[str, Any]:
-        scores = self.shapes[0]
-        outer, inner = math.prod(scores[: self.axis]), math.prod(scores[self.axis + 1 :])
-        return {
-            **super().attributes(),
-            **self.normalization_attributes(VALID, outer, inner),
-            "axis": self.axis,
-            "label_smoothing": self.message.loss_param.label_smoothing,
-        }
+        return {**super().attributes(), "label_smoothing": self.message.loss_param.label_smoothing}
 
     def flops(self) -> int:
         return 4 * math.prod(self.shapes[0]) + 2 * math.prod(self.shapes[1])

@@ -1,0 +1,19 @@
+"""What layers expect of labels that stand beside scores."""
+
+from __future__ import annotations
+
+import math
+
+from engine.layers.base import Layer
+
+
+def check_labels(layer: Layer, axis: int) -> None:
+    """Raises ConfigError unless the second bottom has one label for each position of the first outside `axis`, that
+    of the classes."""
+    scores, labels = layer.shapes[:2]
+    expected = math.prod(scores) // scores[axis]
+    if math.prod(labels) != expected:
+        raise layer.error(
+            f"expected {expected} labels, one for each position of {scores} outside axis {axis}, "
+            f"got labels of shape {labels}"
+        )

@@ -1,0 +1,36 @@
+"""What losses have in common that begin with a softmax and take one label for each position."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.layers.base import Shape
+from engine.layers.labels import check_labels
+from engine.layers.loss import VALID, LossLayer
+
+
+class SoftmaxLoss(LossLayer):
+    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the loss (), the
+    probabilities."""
+
+    top_range = (0, 2)
+
+    @property
+    def axis(self) -> int:
+        """Of the classes."""
+        raise NotImplementedError
+
+    def infer(self) -> list[Shape]:
+        super().infer()
+        check_labels(self, self.axis)
+        return [(), self.shapes[0]][: max(1, len(self.message.top))]
+
+    def attributes(self) -> dict[str, Any]:
+        scores = self.shapes[0]
+        outer, inner = math.prod(scores[: self.axis]), math.prod(scores[self.axis + 1 :])
+        return {
+            **super().attributes(),
+            **self.normalization_attributes(VALID, outer, inner),
+            "axis": self.axis,
+        }
