@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from engine.config import parse_net, read_net
+from engine.config import Config, parse_net, read_net
 from engine.errors import ConfigError
 from engine.graph.build import build
 from engine.net import PASSES, Net, prepare
@@ -88,16 +88,34 @@ def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
     return found
 
 
+def one_step(config: Config, passes: frozenset[str]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Types of the layers that the passes leave; gradients by parameter, and the loss, for random inputs."""
+    net = Net(config, proto.TRAIN, passes=passes)
+    randomise(net)
+    net.run_forward()
+    net.backward()
+    found = {placed.name: placed.tensor.diff.get() for placed in net.parameters}
+    return [layer.type for layer in net.graph.layers], {**found, "loss": net.blobs["loss"].data}
+
+
+def assert_near(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float, of_layers=False):
+    """Differences are at most `tolerance` of what is expected, in norm. of_layers: of the largest gradient of the
+    layer, for where BatchNorm follows: there the gradient of a bias is 0, and all of it rounding."""
+    assert found.keys() == expected.keys()
+
+    def group(what: str) -> str:
+        return what.partition("[")[0] if of_layers else what
+
+    for what, values in expected.items():
+        size = max(np.linalg.norm(other) for name, other in expected.items() if group(name) == group(what))
+        assert np.linalg.norm(found[what] - values) <= tolerance * size, what
+
+
 @pytest.mark.parametrize("one", ["fuse", "subsample"])
 @pytest.mark.parametrize("name", NETS)
 def test_rewriting_changes_nothing_beyond_rounding(name, one):
     fused, apart = results(name, PASSES), results(name, PASSES - {one})
-    assert fused.keys() == apart.keys()
-    for what, values in apart.items():
-        # Of the layer's gradients the largest: where BatchNorm follows, that of a bias is 0, and all of it rounding.
-        layer = what.partition("[")[0]
-        size = max(np.linalg.norm(other) for name, other in apart.items() if name.partition("[")[0] == layer)
-        assert np.linalg.norm(fused[what] - values) <= 3e-5 * size, what
+    assert_near(fused, apart, 3e-5, of_layers=True)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -166,19 +184,12 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 @pytest.mark.parametrize("relu", ["", 'layer { name: "relu" type: "ReLU" bottom: "s" top: "s" }'])
 @pytest.mark.parametrize("channels", [16, 10, 72])
 def test_norms_add_shortcuts_and_gradients(channels, relu, global_stats):
-    found = []
-    for passes in (PASSES, PASSES - {"fuse"}):
-        text = BLOCKS % {"channels": channels, "relu": relu, "global_stats": global_stats}
-        net = Net(parse_net(text, "blocks.prototxt"), proto.TRAIN, passes=passes)
-        randomise(net)
-        net.run_forward()
-        net.backward()
-        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
-        found[-1]["loss"] = net.blobs["loss"].data
-        kinds = [layer.type for layer in net.graph.layers]
-        assert ("Eltwise" in kinds) == (passes != PASSES) and kinds.count("Split") == (1 if passes == PASSES else 2)
-    for what, values in found[1].items():
-        assert np.linalg.norm(found[0][what] - values) <= 3e-5 * np.linalg.norm(values), what
+    text = BLOCKS % {"channels": channels, "relu": relu, "global_stats": global_stats}
+    config = parse_net(text, "blocks.prototxt")
+    fused, apart = (one_step(config, passes) for passes in (PASSES, PASSES - {"fuse"}))
+    for (kinds, _), eltwise, splits in ((fused, False, 1), (apart, True, 2)):
+        assert ("Eltwise" in kinds) == eltwise and kinds.count("Split") == splits
+    assert_near(fused[1], apart[1], 3e-5)
 
 
 # Both terms of the sum have one gradient in common, which neither may change before the other has read it.
@@ -207,16 +218,9 @@ AGAIN = """layer { name: "conv2" type: "InnerProduct" bottom: "b" top: "c"
 @pytest.mark.parametrize("norm", ["", NORM])
 @pytest.mark.parametrize("again", ["", AGAIN])
 def test_gradients_that_layers_share_stay_whole(norm, again):
-    found = []
-    for passes in (PASSES, frozenset()):
-        net = Net(parse_net(SHARED_GRADIENT % (norm, again), "shared.prototxt"), proto.TRAIN, passes=passes)
-        randomise(net)
-        net.run_forward()
-        net.backward()
-        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
-    for what, values in found[1].items():
-        size = max(np.linalg.norm(other) for name, other in found[1].items() if name[:5] == what[:5])
-        assert np.linalg.norm(found[0][what] - values) <= 3e-5 * size, what
+    config = parse_net(SHARED_GRADIENT % (norm, again), "shared.prototxt")
+    (_, found), (_, expected) = (one_step(config, passes) for passes in (PASSES, frozenset()))
+    assert_near(found, expected, 3e-5, of_layers=True)
 
 
 ACTIVATED = """
@@ -249,18 +253,10 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
     ],
 )
 def test_activations_behind_weights(activation, left, channels):
-    found, config = [], parse_net(ACTIVATED % {"activation": activation, "channels": channels}, "activated.prototxt")
-    for passes in (PASSES, PASSES - {"fuse"}):
-        net = Net(config, proto.TRAIN, passes=passes)
-        randomise(net)
-        net.run_forward()
-        net.backward()
-        found.append({placed.name: placed.tensor.diff.get() for placed in net.parameters})
-        found[-1]["loss"] = net.blobs["loss"].data
-        kinds = [layer.type for layer in net.graph.layers]
-        assert len(kinds) == 6 + (left if passes == PASSES else 2)
-    for what, values in found[1].items():
-        assert np.linalg.norm(found[0][what] - values) <= 1e-5 * np.linalg.norm(values), what
+    config = parse_net(ACTIVATED % {"activation": activation, "channels": channels}, "activated.prototxt")
+    fused, apart = (one_step(config, passes) for passes in (PASSES, PASSES - {"fuse"}))
+    assert len(fused[0]) == 6 + left and len(apart[0]) == 6 + 2
+    assert_near(fused[1], apart[1], 1e-5)
 
 
 def test_nothing_is_fused_away_that_somebody_reads():
