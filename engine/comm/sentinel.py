@@ -61,6 +61,7 @@ class Sentinel:
 
     def farewell(self) -> None:
         """This rank ends well. The watch goes on: it may still hang on its way out."""
+        self._tell("bye")
         if self._connection is not None:
             try:
                 self._connection.sendall(b"bye\n")

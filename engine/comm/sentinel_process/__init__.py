@@ -11,10 +11,13 @@ that kills the others at once.
 A rank that hangs. Its sentinel tells the hub, which asks all sentinels where their ranks are, prints the answers, once,
 and ends the ranks likewise. If all ranks have been stopped by a signal it waits: somebody has suspended the run.
 
+What a rank leaves. MPI's files of shared memory outlive a rank that is killed: its sentinel removes them.
+
     sentinel 0 -> rank 0    TOKEN HOST:PORT ...                  where the hub listens, for all ranks
     rank -> its sentinel    hub TOKEN HOST:PORT ...              end of file: the rank has ended
                             ranks NUMBER                 of them all
                             watch SECONDS                        0: not at all
+                            bye
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
                             fail                                 answer: first, or late if another has failed before
                             bye

@@ -11,6 +11,7 @@ import time
 from engine.comm.sentinel_process.board import SLOW_FACTOR, Board
 from engine.comm.sentinel_process.hub import LINGER_SECONDS, Hub, say
 from engine.comm.sentinel_process.report import rank_name
+from engine.comm.sentinel_process.shared_memory import SharedMemory
 from engine.comm.sentinel_process.wire import Lines, connect, own_addresses, send
 
 SOON = 0.05
@@ -69,6 +70,7 @@ def state_of(pid: int) -> str:
 class Guard:
     def __init__(self, selector: selectors.BaseSelector, rank: int, watch: Watch, hub: Hub | None):
         self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
+        self.shared_memory = SharedMemory(watch.pid)
         self.gone_at: float | None = None  # when the rank ended, well or not
         self.connection: socket.socket | None = None
         self.joined = False
@@ -87,6 +89,8 @@ class Guard:
                 self.hub.expected = int(rest[0])
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
+            elif word == "bye":
+                self.shared_memory.forget()
         if heard is None:
             self.leave()
 
@@ -98,6 +102,7 @@ class Guard:
         else:
             self.connection = connect(addresses, f"guard {token}")
         self.joined = True
+        self.shared_memory.note()
         if self.connection:
             lines = Lines(self.connection.fileno())
             self.selector.register(self.connection, selectors.EVENT_READ, lambda: self.hear_hub(lines))
@@ -120,7 +125,11 @@ class Guard:
 
     def tick(self, now: float) -> None:
         watch = self.watch
-        if not watch.limit or self.gone_at is not None:
+        if self.gone_at is not None:
+            return
+        if not self.joined:  # MPI may come up any moment
+            self.shared_memory.note()
+        if not watch.limit:
             return
         watch.look(now)
         if not watch.is_stuck(now):
@@ -145,6 +154,7 @@ class Guard:
         self.kill()
 
     def kill(self) -> None:
+        self.shared_memory.note()
         with contextlib.suppress(OSError):
             os.kill(self.watch.pid, signal.SIGKILL)
         self.leave()
@@ -152,6 +162,7 @@ class Guard:
     def leave(self) -> None:
         if self.gone_at is None:
             self.gone_at = time.monotonic()
+            self.shared_memory.remove()
             self.selector.unregister(0)
             self.hang_up()
 
@@ -173,7 +184,7 @@ def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None
             waited_for = hub and (hub.ranks or hub.guards) and now - guard.gone_at < LINGER_SECONDS
             if not waited_for:
                 return
-        hurries = guard.gone_at is not None or (hub and hub.hurries)
+        hurries = not guard.joined or guard.gone_at is not None or (hub and hub.hurries)
         for key, _ in selector.select(SOON if hurries else guard.watch.interval):
             # A connection that an earlier event of this round has closed is no longer registered.
             if selector.get_map().get(key.fd) is key:

@@ -1,0 +1,42 @@
+"""The files of shared memory that MPI keeps for a run: a rank that is killed leaves them behind, and the node lacks
+their memory until somebody removes them. Standard library only.
+
+Nobody but the ranks of one run maps such a file, and who does keeps it when its name is gone: once the run has failed
+any rank's sentinel may remove it. Ranks that end well remove it themselves.
+"""
+
+import contextlib
+import os
+import re
+
+# Of MPICH and its derivatives, Open MPI (vader: version 4), Intel MPI, and what they build on: UCX, PSM2 and PSM3.
+NAMES = re.compile(
+    r"/dev/shm/(?:mpich_(?:shm|vci)_|(?:vader|sm)_segment\.|Intel_MPI_|ucx_shm_posix_|psm[23]_shm\.)[\w.:@+-]+"
+)
+
+
+class SharedMemory:
+    """Of one process: `note()` while it runs, `remove()` when it has failed, `forget()` when it ends well."""
+
+    def __init__(self, pid: int):
+        self._maps = f"/proc/{pid}/maps"
+        self._inodes: dict[str, int] = {}  # by path; another run's file of this name has another inode
+
+    def note(self) -> None:
+        """Looks which files the process has mapped by now."""
+        with contextlib.suppress(OSError), open(self._maps, errors="surrogateescape") as lines:
+            for line in lines:
+                *_, inode, path = line.rstrip("\n").split(maxsplit=5)
+                if NAMES.fullmatch(path):  # one that is unlinked already ends with " (deleted)"
+                    self._inodes[path] = int(inode)
+
+    def forget(self) -> None:
+        self._inodes.clear()
+
+    def remove(self) -> None:
+        for path, inode in self._inodes.items():
+            with contextlib.suppress(OSError):  # another rank's sentinel was faster
+                found = os.lstat(path)
+                if (found.st_ino, found.st_uid) == (inode, os.geteuid()):
+                    os.unlink(path)
+        self.forget()
