@@ -6,13 +6,16 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from engine.comm.launch import is_spokesman
 from engine.options import (
+    above_zero,
     add_budget,
     add_common,
     add_running,
     add_skip,
     add_verb,
     comma_separated,
+    number,
     positive,
     positives,
     seconds,
@@ -32,8 +35,17 @@ def _two_dashes(argument: str) -> str:
     return f"-{argument}" if re.match(r"-[a-z_]{2,}(=|$)", argument) else argument
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of all ranks that a launcher has started, the first says what is wrong."""
+
+    def error(self, message: str):
+        if is_spokesman():
+            super().error(message)
+        self.exit(2)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="engine",
         allow_abbrev=False,
         description="Trains and tests the nets of Caffe's prototxt files, on one rank or, under mpiexec, on many.",
@@ -171,7 +183,7 @@ def _add_verify(verbs) -> None:
     verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="to compare (default: 5)")
     verb.add_argument(
         "--tolerance",
-        type=float,
+        type=above_zero,
         default=0.0,
         metavar="X",
         help="largest difference, relative to the parameter's largest element (default: 1e-4; 0.2 with bf16)",
@@ -196,11 +208,11 @@ def _add_predict(verbs) -> None:
     verb.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
     verb.add_argument("--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks")
     verb.add_argument("--batch", type=positive, metavar="N", help="per rank (default: the profile's, or the net's)")
-    verb.add_argument("--images_per_second", type=float, metavar="X", help="of one rank, on another machine")
-    verb.add_argument("--latency", type=float, metavar="US", help="of a message between nodes, microseconds")
-    verb.add_argument("--bandwidth", type=float, metavar="GBIT", help="of a node, each way, Gbit/s")
+    verb.add_argument("--images_per_second", type=above_zero, metavar="X", help="of one rank, on another machine")
+    verb.add_argument("--latency", type=number, metavar="US", help="of a message between nodes, microseconds")
+    verb.add_argument("--bandwidth", type=above_zero, metavar="GBIT", help="of a node, each way, Gbit/s")
     verb.add_argument("--ranks_per_node", type=positive, default=1, metavar="N", help="default: 1")
-    verb.add_argument("--cores", type=float, default=0, metavar="N", help="of a node (default: enough for everything)")
+    verb.add_argument("--cores", type=number, default=0, metavar="N", help="of a node (default: enough for everything)")
     verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="of the profile (default: 5)")
     verb.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")

@@ -13,6 +13,7 @@ from engine.config import Config, nets_of_solver, read
 from engine.errors import ConfigError, ConfigErrors, EngineError
 from engine.estimate import LayerCost, Memory, layer_costs, memory
 from engine.graph.build import Graph, build, kept
+from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.report.table import human, shape_text, table
@@ -115,6 +116,7 @@ def _check_solver(config: Config, report: FileReport) -> None:
     nets = nets_of_solver(config)
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
+    model_parts(nets.train, ranks=1)  # raises
     for net in (nets.train, *nets.tests):
         state = net.message.state
         _add_graph(net, state.phase, state.level, list(state.stage), report)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from engine.tools.verbs import VERBS as TOOLS
 
 RANKS_FAILED = 3  # another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
-_LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,12 +71,9 @@ def _fail(message: str, status: int = 1) -> int:
     world = _ranks()
     if world and world.size > 1:
         world.abort(message, status)
-    from engine.comm.launch import detect
+    from engine.comm.launch import is_spokesman
 
-    launch = detect()
-    if launch and launch.rank > 0:  # failed before MPI was there, and so did rank 0
-        time.sleep(_LAUNCHER_KILLS_AFTER)
-    else:
+    if is_spokesman():
         print(message, file=sys.stderr, flush=True)
         _close_world()
     return status
@@ -87,11 +82,13 @@ def _fail(message: str, status: int = 1) -> int:
 # Verbs
 
 
-def _start(watched: bool = False) -> Any:
-    """The world of ranks, each with its share of the cores, and the log on rank 0. watched: by the watchdog."""
+def _start(watched: bool = False, output: str | None = None) -> Any:
+    """The world of ranks, each with its share of the cores, and the log on rank 0. watched: by the watchdog. output: a
+    file that rank 0 is to write in the end ("-": none). Raises EngineError where it cannot."""
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.cores import limit_spinning, share_cores
+    from engine.files import check_writable
     from engine.report.log import set_up
 
     limit_spinning()
@@ -100,6 +97,8 @@ def _start(watched: bool = False) -> Any:
         ranks.watch(watchdog_seconds())
     set_up(ranks.rank)
     share_cores(ranks)
+    if ranks.rank == 0 and output not in (None, "-"):
+        check_writable(output)
     return ranks
 
 
@@ -110,7 +109,7 @@ def train(options: Namespace) -> int:
         return supervise(options.arguments, options.ranks or 1, options.max_restarts)
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
-    world = _start(watched=True)
+    world = _start(watched=True, output=options.timeline)
     from engine.comm.settings import watchdog_seconds
     from engine.preflight import preflight, texts_of
     from engine.solver.resume import resume
@@ -123,7 +122,7 @@ def train(options: Namespace) -> int:
     if world.rank == 0:  # which writes
         check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
     preflight(world, texts_of(config))
-    world.watch(watchdog_seconds(message.comm_param))
+    world.watch(watchdog_seconds(message.comm_param, where=config.where(path="comm_param")))
     snapshot = options.snapshot
     if options.resume:
         snapshot = resume(config, world, float(os.environ.get("ENGINE_RESUME_SINCE", 0))) or snapshot
@@ -187,7 +186,7 @@ def _phase(name: str) -> int:
 
 
 def test(options: Namespace) -> int:
-    world = _start()
+    world = _start(output=options.json)
     from engine.evaluate import Evaluator
     from engine.precision import usable_precision
     from engine.report.log import log
@@ -228,7 +227,7 @@ def _report_skipped(skipped: dict[str, str], log: Callable[[str], None]) -> None
 
 
 def time_(options: Namespace) -> int:
-    world = _start()
+    world = _start(output=options.json)
     from engine.benchmark import benchmark, to_json, to_text
     from engine.precision import usable_precision
 
@@ -247,6 +246,8 @@ def verify(options: Namespace) -> int:
     from engine.comm.launch import detect, run_ranks
 
     launch = detect()
+    if 1 in (options.ranks, launch and launch.size):
+        raise ConfigError("one rank has nobody to be compared with: --ranks 2 or more")
     if launch is None:
         if not options.ranks:
             raise ConfigError("how many ranks? --ranks N, or start it with mpiexec or srun")
@@ -261,7 +262,7 @@ def verify(options: Namespace) -> int:
 
 
 def predict(options: Namespace) -> int:
-    world = _start()
+    world = _start(output=options.json)
     from engine import predict
 
     if (options.latency is None) != (options.bandwidth is None):
@@ -388,7 +389,7 @@ def device_query(options: Namespace) -> int:
 
 
 def doctor(options: Namespace) -> int:
-    world = _start()
+    world = _start(output=options.json)
     from engine.doctor import doctor, to_text
 
     found = doctor(world, options.solver, options.set)

@@ -11,6 +11,7 @@ from engine.cores import all_hosts_and_cores, core_plan, host_and_cores, ranges
 from engine.data.prefetch import data_threads
 from engine.preflight import check_sum, compare, hosts, texts_of, versions
 from engine.report.table import table
+from engine.solver.validate import validate
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple = ()) -> dict[str, Any]:
     """Collective; the same on all ranks. Raises CommError where ranks differ, and what reading a solver raises."""
     config = read_solver(solver, overrides) if solver else None
+    if config:
+        validate(config.message, lambda field: config.where(path=field))
     found = versions(world)
     compare(world, found | (texts_of(config) if config else {}))
     check_sum(world)

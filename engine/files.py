@@ -38,6 +38,17 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: str | os.PathLike) -> None:
+    """Raises EngineError where atomic_write() would: better before hours of work than after."""
+    path = Path(path)
+    if path.is_dir():
+        raise EngineError("cannot be written: it is a folder", str(path))
+    if not path.parent.is_dir():
+        raise EngineError(f"cannot be written: there is no folder {path.parent}", str(path))
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise EngineError(f"cannot be written: nor can anything in {path.parent}", str(path))
+
+
 def _sync_folder(folder: Path) -> None:
     """Puts the new name on the disk, too, where the file system lets folders be synced."""
     with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 
 
 def add_verb(verbs, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -35,14 +36,23 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def number(text: str, wanted: str = "a number, 0 or more", least: float = 0.0) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
+    return value
+
+
+def above_zero(text: str) -> float:
+    return number(text, "a number above 0", sys.float_info.min)
+
+
 def seconds(text: str) -> str:
     """As it was written."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    number(text, "seconds, 0 or more")
     return text
 
 

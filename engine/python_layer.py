@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +119,14 @@ class Blobs(list):
     def add_blob(self, *shape: int) -> LayerBlob:
         self.append(LayerBlob(dims(shape)))
         return self[-1]
+
+
+def users_traceback(error: BaseException, caller: str) -> str:
+    """Lines of the traceback from the user's code on: without `caller`, a file, and the import that led there."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename.startswith((caller, importlib.__file__, "<frozen importlib")):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 class PythonLayer:

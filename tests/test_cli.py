@@ -85,6 +85,10 @@ def test_flags_in_caffes_forms(form):
         ["train", "--solver", "x", "--snapshot", "y", "--weights", "z"],
         ["time", "--model", "x", "--iterations", "0"],
         ["predict", "--model", "x", "--ranks", "2,x"],
+        ["predict", "--model", "x", "--ranks", "2", "--latency", "-1"],
+        ["predict", "--model", "x", "--ranks", "2", "--bandwidth", "nan"],
+        ["predict", "--model", "x", "--ranks", "2", "--images_per_second", "0"],
+        ["verify", "--solver", "x", "--tolerance", "inf"],
     ],
 )
 def test_wrong_usage_is_status_2(arguments, capsys):

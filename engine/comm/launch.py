@@ -5,11 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import CommError
+
+LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,16 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
         if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
             return Launch(launcher, int(environ[rank]), int(environ[size]))
     return None
+
+
+def is_spokesman() -> bool:
+    """For errors that all ranks meet before they know of each other: whether this one is to tell. The others return
+    late, for a launcher may end all ranks with the first."""
+    launch = detect()
+    if launch is None or launch.rank == 0:
+        return True
+    time.sleep(LAUNCHER_KILLS_AFTER)
+    return False
 
 
 # Open MPI refuses more ranks than cores, unless told (version 4, version 5), and then spins. The others do not mind.

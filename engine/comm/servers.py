@@ -97,9 +97,8 @@ class Servers(Strategy):
         try:
             os.sched_setaffinity(0, {core})  # 0: this thread only
         except OSError as error:
-            raise ConfigError(
-                f"MLSL_SERVER_AFFINITY: core {core} cannot be used on this host ({error.strerror})"
-            ) from None
+            named = "comm_param { affinity } or MLSL_SERVER_AFFINITY"
+            raise ConfigError(f"{named}: core {core} cannot be used on this host ({error.strerror})") from None
 
     def _serve_step(self, server: int) -> bool:
         """Reduces and updates this server's buckets of one step; False when the queue has stopped."""

@@ -132,9 +132,9 @@ def server_settings(
     return servers, tuple(entries[local_rank * servers : (local_rank + 1) * servers])
 
 
-def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ) -> float:
-    """After how many seconds without progress a run is ended, 0: never; ENGINE_WATCHDOG overrides the CommParameter.
-    Raises ConfigError."""
+def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ, where: str | None = None) -> float:
+    """After how many seconds without progress a run is ended, 0: never; ENGINE_WATCHDOG overrides the CommParameter,
+    which stands at `where`. Raises ConfigError."""
     text = environ.get("ENGINE_WATCHDOG", "").strip()
     if not text:
         seconds, named = (WATCHDOG_SECONDS if param is None else param.watchdog), "comm_param: watchdog"
@@ -145,7 +145,8 @@ def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ)
         except ValueError:
             seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ConfigError(f"{named}: expected seconds, 0 or more")
+        got = f"{named}: expected seconds, 0 or more" + ("" if text else f", got {seconds:g}")
+        raise ConfigError(got, None if text else where)
     return seconds
 
 

@@ -72,15 +72,15 @@ def _open_zip(path: Path, inside: str) -> ZipTree:
     return ZipTree(archive, f"{only}/" if any(name.startswith(f"{only}/") for name in archive.namelist()) else "")
 
 
-def read_text(path: str) -> str:
-    """A text file, which may lie in a zip file too. Raises DataError."""
+def read_text(path: str, where: str | None = None) -> str:
+    """A text file, which may lie in a zip file too; where: who asks for it. Raises DataError."""
     folder, name = os.path.split(path)
     try:
         return open_tree(folder or ".").read(name).decode()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise DataError(f"cannot read {path}: {error.strerror}", where) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error}") from None
+        raise DataError(f"{path} is not UTF-8 text: {error}", where) from None
 
 
 def class_folders(tree: FolderTree | ZipTree, root: str) -> list[tuple[str, int]]:
@@ -98,10 +98,10 @@ def class_folders(tree: FolderTree | ZipTree, root: str) -> list[tuple[str, int]
     return [(str(image), labels[image.parts[0]]) for image in images]
 
 
-def read_list(path: str) -> list[tuple[str, int]]:
+def read_list(path: str, where: str | None = None) -> list[tuple[str, int]]:
     """(name, label) of each line "relative/path label"; the path may hold spaces. Raises DataError."""
     entries = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path, where).splitlines(), 1):
         if not line.strip():
             continue
         name, _, label = line.strip().rpartition(" ")
@@ -109,5 +109,5 @@ def read_list(path: str) -> list[tuple[str, int]]:
             raise DataError(f"expected `relative/path label`; got {line!r}", f"{path}:{number}")
         entries.append((name.strip(), int(label)))
     if not entries:
-        raise DataError(f"{path} has no lines in it")
+        raise DataError(f"{path} has no lines in it", where)
     return entries

@@ -14,11 +14,15 @@ Picture number, path, channels, height, width, number of windows; then class, ov
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine.data.image_tree import read_text
 from engine.errors import DataError
+
+SIZES = ("channels", "height", "width", "number of windows")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,32 +39,44 @@ def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[s
     """(paths of the pictures, all windows). Raises DataError with the line that is wrong."""
     if not path:
         raise DataError("window_data_param.source is missing", where)
-    lines = enumerate(read_text(path).splitlines(), 1)
-    full = ((number, line.strip()) for number, line in lines if line.strip())
+    lines = _Lines(path, read_text(path, where))
     pictures: list[str] = []
     windows: list[Window] = []
-    for number, line in full:
-        try:
-            if not line.startswith("#"):
-                raise ValueError(f"expected `# number of a picture`, got {line!r}")
-            name = next(full)[1]
-            count = [int(next(full)[1]) for _ in range(4)][-1]
-            windows += _windows(full, len(pictures), count)
-            pictures.append(root_folder + name)
-        except (ValueError, StopIteration, RuntimeError) as error:
-            reason = str(error) or "the file ends too early"
-            raise DataError(f"in the picture that begins here: {reason}", f"{path}:{number}") from None
+    while lines.left:
+        lines.read("`# number of a picture`", lambda line: line.index("#", 0, 1))
+        pictures.append(root_folder + lines.read("the path of a picture", str))
+        _, _, _, count = [lines.read(f"a picture's {what}", int) for what in SIZES]
+        for _ in range(count):
+            label, overlap, box = lines.read("`class overlap x1 y1 x2 y2`", _window)
+            windows.append(Window(len(pictures) - 1, label, overlap, box))
     if not windows:
         raise DataError(f"{path} has no windows in it", where)
     return pictures, windows
 
 
-def _windows(lines: Iterator[tuple[int, str]], picture: int, count: int) -> list[Window]:
-    windows = []
-    for _ in range(count):
-        label, overlap, *corners = next(lines)[1].split()
-        box = tuple(int(corner) for corner in corners)
-        if len(box) != 4 or box[0] > box[2] or box[1] > box[3]:
-            raise ValueError(f"expected `class overlap x1 y1 x2 y2`, got the corners {corners}")
-        windows.append(Window(picture, int(label), float(overlap), box))
-    return windows
+class _Lines:
+    """Those that are not empty, one after the other."""
+
+    def __init__(self, path: str, text: str):
+        self._path, self._text = path, text.splitlines()
+        self._full = [number for number, line in enumerate(self._text, 1) if line.strip()]
+        self.left = self._full[::-1]  # numbers
+
+    def read(self, wanted: str, convert: Callable[[str], T]) -> T:
+        """What `convert` makes of the next line. Raises DataError with its number where it raises ValueError."""
+        if not self.left:
+            raise DataError(f"the file ends too early: expected {wanted}", f"{self._path}:{self._full[-1]}")
+        number = self.left.pop()
+        line = self._text[number - 1].strip()
+        try:
+            return convert(line)
+        except ValueError:
+            raise DataError(f"expected {wanted}, got {line!r}", f"{self._path}:{number}") from None
+
+
+def _window(line: str) -> tuple[int, float, tuple[int, int, int, int]]:
+    label, overlap, *corners = line.split()
+    x1, y1, x2, y2 = (int(corner) for corner in corners)
+    if x1 > x2 or y1 > y2:
+        raise ValueError
+    return int(label), float(overlap), (x1, y1, x2, y2)

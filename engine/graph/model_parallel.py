@@ -23,8 +23,6 @@ def model_parts(config: Config, ranks: int) -> dict[str, int]:
     they are not given (or 0). `multinode { num_nodes model_parts }` of a layer overrides that. Groups of model_parts
     consecutive ranks hold one copy. Raises ConfigErrors for unknown layers and numbers that do not divide the ranks.
     """
-    if ranks == 1:
-        return {}
     names = [layer.name for layer in config.message.layer]
     asked: dict[str, tuple[int, int]] = {}
     for index, entry in enumerate(config.message.multinode.model_parallel):
@@ -38,6 +36,8 @@ def model_parts(config: Config, ranks: int) -> dict[str, int]:
     for layer in config.message.layer:
         if layer.HasField("multinode"):
             asked[layer.name] = layer.multinode.num_nodes, layer.multinode.model_parts
+    if ranks == 1:
+        return {}
     parts = {name: _parts(config, names.index(name), nodes, count, ranks) for name, (nodes, count) in asked.items()}
     return {name: count for name, count in parts.items() if count > 1}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.registry import register
 from engine.names import suggestion
-from engine.python_layer import Blobs, LayerBlob
+from engine.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
 
 if TYPE_CHECKING:
     from engine.graph.lower import Builder
@@ -68,6 +67,8 @@ class Python(Layer):
 
     def _user_class(self) -> Any:
         param = self.message.python_param
+        if not (param.module and param.layer):
+            raise self.error("expected python_param { module: ... layer: ... }: the module and the class in it")
         # Modules of Caffe's users begin with `import caffe`; by name, for that package imports this one.
         importlib.import_module("engine.caffe").install()
         for folder in (os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0])), os.getcwd()):
@@ -89,7 +90,10 @@ class Python(Layer):
                 f"module '{param.module}' has no class '{param.layer}'{suggestion(param.layer, classes)} "
                 f"({module.__file__})"
             )
-        return getattr(module, param.layer)
+        found = getattr(module, param.layer)
+        if not (isinstance(found, type) and issubclass(found, PythonLayer)):
+            raise self.error(f"'{param.layer}' is no class that derives from caffe.Layer ({module.__file__})")
+        return found
 
     def infer(self) -> list[Shape]:
         weights = [*self.message.loss_weight, *[0.0] * len(self.message.top)]
@@ -136,11 +140,9 @@ class Python(Layer):
     def _guard(self, what: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(what, error) from error
 
-    def _failure(self, what: str, error: Exception) -> EngineError:
-        """The user's traceback, without the frame of _guard."""
-        param, trace = self.message.python_param, error.__traceback__
-        lines = traceback.format_exception(type(error), error, trace.tb_next or trace)
-        return self.error(f"{what} of {param.module}.{param.layer} failed\n{''.join(lines).rstrip()}")
+    def _failure(self, what: str, error: BaseException) -> EngineError:
+        param = self.message.python_param
+        return self.error(f"{what} of {param.module}.{param.layer} failed\n{users_traceback(error, __file__)}")

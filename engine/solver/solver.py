@@ -79,7 +79,7 @@ class Solver:
         self.every_blob = every_blob
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
-        validate(self.param, config.where())
+        validate(self.param, lambda field: config.where(path=field))
         self.rate = learning_rate(self.param, config.where(path="lr_policy"))
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
         self.iteration = 0

@@ -38,6 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "momentum": (0, 1),
     "momentum2": (0, 1),
     "rms_decay": (0, 1),
+    "memory_budget_mb": (0, float("inf")),
 }
 
 # What would change the result and is not built: better refused than ignored.

@@ -277,7 +277,9 @@ run = Run(w)
 @pytest.mark.mpi
 def test_a_core_that_does_not_exist():
     message = failing("run = Run(w)", {"MLSL_NUM_SERVERS": "1", "MLSL_SERVER_AFFINITY": "1000"})
-    assert message == "MLSL_SERVER_AFFINITY: core 1000 cannot be used on this host (Invalid argument)"
+    assert message == (
+        "comm_param { affinity } or MLSL_SERVER_AFFINITY: core 1000 cannot be used on this host (Invalid argument)"
+    )
 
 
 @pytest.mark.mpi

@@ -121,7 +121,7 @@ def test_what_cannot_be_used(pictures):
     with pytest.raises(DataError, match=r"takes 2 foreground and 6 background windows; the file has 0 and 4"):
         open_data(layer_of(pictures, "fg_threshold: 0.95 bg_threshold: 0.95"), proto.TRAIN)
     (pictures / "windows.txt").write_text(LIST.replace("0 0.1 4 4 7 7\n", ""))
-    with pytest.raises(DataError, match=r"windows.txt:1: in the picture that begins here"):
+    with pytest.raises(DataError, match=r"windows.txt:9: expected `class overlap x1 y1 x2 y2`, got '# 1'"):
         open_data(layer_of(pictures), proto.TRAIN)
     with pytest.raises(DataError, match=r"a.png: window .* lies outside of the picture of 16 x 12"):
         only_window(pictures, "5 0.9 20 20 30 30")

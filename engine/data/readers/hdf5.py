@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -62,7 +63,7 @@ class HDF5Reader(Reader):
                     raise DataError(f"{path} has no dataset '{name}'; it has {', '.join(file)}", self._where)
                 rows.append(_rows(file[name], path))
         except (OSError, RuntimeError, ValueError) as error:  # ValueError: numbers that a truncated file does not have
-            reason = str(error).splitlines()[0]
+            reason = os.strerror(error.errno) if getattr(error, "errno", None) else str(error).splitlines()[0]
             raise DataError(f"{self._list}: cannot read {path}: {reason}", self._where) from None
         if any(each.ndim == 0 or each.dtype.kind not in "fiub" for each in rows):
             raise DataError(f"{path}: expected datasets of numbers with at least one axis", self._where)

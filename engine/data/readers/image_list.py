@@ -28,7 +28,7 @@ class ImageListReader(PictureReader):
         _check_size(param, request.where)
         self._transformer = Transformer(message.transform_param, request.phase, request.where)
         self.name = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
-        self._entries = read_list(self.name)
+        self._entries = read_list(self.name, request.where)
         self._root = param.root_folder  # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
         self._color = BGR if param.is_color else GRAY
         self._size = (param.new_width, param.new_height)
