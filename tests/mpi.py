@@ -41,7 +41,8 @@ def run_ranks(
     test when `timeout` seconds have passed.
     """
     arguments = ["-c", program] if isinstance(program, str) else list(program)
-    variables = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", **(environ or {})}
+    # Unbuffered, a line leaves a rank in pieces, and those of several ranks mix.
+    variables = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [variables.get("PYTHONPATH")])])
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
     process = subprocess.Popen(
