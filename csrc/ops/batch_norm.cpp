@@ -8,6 +8,7 @@
 // The kernels are our own because memory limits this op: done one after the other, these layers read and write
 // activations three times as often.
 #include <cmath>
+#include <numeric>
 
 #include "norm_grid.h"
 #include "onednn_util.h"
@@ -186,9 +187,14 @@ private:
                       to = grid_.slice(last - 1).channel + grid_.slice(last - 1).count;
         for (int which : {0, 1}) std::fill(sums(which, part, from), sums(which, part, from) + (to - from), 0.f);
         grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
-            float lanes[2][Panel::widest];
+            float *const some = sums(0, part, slice.channel), *const others = sums(1, part, slice.channel);
+            if (!slice.run) return add(slice, panel, begin, some, others);
+            float lanes[2][16] = {};
             add(slice, panel, begin, lanes[0], lanes[1]);
-            for (int which : {0, 1}) add_lanes(slice, panel, lanes[which], sums(which, part, slice.channel));
+            for (int64_t lane = 0; lane < panel.lanes; lane++) {
+                *some += lanes[0][lane];
+                *others += lanes[1][lane];
+            }
         });
     }
 
@@ -196,11 +202,13 @@ private:
     template <typename T>
     void find_pilot(const NormKernels<T>& kernels, const T* x) const {
         grid_.sample([&](const Slice& slice, const Panel& panel, int64_t begin) {
-            float lanes[2][Panel::widest];
+            float lanes[2][Slice::widest] = {};
             float* const pilot = values(mean_) + slice.channel;
             kernels.sum(panel, x + begin, nullptr, lanes[0], lanes[1]);
-            std::fill_n(pilot, slice.count, 0.f);
-            add_lanes(slice, panel, lanes[0], pilot);
+            if (slice.run)
+                *pilot = std::accumulate(lanes[0], lanes[0] + panel.lanes, 0.f);
+            else
+                std::copy_n(lanes[0], slice.count, pilot);
             for (int64_t i = 0; i < slice.count; i++) pilot[i] /= float(panel.rows * (slice.run ? panel.lanes : 1));
         });
     }
@@ -215,7 +223,7 @@ private:
 
     void gather_statistics(const Slice& slice) {
         const double count = double(grid_.per_channel());
-        double sum[Panel::widest], squares[Panel::widest];
+        double sum[Slice::widest], squares[Slice::widest];
         add_parts(slice, sum, squares);
         for (int64_t i = 0; i < slice.count; i++) {
             const double away = sum[i] / count;
@@ -313,7 +321,7 @@ private:
     // Sums over all parts: the gradients of scale and shift, and, in place of the first part's, the means of dx.
     void finish_sums(const Slice& slice) {
         const double count = double(grid_.per_channel());
-        double of_g[Panel::widest], of_gx[Panel::widest];
+        double of_g[Slice::widest], of_gx[Slice::widest];
         add_parts(slice, of_g, of_gx);
         for (int64_t i = 0; i < slice.count; i++) {
             const int64_t c = slice.channel + i;

@@ -13,6 +13,7 @@ namespace engine {
 // Neighbouring channels that are worked on together; where channels lie one by one in memory (`run`), a single one,
 // whose values then fill the lanes.
 struct Slice {
+    static constexpr int64_t widest = 64;
     int64_t channel, count;
     bool run;
 };
@@ -21,7 +22,9 @@ class NormGrid {
 public:
     NormGrid(const ChannelRows& rows, int64_t element_bytes) : rows_(rows) {
         const bool run = rows_.lanes == 1;
-        const int64_t widest = run ? 1 : std::min(Panel::widest, rows_.lanes);
+        element_bytes_ = element_bytes;
+        all_ = {0, rows_.channels, false};
+        const int64_t widest = run ? 1 : std::min(Slice::widest, rows_.lanes);
         for (int64_t channel = 0; channel < rows_.channels;) {
             int64_t count = widest;
             while (count > 16 && channel + count > rows_.channels) count /= 2;
@@ -35,8 +38,8 @@ public:
         if (!dense_) return;
         const int64_t row_bytes = rows_.channels * element_bytes, total = rows_.outer * rows_.inner;
         if (rows_.inner == 1) rows_.inner_stride = rows_.outer_stride;
-        block_rows_ = std::max<int64_t>(4, first_cache / row_bytes);
-        rows_.inner = blocks_per_part * block_rows_;
+        block_rows_ = std::max<int64_t>(8, block_bytes / row_bytes);
+        rows_.inner = (part_bytes / row_bytes / block_rows_ + 1) * block_rows_;
         parts_ = (total + rows_.inner - 1) / rows_.inner;
         total_ = total;
     }
@@ -60,12 +63,12 @@ public:
             const Slice& slice = slices_[s];
             const int64_t at = rows_.offset(part, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
             if (!slice.run) {
-                each(slice, Panel{rows_.inner, rows_.inner_stride, slice.count}, at);
+                each(slice, alone(rows_.inner, rows_.inner_stride, slice.count), at);
                 continue;
             }
             const int64_t whole = rows_.inner / 16;
-            if (whole) each(slice, Panel{whole, 16, 16}, at);
-            if (rows_.inner % 16) each(slice, Panel{1, 16, rows_.inner % 16}, at + 16 * whole);
+            if (whole) each(slice, alone(whole, 16, 16), at);
+            if (rows_.inner % 16) each(slice, alone(1, 16, rows_.inner % 16), at + 16 * whole);
         }
     }
 
@@ -77,11 +80,11 @@ public:
             const int64_t at =
                 dense_ ? slice.channel : rows_.offset(0, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
             if (!slice.run)
-                each(slice, Panel{rows, rows_.inner_stride, slice.count}, at);
+                each(slice, alone(rows, rows_.inner_stride, slice.count), at);
             else if (rows > 0)
-                each(slice, Panel{rows, 16, 16}, at);
+                each(slice, alone(rows, 16, 16), at);
             else
-                each(slice, Panel{1, 16, rows_.inner}, at);
+                each(slice, alone(1, 16, rows_.inner), at);
         }
     }
 
@@ -113,23 +116,30 @@ public:
     }
 
 private:
-    static constexpr int64_t first_cache = 64 << 10, blocks_per_part = 2;
+    static constexpr int64_t block_bytes = 8 << 10, part_bytes = 128 << 10;
 
     int64_t per_row_limit() const { return dense_ ? total_ : rows_.inner; }
 
-    // Rows hold all channels: a block of rows stays in the first-level cache while its slices are visited.
+    // A panel whose successor lies elsewhere.
+    Panel alone(int64_t rows, int64_t step, int64_t lanes) const {
+        return {rows, step, lanes, std::min(rows / 4, block_bytes / (step * element_bytes_)), rows};
+    }
+
+    // Rows hold all channels, and are taken in blocks within which memory can be read ahead of the work.
     template <typename Each>
     void dense_panels(int64_t part, const Each& each) const {
         const int64_t begin = part * rows_.inner, end = std::min(begin + rows_.inner, total_);
+        const int64_t step = rows_.inner_stride;
         for (int64_t row = begin; row < end; row += block_rows_) {
             const int64_t rows = std::min(block_rows_, end - row);
-            for (const Slice& slice : slices_)
-                each(slice, Panel{rows, rows_.inner_stride, slice.count}, row * rows_.inner_stride + slice.channel);
+            each(all_, Panel{rows, step, rows_.channels, block_rows_, total_ - row}, row * step);
         }
     }
 
     ChannelRows rows_;
+    int64_t element_bytes_;
     std::vector<Slice> slices_;
+    Slice all_;
     bool dense_;         // channels last, and nothing between rows: parts are then runs of rows
     int64_t parts_ = 0;  // samples otherwise
     int64_t block_rows_ = 0, total_ = 0;
@@ -150,10 +160,5 @@ private:
     const float* values_;
     float repeated_[16];
 };
-
-// Adds sums over the lanes of a panel to those of its slice.
-inline void add_lanes(const Slice& slice, const Panel& panel, const float* lanes, float* sums) {
-    for (int64_t lane = 0; lane < panel.lanes; lane++) sums[slice.run ? 0 : lane] += lanes[lane];
-}
 
 }  // namespace engine

@@ -73,45 +73,68 @@ ENGINE_INLINE void finish_stores() {
 
 ENGINE_INLINE Vector positive(Vector where, Vector value) { return where > 0 ? value : Vector{}; }
 
-// A row of whole vectors, or of fewer than sixteen numbers: eight (blocks of smaller registers) or `part`.
+// Some of a row's lanes, from `first` on: whole vectors, or fewer than sixteen numbers, eight (blocks of smaller
+// registers) or `part`.
 enum class Kind { whole, half, part };
 
 template <typename T, int vectors, Kind kind>
 struct Row {
     static constexpr int count = vectors;
-    int64_t part;
+    int64_t first, part;
 
     ENGINE_INLINE int64_t bytes() const { return (kind == Kind::half ? wide / 2 : part) * sizeof(T); }
     ENGINE_INLINE Vector get(const T* row, int v) const {
-        if (kind == Kind::whole) return load(row + v * wide);
+        if (kind == Kind::whole) return load(row + first + v * wide);
         T padded[wide] = {};
-        __builtin_memcpy(padded, row, bytes());
+        __builtin_memcpy(padded, row + first, bytes());
         return load(padded);
     }
     template <bool past_caches>
     ENGINE_INLINE void put(T* row, int v, Vector value) const {
-        if (kind == Kind::whole) return store<past_caches>(row + v * wide, value);
+        if (kind == Kind::whole) return store<past_caches>(row + first + v * wide, value);
         T padded[wide];
         store<false>(padded, value);
-        __builtin_memcpy(row, padded, bytes());
+        __builtin_memcpy(row + first, padded, bytes());
     }
     ENGINE_INLINE Vector coefficient(const float* values, int v, float missing = 0) const {
         if (!values) return Vector{} + missing;
-        return Row<float, vectors, kind>{part}.get(values, v);
+        return Row<float, vectors, kind>{first, part}.get(values, v);
     }
-    ENGINE_INLINE void put_sum(float* sums, int v, Vector value) const {
-        Row<float, vectors, kind>{part}.template put<false>(sums, v, value);
+    ENGINE_INLINE void add_sum(float* sums, int v, Vector value) const {
+        const Row<float, vectors, kind> row{first, part};
+        row.template put<false>(sums, v, row.get(sums, v) + value);
+    }
+    // Asks for these lanes of the row to be worked on a little after `row`, in each array that there is.
+    template <typename... Arrays>
+    ENGINE_INLINE void fetch(const Panel& panel, int64_t row, const Arrays*... arrays) const {
+        const int64_t later = row + panel.lead < panel.reach ? row + panel.lead : panel.reach - 1;
+        (fetch_row(arrays, later * panel.step), ...);
+    }
+
+private:
+    ENGINE_INLINE void fetch_row(const T* array, int64_t at) const {
+        constexpr int line = 64 / int(sizeof(T));
+        if (!array) return;
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors * wide; i += line) __builtin_prefetch(array + at + first + i);
     }
 };
 
-// Calls body with the kind of row that `lanes` numbers are.
+// Calls body with pieces of a row that make up all its lanes.
 template <typename T, typename Body>
-ENGINE_INLINE void with_row(int64_t lanes, const Body& body) {
-    if (lanes == 4 * wide) return body(Row<T, 4, Kind::whole>{});
-    if (lanes == 2 * wide) return body(Row<T, 2, Kind::whole>{});
-    if (lanes == wide) return body(Row<T, 1, Kind::whole>{});
-    if (lanes == wide / 2) return body(Row<T, 1, Kind::half>{});
-    body(Row<T, 1, Kind::part>{lanes});
+ENGINE_INLINE void with_rows(int64_t lanes, const Body& body) {
+    int64_t at = 0;
+    for (; lanes - at >= 4 * wide; at += 4 * wide) body(Row<T, 4, Kind::whole>{at, 0});
+    if (lanes - at >= 2 * wide) {
+        body(Row<T, 2, Kind::whole>{at, 0});
+        at += 2 * wide;
+    }
+    if (lanes - at >= wide) {
+        body(Row<T, 1, Kind::whole>{at, 0});
+        at += wide;
+    }
+    if (lanes - at == wide / 2) return body(Row<T, 1, Kind::half>{at, 0});
+    if (lanes > at) body(Row<T, 1, Kind::part>{at, lanes - at});
 }
 
 template <typename Body>
@@ -121,11 +144,12 @@ ENGINE_INLINE void with_flag(bool flag, const Body& body) {
 
 template <typename T>
 void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, float* squares) {
-    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+    with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count, chains = 4 / count;  // independent additions
         Vector middle[count], sum[chains][count] = {}, square[chains][count] = {};
         for (int v = 0; v < count; v++) middle[v] = lanes.coefficient(near, v);
         const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
+            lanes.fetch(panel, row, x);
 #pragma GCC unroll 4
             for (int v = 0; v < count; v++) {
                 const Vector away = lanes.get(x + row * panel.step, v) - middle[v];
@@ -143,8 +167,8 @@ void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, f
                 sum[0][v] += sum[chain][v];
                 square[0][v] += square[chain][v];
             }
-            lanes.put_sum(sums, v, sum[0][v]);
-            lanes.put_sum(squares, v, square[0][v]);
+            lanes.add_sum(sums, v, sum[0][v]);
+            lanes.add_sum(squares, v, square[0][v]);
         }
     });
 }
@@ -152,7 +176,7 @@ void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, f
 template <typename T>
 void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
     const Vector floor = Vector{} + (job.relu ? 0 : -__builtin_inff());
-    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+    with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count;
         Vector mean[count], scale[count], shift[count];
         for (int v = 0; v < count; v++) {
@@ -164,6 +188,7 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
             with_flag(job.past_caches, [&](auto past_caches) ENGINE_BODY {
                 for (int64_t row = 0; row < panel.rows; row++) {
                     const int64_t at = row * panel.step;
+                    lanes.fetch(panel, row, job.x, job.residual);
 #pragma GCC unroll 4
                     for (int v = 0; v < count; v++) {
                         Vector value = multiply_add(lanes.get(job.x + at, v) - mean[v], scale[v], shift[v]);
@@ -180,7 +205,7 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
 
 template <typename T>
 void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, float* of_gx) {
-    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+    with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count, chains = count == 4 ? 1 : 2;
         Vector mean[count], scale[count], shift[count], g_sums[chains][count] = {}, gx_sums[chains][count] = {};
         for (int v = 0; v < count; v++) {
@@ -193,6 +218,7 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
                 with_flag(job.kept, [&](auto kept) ENGINE_BODY {
                     const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
                         const int64_t at = row * panel.step;
+                        lanes.fetch(panel, row, job.x, job.given, job.other, job.y);
 #pragma GCC unroll 4
                         for (int v = 0; v < count; v++) {
                             const Vector away = lanes.get(job.x + at, v) - mean[v];
@@ -220,8 +246,8 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
                 g_sums[0][v] += g_sums[chain][v];
                 gx_sums[0][v] += gx_sums[chain][v];
             }
-            lanes.put_sum(of_g, v, g_sums[0][v]);
-            lanes.put_sum(of_gx, v, gx_sums[0][v]);
+            lanes.add_sum(of_g, v, g_sums[0][v]);
+            lanes.add_sum(of_gx, v, gx_sums[0][v]);
         }
     });
 }
@@ -229,7 +255,7 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
 template <typename T>
 void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* a, const float* b, const float* c,
                        bool past_caches, T* wanted) {
-    with_row<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
+    with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count;
         Vector mean[count], scale[count], shift[count], of_g[count], of_x[count], constant[count];
         for (int v = 0; v < count; v++) {
@@ -244,6 +270,7 @@ void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* 
             with_flag(past_caches, [&](auto past) ENGINE_BODY {
                 for (int64_t row = 0; row < panel.rows; row++) {
                     const int64_t at = row * panel.step;
+                    lanes.fetch(panel, row, job.x, job.given);
 #pragma GCC unroll 4
                     for (int v = 0; v < count; v++) {
                         const Vector away = lanes.get(job.x + at, v) - mean[v];

@@ -8,11 +8,11 @@
 
 namespace engine {
 
-// `rows` rows, `step` elements apart, of `lanes` elements each: 64, 32, 16, or fewer than 16. Coefficients are one per
-// lane.
+// `rows` rows, `step` elements apart, of `lanes` elements each. Coefficients are one per lane. While a row is worked
+// on, the one `lead` rows further on is fetched, up to the `reach`-th, which may belong to the panel that comes next: a
+// core that asks for memory only when it needs it gets two thirds of what there is.
 struct Panel {
-    static constexpr int64_t widest = 64;
-    int64_t rows, step, lanes;
+    int64_t rows, step, lanes, lead, reach;
 };
 
 // y = (x - mean) scale + shift, plus `residual` where one is given; with `relu`, 0 where that is negative. y may be
@@ -37,10 +37,10 @@ struct Gradient {
 
 template <typename T>
 struct NormKernels {
-    // sums[lane] = sum over the rows of x - near, squares[lane] = of (x - near)^2; near is 0 where none is given.
+    // sums[lane] += sum over the rows of x - near, squares[lane] += of (x - near)^2; near is 0 where none is given.
     void (*sum)(const Panel&, const T* x, const float* near, float* sums, float* squares);
     void (*normalise)(const Panel&, const Normalisation<T>&);
-    // of_g[lane] = sum over the rows of g, of_gx[lane] = of g (x - mean).
+    // of_g[lane] += sum over the rows of g, of_gx[lane] += of g (x - mean).
     void (*sum_gradient)(const Panel&, const Gradient<T>&, float* of_g, float* of_gx);
     // wanted = a g + b (x - mean) + c, where neither `other` nor `y` are looked at: what was kept is given.
     void (*write_gradient)(const Panel&, const Gradient<T>&, const float* a, const float* b, const float* c,
