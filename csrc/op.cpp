@@ -4,6 +4,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "ops/packed_weights.h"
+
 namespace engine {
 
 using dnnl::memory;
@@ -53,22 +55,26 @@ void Op::place_scratch(char* base) const {
 
 void Op::run(const Calls& calls, const dnnl::stream& stream) {
     for (const auto& call : calls) {
-        // As primitive::execute does, which would build this list each time.
-        if (call.list.empty())
-            for (const auto& [which, memory] : call.args) call.list.push_back({which, memory.get(true)});
         const auto begin = std::chrono::steady_clock::now();
-        const auto status =
-            dnnl_primitive_execute(call.primitive.get(), stream.get(), int(call.list.size()), call.list.data());
-        dnnl::error::wrap_c_api(status, "could not execute a primitive");
+        call.own ? call.own() : execute(call, stream);
         call.nanoseconds = (std::chrono::steady_clock::now() - begin).count();
     }
+}
+
+void Op::execute(const Call& call, const dnnl::stream& stream) {
+    // As primitive::execute does, which would build this list each time.
+    if (call.list.empty())
+        for (const auto& [which, memory] : call.args) call.list.push_back({which, memory.get(true)});
+    const auto status =
+        dnnl_primitive_execute(call.primitive.get(), stream.get(), int(call.list.size()), call.list.data());
+    dnnl::error::wrap_c_api(status, "could not execute a primitive");
 }
 
 std::vector<Op::Reorder> Op::reorders() const {
     std::vector<Reorder> result;
     for (const Pass pass : {Pass::forward, Pass::backward})
         for (const auto& call : pass == Pass::forward ? forward_calls_ : backward_calls_)
-            if (call.primitive.get_kind() == dnnl::primitive::kind::reorder)
+            if (call.own || call.primitive.get_kind() == dnnl::primitive::kind::reorder)
                 result.push_back({pass, call.args.at(DNNL_ARG_FROM).get_desc(), call.args.at(DNNL_ARG_TO).get_desc(),
                                   call.nanoseconds});
     return result;
@@ -126,7 +132,15 @@ memory Op::reading(const TensorPtr& tensor, const Layout& described, const Layou
     memory source = described == tensor->layout ? tensor->memory : tensor->as(described);
     if (described == wanted) return source;
     memory target = scratch(wanted);
-    calls.push_back({dnnl::reorder(source, target), {{DNNL_ARG_FROM, source}, {DNNL_ARG_TO, target}}});
+    Call call{{}, {{DNNL_ARG_FROM, source}, {DNNL_ARG_TO, target}}};
+    if (const auto packed = PackedWeights::of(described, wanted))
+        call.own = [packed = *packed, source, target] {
+            packed.pack(static_cast<const float*>(source.get_data_handle()),
+                        static_cast<uint16_t*>(target.get_data_handle()));
+        };
+    else
+        call.primitive = dnnl::reorder(source, target);
+    calls.push_back(std::move(call));
     return target;
 }
 

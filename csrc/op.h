@@ -108,13 +108,15 @@ public:
 
 protected:
     struct Call {
-        dnnl::primitive primitive;
+        dnnl::primitive primitive;  // or `own`, a reorder that has a kernel of our own
         std::unordered_map<int, dnnl::memory> args;
+        std::function<void()> own = {};
         mutable std::vector<dnnl_exec_arg_t> list;  // args as oneDNN's C interface takes them, from the first run on
         mutable int64_t nanoseconds = 0;            // of the last run
     };
     using Calls = std::vector<Call>;
     static void run(const Calls& calls, const dnnl::stream& stream);
+    static void execute(const Call& call, const dnnl::stream& stream);
 
     const TensorPtr& input(size_t i) const { return spec_.inputs.at(i); }
     const TensorPtr& param(size_t i) const { return spec_.params.at(i); }
