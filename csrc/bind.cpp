@@ -321,6 +321,23 @@ static void bind_queue(py::module_& m) {
         .def("waited_ns", py::overload_cast<int>(&ReadyQueue::waited_ns, py::const_), "bucket"_a);
 }
 
+// The arrays of a reduction or an update, checked: a kernel writes where it is told to.
+template <typename T>
+static T* array_pointer(const std::optional<py::array>& array, py::ssize_t least, const char* what) {
+    if (!array) return nullptr;
+    if (!py::array_t<T, py::array::c_style>::check_(*array) || array->size() < least || !array->writeable())
+        throw py::value_error(std::string(what) + ": expected a writable, contiguous array of " +
+                              std::to_string(least) + " or more, of another type perhaps");
+    return static_cast<T*>(const_cast<void*>(array->data()));
+}
+
+static void apply_range(const Updater& updater, int bucket, int64_t begin, int64_t end,
+                        const std::optional<py::array>& packed, bool keep) {
+    const uint16_t* const from = array_pointer<uint16_t>(packed, end - begin, "packed");
+    py::gil_scoped_release release;
+    updater.apply_range(bucket, begin, end, from, keep);
+}
+
 static void bind_updater(py::module_& m) {
     py::class_<Segment>(m, "Segment")
         .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter) {
@@ -349,6 +366,7 @@ static void bind_updater(py::module_& m) {
         .def_property_readonly("has_local_rates", &Updater::has_local_rates)
         .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1,
              ReleaseGil())
+        .def("apply_range", &apply_range, "bucket"_a, "begin"_a, "end"_a, "packed"_a = py::none(), "keep"_a = true)
         .def_property_readonly("buckets", &Updater::buckets)
         .def_property_readonly("histories", &Updater::histories);
     m.def("update_rules", [] {  // name -> number of histories
@@ -358,14 +376,10 @@ static void bind_updater(py::module_& m) {
     });
 }
 
-// The arrays of a reduction, checked: a kernel writes where it is told to.
-template <typename T>
-static T* array_pointer(const std::optional<py::array>& array, py::ssize_t least, const char* what) {
-    if (!array) return nullptr;
-    if (!py::array_t<T, py::array::c_style>::check_(*array) || array->size() < least || !array->writeable())
-        throw py::value_error(std::string(what) + ": expected a writable, contiguous array of " +
-                              std::to_string(least) + " or more, of another type perhaps");
-    return static_cast<T*>(const_cast<void*>(array->data()));
+// rows: (parts, stride), of which `count` are added up.
+static void check_rows(const py::array& rows, int own, py::ssize_t count) {
+    if (rows.ndim() != 2 || count > rows.shape(1) || own < 0 || own >= rows.shape(0))
+        throw py::value_error("rows must be (parts, stride), stride at least the size of the sum, own one of them");
 }
 
 static void bind_wire(py::module_& m) {
@@ -382,18 +396,33 @@ static void bind_wire(py::module_& m) {
         "values"_a, "packed"_a, "residual"_a = py::none(), "float32 to bfloat16, held as uint16.");
     m.def(
         "sum_bf16",
-        [](const py::array& rows, const py::array& packed, const std::optional<py::array>& residual) {
-            if (rows.ndim() != 2 || packed.size() > rows.shape(1))
-                throw py::value_error("sum_bf16: rows must be (parts, stride), stride at least the size of the sum");
-            const py::ssize_t count = packed.size();
+        [](const py::array& rows, int own, const py::array& values, const py::array& packed,
+           const std::optional<py::array>& residual) {
+            const py::ssize_t count = values.size();
+            check_rows(rows, own, count);
             const uint16_t* const from = array_pointer<uint16_t>(rows, rows.size(), "rows");
+            const float* const mine = array_pointer<float>(values, count, "values");
             uint16_t* const to = array_pointer<uint16_t>(packed, count, "packed");
             float* const rest = array_pointer<float>(residual, count, "residual");
             const int64_t parts = rows.shape(0), stride = rows.shape(1);
             py::gil_scoped_release release;
-            sum_bf16(from, parts, stride, rest, to, count);
+            sum_bf16(from, parts, stride, own, mine, rest, to, count);
         },
-        "rows"_a, "packed"_a, "residual"_a = py::none(), "Sums the rows (parts, stride) of bfloat16 in float32.");
+        "rows"_a, "own"_a, "values"_a, "packed"_a, "residual"_a = py::none(),
+        "Sums the rows (parts, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.");
+    m.def(
+        "sum_rows",
+        [](const py::array& rows, int own, const py::array& values) {
+            const py::ssize_t count = values.size();
+            check_rows(rows, own, count);
+            const float* const from = array_pointer<float>(rows, rows.size(), "rows");
+            float* const mine = array_pointer<float>(values, count, "values");
+            const int64_t parts = rows.shape(0), stride = rows.shape(1);
+            py::gil_scoped_release release;
+            sum_rows(from, parts, stride, own, mine, count);
+        },
+        "rows"_a, "own"_a, "values"_a,
+        "Sums the rows (parts, stride) of float32 into `values`, which are what counts as row `own`.");
     m.def(
         "unpack_bf16",
         [](const py::array& packed, const py::array& values) {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "wire.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -24,6 +26,7 @@ namespace engine {
 namespace {
 
 constexpr int64_t kChunk = 16384;  // floats: 64 KB of each arena, several fit into a second-level cache
+constexpr int64_t kBlock = 4096;   // floats that are unpacked and used while they are in the first-level cache
 constexpr int kLanes = 8;
 
 // Flush-to-zero and denormals-are-zero in the calling thread, for a server's thread that has no OpenMP team.
@@ -164,7 +167,7 @@ const UpdateRule& update_rule(const std::string& name) {
     throw std::invalid_argument("unknown update rule \"" + name + "\"; known: " + known);
 }
 
-Updater::Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories,
+Updater::Updater(const std::string& rule, float* weights, float* gradients, std::vector<float*> histories,
                  int64_t count, std::vector<std::vector<Segment>> buckets, const Hyper& hyper)
     : rule_(update_rule(rule)),
       weights_(weights),
@@ -243,9 +246,7 @@ double Updater::rate(const Chunk& chunk) const {
     return hyper_.local_clip ? std::min(rate_, local) : rate_ * local;
 }
 
-void Updater::apply(const Chunk& chunk) const {
-    Stretch stretch{weights_ + chunk.begin, gradients_ + chunk.begin, {nullptr, nullptr}, chunk.end - chunk.begin};
-    for (size_t i = 0; i < histories_.size(); ++i) stretch.history[i] = histories_[i] + chunk.begin;
+Factors Updater::factors(const Chunk& chunk) const {
     const float decay = hyper_.weight_decay * chunk.decay_mult;
     Factors factors;
     factors.scale = float(scale_ * clip_factor_);
@@ -258,22 +259,49 @@ void Updater::apply(const Chunk& chunk) const {
     factors.momentum2 = hyper_.momentum2;
     factors.delta = hyper_.delta;
     factors.rms_decay = hyper_.rms_decay;
+    return factors;
+}
+
+void Updater::apply(const Factors& factors, int64_t begin, int64_t end, const float* gradients) const {
+    Stretch stretch{weights_ + begin, gradients, {nullptr, nullptr}, end - begin};
+    for (size_t i = 0; i < histories_.size(); ++i) stretch.history[i] = histories_[i] + begin;
     rule_.apply(stretch, factors);
 }
 
 void Updater::apply(int bucket, int threads) const {
     const auto& chunks = this->chunks(bucket);
     const int64_t count = int64_t(chunks.size());
+    const auto whole = [this](const Chunk& c) { apply(factors(c), c.begin, c.end, gradients_ + c.begin); };
     if (threads <= 1) {  // a server: no OpenMP team of its own
         NoDenormals guard;
-        for (const Chunk& chunk : chunks) apply(chunk);
+        for (const Chunk& chunk : chunks) whole(chunk);
         return;
     }
 #pragma omp parallel num_threads(threads)
     {
         NoDenormals guard;
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < count; ++i) apply(chunks[size_t(i)]);
+        for (int64_t i = 0; i < count; ++i) whole(chunks[size_t(i)]);
+    }
+}
+
+void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t* packed, bool keep) const {
+    NoDenormals guard;
+    float buffer[kBlock];
+    for (const Chunk& chunk : this->chunks(bucket)) {
+        const int64_t first = std::max(begin, chunk.begin), last = std::min(end, chunk.end);
+        if (first >= last) continue;
+        const Factors factors = this->factors(chunk);
+        if (!packed) {
+            apply(factors, first, last, gradients_ + first);
+            continue;
+        }
+        for (int64_t at = first; at < last; at += kBlock) {
+            const int64_t next = std::min(at + kBlock, last);
+            float* const gradients = keep ? gradients_ + at : buffer;
+            unpack_bf16(packed + (at - begin), gradients, next - at);
+            apply(factors, at, next, gradients);
+        }
     }
 }
 

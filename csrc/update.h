@@ -60,8 +60,8 @@ class Updater {
 public:
     // weights, gradients and each history are arenas with the same offsets; buckets[b] lists the segments of bucket b.
     // Throws std::invalid_argument for an unknown rule, a wrong number of histories or a segment outside [0, count).
-    Updater(const std::string& rule, float* weights, const float* gradients, std::vector<float*> histories,
-            int64_t count, std::vector<std::vector<Segment>> buckets, const Hyper& hyper);
+    Updater(const std::string& rule, float* weights, float* gradients, std::vector<float*> histories, int64_t count,
+            std::vector<std::vector<Segment>> buckets, const Hyper& hyper);
 
     // Between two steps. scale: 1 / (ranks * iter_size), the one place that averages. iteration: updates finished
     // before this one. momentum_correction: the history of SGD and Nesterov is multiplied by it (rate / the rate of the
@@ -79,6 +79,9 @@ public:
     // Normalise, clip, decay, rule and step in one pass. Buckets are independent: servers may call this at the same
     // time. The result does not depend on `threads`, nor on the vector width of the processor.
     void apply(int bucket, int threads = 1) const;
+    // The floats [begin, end) of a bucket, in the calling thread. packed: their gradients as bfloat16, which are
+    // unpacked on the way, into the arena if `keep`; null: those of the arena.
+    void apply_range(int bucket, int64_t begin, int64_t end, const uint16_t* packed, bool keep) const;
 
     int buckets() const { return int(chunks_.size()); }
     int histories() const { return rule_.histories; }
@@ -93,11 +96,12 @@ private:
     std::vector<Chunk>& chunks(int bucket);
     const std::vector<Chunk>& chunks(int bucket) const { return const_cast<Updater*>(this)->chunks(bucket); }
     double rate(const Chunk& chunk) const;
-    void apply(const Chunk& chunk) const;
+    Factors factors(const Chunk& chunk) const;
+    void apply(const Factors& factors, int64_t begin, int64_t end, const float* gradients) const;
 
     const UpdateRule& rule_;
     float* weights_;
-    const float* gradients_;
+    float* gradients_;
     std::vector<float*> histories_;
     std::vector<std::vector<Chunk>> chunks_;  // by bucket
     std::vector<double> local_rates_;         // by parameter

@@ -114,6 +114,7 @@ def _solver(config: Config, world: World, times: int = 1) -> Solver:
             if hasattr(value, "DESCRIPTOR") and "batch_size" in value.DESCRIPTOR.fields_by_name:
                 value.batch_size *= times
     solver = Solver(config, world)
+    solver.strategy.keep_gradients = True
     if param.weights:
         solver.load_weights(list(param.weights))
     solver.share_weights()

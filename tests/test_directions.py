@@ -209,5 +209,6 @@ def test_ops_know_neither_executor_nor_queue():
         if path.startswith("ops/"):
             assert found <= {"op.h", "tensor.h", "threads.h"}, path
     # These stand alone: they can be compiled and tested without the rest.
-    for alone in ("ready_queue", "update", "image", "arena"):
+    for alone in ("ready_queue", "wire", "image", "arena"):
         assert own[f"{alone}.h"] | own[f"{alone}.cpp"] == {f"{alone}.h"}
+    assert own["update.h"] | own["update.cpp"] == {"update.h", "wire.h"}

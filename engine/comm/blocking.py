@@ -20,8 +20,8 @@ class Blocking(Strategy):
             self.queue.wait_ready(bucket.index)
             self.world.board.enter(UPDATE, bucket.index)
             begin = time.monotonic_ns()
-            for gradients, residual in self.chunks(bucket):
-                self.channels[bucket.parts].allreduce(gradients, residual)
+            for chunk in self.chunks(bucket):
+                self.channels[bucket.parts].allreduce(chunk.gradients, chunk.residual)
             self.reducing_ns += time.monotonic_ns() - begin
             self.queue.reduced(bucket.index)
         self.apply_all(self.threads)

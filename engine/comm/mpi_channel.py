@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from engine.comm.link import Link
-from engine.comm.settings import Reduction
+from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.world import Channel
 from engine.errors import CommError
 
@@ -21,9 +21,9 @@ PIECE_BYTES = 256 << 20
 # How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
 # sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
 PATIENCE_SECONDS = 3.0
-# The least and the longest sleep between two looks at a request; between them so much as the link needs for this many
-# bytes, which the system's socket buffers hold.
-FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES = 20e-6, 2e-3, 128 << 10
+# The least and the longest sleep between two looks at a request: as long as the link needs for SLEEP_BYTES, which the
+# system's socket buffers hold; longer while nothing comes, by one of SLEEP_PARTS of the time since something did.
+FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES, SLEEP_PARTS = 40e-6, 2e-3, 128 << 10, 8
 IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
 ALIGNMENT = 32  # bfloat16 in a cache line
 
@@ -42,18 +42,21 @@ def checked(method: Callable) -> Callable:
     return call
 
 
-def wait(request, longest: float = 200e-6) -> None:
-    """Waits for a request, asleep for up to `longest` seconds at a time."""
-    pause, looks = FIRST_SLEEP, 0
+def wait(request, least: float = FIRST_SLEEP) -> None:
+    """Waits for a request, asleep for `least` seconds at a time, or longer while nothing comes."""
+    looks, moved = 0, time.perf_counter()
     while True:
         begin = time.perf_counter()
         if request.Test():
             return
+        now = time.perf_counter()
         looks += 1
         # Libraries move one piece of a message at each look, such as 64 KB: a look that took its time has moved one.
-        if looks == MOST_LOOKS or time.perf_counter() - begin < IDLE_LOOK:
-            time.sleep(pause)
-            pause, looks = min(2 * pause, longest), 0
+        if now - begin >= IDLE_LOOK and looks < MOST_LOOKS:
+            moved = now
+            continue
+        time.sleep(min(LONGEST_SLEEP, max(least, (now - moved) / SLEEP_PARTS)))
+        looks = 0
 
 
 def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
@@ -73,11 +76,13 @@ class MpiChannel(Channel):
         self._comm = self._across = comm.Dup()
         self._local = None
         self._one_host = local.size == comm.size
-        self._longest = min(LONGEST_SLEEP, max(2 * FIRST_SLEEP, SLEEP_BYTES / link.bandwidth))
-        self._room = np.empty(0, np.uint16)
+        self._sleep = max(FIRST_SLEEP, SLEEP_BYTES / link.bandwidth)
+        self._room = np.empty(0, np.uint8)
         if reduction.hierarchical and 1 < local.size < comm.size:
             self._local = local.Dup()
             self._across = comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
+        crowd = 1 if self._local is not None else comm.allreduce(local.size, mpi.MAX)  # of ranks that share a link
+        self._direct = self._across != mpi.COMM_NULL and exchanges_directly(self._across.size, crowd)
 
     @checked
     def follow(self, choice: int) -> int:
@@ -89,8 +94,7 @@ class MpiChannel(Channel):
 
     @checked
     def allreduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
-        if self._one_host:  # asleep until all ranks are here; the sum is then made in memory, at full speed
-            wait(self._comm.Ibarrier())
+        self._gather_ranks()
         rests = pieces(residual) if residual is not None and self._reduction.error_feedback else None
         for piece in pieces(values):
             rest = next(rests) if rests else None
@@ -98,6 +102,22 @@ class MpiChannel(Channel):
                 self._reduce(piece, rest)
             else:
                 self._hierarchical(piece, rest)
+
+    @checked
+    def reduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray | None:
+        if self._local is not None or not self._packs or values.nbytes > PIECE_BYTES:
+            return self.allreduce(values, residual)
+        self._gather_ranks()
+        return self._sum_bf16(next(pieces(values)), residual)
+
+    def _gather_ranks(self) -> None:
+        """On one host, asleep until all ranks are here: the sum is then made in memory, at full speed."""
+        if self._one_host:
+            wait(self._comm.Ibarrier())
+
+    @property
+    def _packs(self) -> bool:
+        return self._reduction.bf16 and self._across.size > 1
 
     def _hierarchical(self, values: np.ndarray, residual: np.ndarray | None) -> None:
         leads = self._local.rank == 0
@@ -107,29 +127,59 @@ class MpiChannel(Channel):
         self._wait(self._local.Ibcast(values))
 
     def _reduce(self, values: np.ndarray, residual: np.ndarray | None) -> None:
-        if self._reduction.bf16 and self._across.size > 1:
-            self._reduce_bf16(values, residual)
+        from engine import _core
+
+        if self._packs:
+            _core.unpack_bf16(self._sum_bf16(values, residual), values)
+        elif self._direct:
+            self._sum_direct(values)
         else:
             self._wait(self._across.Iallreduce(self._mpi.IN_PLACE, values))
 
-    def _reduce_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> None:
-        """Rank r adds up the r-th share of the values, in float32, and passes the sum on, rounded once."""
+    def _sum_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
+        """Rank r adds up the r-th share of the values, in float32, and passes the sum on, rounded once. Returns the
+        sums."""
         from engine import _core
 
         comm = self._across
-        share = -(-values.size // comm.size)
-        share = -(-share // ALIGNMENT) * ALIGNMENT
-        if self._room.size < 2 * comm.size * share:
-            self._room = np.zeros(2 * comm.size * share, np.uint16)
-        sent, received = self._room[: 2 * comm.size * share].reshape(2, comm.size, share)
+        share = self._share(values.size)
+        sent, received = self._rows(2 * comm.size, share, np.uint16).reshape(2, comm.size, share)
+        flat = sent.reshape(-1)
         begin, end = (min(values.size, (comm.rank + i) * share) for i in (0, 1))
-        _core.pack_bf16(values, sent.reshape(-1), residual)
-        received[comm.rank] = sent[comm.rank]
+        for first, last in ((0, begin), (end, values.size)):  # of the others
+            if first < last:
+                rest = None if residual is None else residual[first:last]
+                _core.pack_bf16(values[first:last], flat[first:last], rest)
         self._exchange(sent, received)
-        mine = sent[comm.rank]
-        _core.sum_bf16(received, mine[: end - begin], None if residual is None else residual[begin:end])
-        self._exchange([mine] * comm.size, sent)
-        _core.unpack_bf16(sent.reshape(-1), values)
+        rest = None if residual is None else residual[begin:end]
+        _core.sum_bf16(received, comm.rank, values[begin:end], sent[comm.rank], rest)
+        self._exchange([sent[comm.rank]] * comm.size, sent)
+        return flat[: values.size]
+
+    def _sum_direct(self, values: np.ndarray) -> None:
+        """The same with float32, in place."""
+        from engine import _core
+
+        comm = self._across
+        share = self._share(values.size)
+        shares = [values[rank * share : (rank + 1) * share] for rank in range(comm.size)]
+        mine = shares[comm.rank]
+        received = self._rows(comm.size, share, np.float32)
+        self._exchange(shares, [row[: mine.size] for row in received])
+        _core.sum_rows(received, comm.rank, mine)
+        self._exchange([mine] * comm.size, shares)
+
+    def _share(self, count: int) -> int:
+        """Of a rank, in whole cache lines."""
+        share = -(-count // self._across.size)
+        return -(-share // ALIGNMENT) * ALIGNMENT
+
+    def _rows(self, count: int, length: int, dtype: type) -> np.ndarray:
+        """Room for (count, length) values, used again by the next call."""
+        nbytes = count * length * np.dtype(dtype).itemsize
+        if self._room.size < nbytes:
+            self._room = np.zeros(nbytes, np.uint8)
+        return self._room[:nbytes].view(dtype).reshape(count, length)
 
     def _exchange(self, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
         """Row r of `sent` to rank r, whose own arrives in row r of `received`. Not MPI's Ialltoall: that goes on by
@@ -145,7 +195,7 @@ class MpiChannel(Channel):
         if self._one_host:
             request.Wait()
         else:
-            wait(request, self._longest)
+            wait(request, self._sleep)
 
     def close(self) -> None:
         if self._local is not None:

@@ -22,12 +22,11 @@ import os
 import threading
 from concurrent.futures import Future
 
-import numpy as np
-
-from engine.comm.strategy import Strategy, strategy
+from engine.comm.strategy import Chunk, Strategy, strategy
+from engine.comm.world import Channel
 from engine.errors import ConfigError
 
-Chunks = dict[int, list[tuple[np.ndarray, np.ndarray | None]]]  # what is left of each bucket
+Chunks = dict[int, list[Chunk]]  # what is left of each bucket
 
 
 @strategy("servers")
@@ -108,25 +107,36 @@ class Servers(Strategy):
             index = self._next(server, left)
             if index is None:
                 return False
-            gradients, residual = left[index].pop(0)
+            chunk = left[index].pop(0)
+            if not left[index]:
+                del left[index]
             parts = self.buckets[index].parts
             channel = self.channels[server] if parts == 1 else self.part_channels[server][parts]
-            channel.allreduce(gradients, residual)
-            self.world.board.server_beat()
-            if left[index]:
+            if not self.needs_norms:
+                self._reduce_and_update(index, chunk, channel, server, last=index not in left)
                 continue
-            del left[index]
-            self.queue.reduced(index)
-            if self.needs_norms:  # they need every bucket: all servers meet first
+            channel.allreduce(chunk.gradients, chunk.residual)
+            self.world.board.server_beat()
+            if index not in left:
+                self.queue.reduced(index)
                 self.sums[index] = self.updater.measure(index)
                 deferred.append(index)
-            else:
-                self._update(index, server)
-        if deferred:
+        if deferred:  # norms need every bucket: all servers meet first
             self.meeting.wait()
             for index in deferred:
-                self._update(index, server)
+                self.updater.apply(index)
+                self.queue.done(index, server)
         return True
+
+    def _reduce_and_update(self, index: int, chunk: Chunk, channel: Channel, server: int, last: bool) -> None:
+        """One pass over the sums as they have come: the chunk is in the cache."""
+        sums = channel.reduce(chunk.gradients, chunk.residual)
+        self.world.board.server_beat()
+        if last:
+            self.queue.reduced(index)
+        self.updater.apply_range(index, chunk.begin, chunk.end, sums, self.keep_gradients)
+        if last:
+            self.queue.done(index, server)
 
     def _next(self, server: int, left: Chunks) -> int | None:
         """The bucket to go on with, ready here; None when the queue has stopped."""
@@ -139,7 +149,3 @@ class Servers(Strategy):
                 return None
             index = self.channels[server].follow(index)
         return index if self.queue.wait_ready(index) else None
-
-    def _update(self, index: int, server: int) -> None:
-        self.updater.apply(index, 1)
-        self.queue.done(index, server)

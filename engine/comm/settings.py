@@ -20,6 +20,7 @@ LEAST_BYTES = 256 << 10
 # MLSL's defaults, where only one of its two variables is given.
 LARGE_MSG_SIZE_MB, LARGE_MSG_CHUNKS = 128, 4
 WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
+DIRECT_RANKS = 8  # beyond these the number of messages counts
 HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
 
 
@@ -148,6 +149,13 @@ def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ,
         got = f"{named}: expected seconds, 0 or more" + ("" if text else f", got {seconds:g}")
         raise ConfigError(got, None if text else where)
     return seconds
+
+
+def exchanges_directly(ranks: int, ranks_per_node: int) -> bool:
+    """Whether float32 sums are made by two exchanges of every rank with every other: each adds up its share, and tells
+    the sum. MPI's own algorithms take more steps, of fewer messages and with less across a link that ranks share; but
+    they go on by one step at each look at them, and add slowly."""
+    return 1 < ranks <= DIRECT_RANKS and ranks_per_node == 1
 
 
 def default_servers(cores: int) -> int:

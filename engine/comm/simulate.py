@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.comm.buckets import Bucket
 from engine.comm.link import Link
-from engine.comm.settings import CommSettings
+from engine.comm.settings import CommSettings, exchanges_directly
 
 STEPS = 4  # the last is the result: the first has no update in flight
 LEAST_RATE = 0.05  # of compute that servers take the cores from
@@ -42,10 +42,12 @@ class Network:
 
         Reduce-scatter by recursive halving, then allgather by doubling (Rabenseifner 2004; Thakur, Rabenseifner, Gropp
         2005): 2 log2(p) messages, and 2 (p - 1) / p of the bytes each way; of a node's ranks together as much crosses
-        its link, for the larger exchanges stay in the node.
+        its link, for the larger exchanges stay in the node. Where ranks exchange directly: as many bytes in 2 steps.
         """
         near = min(self.ranks_per_node, self.ranks)
         inside, across = math.ceil(math.log2(near)), math.ceil(math.log2(self.nodes))
+        if exchanges_directly(self.ranks, near):
+            across = 1
         latency = 2 * inside * self.within.latency
         wire = 2 * (near - 1) / near * nbytes / self.within.bandwidth
         if self.nodes > 1:

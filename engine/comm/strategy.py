@@ -42,6 +42,15 @@ class Event(NamedTuple):
     end: int
 
 
+class Chunk(NamedTuple):
+    """What travels at a time: floats [begin, end) of the arena; residual: where rounding is fed back."""
+
+    begin: int
+    end: int
+    gradients: np.ndarray
+    residual: np.ndarray | None
+
+
 class Strategy:
     """Reduces the gradients of a step over the ranks and applies the update. A step of the solver is
 
@@ -52,6 +61,9 @@ class Strategy:
 
     after which the next forward waits, bucket by bucket, for what is in flight. Raises CommError where ranks fail.
     """
+
+    # Whether a program reads the reduced gradients: an update that does not need them in the arena may leave them out.
+    keep_gradients = False
 
     def __init__(
         self,
@@ -122,13 +134,13 @@ class Strategy:
         pieces = f" in pieces of {chunk / 1e6:.3g} MB" if largest > chunk else ""
         return f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{pieces}, {self.settings.reduction}"
 
-    def chunks(self, bucket: Bucket) -> list[tuple[np.ndarray, np.ndarray | None]]:
-        """What travels at a time: gradients, and their residuals where rounding is fed back."""
+    def chunks(self, bucket: Bucket) -> list[Chunk]:
         step = max(1, self.settings.chunk_bytes // FLOAT_BYTES)
         found = []
         for begin in range(bucket.begin, bucket.end, step):
-            piece = slice(begin, min(begin + step, bucket.end))
-            found.append((self.gradients[piece], None if self.residual is None else self.residual[piece]))
+            end = min(begin + step, bucket.end)
+            residual = None if self.residual is None else self.residual[begin:end]
+            found.append(Chunk(begin, end, self.gradients[begin:end], residual))
         return found
 
     def make_channels(self) -> dict[int, Channel]:

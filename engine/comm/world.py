@@ -34,6 +34,11 @@ class Channel:
 
         residual: with error feedback, of the shape of `values`: what rounding has taken from them so far."""
 
+    def reduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray | None:
+        """The same, but where the sums have come as bfloat16 they are returned so (uint16, until the next call), and
+        `values` are undefined."""
+        self.allreduce(values, residual)
+
     def follow(self, choice: int) -> int:
         """Rank 0's choice, on every rank."""
         return choice

@@ -186,6 +186,7 @@ class Solver:
         queue = core.ReadyQueue(len(buckets))
         self.threads = core.threads()
         self.strategy = make_strategy(self.world, queue, updater, buckets, self.gradients, settings, self.threads)
+        self.strategy.keep_gradients = self.every_blob
         self.queue = queue
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self.sync_channel = self.world.channel() if net.synchronised else None

@@ -70,5 +70,11 @@ def test_two_hosts_of_two_ranks(hierarchical, bf16, feedback):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize(("bf16", "feedback"), [(False, False), (True, True)])
+def test_three_hosts_of_one_rank_each_exchange_shares(bf16, feedback):
+    channel(3, 3, bf16=bf16, feedback=feedback)
+
+
+@pytest.mark.mpi
 def test_hierarchical_on_one_host_is_plain():
     channel(2, 1, hierarchical=True)

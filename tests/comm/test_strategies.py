@@ -179,6 +179,38 @@ def test_bf16_reductions(servers, comm):
     assert ranks(2, servers, comm=comm, tolerance=2.45 * 2**-8 * 2)[0]
 
 
+KEPT = """
+from engine.comm.world import world
+from tests.comm.test_strategies import *
+w = world()
+run = Run(w, comm="compression: BF16 chunk_mb: 0.02")
+run.strategy.keep_gradients = True
+run.steps()
+for bucket in run.buckets:
+    for piece in bucket.pieces:
+        kept = run.gradients[piece.begin : piece.end]
+        sums = w.size * run.gradient(STEPS - 1, 0, 1)[piece.begin : piece.end]
+        np.testing.assert_allclose(kept, sums, rtol=0, atol=2**-7 * np.abs(sums).max())
+run.strategy.close()
+w.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_whoever_reads_the_reduced_gradients_finds_them():
+    done = run_ranks(2, KEPT, timeout=60, environ={"MLSL_NUM_SERVERS": "2"})
+    assert done.returncode == 0 and done.stdout.count("fine") == 2, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("comm", ["", "compression: BF16 chunk_mb: 0.02"])
+def test_hosts_that_exchange_shares_directly(comm):
+    tolerance = 2.45 * 2**-8 * 2 if comm else 1e-6
+    results = [ranks(3, servers, comm=comm, tolerance=tolerance, hosts=3) for servers in (0, 1, 2)]
+    assert len({digest for _, digest in results}) == 1, "the bits depend on the number of servers"
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("comm", ["", "priority: true chunk_mb: 0.02"])
 def test_hierarchical(comm):

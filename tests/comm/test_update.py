@@ -153,6 +153,26 @@ def test_denormals_are_flushed():
     assert not arenas.histories[0].any()
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize(("packed", "keep"), [(False, True), (True, True), (True, False)])
+def test_an_update_by_ranges_gives_the_same_bits(rule, packed, keep):
+    whole, parts = Arenas(rule, weight_decay=0.01), Arenas(rule, weight_decay=0.01)
+    sums = np.zeros(COUNT, np.uint16)
+    if packed:
+        _core.pack_bf16(whole.gradients, sums)
+        _core.unpack_bf16(sums, whole.gradients)
+        parts.gradients[:] = np.nan  # not to be read
+    whole.step(rate=0.1, scale=0.5, iteration=3)
+    parts.updater.set_step(rate=0.1, scale=0.5, iteration=3)
+    for bucket, (begin, end) in enumerate([(0, COUNT // 3 + 5), (COUNT // 3 + 5, COUNT)]):
+        cuts = [begin, begin + 7, begin + 1003, end]
+        for first, last in itertools.pairwise(cuts):
+            parts.updater.apply_range(bucket, first, last, sums[first:last] if packed else None, keep)
+    for one, other in zip([whole.weights, *whole.histories], [parts.weights, *parts.histories], strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(parts.gradients, whole.gradients) == keep
+
+
 def test_bad_arguments_are_named():
     arenas = Arenas("sgd")
     arrays = arenas.weights, arenas.gradients
@@ -166,6 +186,8 @@ def test_bad_arguments_are_named():
         _core.Updater("SGD", arenas.weights, arenas.gradients.astype(np.float64), arenas.histories, [], _core.Hyper())
     with pytest.raises(IndexError, match="bucket 2 of 2"):
         arenas.updater.apply(2)
+    with pytest.raises(ValueError, match="packed: expected a writable"):
+        arenas.updater.apply_range(0, 0, 10, np.zeros(9, np.uint16))
 
 
 def golden_net(parameters, x, labels):

@@ -44,8 +44,13 @@ def test_pack_rounds_to_nearest_even():
 def test_what_is_not_finite_stays_so():
     values = np.array([np.inf, -np.inf, np.nan, 3.4e38, 0.0, -0.0], np.float32)
     values = np.append(values, np.array([0x7F800001], np.uint32).view(np.float32))  # a NaN of the lowest bit alone
+    values = np.append(values, np.ones(25, np.float32))  # long enough for vectors
     residual = np.zeros(values.size, np.float32)
     back = widened(packed(values, residual))
+    assert np.array_equal(widened(packed(values)), back, equal_nan=True), "the ways to pack differ"
+    summed = np.empty(values.size, np.uint16)
+    _core.sum_bf16(np.zeros((1, values.size), np.uint16), 0, values, summed)
+    assert np.array_equal(widened(summed), np.where(back == 0, np.float32(0), back), equal_nan=True)
     assert back[0] == np.inf and back[1] == -np.inf and np.isnan(back[[2, 6]]).all() and back[3] == np.inf
     assert not back[4:6].any()
     assert not residual.any(), "feeding back a loss that is not finite would spoil the rest of the run"
@@ -63,19 +68,38 @@ def test_feedback_keeps_what_rounding_takes():
     np.testing.assert_allclose(total, 64 * values.astype(np.float64), rtol=2**-14, atol=0)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7])
-def test_sums_are_made_in_float32_and_rounded_once(parts):
+@pytest.mark.parametrize(("parts", "own"), [(1, 0), (2, 0), (2, 1), (7, 3)])
+@pytest.mark.parametrize("feedback", [False, True])
+def test_sums_are_made_in_float32_and_rounded_once(parts, own, feedback):
     stride = COUNT + 21
     rows = np.zeros((parts, stride), np.uint16)
+    values, residual = some(own, COUNT), some(9, COUNT) * np.float32(1e-3) if feedback else None
+    kept = None if residual is None else residual.copy()
     for part in range(parts):
-        rows[part, :COUNT] = packed(some(part, COUNT))
+        rows[part, :COUNT] = packed(some(part, COUNT)) if part != own else packed(values, kept)
     expected = np.zeros(COUNT, np.float32)
     for part in range(parts):
         expected += widened(rows[part, :COUNT])
-    out, residual = np.empty(COUNT, np.uint16), np.ones(COUNT, np.float32)
-    _core.sum_bf16(rows, out, residual)
+    rows[own] = 0x7FC0  # not-a-number: must not be read
+    out = np.empty(COUNT, np.uint16)
+    _core.sum_bf16(rows, own, values, out, residual)
     assert np.array_equal(widened(out), rounded(expected))
-    assert np.array_equal(residual, np.float32(1) + (expected - rounded(expected)))
+    assert np.array_equal(values, some(own, COUNT))
+    if feedback:
+        assert np.array_equal(residual, kept + (expected - rounded(expected)))
+
+
+@pytest.mark.parametrize(("parts", "own"), [(1, 0), (2, 1), (7, 3)])
+def test_rows_of_float32_add_up_in_their_order(parts, own):
+    rows = np.full((parts, COUNT + 21), np.nan, np.float32)
+    expected = np.zeros(COUNT, np.float32)
+    for part in range(parts):
+        expected += some(part, COUNT)
+        if part != own:
+            rows[part, :COUNT] = some(part, COUNT)
+    values = some(own, COUNT)
+    _core.sum_rows(rows, own, values)
+    assert np.array_equal(values, expected)
 
 
 def test_arrays_that_do_not_fit_are_refused():
@@ -85,4 +109,8 @@ def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="residual: expected a writable"):
         _core.pack_bf16(values, np.empty(8, np.uint16), np.zeros(8))
     with pytest.raises(ValueError, match="rows must be"):
-        _core.sum_bf16(np.zeros((2, 4), np.uint16), np.empty(8, np.uint16))
+        _core.sum_bf16(np.zeros((2, 4), np.uint16), 0, values, np.empty(8, np.uint16))
+    with pytest.raises(ValueError, match="own one of them"):
+        _core.sum_rows(np.zeros((2, 8), np.float32), 2, values)
+    with pytest.raises(ValueError, match="rows: expected a writable"):
+        _core.sum_rows(np.zeros((2, 8), np.uint16), 1, values)
