@@ -74,7 +74,7 @@ std::vector<Op::Reorder> Op::reorders() const {
     std::vector<Reorder> result;
     for (const Pass pass : {Pass::forward, Pass::backward})
         for (const auto& call : pass == Pass::forward ? forward_calls_ : backward_calls_)
-            if (call.own || call.primitive.get_kind() == dnnl::primitive::kind::reorder)
+            if (call.own ? !call.args.empty() : call.primitive.get_kind() == dnnl::primitive::kind::reorder)
                 result.push_back({pass, call.args.at(DNNL_ARG_FROM).get_desc(), call.args.at(DNNL_ARG_TO).get_desc(),
                                   call.nanoseconds});
     return result;

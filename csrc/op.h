@@ -108,7 +108,7 @@ public:
 
 protected:
     struct Call {
-        dnnl::primitive primitive;  // or `own`, a reorder that has a kernel of our own
+        dnnl::primitive primitive;  // or `own`, a kernel of our own; if it has args, a reorder
         std::unordered_map<int, dnnl::memory> args;
         std::function<void()> own = {};
         mutable std::vector<dnnl_exec_arg_t> list;  // args as oneDNN's C interface takes them, from the first run on

@@ -1,9 +1,9 @@
 #include "packed_weights.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include "transpose16.h"
 #endif
 
 namespace engine {
@@ -24,33 +24,6 @@ ENGINE_AMX_HOST inline __m512i pair(__m512 low, __m512 high) {
     return _mm512_or_si512(l, _mm512_slli_epi32(h, 16));
 }
 
-// rows[i][j] becomes rows[j][i].
-ENGINE_AMX_HOST inline void transpose(__m512i rows[16]) {
-    __m512i some[16];
-    for (int i = 0; i < 16; i += 2) {
-        some[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        some[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        for (int j : {0, 1}) {
-            rows[i + 2 * j] = _mm512_unpacklo_epi64(some[i + j], some[i + 2 + j]);
-            rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(some[i + j], some[i + 2 + j]);
-        }
-    }
-    // Now rows[4 b + c] holds, in its quarter q, column 4 q + c of rows 4 b to 4 b + 3.
-    for (int c = 0; c < 4; c++) {
-        const __m512i a = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88),
-                      b = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0x88),
-                      d = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xdd),
-                      e = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0xdd);
-        some[c] = _mm512_shuffle_i32x4(a, b, 0x88);
-        some[8 + c] = _mm512_shuffle_i32x4(a, b, 0xdd);
-        some[4 + c] = _mm512_shuffle_i32x4(d, e, 0x88);
-        some[12 + c] = _mm512_shuffle_i32x4(d, e, 0xdd);
-    }
-    for (int i = 0; i < 16; i++) rows[i] = some[i];
-}
-
 // Sixteen rows `row` elements apart, each of two runs of sixteen elements along the pairs.
 ENGINE_AMX_HOST void pack_rows_of_pairs(const float* from, int64_t row, int64_t second, uint16_t* to, int64_t to_row) {
     __m512i rows[16];
@@ -60,7 +33,7 @@ ENGINE_AMX_HOST void pack_rows_of_pairs(const float* from, int64_t row, int64_t 
         __builtin_prefetch(at + 2 * pair_block + 16);
         rows[i] = __m512i(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(at + second), _mm512_loadu_ps(at)));
     }
-    transpose(rows);
+    transpose16(rows);
     for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * to_row, rows[i]);
 }
 

@@ -1,0 +1,404 @@
+#include "amx_gradient.h"
+
+#include <omp.h>
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+namespace engine {
+
+namespace {
+
+// Channels in a pair of tiles, and pixels in a tile: what is worked on at a time.
+constexpr int64_t wide = 32;
+constexpr int64_t pair_floats = wide * wide, pair_elements = 2 * 16 * wide;  // of results, of either matrix
+constexpr int64_t line = 64;
+
+int64_t pairs_of(int64_t channels) { return (channels + wide - 1) / wide; }
+int64_t chunks_of(int64_t pixels) { return (pixels + wide - 1) / wide; }
+int64_t whole_lines(int64_t bytes) { return (bytes + line - 1) / line * line; }
+
+}  // namespace
+
+AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads) : shape_(shape), threads_(threads) {
+    swapped_ = taps() == 1 && shape.channels < shape.outputs;
+    left_ = swapped_ ? shape.channels : shape.outputs;
+    right_ = swapped_ ? shape.outputs : shape.channels;
+    // Threads share the pixels, unless their sums would then be larger than what they read.
+    const int64_t bytes = pixels() * (left_ + right_) * int64_t(sizeof(bf16));
+    for (sides_ = 1; sides_ < threads; sides_++)
+        if (threads % sides_ == 0 && threads / sides_ * block_floats() * int64_t(sizeof(float)) <= bytes) break;
+    sides_ = std::min(sides_, pairs_of(right_));
+    parts_ = std::min(threads / sides_, chunks_of(pixels()));
+    constexpr int64_t second_cache = 512 << 10, first_cache = 32 << 10;
+    const int64_t row = pairs_of(left_) * wide * int64_t(sizeof(bf16));
+    run_ = std::clamp(second_cache / row, 2 * wide, first_cache / (wide * int64_t(sizeof(bf16)))) / wide * wide;
+}
+
+int64_t AmxGradient::block_floats() const { return taps() * pairs_of(left_) * pairs_of(right_) * pair_floats; }
+
+// What one thread needs besides the sums: both matrices, where the rows of pixels are, a row of zeros, sums for a bias.
+struct AmxGradient::Room {
+    explicit Room(const AmxGradient& job)
+        : left(whole_lines(pairs_of(job.left_) * job.run_ * wide * int64_t(sizeof(bf16)))),
+          right(whole_lines(job.run_ * wide * int64_t(sizeof(bf16)))),
+          rows(whole_lines(2 * job.run_ * int64_t(sizeof(void*)))),
+          zeros(whole_lines((std::max(job.left_, job.right_) + wide) * int64_t(sizeof(bf16)))),
+          bias(whole_lines((job.shape_.outputs + wide) * int64_t(sizeof(double)))) {}
+    int64_t all() const { return left + right + rows + zeros + bias; }
+    int64_t left, right, rows, zeros, bias;  // bytes
+};
+
+int64_t AmxGradient::scratch_bytes() const {
+    return parts_ * block_floats() * int64_t(sizeof(float)) + threads_ * Room(*this).all();
+}
+
+}  // namespace engine
+
+#if defined(__x86_64__)
+
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "transpose16.h"
+
+namespace engine {
+
+namespace {
+
+using Rows = const bf16* const*;
+
+// Memory that the next run of pixels will read, asked for bit by bit while this one is worked on.
+struct Ahead {
+    const char *at, *end, *then, *then_end;
+    int64_t lines;  // with every chunk
+    inline void fetch() {
+        for (int64_t i = 0; i < lines; i++, at += line) {
+            if (at >= end) {
+                at = then;
+                end = then_end;
+                then = then_end;
+                if (at >= end) return;
+            }
+            _mm_prefetch(at, _MM_HINT_T1);
+        }
+    }
+};
+
+// Of 32 pixels, the channels from `first` on: neighbouring pixels side by side. low has channels 0-3, 8-11, 16-19 and
+// 24-27, high the others.
+inline void side_by_side(Rows rows, int64_t first, __mmask32 channels, __m512i low[16], __m512i high[16]) {
+    for (int i = 0; i < 16; i++) {
+        const __m512i a = _mm512_maskz_loadu_epi16(channels, rows[2 * i] + first),
+                      b = _mm512_maskz_loadu_epi16(channels, rows[2 * i + 1] + first);
+        low[i] = _mm512_unpacklo_epi16(a, b);
+        high[i] = _mm512_unpackhi_epi16(a, b);
+    }
+}
+
+// Two tiles of the right matrix: a row for every two pixels.
+inline void pack_right(Rows rows, int64_t first, __mmask32 channels, uint16_t* to) {
+    __m512i low[16], high[16];
+    side_by_side(rows, first, channels, low, high);
+    for (int i = 0; i < 16; i++) {
+        _mm512_store_si512(to + i * wide, low[i]);
+        _mm512_store_si512(to + (16 + i) * wide, high[i]);
+    }
+}
+
+// Two tiles of the left matrix: a row for every channel.
+inline void pack_left(Rows rows, int64_t first, __mmask32 channels, uint16_t* to) {
+    __m512i low[16], high[16];
+    side_by_side(rows, first, channels, low, high);
+    transpose16(low);
+    transpose16(high);
+    for (int i = 0; i < 16; i++) {
+        _mm512_store_si512(to + i * wide, low[i]);
+        _mm512_store_si512(to + (16 + i) * wide, high[i]);
+    }
+}
+
+inline __mmask32 mask_of(int64_t channels) { return channels >= wide ? ~__mmask32(0) : (__mmask32(1) << channels) - 1; }
+
+// GCC's intrinsics for tiles do not say that they read memory.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
+
+// sums (2 x 2 tiles) += left right, or = with `fresh`.
+inline void multiply(const uint16_t* left, const uint16_t* right, int64_t chunks, bool fresh, float* sums,
+                     Ahead& ahead) {
+    finish_stores();
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums, line);
+        _tile_loadd(1, sums + 256, line);
+        _tile_loadd(2, sums + 512, line);
+        _tile_loadd(3, sums + 768, line);
+    }
+    for (int64_t i = 0; i < chunks; i++, left += pair_elements, right += pair_elements) {
+        ahead.fetch();
+        _tile_loadd(4, left, line);
+        _tile_loadd(6, right, line);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, right + pair_elements / 2, line);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, left + pair_elements / 2, line);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, line);
+    _tile_stored(1, sums + 256, line);
+    _tile_stored(2, sums + 512, line);
+    _tile_stored(3, sums + 768, line);
+    finish_stores();
+}
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+void add_rows(Rows rows, int64_t count, int64_t channels, double* sums) {
+    for (int64_t first = 0; first < channels; first += 16) {
+        const __mmask16 mask = __mmask16(mask_of(channels - first));
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t i = 0; i < count; i++) {
+            const __m256i halves = _mm256_maskz_loadu_epi16(mask, rows[i] + first);
+            sum = _mm512_add_ps(sum, __m512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)));
+        }
+        alignas(64) float lanes[16];
+        _mm512_store_ps(lanes, sum);
+        for (int64_t i = 0; i < 16 && first + i < channels; i++) sums[first + i] += lanes[i];
+    }
+}
+
+}  // namespace
+
+bool AmxGradient::available() {
+    static const bool result = [] {
+        unsigned a, b, c, d;
+        constexpr unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
+        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & amx_bf16) || !(d & amx_tile)) return false;
+        constexpr int ask_for_state = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: tiles are the kernel's to grant
+        return __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, ask_for_state, tile_data) == 0;
+    }();
+    return result;
+}
+
+// One thread's share.
+struct AmxGradient::Worker {
+    Worker(const AmxGradient& job, int64_t thread, const bf16* x, const bf16* dy, float* sums, char* room)
+        : job_(job), shape_(job.shape_), x_(x), dy_(dy), sums_(sums) {
+        const Room sizes(job);
+        left_ = reinterpret_cast<uint16_t*>(room);
+        right_ = reinterpret_cast<uint16_t*>(room += sizes.left);
+        x_rows_ = reinterpret_cast<const bf16**>(room += sizes.right);
+        dy_rows_ = x_rows_ + job.run_;
+        zeros_ = reinterpret_cast<bf16*>(room += sizes.rows);
+        bias_ = reinterpret_cast<double*>(room += sizes.zeros);
+        for (int64_t i = 0; i < sizes.zeros / int64_t(sizeof(bf16)); i++) zeros_[i].bits = 0;
+        for (int64_t i = 0; i < shape_.outputs; i++) bias_[i] = 0;
+        const int64_t pairs = pairs_of(job.right_), side = thread % job.sides_;
+        first_pair_ = pairs * side / job.sides_;
+        end_pair_ = pairs * (side + 1) / job.sides_;
+    }
+
+    void run(int64_t part, bool wants_bias) {
+        const int64_t chunks = chunks_of(job_.pixels()), most = job_.run_ / wide;
+        const int64_t begin = chunks * part / job_.parts_, end = chunks * (part + 1) / job_.parts_;
+        for (int64_t chunk = begin; chunk < end; chunk += most)
+            work(chunk * wide, (end - chunk < most ? end - chunk : most), chunk == begin, wants_bias);
+    }
+
+private:
+    void work(int64_t first, int64_t chunks, bool fresh, bool wants_bias) {
+        const int64_t left_pairs = pairs_of(job_.left_), taps = job_.taps();
+        find_dy(first, chunks);
+        if (wants_bias) add_rows(dy_rows_, chunks * wide, shape_.outputs, bias_);
+        const auto left_rows = job_.swapped_ ? x_rows_ : dy_rows_, right_rows = job_.swapped_ ? dy_rows_ : x_rows_;
+        if (job_.swapped_) find_x(first, chunks, 0);
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            for (int64_t pair = 0; pair < left_pairs; pair++)
+                pack_left(left_rows + chunk * wide, pair * wide, mask_of(job_.left_ - pair * wide),
+                          left_ + (pair * chunks + chunk) * pair_elements);
+        Ahead ahead = ahead_of(first + chunks * wide, chunks, taps * (end_pair_ - first_pair_) * left_pairs * chunks);
+        for (int64_t tap = 0; tap < taps; tap++) {
+            if (!job_.swapped_) find_x(first, chunks, tap);
+            for (int64_t pair = first_pair_; pair < end_pair_; pair++) {
+                for (int64_t chunk = 0; chunk < chunks; chunk++)
+                    pack_right(right_rows + chunk * wide, pair * wide, mask_of(job_.right_ - pair * wide),
+                               right_ + chunk * pair_elements);
+                float* const sums = sums_ + (tap * pairs_of(job_.right_) + pair) * left_pairs * pair_floats;
+                for (int64_t i = 0; i < left_pairs; i++)
+                    multiply(left_ + i * chunks * pair_elements, right_, chunks, fresh, sums + i * pair_floats, ahead);
+            }
+        }
+    }
+
+    // The rows of the pixels from `first` on; zeros behind the last.
+    void find_dy(int64_t first, int64_t chunks) {
+        const int64_t pixels = job_.pixels();
+        for (int64_t i = 0; i < chunks * wide; i++)
+            dy_rows_[i] = first + i < pixels ? dy_ + (first + i) * shape_.outputs : zeros_;
+    }
+
+    // What a pixel of the kernel sees of x there; zeros outside of the image.
+    void find_x(int64_t first, int64_t chunks, int64_t tap) {
+        const int64_t rows = shape_.in[0], columns = shape_.in[1];
+        const int64_t down = tap / shape_.kernel[1] * shape_.step[0] - shape_.pad[0];
+        const int64_t right = tap % shape_.kernel[1] * shape_.step[1] - shape_.pad[1];
+        int64_t image = first / (shape_.out[0] * shape_.out[1]);
+        int64_t row = first / shape_.out[1] % shape_.out[0], column = first % shape_.out[1];
+        for (int64_t i = 0; i < chunks * wide; i++) {
+            const int64_t y = row * shape_.stride[0] + down, z = column * shape_.stride[1] + right;
+            const bool inside = image < shape_.images && y >= 0 && y < rows && z >= 0 && z < columns;
+            x_rows_[i] = inside ? x_ + ((image * rows + y) * columns + z) * shape_.channels : zeros_;
+            if (++column < shape_.out[1]) continue;
+            column = 0;
+            if (++row < shape_.out[0]) continue;
+            row = 0;
+            image++;
+        }
+    }
+
+    // Where x begins for a pixel of the results, roughly.
+    const char* x_at(int64_t pixel) const {
+        const int64_t image = pixel / (shape_.out[0] * shape_.out[1]), row = pixel / shape_.out[1] % shape_.out[0];
+        const int64_t column = pixel % shape_.out[1];
+        const int64_t at = (image * shape_.in[0] + row * shape_.stride[0]) * shape_.in[1] + column * shape_.stride[1];
+        return reinterpret_cast<const char*>(x_ + at * shape_.channels);
+    }
+
+    Ahead ahead_of(int64_t first, int64_t chunks, int64_t steps) const {
+        const int64_t pixels = job_.pixels(), from = first < pixels ? first : pixels;
+        const int64_t to = from + chunks * wide < pixels ? from + chunks * wide : pixels;
+        Ahead ahead{x_at(from), x_at(to), reinterpret_cast<const char*>(dy_ + from * shape_.outputs),
+                    reinterpret_cast<const char*>(dy_ + to * shape_.outputs), 0};
+        ahead.lines = ((ahead.end - ahead.at + ahead.then_end - ahead.then) / line + steps - 1) / steps;
+        return ahead;
+    }
+
+    const AmxGradient& job_;
+    const ConvolutionShape& shape_;
+    const bf16 *x_, *dy_;
+    float* sums_;
+    uint16_t *left_, *right_;
+    const bf16 **x_rows_, **dy_rows_;
+    bf16* zeros_;
+    double* bias_;
+    int64_t first_pair_, end_pair_;
+};
+
+float* AmxGradient::sums(char* scratch, int64_t part) const {
+    return reinterpret_cast<float*>(scratch) + part * block_floats();
+}
+
+char* AmxGradient::room(char* scratch, int64_t thread) const {
+    return reinterpret_cast<char*>(sums(scratch, parts_)) + thread * Room(*this).all();
+}
+
+void AmxGradient::work(int64_t thread, const bf16* x, const bf16* dy, bool wants_bias, char* scratch) const {
+    const int64_t part = thread / sides_;
+    if (part >= parts_) return;
+    const TileConfig config;
+    asm volatile("" ::"r"(&config) : "memory");
+    _tile_loadconfig(&config);
+    Worker(*this, thread, x, dy, sums(scratch, part), room(scratch, thread)).run(part, wants_bias);
+    _tile_release();
+}
+
+namespace {
+
+inline void write(__m512i values, __mmask16 which, bool add, float* to) {
+    __m512 sum = __m512(values);
+    if (add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(which, to));
+    _mm512_mask_storeu_ps(to, which, sum);
+}
+
+}  // namespace
+
+// Adds up the parts' sums, a share of them in each thread, and brings channels into their order.
+void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const {
+    const __m512i first_half = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+                  second_half = _mm512_add_epi32(first_half, _mm512_set1_epi32(8));
+    const int64_t left_pairs = pairs_of(left_), right_pairs = pairs_of(right_), pairs = left_pairs * right_pairs;
+    const int64_t all = taps() * pairs, begin = all * thread / threads_, end = all * (thread + 1) / threads_;
+    for (int64_t block = begin; block < end; block++) {
+        __m512 total[64];
+        for (int i = 0; i < 64; i++) {
+            total[i] = _mm512_load_ps(sums(scratch, 0) + block * pair_floats + i * 16);
+            for (int64_t part = 1; part < parts_; part++)
+                total[i] = _mm512_add_ps(total[i], _mm512_load_ps(sums(scratch, part) + block * pair_floats + i * 16));
+        }
+        __m512i ordered[2][32];  // [half of the right channels][left channel]
+        for (int i = 0; i < 32; i++) {
+            const int at = i % 8 / 4 * 32 + i / 8 * 4 + i % 4;
+            const __m512 a = total[at], b = total[at + 16];
+            ordered[0][i] = __m512i(_mm512_permutex2var_ps(a, first_half, b));
+            ordered[1][i] = __m512i(_mm512_permutex2var_ps(a, second_half, b));
+        }
+        const int64_t tap = block / pairs, left = block % left_pairs * wide,
+                      right = block / left_pairs % right_pairs * wide;
+        for (int64_t half : {0, 1}) {
+            if (swapped_) {
+                transpose16(ordered[half]);
+                transpose16(ordered[half] + 16);
+                for (int64_t i = 0; i < 16 && right + half * 16 + i < right_; i++)
+                    for (int64_t j = 0; j < 32 && left + j < left_; j += 16)
+                        write(ordered[half][j + i], __mmask16(mask_of(left_ - left - j)), weights.add,
+                              weights.values + (right + half * 16 + i) * left_ + left + j);
+                continue;
+            }
+            if (right + half * 16 >= right_) continue;
+            const __mmask16 mask = __mmask16(mask_of(right_ - right - half * 16));
+            for (int64_t i = 0; i < 32 && left + i < left_; i++)
+                write(ordered[half][i], mask, weights.add,
+                      weights.values + ((left + i) * taps() + tap) * right_ + right + half * 16);
+        }
+    }
+    if (thread > 0 || !bias.values) return;
+    for (int64_t output = 0; output < shape_.outputs; output++) {
+        double sum = bias.add ? bias.values[output] : 0;
+        for (int64_t part = 0; part < parts_; part++) {
+            const Room sizes(*this);
+            const char* const at = room(scratch, part * sides_) + sizes.all() - sizes.bias;
+            sum += reinterpret_cast<const double*>(at)[output];
+        }
+        bias.values[output] = float(sum);
+    }
+}
+
+void AmxGradient::run(const bf16* x, const bf16* dy, const Gradient& weights, const Gradient& bias,
+                      char* scratch) const {
+#pragma omp parallel num_threads(int(threads_))
+    {
+        const int64_t first = omp_get_thread_num(), step = omp_get_num_threads();
+        for (int64_t thread = first; thread < threads_; thread += step)
+            work(thread, x, dy, bias.values != nullptr, scratch);
+#pragma omp barrier
+        for (int64_t thread = first; thread < threads_; thread += step) collect(thread, weights, bias, scratch);
+    }
+}
+
+}  // namespace engine
+
+#else
+
+namespace engine {
+
+bool AmxGradient::available() { return false; }
+void AmxGradient::run(const bf16*, const bf16*, const Gradient&, const Gradient&, char*) const {}
+
+}  // namespace engine
+#endif
