@@ -39,9 +39,12 @@ AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads) : shape
         if (threads % sides_ == 0 && threads / sides_ * block_floats() * int64_t(sizeof(float)) <= bytes) break;
     sides_ = std::min(sides_, pairs_of(right_));
     parts_ = std::min(threads / sides_, chunks_of(pixels()));
-    constexpr int64_t second_cache = 512 << 10, first_cache = 32 << 10;
-    const int64_t row = pairs_of(left_) * wide * int64_t(sizeof(bf16));
-    run_ = std::clamp(second_cache / row, 2 * wide, first_cache / (wide * int64_t(sizeof(bf16)))) / wide * wide;
+    // Both matrices in the first-level cache, if that makes a decent run; else the left one in the second.
+    constexpr int64_t first_cache = 40 << 10, second_cache = 640 << 10, decent = 4 * wide, longest = 18 * wide;
+    const int64_t pixel = pairs_of(left_) * wide * int64_t(sizeof(bf16));
+    run_ = first_cache / (pixel + wide * int64_t(sizeof(bf16)));
+    if (run_ < decent) run_ = std::clamp(second_cache / pixel, 2 * wide, longest);
+    run_ = run_ / wide * wide;
 }
 
 int64_t AmxGradient::block_floats() const { return taps() * pairs_of(left_) * pairs_of(right_) * pair_floats; }
@@ -215,10 +218,13 @@ struct AmxGradient::Worker {
     }
 
     void run(int64_t part, bool wants_bias) {
-        const int64_t chunks = chunks_of(job_.pixels()), most = job_.run_ / wide;
-        const int64_t begin = chunks * part / job_.parts_, end = chunks * (part + 1) / job_.parts_;
-        for (int64_t chunk = begin; chunk < end; chunk += most)
-            work(chunk * wide, (end - chunk < most ? end - chunk : most), chunk == begin, wants_bias);
+        const int64_t all = chunks_of(job_.pixels()), longest = job_.run_ / wide;
+        const int64_t begin = all * part / job_.parts_, chunks = all * (part + 1) / job_.parts_ - begin;
+        const int64_t runs = (chunks + longest - 1) / longest;
+        for (int64_t i = 0; i < runs; i++) {
+            const int64_t first = begin + chunks * i / runs, end = begin + chunks * (i + 1) / runs;
+            work(first * wide, end - first, i == 0, wants_bias);
+        }
     }
 
 private:

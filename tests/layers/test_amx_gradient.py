@@ -1,0 +1,76 @@
+"""The gradient of a convolution's weights on AMX: exact for small whole numbers, whatever the shape."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from engine import proto
+from tests.layers.harness import inputs, make_net, net_text
+
+_core = pytest.importorskip("engine._core")
+pytestmark = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")
+
+CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
+  num_output: {outputs} kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride_h: {stride[0]} stride_w: {stride[1]}
+  pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation} bias_term: {bias} }} }}"""
+USUAL = dict(kernel=(3, 3), stride=(1, 1), pad=(1, 1), dilation=1, bias="false")
+CASES = {
+    "one pixel": dict(x=(3, 64, 9, 7), outputs=32, kernel=(1, 1), pad=(0, 0)),
+    "one pixel, fewer channels than outputs": dict(x=(3, 32, 9, 7), outputs=96, kernel=(1, 1), pad=(0, 0)),
+    "one pixel, every second": dict(x=(2, 64, 9, 8), outputs=128, kernel=(1, 1), pad=(0, 0), stride=(2, 2)),
+    "three by three": dict(x=(2, 64, 14, 14), outputs=64),
+    "parts of tiles": dict(x=(2, 48, 7, 5), outputs=80),
+    "fewer channels than a tile": dict(x=(2, 16, 6, 6), outputs=24),
+    "swapped, parts of tiles": dict(x=(2, 24, 5, 5), outputs=72, kernel=(1, 1), pad=(0, 0)),
+    "strides, a wide kernel": dict(x=(2, 32, 15, 11), outputs=32, kernel=(5, 3), stride=(2, 3), pad=(2, 0)),
+    "holes": dict(x=(1, 32, 13, 13), outputs=32, pad=(2, 2), dilation=2),
+    "bias": dict(x=(2, 64, 7, 7), outputs=48, bias="true"),
+    "several runs of pixels": dict(x=(9, 32, 20, 20), outputs=64, bias="true"),
+    "larger sums than pixels": dict(x=(1, 256, 3, 3), outputs=256),
+}
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_exact(case, passes):
+    given = USUAL | CASES[case]
+    shape = given.pop("x")
+    net = make_net(net_text(CONVOLUTION.format(**given), x=shape), proto.TRAIN, precision="bf16", accumulate=passes > 1)
+    generator = np.random.default_rng(2)
+    x = generator.integers(-3, 4, shape)
+    inputs(net)["x"].set(x.astype(np.float32))
+    y = net.forward()["y"]
+    dy = generator.integers(-3, 4, y.shape)
+    net.set_top_diff("y", dy.astype(np.float32))
+    net.program.zero_gradients()
+    for _ in range(passes):
+        net.program.backward()
+    padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in given["pad"])])
+    spacing, (rows, columns) = given["dilation"], y.shape[2:]
+    weights = net.params["conv"][0].diff.get()
+    for i in range(given["kernel"][0]):
+        for j in range(given["kernel"][1]):
+            down, right = (
+                slice(k * spacing, k * spacing + (n - 1) * s + 1, s)
+                for k, n, s in zip((i, j), (rows, columns), given["stride"], strict=True)
+            )
+            expected = passes * np.einsum("nohw,nchw->oc", dy, padded[:, :, down, right])
+            np.testing.assert_array_equal(weights[:, :, i, j], expected, err_msg=f"{i}, {j}")
+    if given["bias"] == "true":
+        np.testing.assert_array_equal(net.params["conv"][1].diff.get(), passes * dy.sum(axis=(0, 2, 3)))
+
+
+@pytest.mark.parametrize("threads", ["1", "3", "4"])
+def test_teams_of_any_size(threads):
+    """They share the pixels, or, where sums would be larger than what is read, the channels."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"{__file__}::test_gradients_are_exact"],
+        env={**os.environ, "OMP_NUM_THREADS": threads},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
