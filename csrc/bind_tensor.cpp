@@ -1,0 +1,94 @@
+// Arenas and tensors, whose values Python reads and writes.
+#include "arena.h"
+#include "bind.h"
+#include "tensor.h"
+
+namespace engine {
+
+using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+static py::tuple shape_of(const Tensor& tensor) {
+    py::tuple shape(tensor.shape.size());
+    for (size_t i = 0; i < tensor.shape.size(); i++) shape[i] = tensor.shape[i];
+    return shape;
+}
+
+static Array get(const Tensor& tensor) {
+    Array values(std::vector<py::ssize_t>(tensor.shape.begin(), tensor.shape.end()));
+    float* const data = values.mutable_data();
+    py::gil_scoped_release release;
+    tensor.read(data);
+    return values;
+}
+
+// The bytes themselves as an array that keeps `owner` alive; None where they are laid out for a kernel.
+static py::object view(const Tensor& tensor, const py::object& owner) {
+    if (!tensor.dense()) return py::none();
+    const std::vector<py::ssize_t> shape(tensor.shape.begin(), tensor.shape.end());
+    return py::array_t<float>(shape, tensor.data(), owner);
+}
+
+static void set(Tensor& tensor, const Array& values) {
+    if (values.size() != tensor.count())
+        throw py::value_error("tensor '" + tensor.name + "' holds " + std::to_string(tensor.count()) + " values, got " +
+                              std::to_string(values.size()));
+    tensor.write(values.data());
+}
+
+// Points an input at the caller's array, which must stay alive until it is attached elsewhere.
+static void attach(Tensor& tensor, const py::array_t<float>& values) {
+    if (tensor.home != Home::external) throw py::value_error("tensor '" + tensor.name + "' is not an input");
+    if (values.size() != tensor.count() || !(values.flags() & py::array::c_style))
+        throw py::value_error("input '" + tensor.name + "' wants " + std::to_string(tensor.count()) +
+                              " contiguous float32 values, got " + std::to_string(values.size()));
+    tensor.buffer->place(const_cast<float*>(values.data()));
+}
+
+static void place(Tensor& tensor, Arena& arena, size_t offset) {
+    if (offset + tensor.buffer->bytes() > arena.bytes())
+        throw py::value_error("'" + tensor.name + "' does not fit into the arena");
+    tensor.buffer->place(arena.data() + offset);
+}
+
+void bind_tensor(py::module_& m) {
+    py::class_<Arena>(m, "Arena", py::buffer_protocol(), "Bytes allocated and touched once; a buffer of float32.")
+        .def(py::init<size_t>(), "bytes"_a)
+        .def_property_readonly("nbytes", &Arena::bytes)
+        .def_buffer([](Arena& arena) {
+            return py::buffer_info(reinterpret_cast<float*>(arena.data()), py::ssize_t(arena.bytes() / sizeof(float)));
+        });
+    py::class_<Tensor, TensorPtr>(m, "Tensor", "A blob as the executor sees it: Caffe's shape, the kernel's layout.")
+        .def_readonly("name", &Tensor::name)
+        .def_property_readonly("shape", &shape_of)
+        .def_property_readonly("count", &Tensor::count)
+        .def_property_readonly("nbytes", [](const Tensor& t) { return t.buffer ? t.layout.get_size() : 0; })
+        .def_property_readonly(
+            "dtype",
+            [](const Tensor& t) { return t.layout.get_data_type() == dnnl::memory::data_type::bf16 ? "bf16" : "f32"; })
+        .def_property_readonly("layout",
+                               [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; })
+        .def_property_readonly("is_plain", [](const Tensor& t) { return t.decided() && is_plain(t.layout); })
+        .def_property_readonly("decided", &Tensor::decided)
+        .def_readonly("diff", &Tensor::diff)
+        .def_readwrite("accumulate", &Tensor::accumulate)
+        .def("get", &get, "A dense row-major float32 copy.")
+        .def("view", &view, "owner"_a,
+             "The values in place, as an array that keeps `owner` (who has the memory) alive; None if not row-major.")
+        .def("set", &set, "values"_a, "Copies dense row-major values in; raises ValueError on another count.")
+        .def("attach", &attach, "values"_a.noconvert())
+        .def("place", &place, "arena"_a, "offset"_a, py::keep_alive<1, 2>())
+        .def(
+            "like",
+            [](const Tensor& t, const std::string& name) {
+                auto other = std::make_shared<Tensor>(name, t.shape, t.home);
+                other->plain_override = t.plain_override;
+                other->decide(t.layout);
+                return other;
+            },
+            "name"_a, "Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).")
+        .def("decide_plain", [](Tensor& t) {
+            if (!t.decided()) t.decide(plain_layout(t.shape));
+        });
+}
+
+}  // namespace engine

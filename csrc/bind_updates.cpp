@@ -1,0 +1,117 @@
+// From gradients that are ready to parameters that are updated: the queue of buckets, and the rules.
+#include "bind.h"
+#include "ready_queue.h"
+#include "update.h"
+
+namespace engine {
+
+// No conversion: an update of a copy would be lost.
+static float* arena_pointer(const py::array& array, py::ssize_t count, const char* what) {
+    if (!FloatArray::check_(array) || array.ndim() != 1 || array.size() != count || !array.writeable())
+        throw py::value_error(std::string(what) + ": expected a writable float32 array of " + std::to_string(count) +
+                              " elements");
+    return static_cast<float*>(const_cast<void*>(array.data()));
+}
+
+static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::array& weights,
+                                             const py::array& gradients, const std::vector<py::array>& histories,
+                                             const std::vector<std::vector<Segment>>& buckets, const Hyper& hyper) {
+    const py::ssize_t count = weights.size();
+    std::vector<float*> pointers;
+    for (const py::array& history : histories) pointers.push_back(arena_pointer(history, count, "history"));
+    return std::make_unique<Updater>(rule, arena_pointer(weights, count, "weights"),
+                                     arena_pointer(gradients, count, "gradients"), std::move(pointers), int64_t(count),
+                                     buckets, hyper);
+}
+
+static py::tuple event_tuple(const ReadyQueue::Event& e) {
+    return py::make_tuple(e.step, e.bucket, e.server, e.ready, e.start, e.reduced, e.end);
+}
+
+static void bind_queue(py::module_& m) {
+    py::register_exception_translator([](std::exception_ptr p) {
+        try {
+            if (p) std::rethrow_exception(p);
+        } catch (const ParkedError& e) {
+            PyErr_SetString(py::module_::import("engine.errors").attr("CommError").ptr(), e.what());
+        }
+    });
+    py::class_<ReadyQueue, std::shared_ptr<ReadyQueue>>(m, "ReadyQueue")
+        .def(py::init<int>(), "buckets"_a)
+        .def("__len__", &ReadyQueue::size)
+        .def("begin_step", &ReadyQueue::begin_step, "step"_a)
+        .def("ready", &ReadyQueue::ready, "bucket"_a, ReleaseGil())
+        .def("wait_ready", &ReadyQueue::wait_ready, "bucket"_a, "timeout"_a = -1.0, ReleaseGil())
+        .def("wait_first", &ReadyQueue::wait_first, "order"_a, ReleaseGil())
+        .def("reduced", &ReadyQueue::reduced, "bucket"_a, ReleaseGil())
+        .def("done", &ReadyQueue::done, "bucket"_a, "server"_a = 0, ReleaseGil())
+        .def("wait_done", &ReadyQueue::wait_done, "bucket"_a, ReleaseGil())
+        .def("wait_all_done", &ReadyQueue::wait_all_done, ReleaseGil())
+        .def("fail", &ReadyQueue::fail, "message"_a, ReleaseGil())
+        .def("close", &ReadyQueue::close, ReleaseGil())
+        .def("missing", &ReadyQueue::missing)
+        .def_property_readonly("stopped", &ReadyQueue::stopped)
+        .def(
+            "times", [](const ReadyQueue& queue, int bucket) { return event_tuple(queue.times(bucket)); }, "bucket"_a)
+        .def("record", &ReadyQueue::record, "on"_a)
+        .def("take_events",
+             [](ReadyQueue& queue) {
+                 py::list events;
+                 for (const auto& event : queue.take_events()) events.append(event_tuple(event));
+                 return events;
+             })
+        .def("waited_ns", py::overload_cast<>(&ReadyQueue::waited_ns, py::const_))
+        .def("waited_ns", py::overload_cast<int>(&ReadyQueue::waited_ns, py::const_), "bucket"_a);
+}
+
+static void apply_range(const Updater& updater, int bucket, int64_t begin, int64_t end,
+                        const std::optional<py::array>& packed, bool keep) {
+    const uint16_t* const from = array_pointer<uint16_t>(packed, end - begin, "packed");
+    py::gil_scoped_release release;
+    updater.apply_range(bucket, begin, end, from, keep);
+}
+
+static void bind_rules(py::module_& m) {
+    py::class_<Segment>(m, "Segment")
+        .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter) {
+                 return Segment{begin, end, lr_mult, decay_mult, parameter};
+             }),
+             "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f, "parameter"_a = 0)
+        .def_readonly("begin", &Segment::begin)
+        .def_readonly("end", &Segment::end)
+        .def_readonly("lr_mult", &Segment::lr_mult)
+        .def_readonly("decay_mult", &Segment::decay_mult)
+        .def_readonly("parameter", &Segment::parameter);
+    py::class_<Hyper>(m, "Hyper")
+        .def(py::init([](float momentum, float momentum2, float delta, float rms_decay, float weight_decay, bool l1,
+                         float local_ratio, bool local_clip) {
+                 return Hyper{momentum, momentum2, delta, rms_decay, weight_decay, l1, local_ratio, local_clip};
+             }),
+             "momentum"_a = 0.0f, "momentum2"_a = 0.999f, "delta"_a = 1e-8f, "rms_decay"_a = 0.99f,
+             "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false);
+    py::class_<Updater>(m, "Updater")
+        .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "hyper"_a,
+             py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
+        .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
+        .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
+        .def("measure", &Updater::measure, "bucket"_a, "threads"_a = 1, ReleaseGil())
+        .def("set_local_rates", &Updater::set_local_rates)
+        .def_property_readonly("has_local_rates", &Updater::has_local_rates)
+        .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1,
+             ReleaseGil())
+        .def("apply_range", &apply_range, "bucket"_a, "begin"_a, "end"_a, "packed"_a = py::none(), "keep"_a = true)
+        .def_property_readonly("buckets", &Updater::buckets)
+        .def_property_readonly("histories", &Updater::histories);
+    m.def("update_rules", [] {  // name -> number of histories
+        py::dict rules;
+        for (const auto& rule : update_rules()) rules[rule.name] = rule.histories;
+        return rules;
+    });
+}
+
+void bind_updates(py::module_& m) {
+    bind_queue(m);
+    bind_rules(m);
+}
+
+}  // namespace engine
