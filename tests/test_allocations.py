@@ -74,8 +74,8 @@ int posix_memalign(void** into, size_t alignment, size_t size) {
 STEPS = """
 import ctypes, sys
 from engine import proto
-from engine.benchmark import connect, step
-from engine.made_up import feed_made_up
+from engine.examine.benchmark import connect, step
+from engine.examine.made_up import feed_made_up
 from engine.comm.world import World
 from engine.config import read_net
 from engine.net import Net

@@ -66,9 +66,8 @@ MAY_IMPORT = {
 }
 # The verbs and what belongs to one of them only: these may import everything but each other's insides and cli.
 VERBS = {
-    *("cli", "arguments", "options", "tools"),
-    *("check", "estimate", "source_shapes", "made_up", "trial", "trials", "benchmark", "device", "doctor", "supervise"),
-    *("verify", "predict", "supervise"),
+    *("cli", "arguments", "options", "runtime", "supervise"),
+    *("examine", "tools"),
 }
 
 # Imports that are no dependency: the extension is built from csrc/ and imports nothing back.

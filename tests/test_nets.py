@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import config, proto
-from engine.check import check_file
+from engine.examine.check import check_file
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import make_solver
 

@@ -15,10 +15,10 @@ from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
+from engine.examine.source_shapes import SourceShapes
 from engine.net import Net
 from engine.report.log import warn
 from engine.report.table import shape_text
-from engine.source_shapes import SourceShapes
 from engine.tools.deploy import deploy, input_layer
 from engine.tools.trained import load
 

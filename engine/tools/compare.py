@@ -10,9 +10,9 @@ import numpy as np
 
 from engine.config import Config
 from engine.errors import ConfigError
+from engine.examine.source_shapes import SourceShapes
 from engine.net import Net
 from engine.report.table import shape_text, table
-from engine.source_shapes import SourceShapes
 from engine.tools.trained import load
 from engine.weights import read_caffemodel, read_solverstate
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.config import Config
-from engine.estimate import layer_costs
+from engine.examine.estimate import layer_costs
+from engine.examine.source_shapes import SourceShapes
 from engine.graph.build import Graph, build
 from engine.layers.base import Layer
 from engine.report.table import human, shape_text, table
-from engine.source_shapes import SourceShapes
 
 HEADER = ("layer", "type", "options", "output", "parameters", "lr, decay", "FLOPs", "%")
 # Messages that say where data comes from, and not what the layer does.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
+
+from engine.runtime import asked_net, phase_of
 
 
 def draw_net(options: Namespace) -> int:
@@ -12,9 +13,9 @@ def draw_net(options: Namespace) -> int:
     from engine.tools.summarize import net_graph
 
     log = _log()
-    config = _read_net(options, options.model)
+    config = asked_net(options, options.model)
     painter = draw_net(
-        net_graph(config, _phase(options), options.level or 0, options.stage), options.target, options.rankdir
+        net_graph(config, phase_of(options.phase), options.level or 0, options.stage), options.target, options.rankdir
     )
     log(f"Drawing net to {options.target} ({painter})")
     return 0
@@ -23,8 +24,8 @@ def draw_net(options: Namespace) -> int:
 def summarize(options: Namespace) -> int:
     from engine.tools.summarize import net_graph, summarize
 
-    config = _read_net(options, options.model)
-    print(summarize(net_graph(config, _phase(options), options.level or 0, options.stage)))
+    config = asked_net(options, options.model)
+    print(summarize(net_graph(config, phase_of(options.phase), options.level or 0, options.stage)))
     for note in config.notes:
         print(f"note: {note}")
     return 0
@@ -54,7 +55,7 @@ def extract_features(options: Namespace) -> int:
     from engine.tools.extract_features import extract_features
 
     log = _log()
-    config = _read_net(options, options.model)
+    config = asked_net(options, options.model)
     with Progress("Extracting", line="Extracted features of {done} of {total} batches.") as progress:
         shapes = extract_features(
             config, options.weights, options.blobs, options.outputs, options.batches, progress=progress.update
@@ -68,7 +69,7 @@ def classify(options: Namespace) -> int:
     from engine.tools.classify import Classifier, Preprocessing, best, read_labels
 
     _log()
-    config = _read_net(options, options.model)
+    config = asked_net(options, options.model)
     labels = read_labels(options.labels) if options.labels else []
     asked = Preprocessing(options.images_dim, options.mean_file, options.mean_value, options.input_scale)
     classifier = Classifier(config, options.weights, asked)
@@ -85,9 +86,9 @@ def compare(options: Namespace) -> int:
     _log()
     found = [compare_files(*options.files)]
     if options.model:
-        nets = tuple(_read_net(options, path) for path in (options.model, options.other_model or options.model))
+        nets = tuple(asked_net(options, path) for path in (options.model, options.other_model or options.model))
         weights = tuple([path] for path in options.files)
-        found.append(compare_nets(nets, weights, _phase(options), options.precision))
+        found.append(compare_nets(nets, weights, phase_of(options.phase), options.precision))
     print("\n\n".join(to_text(each, options.tolerance) for each in found))
     return int(any(each.first_beyond(options.tolerance) for each in found))
 
@@ -123,23 +124,6 @@ def _log() -> Callable[[str], None]:
 
     set_up()
     return log
-
-
-def _read_net(options: Namespace, path: str) -> Any:
-    """The net in the state that the options give it."""
-    from engine.config import read_net
-
-    config = read_net(path, options.set)
-    if options.level is not None:
-        config.message.state.level = options.level
-    config.message.state.stage.extend(options.stage)
-    return config
-
-
-def _phase(options: Namespace) -> int:
-    from engine import proto
-
-    return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[options.phase]
 
 
 VERBS = {

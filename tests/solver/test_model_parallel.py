@@ -81,7 +81,7 @@ def test_parts_are_filled_as_the_whole():
 # Training
 
 VERIFY = """
-from engine import verify
+from engine.examine import verify
 from engine.comm.world import world
 from engine.config import parse_solver
 world = world()

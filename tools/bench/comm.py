@@ -64,12 +64,12 @@ def work(options: argparse.Namespace) -> None:
     from google.protobuf import text_format
 
     from engine import proto
-    from engine.benchmark import connect, step
     from engine.comm.world import world
     from engine.config import read_net
-    from engine.made_up import feed_made_up
+    from engine.examine.benchmark import connect, step
+    from engine.examine.made_up import feed_made_up
+    from engine.examine.source_shapes import SourceShapes
     from engine.net import Net
-    from engine.source_shapes import SourceShapes
 
     ranks = world()
     config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])

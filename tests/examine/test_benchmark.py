@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.benchmark import benchmark, to_json, to_text
 from engine.comm.world import World
 from engine.config import parse_net, read_net
+from engine.examine.benchmark import benchmark, to_json, to_text
+from engine.examine.made_up import feed_made_up
 from engine.graph.build import TEST, TRAIN
-from engine.made_up import feed_made_up
 from engine.net import Net
 
-REPO = Path(__file__).resolve().parents[1]
+REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)

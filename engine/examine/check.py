@@ -11,7 +11,8 @@ from typing import Any
 from engine import proto
 from engine.config import Config, nets_of_solver, read
 from engine.errors import ConfigError, ConfigErrors, EngineError
-from engine.estimate import LayerCost, Memory, layer_costs, memory
+from engine.examine.estimate import LayerCost, Memory, layer_costs, memory
+from engine.examine.source_shapes import SourceShapes
 from engine.graph.build import Graph, build, kept
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
@@ -19,7 +20,6 @@ from engine.graph.passes.split import insert_splits
 from engine.report.table import human, shape_text, table
 from engine.solver.lr import Plateau, learning_rate
 from engine.solver.validate import check_snapshots, notes, validate
-from engine.source_shapes import SourceShapes
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 

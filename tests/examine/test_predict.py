@@ -12,7 +12,7 @@ from engine.comm.link import Link
 from engine.comm.simulate import Network
 from engine.config import read_net
 from engine.errors import ConfigError
-from engine.predict import Profile, comm_param, from_flops, predict, read_profile, seconds, settings_for
+from engine.examine.predict import Profile, comm_param, from_flops, predict, read_profile, seconds, settings_for
 from tests.mpi import REPO, run_ranks
 from tests.test_cli import engine, fails
 

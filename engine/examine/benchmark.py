@@ -15,13 +15,13 @@ from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
 from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step
+from engine.examine.made_up import feed_made_up
+from engine.examine.source_shapes import SourceShapes
 from engine.graph.build import TRAIN
-from engine.made_up import feed_made_up
 from engine.net import Net
 from engine.report.log import log
 from engine.report.progress import Progress
 from engine.report.table import human, table
-from engine.source_shapes import SourceShapes
 
 if TYPE_CHECKING:
     from engine.comm.strategy import Strategy

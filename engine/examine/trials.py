@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from engine.check import FileReport, check_file
+from engine.examine.check import FileReport, check_file
+from engine.examine.trial import Outcome, Trial
 from engine.report.table import human
-from engine.trial import Outcome, Trial
 
 TIME_LIMIT = 600  # seconds
 
@@ -76,7 +76,7 @@ def _phases(report: FileReport) -> list[str]:
 
 def run_apart(trial: Trial) -> Outcome:
     """The trial in a process of its own, within TIME_LIMIT."""
-    command = [sys.executable, "-m", "engine.trial"]
+    command = [sys.executable, "-m", "engine.examine.trial"]
     try:
         done = subprocess.run(
             command, input=json.dumps(asdict(trial)), capture_output=True, text=True, timeout=TIME_LIMIT

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from engine.config import parse_net
+from engine.examine.made_up import feed_made_up, shrink
 from engine.graph.build import TRAIN
-from engine.made_up import feed_made_up, shrink
 from engine.net import Net
 from tests.layers.harness import net_text
 

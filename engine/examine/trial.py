@@ -19,7 +19,7 @@ from engine.comm.world import World
 from engine.config import Config, parse_solver, read_net, read_solver
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.evaluate import Evaluator
-from engine.made_up import MadeUpFeeder
+from engine.examine.made_up import MadeUpFeeder
 from engine.solver.solver import Solver
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import trials
 from engine.cli import main
-from engine.trial import Trial
-from engine.trials import Row, check_and_run, reason_of, run_apart, summary
+from engine.examine import trials
+from engine.examine.trial import Trial
+from engine.examine.trials import Row, check_and_run, reason_of, run_apart, summary
 from tests.shared import SHARED, needs_shared
 
-REPO = Path(__file__).resolve().parents[1]
+REPO = Path(__file__).resolve().parents[2]
 BROKEN = ("crash", "defect", "memory", "time", "not finite")
 
 NET = """

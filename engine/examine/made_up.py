@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.examine.source_shapes import SourceShapes
 from engine.feeding import Fed, Feeder
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
-from engine.source_shapes import SourceShapes
 
 if TYPE_CHECKING:
     from engine.comm.world import World

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine import proto
-from engine.benchmark import Times, benchmark, to_json
 from engine.comm import calibrate
 from engine.comm.buckets import FLOAT_BYTES, Bucket, make_buckets
 from engine.comm.link import Link, Links
@@ -20,12 +19,13 @@ from engine.comm.simulate import Network, Op, Work, step_seconds
 from engine.comm.world import World
 from engine.cores import all_hosts_and_cores, host_and_cores
 from engine.errors import ConfigError
-from engine.estimate import layer_costs
+from engine.examine.benchmark import Times, benchmark, to_json
+from engine.examine.estimate import layer_costs
+from engine.examine.source_shapes import SourceShapes
 from engine.graph.build import TRAIN, build
 from engine.prototext import fill, scan
 from engine.report.log import log
 from engine.report.table import table
-from engine.source_shapes import SourceShapes
 
 if TYPE_CHECKING:
     from engine.config import Config

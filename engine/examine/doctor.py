@@ -54,8 +54,8 @@ def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
 
 def _layouts(world: World, config: Config) -> str:
     """Whether the ranks' kernels want the parameters of the train net laid out alike."""
+    from engine.examine.source_shapes import SourceShapes
     from engine.net import Net
-    from engine.source_shapes import SourceShapes
 
     train = nets_of_solver(config).train
     state = train.message.state

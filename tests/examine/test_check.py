@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.check import all_errors, check_file, files_below, to_json, to_text
 from engine.config import parse_net
 from engine.errors import ConfigError
-from engine.estimate import layer_costs, memory
+from engine.examine.check import all_errors, check_file, files_below, to_json, to_text
+from engine.examine.estimate import layer_costs, memory
 from engine.graph.build import build
 from engine.net import prepare
 from tests.shared import SHARED, needs_shared
 
-REPO = Path(__file__).resolve().parents[1]
+REPO = Path(__file__).resolve().parents[2]
 
 # Two branches, one of which works in place; the data source exists nowhere.
 NET = """
