@@ -25,13 +25,12 @@ MAY_IMPORT = {
     "config": {"proto", "names", "prototext", "overrides", "upgrade", "stand_ins"},
     "weights": {"proto", "files", "weights_hdf5"},
     "weights_hdf5": {"proto", "files", "weights"},
-    "weights_intel": set(),
     "fillers": {"proto", "names", "layers"},  # type of the parameters that it fills
     # graph: the Builder that lower() is given, for types only; weights: InfogainLoss reads a blob from a file
     "layers": {"names", "python_layer", "proto", "fillers", "graph", "weights"},
     "graph": {"proto", "config", "names", "layers", "_core"},
     # comm: type of the board
-    "net": {"config", "graph", "layers", "fillers", "weights", "weights_intel", "_core", "comm"},
+    "net": {"config", "graph", "layers", "fillers", "weights", "_core", "comm"},
     "python_layer": set(),  # what layers written in Python derive from
     # Caffe's Python interface: a user of everything else, like the command line.
     "caffe": {

@@ -19,6 +19,7 @@ from engine.examine.made_up import feed_made_up
 from engine.examine.source_shapes import SourceShapes
 from engine.graph.build import TRAIN
 from engine.net import Net
+from engine.net.gates import gates
 from engine.report.log import log
 from engine.report.progress import Progress
 from engine.report.table import human, table
@@ -164,7 +165,7 @@ def connect(net: Net, world: World, comm_param: Any = None) -> Strategy:
     updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], segments, hyper)
     queue = _core.ReadyQueue(len(buckets))
     strategy = make_strategy(world, queue, updater, buckets, gradients, settings, _core.threads())
-    net.program.set_queue(queue, net.gates(buckets_of(buckets)))
+    net.program.set_queue(queue, gates(net, buckets_of(buckets)))
     return strategy
 
 

@@ -24,6 +24,7 @@ from engine.feeding import Feeder
 from engine.graph.model_parallel import model_parts
 from engine.layers.parts import Part
 from engine.net import WATCHED, Net
+from engine.net.gates import gates
 from engine.precision import usable_precision
 from engine.report import plot
 from engine.report.log import log, warn
@@ -196,7 +197,7 @@ class Solver:
         """The net's program gives gradients away, and takes part in sums over the ranks."""
         net = self.net
         self.losses = [(net.blobs[top].tensor, weight) for _, top, weight in net.losses()]
-        net.program.set_queue(self.queue, net.gates(buckets_of(self.strategy.buckets)))
+        net.program.set_queue(self.queue, gates(net, buckets_of(self.strategy.buckets)))
         net.set_board(self.world.board, 0, self.feeder.sources, [bucket.name for bucket in self.strategy.buckets])
         if self.sync_channel is not None:
             net.program.set_ranks(self.world.size, self.sync_channel.allreduce)

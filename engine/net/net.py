@@ -4,79 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from engine import weights_intel
 from engine.comm.sentinel_process.board import Board
 from engine.config import Config
-from engine.errors import DataError, WeightsError
+from engine.errors import DataError
 from engine.fillers import fill_parameter
-from engine.graph.build import TRAIN, Graph, ShapesOf, build
+from engine.graph.build import TRAIN, ShapesOf, build
 from engine.graph.lower import Builder
 from engine.graph.passes import memory_plan
-from engine.graph.passes.constant import mark_constant
-from engine.graph.passes.fuse import fuse
-from engine.graph.passes.gradients import ends_of, mark_gradients
-from engine.graph.passes.precision import lower_precision
+from engine.graph.passes.gradients import ends_of
 from engine.graph.passes.recompute import choose
-from engine.graph.passes.split import insert_splits
-from engine.graph.passes.subsample import subsample
+from engine.graph.prepare import PASSES, prepare
 from engine.layers.base import Blob, Layer, Parameter
 from engine.layers.parts import Part
-from engine.weights import shape_text
+from engine.net.blobs import BlobView, Placed
+from engine.net.weights import copies_by_layer, load_by_layer
 
-PASSES = frozenset(
-    {"constant", "fuse", "memory_plan", "subsample"}
-)  # those that can be switched off; splits and gradients are the graph's meaning
 WATCHED = {"passes": frozenset(), "keep_all": True}  # arguments of a Net into which a program looks
 ALL = slice(None)
-
-
-@dataclass
-class Placed:
-    """A learnable parameter in the arenas: `offset` and `count` in floats, the kernel's padding included."""
-
-    parameter: Parameter
-    tensor: Any
-    offset: int
-    count: int
-
-    @property
-    def name(self) -> str:
-        return self.parameter.name
-
-
-class BlobView:
-    """A blob as Python sees it: row-major float32 copies of what the executor holds."""
-
-    def __init__(self, net: Net, blob: Blob):
-        self._net, self._blob = net, blob
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._blob.shape
-
-    @property
-    def tensor(self) -> Any:
-        return self._net.tensors[self._blob]
-
-    @property
-    def data(self) -> np.ndarray:
-        """A copy, shaped as Caffe's blob. Only meaningful while the memory plan keeps the blob (`keep_all`,
-        outputs)."""
-        return self.tensor.get().reshape(self.shape)
-
-    @property
-    def diff(self) -> np.ndarray | None:
-        return None if self.tensor.diff is None else self.tensor.diff.get().reshape(self.shape)
-
-    def set(self, values: np.ndarray) -> None:
-        """Values of an input blob for the next forward."""
-        self._net.feed(self._blob, values)
 
 
 class Net:
@@ -208,7 +157,8 @@ class Net:
             if parameter.statistics:
                 self._statistics.append((int(at) // 4, parameter.count))
         self._arenas = [self.weights, self.gradients, self.fixed] if mine else []
-        self.fill(mine)
+        for parameter in mine:  # counted from the seed: the same on every rank
+            self.tensor_of[parameter].set(fill_parameter(parameter, self.seed))
 
     def _take_place_of(self, before: Net) -> None:
         """Whoever trains that net goes on with this one."""
@@ -227,11 +177,6 @@ class Net:
                 uses.setdefault(owner, index)
         return uses
 
-    def fill(self, parameters: list[Parameter]) -> None:
-        """Fresh values from the fillers, counted from the seed: the same on every rank."""
-        for parameter in parameters:
-            self.tensor_of[parameter].set(fill_parameter(parameter, self.seed))
-
     # What the solver needs to know about parameters
 
     def fingerprint(self, layouts_only: bool = False) -> str:
@@ -240,23 +185,6 @@ class Net:
 
         layouts = " ".join(f"{p.name}{p.parameter.shape}:{p.tensor.layout}@{p.offset}" for p in self.parameters)
         return layouts if layouts_only else f"oneDNN {_core.onednn_version()} {_core.onednn_isa()} {layouts}"
-
-    def gates(self, buckets_of: dict[str, list[int]]) -> list[tuple[list[int], list[int]]]:
-        """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the
-        first op that reads any of its parameters, the last in backward, has written its gradient. `buckets_of`: by
-        parameter name."""
-        waits: list[list[int]] = [[] for _ in range(len(self.program))]
-        readies: list[list[int]] = [[] for _ in range(len(self.program))]
-        first_use = {parameter.name: op for parameter, op in self.first_uses().items()}
-        last_writer: dict[int, int] = {}
-        for name, buckets in buckets_of.items():
-            for bucket in buckets:
-                last_writer[bucket] = min(last_writer.get(bucket, len(waits)), first_use[name])
-        for bucket, op in sorted(last_writer.items()):
-            readies[op].append(bucket)
-        for op, params in enumerate(self.builder.op_params):
-            waits[op] = sorted({bucket for parameter in params for bucket in buckets_of.get(parameter.name, [])})
-        return list(zip(waits, readies, strict=True))
 
     def set_board(self, board: Board, number: int, sources: Sequence[str], buckets: Sequence[str] = ()) -> None:
         """Where the executor says what it is doing. number: as for Board.net(); the rest: as for describe_net()."""
@@ -295,43 +223,14 @@ class Net:
     def weights_by_layer(self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})):
         """Plain copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: of what this net has a
         part of."""
-        result: dict[str, list[np.ndarray]] = {}
-        for parameter in self.all_params():
-            values = wholes.get(parameter)
-            if values is None:
-                values = self.tensor_of[parameter.owner or parameter].get().reshape(parameter.shape)
-            result.setdefault(parameter.layer, []).append(values)
-        return result
+        return copies_by_layer(self, wholes)
 
     def load_weights(self, blobs: dict[str, list[np.ndarray]], source: str) -> list[str]:
         """Takes values by layer name; returns the names of layers with parameters that `source` does not have.
 
         Raises WeightsError naming layer, blob index and both shapes where they differ.
         """
-        blobs = weights_intel.separated(self.message, blobs, source)
-        mine: dict[str, list[Parameter]] = {}
-        for parameter in self.all_params():
-            mine.setdefault(parameter.layer, []).append(parameter)
-        fitted = []
-        for layer, params in mine.items():
-            if layer in blobs and len(blobs[layer]) != len(params):
-                raise WeightsError(
-                    f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source
-                )
-            for parameter, values in zip(params, blobs.get(layer, []), strict=False):
-                if values is None:
-                    continue
-                if not _fits(values.shape, parameter.whole_shape):
-                    raise WeightsError(
-                        f"layer '{layer}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "
-                        f"{shape_text(parameter.whole_shape)}; give the layer another name to start it afresh",
-                        source,
-                    )
-                fitted.append((parameter, values))
-        for parameter, values in fitted:  # only once everything fits
-            values = parameter.part_of(values.reshape(parameter.whole_shape))
-            self.tensor_of[parameter.owner or parameter].set(np.ascontiguousarray(values, np.float32).ravel())
-        return [layer for layer in mine if layer not in blobs]
+        return load_by_layer(self, blobs, source)
 
     # Running
 
@@ -396,39 +295,3 @@ class Net:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False)
             if weight
         ]
-
-
-def prepare(
-    graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32", gradients: bool | None = None
-) -> Graph:
-    """The rewrites between building and lowering. `gradients`: as Net's."""
-    if "subsample" in passes:
-        subsample(graph)
-    insert_splits(graph)
-    gradients = graph.phase == TRAIN or graph.force_backward if gradients is None else gradients
-    mark_gradients(graph, gradients)
-    if "constant" in passes and not gradients:
-        mark_constant(graph)
-    if "fuse" in passes:
-        fuse(graph)
-    if precision == "bf16":
-        lower_precision(graph)
-    return graph
-
-
-def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Files from before 2015 hold four axes for everything: leading ones do not count there. A vector is one however
-    many ones stand around it."""
-
-    def squeezed(shape):
-        shape = tuple(shape)
-        while shape and shape[0] == 1:
-            shape = shape[1:]
-        return shape
-
-    def vector(shape):
-        return [size for size in shape if size != 1]
-
-    if tuple(given) == tuple(wanted) or (len(given) == 4 and squeezed(given) == squeezed(wanted)):
-        return True
-    return len(vector(wanted)) <= 1 and vector(given) == vector(wanted)

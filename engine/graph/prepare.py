@@ -1,0 +1,32 @@
+"""The passes in their order: what becomes of a graph between building and lowering."""
+
+from __future__ import annotations
+
+from engine.graph.build import TRAIN, Graph
+from engine.graph.passes.constant import mark_constant
+from engine.graph.passes.fuse import fuse
+from engine.graph.passes.gradients import mark_gradients
+from engine.graph.passes.precision import lower_precision
+from engine.graph.passes.split import insert_splits
+from engine.graph.passes.subsample import subsample
+
+# Those that can be switched off; splits and gradients are the graph's meaning.
+PASSES = frozenset({"constant", "fuse", "memory_plan", "subsample"})
+
+
+def prepare(
+    graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32", gradients: bool | None = None
+) -> Graph:
+    """The rewrites between building and lowering. `gradients`: as Net's."""
+    if "subsample" in passes:
+        subsample(graph)
+    insert_splits(graph)
+    gradients = graph.phase == TRAIN or graph.force_backward if gradients is None else gradients
+    mark_gradients(graph, gradients)
+    if "constant" in passes and not gradients:
+        mark_constant(graph)
+    if "fuse" in passes:
+        fuse(graph)
+    if precision == "bf16":
+        lower_precision(graph)
+    return graph
