@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from engine import proto
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
@@ -21,8 +22,9 @@ from engine.config import Config, nets_of_solver, read_solver
 from engine.errors import ConfigError
 from engine.layers.python import ShapesChanged
 from engine.names import suggestion
-from engine.solver.solver import RULES
+from engine.net import Net as EngineNet
 from engine.solver.solver import Solver as EngineSolver
+from engine.solver.update import RULES
 
 
 class _Solver(EngineSolver):
@@ -47,6 +49,14 @@ class _Solver(EngineSolver):
                 return super()._forward(micro, first_sample)
             except ShapesChanged as change:
                 self.on_change(change)
+
+    def rebuild_net(self, config: Config) -> EngineNet:
+        """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
+        self.strategy.wait_all()
+        self.net = EngineNet(config, proto.TRAIN, share=self.net, before=self.net, **self._net_options)
+        self.feeder.connect(self.net)
+        self._attach()
+        return self.net
 
     def close(self) -> None:
         self.feeder.close()
@@ -119,7 +129,7 @@ class Solver:
         self._push()
         self._start()
         for _ in range(iterations):
-            if solver._test_is_due():
+            if solver.testing.is_due():
                 solver.test()
             solver.step()
             if solver.param.snapshot and solver.iteration % solver.param.snapshot == 0:

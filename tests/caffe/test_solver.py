@@ -10,7 +10,7 @@ import pytest
 
 import engine.caffe as caffe
 from engine.errors import ConfigError, ConfigErrors, EngineError
-from engine.solver.solver import RULES
+from engine.solver.update import RULES
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import digits_net, make_solver

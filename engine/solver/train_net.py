@@ -1,0 +1,63 @@
+"""The train net on many ranks: which part of its layers each holds, and the same layouts of parameters on all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine import proto
+from engine.comm.world import World
+from engine.config import Config
+from engine.graph.model_parallel import model_parts
+from engine.layers.parts import Part
+from engine.net import WATCHED, Net
+from engine.report.log import log
+from engine.report.table import human
+
+if TYPE_CHECKING:
+    from engine.solver.solver import Solver
+
+
+def divide(config: Config, world: World) -> tuple[list[Any], dict[str, Part]]:
+    """Groups of ranks that hold layers together, and this rank's parts of layers by name."""
+    counts = model_parts(config, world.size)
+    groups = {count: world.group(count) for count in sorted(set(counts.values()))}
+    parts = {name: Part(world.rank % count, count, groups[count]) for name, count in counts.items()}
+    return list(groups.values()), parts
+
+
+def net_options(solver: Solver, config: Config, parts: dict[str, Part]) -> dict[str, Any]:
+    """Arguments of a Net, but for its layouts."""
+    state, budget = config.message.state, solver.param.memory_budget_mb
+    return {
+        "level": state.level,
+        "stages": state.stage,
+        "seed": solver.seed,
+        "shapes_of": solver.feeder.shapes_of,
+        "accumulate": solver.iter_size > 1 or solver.every_blob,
+        "precision": solver.precision,
+        "parts": parts,
+        "memory_budget": None if solver.every_blob else int(1e6 * budget) or None,
+        **(WATCHED if solver.every_blob else {}),
+    }
+
+
+def build_alike(config: Config, options: dict[str, Any], world: World) -> Net:
+    """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ."""
+
+    def make(plain: bool) -> Net:
+        return Net(config, proto.TRAIN, plain_parameters=plain, **options)
+
+    net = make(plain=False)
+    if options["memory_budget"]:
+        log(
+            f"Memory budget {options['memory_budget'] / 1e6:g} MB: blobs, gradients and masks take "
+            f"{human(net.program.activation_bytes, 'B')}; {len(net.repeats)} layers are computed twice"
+        )
+    prints = world.gather(net.fingerprint()) or [""]
+    other = world.broadcast_object(next((r for r, found in enumerate(prints) if found != prints[0]), None))
+    if other is None:
+        return net
+    log(f"Ranks 0 and {other} have different processors or oneDNN versions: parameters stay in plain layouts.")
+    net = make(plain=True)
+    world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
+    return net
