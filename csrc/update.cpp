@@ -13,6 +13,7 @@
 #else
 #define ENGINE_VECTORISED
 #endif
+#define ENGINE_INLINE __attribute__((always_inline))
 
 // Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal;
 // the passes are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a
@@ -28,6 +29,7 @@ namespace {
 constexpr int64_t kChunk = 16384;  // floats: 64 KB of each arena, several fit into a second-level cache
 constexpr int64_t kBlock = 4096;   // floats that are unpacked and used while they are in the first-level cache
 constexpr int kLanes = 8;
+constexpr int64_t kLine = 16, kAhead = 512;  // floats
 
 // Flush-to-zero and denormals-are-zero in the calling thread, for a server's thread that has no OpenMP team.
 class NoDenormals {
@@ -41,100 +43,108 @@ private:
 #endif
 };
 
-inline __attribute__((always_inline)) float regularised(float gradient, float weight, const Factors& f) {
+inline ENGINE_INLINE float regularised(float gradient, float weight, const Factors& f) {
     const float sign = float(weight > 0) - float(weight < 0);
     return f.scale * gradient + f.l2 * weight + f.l1 * sign;
 }
 
+// Every float, in vectors: `element` touches those of its index only. Memory is asked for ahead, for at the end of each
+// page the processor's own guesses stop, and the arenas are in no cache.
+template <typename Element>
+inline ENGINE_INLINE void each(const Stretch& s, const Element& element) {
+    const float* const arrays[] = {s.weights, s.history[0], s.history[1] ? s.history[1] : s.gradients, s.gradients};
+    const int64_t count = s.count;
+    int64_t i = 0;
+    for (; i + kLine <= count; i += kLine) {
+        for (const float* array : arrays) __builtin_prefetch(array + i + kAhead, 1);
+#pragma GCC ivdep
+        for (int64_t j = i; j < i + kLine; ++j) element(j);
+    }
+    for (; i < count; ++i) element(i);
+}
+
 ENGINE_VECTORISED void sgd(const Stretch& s, const Factors& factors) {
     const Factors f = factors;  // a copy cannot alias the arenas
-    float* __restrict w = s.weights, * __restrict h = s.history[0];
-    const float* __restrict d = s.gradients;
+    float *w = s.weights, *h = s.history[0];
+    const float* d = s.gradients;
     const float momentum = f.momentum * f.momentum_correction;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    each(s, [=](int64_t i) ENGINE_INLINE {
         h[i] = momentum * h[i] + f.rate * regularised(d[i], w[i], f);
         w[i] -= h[i];
-    }
+    });
 }
 
 ENGINE_VECTORISED void nesterov(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float* __restrict w = s.weights, * __restrict h = s.history[0];
-    const float* __restrict d = s.gradients;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    float *w = s.weights, *h = s.history[0];
+    const float* d = s.gradients;
+    each(s, [=](int64_t i) ENGINE_INLINE {
         const float before = f.momentum_correction * h[i];
         h[i] = f.momentum * before + f.rate * regularised(d[i], w[i], f);
         w[i] -= (1 + f.momentum) * h[i] - f.momentum * before;
-    }
+    });
 }
 
 ENGINE_VECTORISED void adagrad(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float* __restrict w = s.weights, * __restrict h = s.history[0];
-    const float* __restrict d = s.gradients;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    float *w = s.weights, *h = s.history[0];
+    const float* d = s.gradients;
+    each(s, [=](int64_t i) ENGINE_INLINE {
         const float g = regularised(d[i], w[i], f);
         h[i] += g * g;
         w[i] -= f.rate * (g / (std::sqrt(h[i]) + f.delta));
-    }
+    });
 }
 
 ENGINE_VECTORISED void rmsprop(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float* __restrict w = s.weights, * __restrict h = s.history[0];
-    const float* __restrict d = s.gradients;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    float *w = s.weights, *h = s.history[0];
+    const float* d = s.gradients;
+    each(s, [=](int64_t i) ENGINE_INLINE {
         const float g = regularised(d[i], w[i], f);
         h[i] = f.rms_decay * h[i] + (1 - f.rms_decay) * (g * g);
         w[i] -= f.rate * (g / (std::sqrt(h[i]) + f.delta));
-    }
+    });
 }
 
 ENGINE_VECTORISED void adadelta(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float* __restrict w = s.weights, * __restrict h = s.history[0], * __restrict u = s.history[1];
-    const float* __restrict d = s.gradients;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    float *w = s.weights, *h = s.history[0], *u = s.history[1];
+    const float* d = s.gradients;
+    each(s, [=](int64_t i) ENGINE_INLINE {
         const float g = regularised(d[i], w[i], f);
         h[i] = f.momentum * h[i] + (1 - f.momentum) * (g * g);
         const float step = g * std::sqrt((u[i] + f.delta) / (h[i] + f.delta));
         u[i] = f.momentum * u[i] + (1 - f.momentum) * (step * step);
         w[i] -= f.rate * step;
-    }
+    });
 }
 
 ENGINE_VECTORISED void adam(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float* __restrict w = s.weights, * __restrict m = s.history[0], * __restrict v = s.history[1];
-    const float* __restrict d = s.gradients;
+    float *w = s.weights, *m = s.history[0], *v = s.history[1];
+    const float* d = s.gradients;
     const float rate = f.rate * f.adam_correction;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    each(s, [=](int64_t i) ENGINE_INLINE {
         const float g = regularised(d[i], w[i], f);
         m[i] = f.momentum * m[i] + (1 - f.momentum) * g;
         v[i] = f.momentum2 * v[i] + (1 - f.momentum2) * (g * g);
         w[i] -= rate * (m[i] / (std::sqrt(v[i]) + f.delta));
-    }
+    });
 }
 
 // Loshchilov and Hutter, "Decoupled Weight Decay Regularization": the decay passes by the moments.
 ENGINE_VECTORISED void adamw(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
-    float* __restrict w = s.weights, * __restrict m = s.history[0], * __restrict v = s.history[1];
-    const float* __restrict d = s.gradients;
+    float *w = s.weights, *m = s.history[0], *v = s.history[1];
+    const float* d = s.gradients;
     const float rate = f.rate * f.adam_correction, decay = f.rate * f.l2;
-    const int64_t count = s.count;
-    for (int64_t i = 0; i < count; ++i) {
+    each(s, [=](int64_t i) ENGINE_INLINE {
         const float g = f.scale * d[i];
         m[i] = f.momentum * m[i] + (1 - f.momentum) * g;
         v[i] = f.momentum2 * v[i] + (1 - f.momentum2) * (g * g);
         w[i] -= decay * w[i] + rate * (m[i] / (std::sqrt(v[i]) + f.delta));
-    }
+    });
 }
 
 // In fixed lanes, so that the order of the additions is the same for every vector width.

@@ -40,7 +40,7 @@ using Words = uint32_t __attribute__((vector_size(64)));
 using Signed = int32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 using Floats = float __attribute__((vector_size(64)));
-constexpr int64_t kLanes = 16;
+constexpr int64_t kLanes = 16, kAhead = 512;  // memory is asked for so far ahead
 
 inline __attribute__((always_inline)) void narrow(const float* values, Words& rounded) {
     Words bits;
@@ -52,6 +52,8 @@ inline __attribute__((always_inline)) void narrow(const float* values, Words& ro
 ENGINE_VECTORISED void pack(const float* __restrict values, uint16_t* __restrict packed, int64_t count) {
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
+        __builtin_prefetch(values + i + kAhead);
+        __builtin_prefetch(packed + i + kAhead, 1);
         Words rounded;
         narrow(values + i, rounded);
         const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
@@ -64,6 +66,7 @@ ENGINE_VECTORISED void pack(const float* __restrict values, uint16_t* __restrict
 ENGINE_VECTORISED void add_rounded(const float* __restrict values, float* __restrict sum, int64_t count) {
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
+        __builtin_prefetch(values + i + kAhead);
         Words rounded;
         narrow(values + i, rounded);
         rounded &= 0xffff0000;

@@ -21,9 +21,10 @@ PIECE_BYTES = 256 << 20
 # How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
 # sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
 PATIENCE_SECONDS = 3.0
-# The least and the longest sleep between two looks at a request: as long as the link needs for SLEEP_BYTES, which the
-# system's socket buffers hold; longer while nothing comes, by one of SLEEP_PARTS of the time since something did.
-FIRST_SLEEP, LONGEST_SLEEP, SLEEP_BYTES, SLEEP_PARTS = 40e-6, 2e-3, 128 << 10, 8
+# The least and the longest sleep between two looks at a request. While nothing comes, each is one of SLEEP_PARTS of the
+# time since something did; while something does, so long as the link needs for SLEEP_BYTES, which the system's socket
+# buffers hold.
+FIRST_SLEEP, LONGEST_SLEEP, SLEEP_PARTS, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
 IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
 ALIGNMENT = 32  # bfloat16 in a cache line
 
@@ -42,9 +43,9 @@ def checked(method: Callable) -> Callable:
     return call
 
 
-def wait(request, least: float = FIRST_SLEEP) -> None:
-    """Waits for a request, asleep for `least` seconds at a time, or longer while nothing comes."""
-    looks, moved = 0, time.perf_counter()
+def wait(request, flowing: float = FIRST_SLEEP) -> None:
+    """Waits for a request. flowing: seconds to sleep between looks while something comes."""
+    least, looks, moved = FIRST_SLEEP, 0, time.perf_counter()
     while True:
         begin = time.perf_counter()
         if request.Test():
@@ -53,7 +54,7 @@ def wait(request, least: float = FIRST_SLEEP) -> None:
         looks += 1
         # Libraries move one piece of a message at each look, such as 64 KB: a look that took its time has moved one.
         if now - begin >= IDLE_LOOK and looks < MOST_LOOKS:
-            moved = now
+            least, moved = flowing, now
             continue
         time.sleep(min(LONGEST_SLEEP, max(least, (now - moved) / SLEEP_PARTS)))
         looks = 0
