@@ -132,16 +132,20 @@ memory Op::reading(const TensorPtr& tensor, const Layout& described, const Layou
     memory source = described == tensor->layout ? tensor->memory : tensor->as(described);
     if (described == wanted) return source;
     memory target = scratch(wanted);
-    Call call{{}, {{DNNL_ARG_FROM, source}, {DNNL_ARG_TO, target}}};
-    if (const auto packed = PackedWeights::of(described, wanted))
-        call.own = [packed = *packed, source, target] {
-            packed.pack(static_cast<const float*>(source.get_data_handle()),
-                        static_cast<uint16_t*>(target.get_data_handle()));
+    calls.push_back(reorder(source, target));
+    return target;
+}
+
+Op::Call Op::reorder(const memory& from, const memory& to) {
+    Call call{{}, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}};
+    if (const auto packed = PackedWeights::of(from.get_desc(), to.get_desc()))
+        call.own = [packed = *packed, from, to] {
+            packed.pack(static_cast<const float*>(from.get_data_handle()),
+                        static_cast<uint16_t*>(to.get_data_handle()));
         };
     else
-        call.primitive = dnnl::reorder(source, target);
-    calls.push_back(std::move(call));
-    return target;
+        call.primitive = dnnl::reorder(from, to);
+    return call;
 }
 
 Op::Target Op::writing(const TensorPtr& tensor, const Layout& described, const Layout& wanted, bool add) {

@@ -145,6 +145,7 @@ protected:
     // differ.
     dnnl::memory reading(const TensorPtr& tensor, const Layout& wanted, Calls& calls);
     dnnl::memory reading(const TensorPtr& tensor, const Layout& described, const Layout& wanted, Calls& calls);
+    static Call reorder(const dnnl::memory& from, const dnnl::memory& to);
     struct Target {
         dnnl::memory memory;  // what the primitive writes
         dnnl::memory final;   // where it must end up, if elsewhere

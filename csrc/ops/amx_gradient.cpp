@@ -173,16 +173,27 @@ struct alignas(64) TileConfig {
 };
 
 void add_rows(Rows rows, int64_t count, int64_t channels, double* sums) {
-    for (int64_t first = 0; first < channels; first += 16) {
-        const __mmask16 mask = __mmask16(mask_of(channels - first));
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < count; i++) {
-            const __m256i halves = _mm256_maskz_loadu_epi16(mask, rows[i] + first);
-            sum = _mm512_add_ps(sum, __m512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)));
+    constexpr int together = 4;  // vectors, whose additions do not wait for each other
+    for (int64_t first = 0; first < channels; first += together * 16) {
+        __mmask16 masks[together];
+        __m512 sum[together];
+        for (int v = 0; v < together; v++) {
+            const int64_t left = channels - first - v * 16;
+            masks[v] = left > 0 ? __mmask16(mask_of(left)) : 0;
+            sum[v] = _mm512_setzero_ps();
         }
-        alignas(64) float lanes[16];
-        _mm512_store_ps(lanes, sum);
-        for (int64_t i = 0; i < 16 && first + i < channels; i++) sums[first + i] += lanes[i];
+        for (int64_t i = 0; i < count; i++) {
+            for (int v = 0; v < together; v++) {
+                const __m256i halves = _mm256_maskz_loadu_epi16(masks[v], rows[i] + first + v * 16);
+                sum[v] = _mm512_add_ps(sum[v], __m512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)));
+            }
+        }
+        for (int v = 0; v < together; v++) {
+            alignas(64) float lanes[16];
+            _mm512_store_ps(lanes, sum[v]);
+            for (int64_t i = first + v * 16; i < channels && i < first + v * 16 + 16; i++)
+                sums[i] += lanes[i - first - v * 16];
+        }
     }
 }
 

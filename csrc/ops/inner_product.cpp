@@ -1,6 +1,7 @@
 // y = x W' + b, over everything from the given axis on.
 // inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
 // `transpose`, and bias (O); attributes: bias, transpose.
+#include "../bf16.h"
 #include "parts.h"
 #include "weighted.h"
 
@@ -27,8 +28,12 @@ public:
         forward_pd forward = make_forward();
         if (forward.src_desc() != input(0)->layout) keep_source(forward);
         if (weights_learn()) keep_weights(forward);
+        if (input_gradient(0)) data_weights_ = make_backward_data(forward).weights_desc();
         add_forward<dnnl::inner_product_forward>(forward);
-        if (weights_learn()) add_backward_weights<dnnl::inner_product_backward_weights>(make_backward_weights(forward));
+        if (weights_learn()) {
+            const weights_pd pd = make_backward_weights(forward);
+            is_product(pd) ? add_product() : add_backward_weights<dnnl::inner_product_backward_weights>(pd);
+        }
         if (input_gradient(0)) add_backward_data<dnnl::inner_product_backward_data>(make_backward_data(forward));
     }
 
@@ -62,6 +67,50 @@ private:
 
     data_pd make_backward_data(const forward_pd& hint) const {
         return data_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
+    }
+
+    // For inner products over images in bf16 oneDNN uses kernels without AMX. Where weights lie in memory as x does,
+    // their gradient is a product of matrices all the same, in half the time.
+    bool is_product(const weights_pd& pd) const {
+        const Layout &x = input(0)->layout, &w = param(0)->layout;
+        if (x.get_data_type() == memory::data_type::f32 || std::string(pd.impl_info_str()).find("gemm") != 0)
+            return false;
+        if (!param_gradient(0) || pd.src_desc() != x || pd.diff_weights_desc() != w || !w.get_inner_blks().empty())
+            return false;
+        return (!bias_ || is_plain(param(1)->layout)) && layout_like(x, w.get_dims(), memory::data_type::f32) == w;
+    }
+
+    void add_product() {
+        const int64_t n = input(0)->shape[0], outputs = spec_.output_shapes[0][1], width = param(0)->count() / outputs;
+        const auto type = input(0)->layout.get_data_type();
+        const TensorPtr &x = input(0), &dy = gradient(), &weights = param(0)->diff;
+        const Layout given({outputs, n}, type, Dims{1, outputs}), seen = plain_layout({n, width}, type),
+                                                                  wanted = plain_layout({outputs, width});
+        primitive_attr attr = user_scratchpad();
+        if (weights->accumulate) {
+            dnnl::post_ops post;
+            post.append_sum(1.f);
+            attr.set_post_ops(post);
+        }
+        const dnnl::matmul::primitive_desc pd(cpu(), given, seen, wanted, attr);
+        fresh_scratch();
+        backward_calls_.push_back({dnnl::matmul(pd),
+                                   {{DNNL_ARG_SRC, dy->as(given)},
+                                    {DNNL_ARG_WEIGHTS, x->as(seen)},
+                                    {DNNL_ARG_DST, weights->as(wanted)},
+                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        touch(Pass::backward, {x, dy});
+        if (!bias_ || !param_gradient(1)) return;
+        Call call;
+        call.own = [n, outputs, dy, bias = param(1)->diff] {
+            const bf16* const rows = static_cast<const bf16*>(dy->buffer->address());
+            for (int64_t o = 0; o < outputs; o++) {
+                float sum = 0;
+                for (int64_t i = 0; i < n; i++) sum += number(rows[i * outputs + o]);
+                bias->data()[o] = sum + (bias->accumulate ? bias->data()[o] : 0);
+            }
+        };
+        backward_calls_.push_back(std::move(call));
     }
 
     // Weights as their gradient is laid out, so that neither is reordered: an inner product over images has more of

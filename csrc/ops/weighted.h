@@ -74,8 +74,7 @@ protected:
     template <typename Primitive>
     void add_forward(const typename Primitive::primitive_desc& pd) {
         const memory src = reading(input(0), pd.src_desc(), forward_calls_);
-        const memory weights =
-            constant_ ? constant_weights(pd.weights_desc()) : reading_param(0, pd.weights_desc(), forward_calls_);
+        const memory weights = constant_ ? constant_weights(pd.weights_desc()) : read_weights(pd.weights_desc());
         output(0, pd.dst_desc());
         Call call{Primitive(pd),
                   {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, outputs_[0]->memory}}};
@@ -94,6 +93,17 @@ protected:
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
         if (activation_ && needs_backward() && output_gradient(0)) close_activation();
+    }
+
+    // Through a copy, if the kernel takes them otherwise; it stays until backward if that takes them so, too.
+    memory read_weights(const Layout& wanted) {
+        const memory given = described_param(0, wanted);
+        if (wanted != data_weights_ || given.get_desc() == wanted) return reading_param(0, wanted, forward_calls_);
+        copy_ = workspace("weights", wanted);
+        forward_calls_.push_back(reorder(given, copy_->memory));
+        touch(Pass::forward, copy_);
+        touch(Pass::backward, copy_);
+        return copy_->memory;
     }
 
     // Weights as the kernel takes them, made when they have changed.
@@ -188,7 +198,7 @@ protected:
     void add_backward_data(const typename Primitive::primitive_desc& pd) {
         fresh_scratch();
         const memory diff_dst = reading(gradient(), pd.diff_dst_desc(), backward_calls_);
-        const memory weights = reading_param(0, pd.weights_desc(), backward_calls_);
+        const memory weights = copy_ ? copy_->memory : reading_param(0, pd.weights_desc(), backward_calls_);
         const Target diff_src = writing(input(0)->diff, pd.diff_src_desc());
         Call call{Primitive(pd),
                   {{DNNL_ARG_DIFF_DST, diff_dst}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DIFF_SRC, diff_src.memory}}};
@@ -200,7 +210,8 @@ protected:
 
     bool bias_, adds_, constant_, norm_;
     std::optional<Activation> activation_;
-    TensorPtr passed_;
+    TensorPtr passed_, copy_;
+    Layout data_weights_;  // as the gradient of the data takes them, where forward should know
     memory added_;
     memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel takes them
     static constexpr uint64_t never = UINT64_MAX;
