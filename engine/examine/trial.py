@@ -125,7 +125,17 @@ def _test(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
     config.message.state.level = trial.level
     config.message.state.stage.extend(trial.stages)
     evaluator = Evaluator(config, world=World(), feeder=feeder)
+    _give_statistics(evaluator.net)
     return evaluator.run(1)
+
+
+def _give_statistics(net: Any) -> None:
+    """Before any training BatchNorm's variances are 0, and what it divides by is tiny: layer after layer, numbers grow
+    out of range. 1 instead."""
+    for blobs in net.params.values():
+        if len(blobs) >= 3 and blobs[2].shape == (1,) and not blobs[2].get().any() and not blobs[1].get().any():
+            for blob in blobs[1:3]:
+                blob.set(np.ones(blob.shape, np.float32))
 
 
 def _limit_memory() -> None:
