@@ -74,14 +74,14 @@ def comm_settings(
     ConfigError that names the field or the variable.
     """
     servers, seats = server_settings(param, local_rank, local_size, environ, cores)
-    message = _message_bytes(links.slowest)
+    bf16 = param.compression == BF16
+    message = _message_bytes(links.slowest, bf16)
     chunk = _megabytes(param, "chunk_mb", message)
     if environ.get("MLSL_LARGE_MSG_SIZE_MB", "").strip() or environ.get("MLSL_LARGE_MSG_CHUNKS", "").strip():
         size = _number(environ, "MLSL_LARGE_MSG_SIZE_MB", LARGE_MSG_SIZE_MB, least=1)
         chunk = max(1, size * MB // _number(environ, "MLSL_LARGE_MSG_CHUNKS", LARGE_MSG_CHUNKS, least=1))
     # Within one host it takes longer to agree than to reduce.
     priority = param.priority if param.HasField("priority") else links.between is not None
-    bf16 = param.compression == BF16
     if param.error_feedback and not bf16:
         raise ConfigError("comm_param: error_feedback needs compression: BF16; without it nothing is lost")
     watchdog_seconds(param, environ)
@@ -163,13 +163,13 @@ def default_servers(cores: int) -> int:
     return 4 if cores >= MANY_CORES else 2
 
 
-def _message_bytes(link: Link) -> int:
-    """What a link carries in MESSAGE_SECONDS, within bounds; at most BUCKET_BYTES, which stay in the cache.
+def _message_bytes(link: Link, bf16: bool) -> int:
+    """Gradients that a link carries in MESSAGE_SECONDS, within bounds; at most BUCKET_BYTES, which stay in the cache.
 
     A power of two, so that runs on the same link cut alike although they measure a little differently: the order in
     which MPI adds, and so the last bits, depend on it. bucket_mb and chunk_mb leave nothing to chance."""
     seconds = max(MESSAGE_SECONDS, LATENCIES * link.latency)
-    size = min(BUCKET_BYTES, max(LEAST_BYTES, link.bandwidth * seconds))
+    size = min(BUCKET_BYTES, max(LEAST_BYTES, link.bandwidth * seconds * (2 if bf16 else 1)))
     return 1 << round(math.log2(size))
 
 

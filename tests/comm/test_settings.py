@@ -57,6 +57,8 @@ def test_the_link_decides_how_much_travels_at_a_time():
     assert settings(links=Links(between=Link(1e-4, 1e6))).bucket_bytes == 256 << 10
     assert settings(links=Links(between=Link(2e-3, 30e6))).bucket_bytes == 4 << 20, "latency must not count"
     assert settings("bucket_mb: 5 priority: false", links=Links(between=GIGABIT)).bucket_bytes == 5 << 20
+    bf16 = settings("compression: BF16", links=Links(between=GIGABIT))
+    assert bf16.bucket_bytes == bf16.chunk_bytes == 4 << 20, "half as many bytes travel"
 
 
 def test_how_gradients_travel():
