@@ -29,10 +29,12 @@ int64_t whole_lines(int64_t bytes) { return (bytes + line - 1) / line * line; }
 
 }  // namespace
 
-AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads) : shape_(shape), threads_(threads) {
-    swapped_ = taps() == 1 && shape.channels < shape.outputs;
-    left_ = swapped_ ? shape.channels : shape.outputs;
-    right_ = swapped_ ? shape.outputs : shape.channels;
+AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads)
+    : shape_(shape), together_(columns_together(shape)), threads_(threads) {
+    const int64_t channels = shape.channels * together_;
+    swapped_ = taps() == 1 && channels < shape.outputs;
+    left_ = swapped_ ? channels : shape.outputs;
+    right_ = swapped_ ? shape.outputs : channels;
     // Threads share the pixels, unless their sums would then be larger than what they read.
     const int64_t bytes = pixels() * (left_ + right_) * int64_t(sizeof(bf16));
     for (sides_ = 1; sides_ < threads; sides_++)
@@ -49,16 +51,18 @@ AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads) : shape
 
 int64_t AmxGradient::block_floats() const { return taps() * pairs_of(left_) * pairs_of(right_) * pair_floats; }
 
-// What one thread needs besides the sums: both matrices, where the rows of pixels are, a row of zeros, sums for a bias.
+// What one thread needs besides the sums: both matrices, where the rows of pixels are, rows that reach over the edge of
+// an image, a row of zeros, sums for a bias.
 struct AmxGradient::Room {
     explicit Room(const AmxGradient& job)
         : left(whole_lines(pairs_of(job.left_) * job.run_ * wide * int64_t(sizeof(bf16)))),
           right(whole_lines(job.run_ * wide * int64_t(sizeof(bf16)))),
           rows(whole_lines(2 * job.run_ * int64_t(sizeof(void*)))),
+          edges(job.together_ > 1 ? whole_lines(job.run_ * job.row_at_edge() * int64_t(sizeof(bf16))) : 0),
           zeros(whole_lines((std::max(job.left_, job.right_) + wide) * int64_t(sizeof(bf16)))),
           bias(whole_lines((job.shape_.outputs + wide) * int64_t(sizeof(double)))) {}
-    int64_t all() const { return left + right + rows + zeros + bias; }
-    int64_t left, right, rows, zeros, bias;  // bytes
+    int64_t all() const { return left + right + rows + edges + zeros + bias; }
+    int64_t left, right, rows, edges, zeros, bias;  // bytes
 };
 
 int64_t AmxGradient::scratch_bytes() const {
@@ -219,7 +223,8 @@ struct AmxGradient::Worker {
         right_ = reinterpret_cast<uint16_t*>(room += sizes.left);
         x_rows_ = reinterpret_cast<const bf16**>(room += sizes.right);
         dy_rows_ = x_rows_ + job.run_;
-        zeros_ = reinterpret_cast<bf16*>(room += sizes.rows);
+        edges_ = reinterpret_cast<bf16*>(room += sizes.rows);
+        zeros_ = reinterpret_cast<bf16*>(room += sizes.edges);
         bias_ = reinterpret_cast<double*>(room += sizes.zeros);
         for (int64_t i = 0; i < sizes.zeros / int64_t(sizeof(bf16)); i++) zeros_[i].bits = 0;
         for (int64_t i = 0; i < shape_.outputs; i++) bias_[i] = 0;
@@ -272,21 +277,54 @@ private:
 
     // What a pixel of the kernel sees of x there; zeros outside of the image.
     void find_x(int64_t first, int64_t chunks, int64_t tap) {
-        const int64_t rows = shape_.in[0], columns = shape_.in[1];
-        const int64_t down = tap / shape_.kernel[1] * shape_.step[0] - shape_.pad[0];
-        const int64_t right = tap % shape_.kernel[1] * shape_.step[1] - shape_.pad[1];
+        const int64_t across = shape_.kernel[1] / job_.together_;
+        const int64_t down = tap / across * shape_.step[0] - shape_.pad[0];
+        const int64_t right = tap % across * shape_.step[1] - shape_.pad[1];
         int64_t image = first / (shape_.out[0] * shape_.out[1]);
         int64_t row = first / shape_.out[1] % shape_.out[0], column = first % shape_.out[1];
-        for (int64_t i = 0; i < chunks * wide; i++) {
-            const int64_t y = row * shape_.stride[0] + down, z = column * shape_.stride[1] + right;
-            const bool inside = image < shape_.images && y >= 0 && y < rows && z >= 0 && z < columns;
-            x_rows_[i] = inside ? x_ + ((image * rows + y) * columns + z) * shape_.channels : zeros_;
-            if (++column < shape_.out[1]) continue;
-            column = 0;
+        for (int64_t i = 0, end = chunks * wide; i < end; column = 0) {
+            const int64_t rest = shape_.out[1] - column, count = rest < end - i ? rest : end - i;
+            find_row(image, row * shape_.stride[0] + down, column * shape_.stride[1] + right, count, i);
+            i += count;
             if (++row < shape_.out[0]) continue;
             row = 0;
             image++;
         }
+    }
+
+    // Of `count` results beside each other, the first of which sees row y of x from column z on: the i-th and
+    // following.
+    void find_row(int64_t image, int64_t y, int64_t z, int64_t count, int64_t i) {
+        const int64_t columns = shape_.in[1], stride = shape_.stride[1], step = stride * shape_.channels;
+        if (image >= shape_.images || y < 0 || y >= shape_.in[0]) {
+            for (const int64_t end = i + count; i < end; i++) x_rows_[i] = zeros_;
+            return;
+        }
+        const int64_t line = image * shape_.in[0] + y, last = columns - job_.together_;
+        const auto at_edge = [&] {
+            if (z + job_.together_ <= 0 || z >= columns)
+                x_rows_[i] = zeros_;
+            else
+                x_rows_[i] = over_the_edge(line, z, edges_ + i * job_.row_at_edge());
+        };
+        for (; count > 0 && z < 0; count--, i++, z += stride) at_edge();
+        const int64_t fit = z <= last ? (last - z) / stride + 1 : 0, inside = fit < count ? fit : count;
+        const bf16* const from = x_ + (line * columns + z) * shape_.channels;
+        for (int64_t k = 0; k < inside; k++) x_rows_[i + k] = from + k * step;
+        i += inside;
+        z += inside * stride;
+        for (count -= inside; count > 0; count--, i++, z += stride) at_edge();
+    }
+
+    // A copy of the pixels of a row from column z on, with zeros for those outside of the image.
+    const bf16* over_the_edge(int64_t row, int64_t z, bf16* copy) const {
+        const int64_t channels = shape_.channels;
+        for (int64_t k = 0; k < job_.together_; k++) {
+            const bool inside = z + k >= 0 && z + k < shape_.in[1];
+            const bf16* const from = inside ? x_ + (row * shape_.in[1] + z + k) * channels : zeros_;
+            for (int64_t c = 0; c < channels; c++) copy[k * channels + c] = from[c];
+        }
+        return copy;
     }
 
     // Where x begins for a pixel of the results, roughly.
@@ -312,7 +350,7 @@ private:
     float* sums_;
     uint16_t *left_, *right_;
     const bf16 **x_rows_, **dy_rows_;
-    bf16* zeros_;
+    bf16 *edges_, *zeros_;
     double* bias_;
     int64_t first_pair_, end_pair_;
 };

@@ -22,7 +22,9 @@ public:
     // Whether this processor and system have AMX.
     static bool available();
     // False where too little of the tiles, of 32 channels and 32 outputs, would be used.
-    static bool suits(const ConvolutionShape& shape) { return shape.channels >= 16 && shape.outputs >= 16; }
+    static bool suits(const ConvolutionShape& shape) {
+        return shape.channels * columns_together(shape) >= 8 && shape.outputs >= 16;
+    }
 
     // threads: of the team that will run it.
     AmxGradient(const ConvolutionShape& shape, int64_t threads);
@@ -40,8 +42,14 @@ private:
     struct Room;
     struct Worker;
 
-    int64_t taps() const { return shape_.kernel[0] * shape_.kernel[1]; }
+    // Where channels are few, neighbouring pixels of the kernel count as more of them: they lie side by side.
+    static int64_t columns_together(const ConvolutionShape& shape) {
+        return shape.channels < 16 && shape.step[1] == 1 ? shape.kernel[1] : 1;
+    }
+
+    int64_t taps() const { return shape_.kernel[0] * shape_.kernel[1] / together_; }
     int64_t pixels() const { return shape_.images * shape_.out[0] * shape_.out[1]; }
+    int64_t row_at_edge() const { return shape_.channels * together_; }
     int64_t block_floats() const;
     float* sums(char* scratch, int64_t part) const;
     char* room(char* scratch, int64_t thread) const;
@@ -49,6 +57,7 @@ private:
     void collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const;
 
     ConvolutionShape shape_;
+    int64_t together_;       // columns of the kernel that count as channels
     bool swapped_;           // the left matrix, which costs more to prepare, is of x, not of dy
     int64_t left_, right_;   // channels of the matrices
     int64_t threads_;        // of which each does

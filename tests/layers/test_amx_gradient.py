@@ -29,6 +29,9 @@ CASES = {
     "holes": dict(x=(1, 32, 13, 13), outputs=32, pad=(2, 2), dilation=2),
     "bias": dict(x=(2, 64, 7, 7), outputs=48, bias="true"),
     "several runs of pixels": dict(x=(9, 32, 20, 20), outputs=64, bias="true"),
+    "pictures": dict(x=(2, 3, 30, 29), outputs=64, kernel=(7, 7), stride=(2, 2), pad=(3, 3)),
+    "pictures, wide windows": dict(x=(2, 3, 31, 31), outputs=96, kernel=(11, 11), stride=(4, 4), pad=(0, 0)),
+    "pictures, one row": dict(x=(2, 3, 9, 20), outputs=32, kernel=(1, 5), pad=(0, 2)),
     "larger sums than pixels": dict(x=(1, 256, 3, 3), outputs=256),
 }
 
