@@ -53,7 +53,6 @@ PYBIND11_MODULE(_ext, m) {
     m.def("onednn_version", &onednn_version);
     m.def("has_bf16", has_bf16);
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
-    m.def("flush_denormals", &flush_denormals_here, "In the calling thread only, for good.");
+    m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread, for good.");
     m.def("threads", &threads, "OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.");
-    m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread and its OpenMP team.");
 }

@@ -145,7 +145,7 @@ void Program::wait_for(int number) {
 }
 
 void Program::forward(size_t begin, size_t end) {
-    flush_denormals();
+    prepare_threads();
     for (size_t i = begin; i < std::min(end, ops_.size()); i++) {
         mark_op(at_forward, i);
         if (queue_)
@@ -163,7 +163,7 @@ void Program::repeat_before(int step) {
 }
 
 void Program::backward(size_t begin, size_t end) {
-    flush_denormals();
+    prepare_threads();
     repeat_ns_ = 0;
     for (size_t i = std::min(end, ops_.size()); i-- > begin;) {
         const size_t step = 2 * ops_.size() - 1 - i;

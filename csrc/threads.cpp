@@ -1,14 +1,51 @@
 #include "threads.h"
 
 #include <omp.h>
+#include <signal.h>
+#include <sys/auxv.h>
+
+#include <cstddef>
+#include <memory>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#ifndef AT_MINSIGSTKSZ
+#define AT_MINSIGSTKSZ 51
+#endif
 
 namespace engine {
 
-void flush_denormals_here() {
+namespace {
+
+// Of the calling thread, unless it has one already (faulthandler's).
+class SignalStack {
+public:
+    SignalStack() {
+        stack_t present{};
+        if (sigaltstack(nullptr, &present) != 0 || !(present.ss_flags & SS_DISABLE)) return;
+        const std::size_t size = (64 << 10) + getauxval(AT_MINSIGSTKSZ);  // the latter: registers, 11 KB with AMX
+        memory_.reset(new char[size]);
+        stack_t own{};
+        own.ss_sp = memory_.get();
+        own.ss_size = size;
+        if (sigaltstack(&own, nullptr) != 0) memory_.reset();
+    }
+
+    ~SignalStack() {
+        if (!memory_) return;
+        stack_t none{};
+        none.ss_flags = SS_DISABLE;
+        sigaltstack(&none, nullptr);
+    }
+
+private:
+    std::unique_ptr<char[]> memory_;
+};
+
+}  // namespace
+
+void flush_denormals() {
 #if defined(__x86_64__)
     _mm_setcsr(_mm_getcsr() | 0x8040);  // FTZ (bit 15) and DAZ (bit 6)
 #endif
@@ -16,12 +53,15 @@ void flush_denormals_here() {
 
 int threads() { return omp_get_max_threads(); }
 
-void flush_denormals() {
+void prepare_threads() {
     static thread_local int team = 0;  // of this size have been set
     if (team == omp_get_max_threads()) return;
     team = omp_get_max_threads();
 #pragma omp parallel
-    flush_denormals_here();
+    {
+        flush_denormals();
+        static thread_local SignalStack stack;
+    }
 }
 
 }  // namespace engine

@@ -3,10 +3,16 @@
 
 namespace engine {
 
-// Denormal numbers cost a hundred cycles each; once gradients fade they can slow a step fifty-fold. Sets flush-to-zero
-// and denormals-are-zero in the calling thread and in its OpenMP team. Cheap after the first call of a thread.
-void flush_denormals();
-void flush_denormals_here();  // in the calling thread only: one that has no team
+// For the calling thread and its OpenMP team; cheap after the first call of a thread.
+//
+// Denormal numbers cost a hundred cycles each; once gradients fade they can slow a step fifty-fold: they count as zero.
+//
+// Signals are handled on a stack of their own, where a handler asks for that, as Python's do. Some of oneDNN's sgemm
+// kernels let the stack pointer point into the heap, which a handler would overwrite (oneDNN's issue 4845, mended in
+// March 2026).
+void prepare_threads();
+
+void flush_denormals();  // in the calling thread only: one that has no team
 
 int threads();  // of the calling thread's OpenMP team
 

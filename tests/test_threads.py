@@ -41,3 +41,37 @@ def test_with_more_threads_too():
     command = ["env", "OMP_NUM_THREADS=5", sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+SIGNALS = """
+import signal, sys
+import numpy as np
+from engine import proto
+from engine.comm.world import World
+from engine.config import read_net
+from engine.examine import benchmark
+from engine.examine.made_up import feed_made_up
+from engine.examine.source_shapes import SourceShapes
+from engine.net import Net
+count = 0
+def handler(number, frame):
+    global count
+    count += 1
+signal.signal(signal.SIGALRM, handler)
+net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, print))
+feed_made_up(net, seed=1)
+strategy = benchmark.connect(net, World())
+signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)
+for iteration in range(int(sys.argv[1])):
+    benchmark.step(net, strategy, iteration)
+signal.setitimer(signal.ITIMER_REAL, 0)
+strategy.close()
+assert count > 100, count
+"""
+
+
+def test_signals_do_not_disturb_kernels():
+    """Without a stack of their own the heap is overwritten, and glibc notices, within 2000 steps."""
+    command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", SIGNALS, "3000"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)
