@@ -38,7 +38,7 @@ MAY_IMPORT = {
         *("weights_hdf5", "solver", "comm", "report", "data", "tools", "_core"),
     },
     "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
-    "comm": {"_core"},
+    "comm": {"_core", "names"},
     "report": {"files", "comm", "net"},  # types of what it reports on
     "precision": {"report", "comm", "_core"},
     "preflight": {"config", "report", "comm", "cores", "_core"},

@@ -9,6 +9,7 @@ from typing import Any
 from engine.comm.buckets import BUCKET_BYTES
 from engine.comm.link import ALONE, Link, Links
 from engine.errors import ConfigError
+from engine.names import suggestion
 
 MANY_CORES = 32  # per rank
 MB = 1 << 20
@@ -19,6 +20,10 @@ LATENCIES = 50
 LEAST_BYTES = 256 << 10
 # MLSL's defaults, where only one of its two variables is given.
 LARGE_MSG_SIZE_MB, LARGE_MSG_CHUNKS = 128, 4
+VARIABLES = (
+    *("MLSL_NUM_SERVERS", "MLSL_SERVER_AFFINITY", "MLSL_MSG_PRIORITY"),
+    *("MLSL_LARGE_MSG_SIZE_MB", "MLSL_LARGE_MSG_CHUNKS"),
+)
 WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
 DIRECT_RANKS = 8  # beyond these the number of messages counts
 HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
@@ -156,6 +161,12 @@ def exchanges_directly(ranks: int, ranks_per_node: int) -> bool:
     the sum. MPI's own algorithms take more steps, of fewer messages and with less across a link that ranks share; but
     they go on by one step at each look at them, and add slowly."""
     return 1 < ranks <= DIRECT_RANKS and ranks_per_node == 1
+
+
+def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """A line for each variable that looks like one of MLSL's, and does nothing here."""
+    others = sorted(name for name in environ if name.startswith("MLSL_") and name not in VARIABLES)
+    return [f"{name} is ignored{suggestion(name, VARIABLES)}" for name in others]
 
 
 def default_servers(cores: int) -> int:

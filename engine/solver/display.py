@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.comm.settings import ignored_variables
 from engine.cores import all_hosts_and_cores, core_plan, host_and_cores
 from engine.data.prefetch import data_threads
 from engine.report import plot
@@ -40,6 +41,8 @@ class Display:
         self._cores()
         if solver.world.size > 1:
             log(f"Link: {solver.world.links()}")
+            for line in ignored_variables():
+                log(line)
 
     def _batches(self) -> str:
         solver = self._solver

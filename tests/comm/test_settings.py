@@ -6,7 +6,7 @@ from google.protobuf import text_format
 from engine import proto
 from engine.comm.launch import Launch, detect
 from engine.comm.link import ALONE, Link, Links
-from engine.comm.settings import Reduction, comm_settings, default_servers
+from engine.comm.settings import Reduction, comm_settings, default_servers, ignored_variables
 from engine.errors import ConfigError
 
 
@@ -108,6 +108,13 @@ def test_a_number_out_of_range_names_the_variable(variable, text, wanted):
 def test_a_malformed_list_names_the_variable(text):
     with pytest.raises(ConfigError, match=f'MLSL_SERVER_AFFINITY="{text}": expected core numbers'):
         settings(environ={"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": text})
+
+
+def test_variables_that_do_nothing_are_told():
+    environ = {"MLSL_NUM_SERVER": "2", "MLSL_HEAP_SIZE_GB": "1", "MLSL_NUM_SERVERS": "2", "HOME": "/"}
+    lines = ignored_variables(environ)
+    assert lines[0].startswith("MLSL_HEAP_SIZE_GB is ignored")
+    assert lines[1:] == ["MLSL_NUM_SERVER is ignored; did you mean 'MLSL_NUM_SERVERS'?"]
 
 
 def test_a_short_list_says_what_is_missing():

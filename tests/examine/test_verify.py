@@ -18,13 +18,14 @@ sys.exit(main({arguments!r}))
 """
 
 
-def verify(folder, text: str = "", net: str = "", ranks: int = 2, plant: str = "", options=()):
+def verify(folder, text: str = "", net: str = "", ranks: int = 2, plant: str = "", options=(), hosts: int = 1):
     """Runs it; (exit status, stdout, stderr). `net` has BATCH for its batch size."""
     path = folder / "solver.prototxt"
     net = net.replace("BATCH", str(16 // ranks)) if net else digits_net(16 // ranks)
     path.write_text(f"{with_defaults(text, DEFAULTS)} comm_param {{ bucket_mb: 0.006 }} net_param {{ {net} }}")
     arguments = ["verify", "--solver", str(path), *options]
-    done = run_ranks(ranks, PROGRAM.format(plant=plant, arguments=arguments), timeout=120)
+    environ = {"MPIR_CVAR_NUM_CLIQUES": str(hosts)}
+    done = run_ranks(ranks, PROGRAM.format(plant=plant, arguments=arguments), timeout=120, environ=environ)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -41,6 +42,8 @@ OPTIONS = {
     "adam": 'type: "Adam" base_lr: 0.001 momentum: 0.9 clip_gradients: 0.5',
     "adamw": 'type: "Adam" decoupled_weight_decay: true base_lr: 0.001 momentum: 0.9 iter_size: 2',
     "lars": "local_lr_auto: true momentum: 0.9",
+    "larc": 'local_lr_auto: true larc_policy: "clip" momentum: 0.9 lr_policy: "poly_cyc" power: 2 lr_iter: 40',
+    "stages": 'momentum: 0.9 lr_policy: "multifixed" stagelr: 0.02 stageiter: 1 stagelr: 0.01 stageiter: 20',
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 1 plateau_winsize: 1 average_loss: 2',
 }
 
@@ -129,6 +132,20 @@ def test_batch_norm_needs_sync(tmp_path):
     assert "layer 'bn': BatchNorm takes its statistics from the batch of each rank" in message and "bn_sync" in message
     status, out, err = verify(tmp_path, net=BATCH_NORM, options=["--set", "bn_sync=true"])
     assert status == 0, out + err
+
+
+@pytest.mark.parametrize("comm", ["servers=0", "priority=true", "algorithm=HIERARCHICAL"])
+def test_every_way_to_reduce_passes(tmp_path, comm):
+    """On two hosts of two ranks, where MPI can pretend that."""
+    options = ["--set", f"comm_param.{comm}"]
+    status, out, err = verify(tmp_path, "momentum: 0.9", ranks=4, options=options, hosts=2)
+    assert status == 0 and "4 ranks train as 1 does" in out, out + err
+
+
+def test_bf16_with_error_feedback(tmp_path):
+    options = ["--set", "comm_param.compression=BF16", "--set", "comm_param.error_feedback=true"]
+    status, out, err = verify(tmp_path, "momentum: 0.9", options=options)
+    assert status == 0 and "within 0.2" in out, out + err
 
 
 def test_bf16(tmp_path):

@@ -65,3 +65,33 @@ def test_the_same_weights_on_any_number_of_ranks(ranks, option):
 @pytest.mark.parametrize(("servers", "attempt"), [(2, 1), (1, 0), (0, 0)])
 def test_the_same_bits_in_another_run_and_with_any_number_of_servers(servers, attempt, option):
     assert different(trained(2)[option], trained(2, servers, attempt)[option]) == []
+
+
+MIXED = """
+import hashlib, os
+import numpy as np
+from engine.comm.launch import detect
+if detect().rank == 1:
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"  # an older processor
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+from tests.solver.test_equivalence import COMMON, OPTIONS
+world = world()
+set_up(world.rank)
+solver = solve(with_defaults(OPTIONS["sgd"], COMMON), digits_net(8), world=world)
+digests = world.gather(hashlib.sha256(solver.weights.tobytes()).hexdigest())
+if world.rank == 0:
+    assert len(set(digests)) == 1, "the ranks differ"
+    np.savez({file!r}, rate=solver.last_rate, **learned(solver))
+world.close()
+"""
+
+
+def test_ranks_of_different_processors_agree_on_plain_layouts(tmp_path):
+    file = tmp_path / "found.npz"
+    done = run_ranks(2, MIXED.format(file=str(file)), timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "Ranks 0 and 1 have different processors or oneDNN versions" not in done.stderr:
+        pytest.skip("this processor has no more than AVX2")
+    assert distance(trained(1)["sgd"], dict(np.load(file))) <= 1e-4
