@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import functools
 import json
 import os
 import re
@@ -182,10 +183,15 @@ def test_undecodable_images(tmp_path):
 
 
 def test_interrupt_ends_with_130():
-    process = start("time", "--model", "nets/digits.prototxt", "--iterations", "1000000")
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    # A shell's background jobs ignore SIGINT, and hand that on.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = start("time", "--model", "nets/digits.prototxt", "--iterations", "1000000", preexec_fn=heed)
+    try:
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130 and err.splitlines()[-1] == "interrupted"
 
 

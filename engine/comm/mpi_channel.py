@@ -76,7 +76,6 @@ class MpiChannel(Channel):
         self._mpi, self._reduction = mpi, reduction
         self._comm = self._across = comm.Dup()
         self._local = None
-        self._one_host = local.size == comm.size
         self._sleep = max(FIRST_SLEEP, SLEEP_BYTES / link.bandwidth)
         self._room = np.empty(0, np.uint8)
         if reduction.hierarchical and 1 < local.size < comm.size:
@@ -84,6 +83,7 @@ class MpiChannel(Channel):
             self._across = comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
         crowd = 1 if self._local is not None else comm.allreduce(local.size, mpi.MAX)  # of ranks that share a link
         self._direct = self._across != mpi.COMM_NULL and exchanges_directly(self._across.size, crowd)
+        self._in_memory = local.size == comm.size and not self._direct
 
     @checked
     def follow(self, choice: int) -> int:
@@ -112,8 +112,8 @@ class MpiChannel(Channel):
         return self._sum_bf16(next(pieces(values)), residual)
 
     def _gather_ranks(self) -> None:
-        """On one host, asleep until all ranks are here: the sum is then made in memory, at full speed."""
-        if self._one_host:
+        """Where MPI adds on one host, asleep until all ranks are here: it does so at full speed then, and spins."""
+        if self._in_memory:
             wait(self._comm.Ibarrier())
 
     @property
@@ -132,7 +132,7 @@ class MpiChannel(Channel):
 
         if self._packs:
             _core.unpack_bf16(self._sum_bf16(values, residual), values)
-        elif self._direct:
+        elif self._direct and values.dtype == np.float32:
             self._sum_direct(values)
         else:
             self._wait(self._across.Iallreduce(self._mpi.IN_PLACE, values))
@@ -193,7 +193,7 @@ class MpiChannel(Channel):
             self._wait(request)
 
     def _wait(self, request) -> None:
-        if self._one_host:
+        if self._in_memory:
             request.Wait()
         else:
             wait(request, self._sleep)

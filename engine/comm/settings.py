@@ -157,10 +157,10 @@ def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ,
 
 
 def exchanges_directly(ranks: int, ranks_per_node: int) -> bool:
-    """Whether float32 sums are made by two exchanges of every rank with every other: each adds up its share, and tells
-    the sum. MPI's own algorithms take more steps, of fewer messages and with less across a link that ranks share; but
-    they go on by one step at each look at them, and add slowly."""
-    return 1 < ranks <= DIRECT_RANKS and ranks_per_node == 1
+    """Whether float32 sums are made by two exchanges of every rank with every other, each adding up its share and then
+    telling the sum: between hosts of one rank each, and within one host. MPI's own algorithms take more steps, of fewer
+    messages and with less across a link that ranks share; but they go on by one step at each look, and add slowly."""
+    return 1 < ranks <= DIRECT_RANKS and ranks_per_node in (1, ranks)
 
 
 def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
