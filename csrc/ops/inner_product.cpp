@@ -28,13 +28,15 @@ public:
         forward_pd forward = make_forward();
         if (forward.src_desc() != input(0)->layout) keep_source(forward);
         if (weights_learn()) keep_weights(forward);
-        if (input_gradient(0)) data_weights_ = make_backward_data(forward).weights_desc();
+        std::optional<data_pd> data;
+        if (input_gradient(0)) data = make_backward_data(forward);
+        if (data) data_weights_ = data->weights_desc();
         add_forward<dnnl::inner_product_forward>(forward);
         if (weights_learn()) {
             const weights_pd pd = make_backward_weights(forward);
             is_product(pd) ? add_product() : add_backward_weights<dnnl::inner_product_backward_weights>(pd);
         }
-        if (input_gradient(0)) add_backward_data<dnnl::inner_product_backward_data>(make_backward_data(forward));
+        if (data) add_backward_data<dnnl::inner_product_backward_data>(*data);
     }
 
 private:
