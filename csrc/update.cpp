@@ -13,7 +13,7 @@
 #else
 #define ENGINE_VECTORISED
 #endif
-#define ENGINE_INLINE __attribute__((always_inline))
+#define ENGINE_BODY __attribute__((always_inline))
 
 // Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal;
 // the passes are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a
@@ -43,7 +43,7 @@ private:
 #endif
 };
 
-inline ENGINE_INLINE float regularised(float gradient, float weight, const Factors& f) {
+inline ENGINE_BODY float regularised(float gradient, float weight, const Factors& f) {
     const float sign = float(weight > 0) - float(weight < 0);
     return f.scale * gradient + f.l2 * weight + f.l1 * sign;
 }
@@ -51,7 +51,7 @@ inline ENGINE_INLINE float regularised(float gradient, float weight, const Facto
 // Every float, in vectors: `element` touches those of its index only. Memory is asked for ahead, for at the end of each
 // page the processor's own guesses stop, and the arenas are in no cache.
 template <typename Element>
-inline ENGINE_INLINE void each(const Stretch& s, const Element& element) {
+inline ENGINE_BODY void each(const Stretch& s, const Element& element) {
     const float* const arrays[] = {s.weights, s.history[0], s.history[1] ? s.history[1] : s.gradients, s.gradients};
     const int64_t count = s.count;
     int64_t i = 0;
@@ -68,7 +68,7 @@ ENGINE_VECTORISED void sgd(const Stretch& s, const Factors& factors) {
     float *w = s.weights, *h = s.history[0];
     const float* d = s.gradients;
     const float momentum = f.momentum * f.momentum_correction;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         h[i] = momentum * h[i] + f.rate * regularised(d[i], w[i], f);
         w[i] -= h[i];
     });
@@ -78,7 +78,7 @@ ENGINE_VECTORISED void nesterov(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
     float *w = s.weights, *h = s.history[0];
     const float* d = s.gradients;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         const float before = f.momentum_correction * h[i];
         h[i] = f.momentum * before + f.rate * regularised(d[i], w[i], f);
         w[i] -= (1 + f.momentum) * h[i] - f.momentum * before;
@@ -89,7 +89,7 @@ ENGINE_VECTORISED void adagrad(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
     float *w = s.weights, *h = s.history[0];
     const float* d = s.gradients;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         const float g = regularised(d[i], w[i], f);
         h[i] += g * g;
         w[i] -= f.rate * (g / (std::sqrt(h[i]) + f.delta));
@@ -100,7 +100,7 @@ ENGINE_VECTORISED void rmsprop(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
     float *w = s.weights, *h = s.history[0];
     const float* d = s.gradients;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         const float g = regularised(d[i], w[i], f);
         h[i] = f.rms_decay * h[i] + (1 - f.rms_decay) * (g * g);
         w[i] -= f.rate * (g / (std::sqrt(h[i]) + f.delta));
@@ -111,7 +111,7 @@ ENGINE_VECTORISED void adadelta(const Stretch& s, const Factors& factors) {
     const Factors f = factors;
     float *w = s.weights, *h = s.history[0], *u = s.history[1];
     const float* d = s.gradients;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         const float g = regularised(d[i], w[i], f);
         h[i] = f.momentum * h[i] + (1 - f.momentum) * (g * g);
         const float step = g * std::sqrt((u[i] + f.delta) / (h[i] + f.delta));
@@ -125,7 +125,7 @@ ENGINE_VECTORISED void adam(const Stretch& s, const Factors& factors) {
     float *w = s.weights, *m = s.history[0], *v = s.history[1];
     const float* d = s.gradients;
     const float rate = f.rate * f.adam_correction;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         const float g = regularised(d[i], w[i], f);
         m[i] = f.momentum * m[i] + (1 - f.momentum) * g;
         v[i] = f.momentum2 * v[i] + (1 - f.momentum2) * (g * g);
@@ -139,7 +139,7 @@ ENGINE_VECTORISED void adamw(const Stretch& s, const Factors& factors) {
     float *w = s.weights, *m = s.history[0], *v = s.history[1];
     const float* d = s.gradients;
     const float rate = f.rate * f.adam_correction, decay = f.rate * f.l2;
-    each(s, [=](int64_t i) ENGINE_INLINE {
+    each(s, [=](int64_t i) ENGINE_BODY {
         const float g = f.scale * d[i];
         m[i] = f.momentum * m[i] + (1 - f.momentum) * g;
         v[i] = f.momentum2 * v[i] + (1 - f.momentum2) * (g * g);
