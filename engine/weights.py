@@ -192,8 +192,8 @@ def fill_blob(blob: Message, array: np.ndarray) -> None:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """As messages show it: "64 x 3 x 7 x 7"."""
-    return " x ".join(map(str, shape)) or "a single value"
+    """As messages show it: (64, 3, 7, 7) -> "64 x 3 x 7 x 7", () -> "scalar"."""
+    return " x ".join(map(str, shape)) or "scalar"
 
 
 def is_hdf5(path: str | os.PathLike) -> bool:

@@ -170,7 +170,7 @@ def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def default_servers(cores: int) -> int:
-    """MLSL's 4 where a rank has many cores (the paper's KNL nodes); else 2, as in its Skylake runs."""
+    """MLSL's 4 where a rank has many cores (KNL nodes in Codreanu et al. 2017); else 2, as in their runs on Skylake."""
     return 4 if cores >= MANY_CORES else 2
 
 

@@ -1,6 +1,5 @@
 """What every communication strategy offers to the solver, and the registry of them."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from engine.comm.sentinel_process.board import UPDATE
 from engine.comm.settings import CommSettings
 from engine.comm.world import Channel, World
 from engine.errors import CommError, ConfigError
+from engine.names import suggestion
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,7 @@ def strategy(name: str) -> Callable[[type[Strategy]], type[Strategy]]:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Raises ConfigError that lists the known names and the nearest."""
+    """Raises ConfigError for an unknown name, with the nearest known one."""
     if name not in _STRATEGIES:
-        near = difflib.get_close_matches(name, _STRATEGIES, 1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise ConfigError(f'unknown communication strategy "{name}"{hint} (known: {", ".join(sorted(_STRATEGIES))})')
+        raise ConfigError(f"unknown communication strategy '{name}'{suggestion(name, _STRATEGIES)}")
     return _STRATEGIES[name]

@@ -7,7 +7,8 @@ from google.protobuf.message import DecodeError
 
 from engine import proto
 from engine.errors import DataError, WeightsError
-from engine.weights import atomic_write, blob_array, shape_text
+from engine.files import atomic_write
+from engine.weights import blob_array, shape_text
 
 
 def read_mean(path: str, where: str | None = None) -> np.ndarray:

@@ -17,9 +17,10 @@ from engine.graph.build import Graph, build, kept
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
-from engine.report.table import human, shape_text, table
+from engine.report.table import human, table
 from engine.solver.lr import Plateau, learning_rate
 from engine.solver.validate import check_snapshots, notes, validate
+from engine.weights import shape_text
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.graph.build import TRAIN, Graph
@@ -44,7 +45,7 @@ def layer_costs(graph: Graph) -> list[LayerCost]:
 def _layer_cost(layer: Layer) -> LayerCost:
     own = sum(parameter.count for parameter in layer.params if parameter.owner is None)
     in_place = set(layer.message.bottom)
-    values = sum(_count(top) for top in layer.tops if top.name not in in_place)
+    values = sum(math.prod(top.shape) for top in layer.tops if top.name not in in_place)
     return LayerCost(
         layer.name,
         layer.type,
@@ -91,7 +92,7 @@ def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
             if blob.needs_gradient and backward:
                 gradients.setdefault(gradient_of[blob], []).append(2 * count - 1 - i)
     alive = [*values.items(), *gradients.items()]
-    return [Lifetime(FLOAT_BYTES * _count(blob), ((min(steps), max(steps)),)) for blob, steps in alive]
+    return [Lifetime(FLOAT_BYTES * math.prod(blob.shape), ((min(steps), max(steps)),)) for blob, steps in alive]
 
 
 class _Shared(dict[Blob, Blob]):
@@ -106,10 +107,3 @@ class _Shared(dict[Blob, Blob]):
 
 def _runs_backward(layer: Layer) -> bool:
     return any(blob.needs_gradient for blob in layer.bottoms) or any((p.owner or p).learnable for p in layer.params)
-
-
-def _count(blob: Blob) -> int:
-    count = 1
-    for dim in blob.shape:
-        count *= dim
-    return count

@@ -10,7 +10,7 @@ from engine.data import batch_size_of, open_data, shapes_without_data
 from engine.data.registry import find_reader
 from engine.errors import ConfigError, EngineError
 from engine.layers.base import Shape
-from engine.report.table import shape_text
+from engine.weights import shape_text
 
 # Of one item, where nothing tells: by a word in the source's name (public data sets), the first that fits.
 KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)}

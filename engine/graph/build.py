@@ -17,6 +17,7 @@ from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.parts import Part
 from engine.layers.registry import layer_type
+from engine.names import suggestion
 
 TRAIN, TEST = 0, 1
 ShapesOf = Callable[[Any, str], list[Shape]]
@@ -205,15 +206,7 @@ class _Connector:
         """The reason why a bottom is not there: a cycle, a later layer, or nothing makes it."""
         later = [m for m in list(self.config.message.layer)[index:] if name in m.top]
         if not later:
-            import difflib
-
-            near = difflib.get_close_matches(name, self.current, n=1)
-            hint = (
-                f"did you mean '{near[0]}'?"
-                if near
-                else f"blobs known here: {', '.join(sorted(self.current)) or 'none'}"
-            )
-            return layer.error(f"no layer makes its bottom '{name}'; {hint}")
+            return layer.error(f"no layer makes its bottom '{name}'{suggestion(name, self.current)}")
         path = self._cycle(layer.message, later[0])
         if path:
             return layer.error(f"cycle: {' -> '.join(path)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
+from engine.names import suggestion
 
 if TYPE_CHECKING:
     from engine.layers.base import Layer
@@ -40,18 +40,9 @@ def layer_types() -> dict[str, type[Layer]]:
     return _types
 
 
-@functools.cache
-def _import_all() -> None:
-    package = importlib.import_module("engine.layers")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"engine.layers.{module.name}")
-
-
 def layer_type(name: str, layer: str, where: str) -> type[Layer]:
     """The class for `type: name`. Raises ConfigError with the nearest known names."""
     types = layer_types()
     if name in types:
         return types[name]
-    near = difflib.get_close_matches(name, types, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known types: {', '.join(sorted(types))}"
-    raise ConfigError(f"layer '{layer}': unknown layer type '{name}'; {hint}", where)
+    raise ConfigError(f"layer '{layer}': unknown layer type '{name}'{suggestion(name, types)}", where)

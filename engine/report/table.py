@@ -28,8 +28,3 @@ def human(count: float, unit: str = "") -> str:
         if abs(count) >= size:
             return f"{count / size:.2f} {prefix}{unit}"
     return f"{count:g} {unit}".rstrip()
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """(16, 3, 224, 224) -> "16 x 3 x 224 x 224"; () -> "scalar"."""
-    return " x ".join(map(str, shape)) or "scalar"

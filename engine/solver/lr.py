@@ -7,11 +7,12 @@ A policy is one registered function that reads the solver once and returns `rate
 from __future__ import annotations
 
 import bisect
-import difflib
+import math
 from collections.abc import Callable
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.names import suggestion
 
 Rate = Callable[[int], float]
 
@@ -32,15 +33,15 @@ def policy(name: str, *required: str):
 
 def learning_rate(param: Any, where: str | None = None) -> Rate:
     """The rate of a SolverParameter, warm-up included: while iteration < warmup_iter it rises linearly from
-    warmup_start_lr to base_lr; afterwards the policy sees the absolute iteration (P, III.B; Goyal et al. 2017).
+    warmup_start_lr to base_lr; afterwards the policy sees the absolute iteration (Goyal et al. 2017, arXiv
+    1706.02677, section 2.2).
 
     Raises ConfigError for an unknown policy or a field that it needs and does not find.
     """
     name = param.lr_policy
     if name not in _policies:
-        near = difflib.get_close_matches(name, _policies, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(_policies))}"
-        raise ConfigError(f"lr_policy '{name}' is unknown; {hint}" if name else f"lr_policy is missing; {hint}", where)
+        what = f"lr_policy '{name}' is unknown" if name else "lr_policy is missing"
+        raise ConfigError(what + suggestion(name, _policies), where)
     for field in REQUIRED[name]:
         if not _given(param, field):
             raise ConfigError(f"lr_policy '{name}' needs {field}", where)
@@ -100,8 +101,6 @@ def _poly_cyc(param):
 
 @policy("sigmoid", "base_lr", "gamma", "stepsize")
 def _sigmoid(param):
-    import math
-
     return lambda iteration: param.base_lr / (1 + math.exp(-param.gamma * (iteration - param.stepsize)))
 
 

@@ -13,8 +13,8 @@ from engine.errors import ConfigError, ConfigErrors
 from engine.names import suggestion
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.lr import learning_rate
+from engine.solver.update import RULES
 
-TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
@@ -101,8 +101,8 @@ def _complaints(param: Any) -> Iterator[Complaint]:
     yield from _ranges(param)
     if not param.HasField("max_iter"):
         yield "max_iter", "max_iter is missing; give it here or with --set max_iter=N"
-    if param.type not in TYPES:
-        yield "type", f"unknown solver type '{param.type}'{suggestion(param.type, TYPES)}"
+    if param.type not in RULES:
+        yield "type", f"unknown solver type '{param.type}'{suggestion(param.type, RULES)}"
     if param.type in NO_MOMENTUM and param.momentum:
         yield "momentum", f"type {param.type} has no momentum; leave it out"
     if param.regularization_type not in REGULARIZATIONS:

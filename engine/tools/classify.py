@@ -18,9 +18,9 @@ from engine.errors import ConfigError, DataError
 from engine.examine.source_shapes import SourceShapes
 from engine.net import Net
 from engine.report.log import warn
-from engine.report.table import shape_text
 from engine.tools.deploy import deploy, input_layer
 from engine.tools.trained import load
+from engine.weights import shape_text
 
 _RESIZES = ("resize_param", "random_resize_param", "random_aspect_ratio_param")
 

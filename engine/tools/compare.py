@@ -12,9 +12,9 @@ from engine.config import Config
 from engine.errors import ConfigError
 from engine.examine.source_shapes import SourceShapes
 from engine.net import Net
-from engine.report.table import shape_text, table
+from engine.report.table import table
 from engine.tools.trained import load
-from engine.weights import read_caffemodel, read_solverstate
+from engine.weights import read_caffemodel, read_solverstate, shape_text
 
 HEADER = ("layer", "", "shape", "largest difference", "of largest value", "relative")
 Arrays = dict[tuple[str, str], np.ndarray]  # by layer and what of it

@@ -11,9 +11,9 @@ from engine.errors import EngineError
 from engine.files import atomic_write
 from engine.graph.build import Graph
 from engine.layers.base import Blob
-from engine.report.table import shape_text
 from engine.tools.layered import draw
 from engine.tools.summarize import options
+from engine.weights import shape_text
 
 # Type -> colour; others are grey.
 COLOURS = {

@@ -10,7 +10,8 @@ from engine.examine.estimate import layer_costs
 from engine.examine.source_shapes import SourceShapes
 from engine.graph.build import Graph, build
 from engine.layers.base import Layer
-from engine.report.table import human, shape_text, table
+from engine.report.table import human, table
+from engine.weights import shape_text
 
 HEADER = ("layer", "type", "options", "output", "parameters", "lr, decay", "FLOPs", "%")
 # Messages that say where data comes from, and not what the layer does.

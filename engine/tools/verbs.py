@@ -51,8 +51,8 @@ def plot_log(options: Namespace) -> int:
 
 def extract_features(options: Namespace) -> int:
     from engine.report.progress import Progress
-    from engine.report.table import shape_text
     from engine.tools.extract_features import extract_features
+    from engine.weights import shape_text
 
     log = _log()
     config = asked_net(options, options.model)

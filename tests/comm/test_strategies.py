@@ -108,7 +108,7 @@ def test_a_bucket_that_backward_forgot_is_named():
 
 
 def test_unknown_strategy():
-    with pytest.raises(ConfigError, match='unknown communication strategy "serves"; did you mean "servers"'):
+    with pytest.raises(ConfigError, match="unknown communication strategy 'serves'; did you mean 'servers'"):
         strategy_class("serves")
 
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from engine.report.metrics import Averages, LossWindow, output_lines
 from engine.report.progress import Progress, clock
-from engine.report.table import human, shape_text, table
+from engine.report.table import human, table
+from engine.weights import shape_text
 
 # How parse_log.py finds the outputs of a net.
 OUTPUT = re.compile(r"(Train|Test) net output #(\d+): (\S+) = ([\.\deE+-]+)")
