@@ -75,14 +75,14 @@ STEPS = """
 import ctypes, sys
 from engine import proto
 from engine.examine.benchmark import connect, step
-from engine.examine.made_up import feed_made_up
+from engine.examine.synthetic import feed_synthetic
 from engine.comm.world import World
 from engine.config import read_net
 from engine.net import Net
 
 shapes = [(8, 3, 28, 28), (8,)]
 net = Net(read_net(sys.argv[1]), proto.TRAIN, shapes_of=lambda layer, where: shapes, precision=sys.argv[2])
-feed_made_up(net, seed=1)
+feed_synthetic(net, seed=1)
 strategy = connect(net, World())
 for iteration in range(5):
     step(net, strategy, iteration)

@@ -50,7 +50,7 @@ from engine import proto
 from engine.comm.world import World
 from engine.config import read_net
 from engine.examine import benchmark
-from engine.examine.made_up import feed_made_up
+from engine.examine.synthetic import feed_synthetic
 from engine.examine.source_shapes import SourceShapes
 from engine.net import Net
 count = 0
@@ -59,7 +59,7 @@ def handler(number, frame):
     count += 1
 signal.signal(signal.SIGALRM, handler)
 net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, print))
-feed_made_up(net, seed=1)
+feed_synthetic(net, seed=1)
 strategy = benchmark.connect(net, World())
 signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)
 for iteration in range(int(sys.argv[1])):

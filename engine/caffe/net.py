@@ -20,7 +20,7 @@ from engine.caffe.batches import BatchedRuns
 from engine.caffe.blobs import NetBlob, ParamBlob
 from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
-from engine.caffe.parts import Parts
+from engine.caffe.properties import Properties
 from engine.config import Config, read_net
 from engine.errors import EngineError
 from engine.layers.base import Parameter
@@ -31,7 +31,7 @@ from engine.python_layer import Shape
 from engine.weights import read_caffemodel, write_caffemodel
 
 
-class Net(Parts, BatchedRuns):
+class Net(Properties, BatchedRuns):
     """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
 
     `level` and `stages` choose among the layers as their include rules say. Every blob is kept, nothing is fused, and

@@ -116,7 +116,8 @@ class World:
         return Channel()
 
     def group(self, count: int):
-        """Collective: `count` consecutive ranks, this one among them, with the methods of engine.layers.parts.Group."""
+        """Collective: the group of `count` consecutive ranks to which this one belongs, with the methods of
+        engine.layers.model_parallel.Group."""
         raise CommError("one rank has nobody to form a group with")
 
     def abort(self, message: str | None = None, status: int = 1) -> None:

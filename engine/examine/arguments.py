@@ -10,8 +10,9 @@ def _add_time(verbs) -> None:
         verbs,
         "time",
         "measure the layers of a net, and whole training steps",
-        "Times every layer forward and backward, and whole steps (forward, backward, update), on made-up input in the "
-        "shapes of the net's data, which need not be there. Times are medians; the first iteration is told apart.",
+        "Times every layer forward and backward, and whole steps (forward, backward, update), on synthetic input with "
+        "the shapes of the net's data; the data itself is not needed. Times are medians; the first iteration is "
+        "reported separately.",
         "engine time --model nets/resnet50.prototxt --iterations 20\n"
         "engine time --model net.prototxt --phase TEST --json times.json",
     )
@@ -94,7 +95,7 @@ def _add_check(verbs) -> None:
     verb.add_argument(
         "--run",
         action="store_true",
-        help="take one training or test step of each net on made-up data, in a process of its own, and say in a line "
+        help="take one training or test step of each net on synthetic data, in a process of its own, and say in a line "
         "whether it runs",
     )
     verb.add_argument("--json", action="store_true", help="print JSON instead of tables")

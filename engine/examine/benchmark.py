@@ -1,4 +1,4 @@
-"""`engine time`: every layer forward and backward, and whole training steps, on made-up input."""
+"""`engine time`: every layer forward and backward, and whole training steps, on synthetic input."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
 from engine.comm.registry import make_strategy, settings_of
 from engine.comm.strategy import Step
-from engine.examine.made_up import feed_made_up
 from engine.examine.source_shapes import SourceShapes
+from engine.examine.synthetic import feed_synthetic
 from engine.graph.build import TRAIN
 from engine.net import Net
 from engine.net.gates import gates
@@ -109,7 +109,7 @@ def benchmark(
         precision=precision,
         memory_budget=memory_budget,
     )
-    feed_made_up(net, seed=1 + world.rank)
+    feed_synthetic(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
     age = process_age()
     first = (step(net, strategy, 0), age)

@@ -1,4 +1,4 @@
-"""One net, one step on made-up data: what `engine check --run` starts in a process of its own."""
+"""One net, one step on synthetic data: what `engine check --run` starts in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.comm.world import World
 from engine.config import Config, parse_solver, read_net, read_solver
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.evaluate import Evaluator
-from engine.examine.made_up import MadeUpFeeder
+from engine.examine.synthetic import SyntheticFeeder
 from engine.solver.solver import Solver
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
@@ -58,7 +58,7 @@ def run(trial: Trial) -> Outcome:
         step = _train if trial.phase == "TRAIN" else _test
         for outcome.batch in (BATCH, 0):
             try:
-                outputs = step(trial, partial(MadeUpFeeder, batch_size=outcome.batch))
+                outputs = step(trial, partial(SyntheticFeeder, batch_size=outcome.batch))
                 break
             except ConfigError:  # some nets reshape by their batch size
                 if not outcome.batch:

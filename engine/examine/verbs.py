@@ -101,7 +101,7 @@ def check(options: Namespace) -> int:
 
 
 def _check_run(options: Namespace, paths: list[str]) -> int:
-    from engine.examine.trials import check_and_run, line_of, summary
+    from engine.examine.check_run import check_and_run, line_of, summary
 
     rows = []
     for row in check_and_run(paths, options.set, options.level or 0, options.stage):

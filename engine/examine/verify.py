@@ -75,7 +75,7 @@ def verify(read: Callable[[], Config], world: World, iterations: int, tolerance:
             many.step()
             many.strategy.wait_all()
             keys, losses = world.gather(many.feeder.keys), world.gather(many.recent_loss.recent[-1])
-            parts = many.wholes.gather(lambda placed: _gradient(many, placed)), many.wholes.weights()
+            parts = many.model_parallel.gather(lambda placed: _gradient(many, placed)), many.model_parallel.weights()
             if compare:
                 compare.iteration(keys, losses, *parts)
     finally:

@@ -15,7 +15,7 @@ from engine.config import Config
 from engine.errors import ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
-from engine.layers.parts import Part
+from engine.layers.model_parallel import Part
 from engine.layers.registry import layer_type
 from engine.names import suggestion
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import Config
 from engine.errors import ConfigError
-from engine.layers.parts import Part
+from engine.layers.model_parallel import Part
 from engine.names import suggestion
 
 DIVISIBLE = ("InnerProduct", "Convolution")

@@ -48,7 +48,7 @@ class Layer:
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
-    part = None  # of a layer that several ranks hold together: an engine.layers.parts.Part
+    part = None  # of a layer that several ranks hold together: an engine.layers.model_parallel.Part
 
     @property
     def name(self) -> str:

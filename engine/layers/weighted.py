@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.layers import parts
+from engine.layers import model_parallel
 from engine.layers.base import Layer
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Weighted(Layer):
     def lower_part(self, builder: Builder) -> None:
         """The layer, of which this rank holds a part of the outputs."""
         top, count = self.tops[0], self.part.count
-        every = parts.gather(builder, self, builder.tensor(self.bottoms[0]), self.part)
+        every = model_parallel.gather(builder, self, builder.tensor(self.bottoms[0]), self.part)
         shape = (count * top.shape[0], top.shape[1] // count, *top.shape[2:])
         mine = builder.op(self.type, self, [every], self.attributes(), tops=[], shapes=[shape])[0]
-        parts.exchange(builder, self, mine, self.part, top)
+        model_parallel.exchange(builder, self, mine, self.part, top)
 
     def absorb(self, following: Layer) -> bool:
         """In this order: where parameters are constant, a BatchNorm of its channels by running statistics, a Scale, and

@@ -20,7 +20,7 @@ from engine.graph.passes.gradients import ends_of
 from engine.graph.passes.recompute import choose
 from engine.graph.prepare import PASSES, prepare
 from engine.layers.base import Blob, Layer, Parameter
-from engine.layers.parts import Part
+from engine.layers.model_parallel import Part
 from engine.net.blobs import BlobView, Placed
 from engine.net.weights import copies_by_layer, load_by_layer
 
@@ -248,13 +248,14 @@ class Net:
         return self.outputs()
 
     def run_forward(
-        self, step: int = 0, first_sample: int = 0, layers: slice = ALL, made_up: int | None = None
+        self, step: int = 0, first_sample: int = 0, layers: slice = ALL, feed_step: int | None = None
     ) -> None:
-        """forward() without looking at the outputs, of a slice of graph.layers. made_up: counts what layers feed
-        themselves, if not `step` does. Raises DataError for input that an op cannot take."""
+        """forward() without looking at the outputs, of a slice of graph.layers. feed_step: the step
+        for which layers make up their own input (DummyData), by default `step`. Raises DataError for input that an op
+        cannot take."""
         for layer in self.self_fed:
             if layers == ALL or layer in self.graph.layers[layers]:
-                for blob, values in layer.feed(step if made_up is None else made_up, self.seed).items():
+                for blob, values in layer.feed(step if feed_step is None else feed_step, self.seed).items():
                     self.feed(blob, values)
         self.program.set_counter(self.seed, step, first_sample)
         try:

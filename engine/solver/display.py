@@ -36,8 +36,8 @@ class Display:
         log(f"Solving {solver.net.name}")
         log(f"Learning Rate Policy: {solver.param.lr_policy}")
         log(self._batches())
-        if solver.wholes:
-            log(f"Model parallelism: {solver.wholes.describe()}")
+        if solver.model_parallel:
+            log(f"Model parallelism: {solver.model_parallel.describe()}")
         self._cores()
         if solver.world.size > 1:
             log(f"Link: {solver.world.links()}")
@@ -87,7 +87,7 @@ class Display:
         for line in output_lines("Train", outputs, {top: weight for _, top, weight in solver.net.losses()}):
             log(line)
         log(f"Iteration {number}, lr = {rate:.6g}")
-        solver.sight.log_line()
+        solver.timing.log_line()
         self._curve.train(number, loss, rate)
 
     def test(self, evaluator: Evaluator, values: dict[str, Any], index: int) -> None:

@@ -75,7 +75,7 @@ class SnapshotFiles:
         recent_loss = np.array(solver.recent_loss.recent)
         solver.world.allreduce(recent_loss)
         recent_loss /= solver.world.size
-        whole, histories = solver.wholes.weights(), solver.wholes.histories(solver.history)
+        whole, histories = solver.model_parallel.weights(), solver.model_parallel.histories(solver.history)
         if solver.world.rank == 0:
             log(f"Snapshotting to {_kind(model)} file {model}")
             weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer(whole))
@@ -108,7 +108,7 @@ class SnapshotFiles:
         net = self.solver.net
         for path in paths:
             log(f"Finetuning from {path}")
-            if self.solver.world.rank == 0 or self.solver.wholes:
+            if self.solver.world.rank == 0 or self.solver.model_parallel:
                 fresh = net.load_weights(weights.read_caffemodel(path), path)
                 for layer in fresh:
                     log(f"Layer {layer} is not in {path}: it keeps its initial values")
@@ -120,7 +120,7 @@ class SnapshotFiles:
         state = solver.world.broadcast_object(weights.read_solverstate(path) if solver.world.rank == 0 else None)
         model = find_model(state.learned_net, path)
         log(f"Restoring previous solver status from {path}")
-        if solver.world.rank == 0 or solver.wholes:
+        if solver.world.rank == 0 or solver.model_parallel:
             solver.net.load_weights(weights.read_caffemodel(model), model)
             solver.history.from_blobs(state.history, path)
         solver.iteration = self.first_iteration = state.iteration

@@ -28,13 +28,13 @@ from engine.solver.files import SnapshotFiles
 from engine.solver.finite import check_loss, check_weights
 from engine.solver.history import History
 from engine.solver.lr import Plateau, learning_rate
-from engine.solver.sight import Sight
+from engine.solver.model_parallel import ModelParallel
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.testing import Testing
+from engine.solver.timing import Timing
 from engine.solver.train_net import build_alike, divide, net_options
 from engine.solver.update import buckets_for, make_updater, rule_of
 from engine.solver.validate import validate
-from engine.solver.wholes import Wholes
 
 
 class Solver:
@@ -78,11 +78,11 @@ class Solver:
         self.groups, parts = divide(nets.train, world)
         self._net_options = net_options(self, nets.train, parts)
         self.net = build_alike(nets.train, self._net_options, world)
-        self.wholes = Wholes(self.net, world)
-        self.wholes.refuse(self.param, lambda field: config.where(path=field))
+        self.model_parallel = ModelParallel(self.net, world)
+        self.model_parallel.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
         self._connect()
-        self.sight = Sight(self, timeline, layer_times)
+        self.timing = Timing(self, timeline, layer_times)
         self.display = Display(self)
         self.testing = Testing(self, nets.tests, skip_bad_images, feeder)
         self.evaluators = self.testing.evaluators
@@ -128,7 +128,7 @@ class Solver:
     def share_weights(self) -> None:
         """Rank 0's values on every rank, but for the parts of layers that ranks have of their own."""
         arenas = [self.weights, *self.history.arrays]
-        with self.wholes.kept(arenas):
+        with self.model_parallel.kept(arenas):
             for array in (*arenas, np.frombuffer(self.net.fixed, np.float32)):
                 self.world.broadcast(array)
 
@@ -200,28 +200,28 @@ class Solver:
         parameter.
         """
         loss = 0.0
-        self.sight.begin()
+        self.timing.begin()
         self.world.board.iteration(self.iteration)
         for micro in range(self.iter_size):
             last = micro == self.iter_size - 1
-            first_sample = self.sight.next_batch()
+            first_sample = self.timing.next_batch()
             loss += self._forward(micro, first_sample)
             program = self.net.program
             program.mark_ready(last and self.on_gradients is None)
             if micro == 0:
-                self.sight.wait_for_updates()
+                self.timing.wait_for_updates()
                 program.zero_gradients()
             if last:
                 self._start_update(loss / self.iter_size)
             program.backward()
-            self.sight.passed()
+            self.timing.passed()
         if self.on_gradients is not None:
             self.on_gradients()
             self.release_gradients()
         self.strategy.backward_done()
-        self.sight.end()
+        self.timing.end()
         self.iteration += 1
-        self.sight.stepped()
+        self.timing.stepped()
 
     def release_gradients(self) -> None:
         """Gives all buckets away at once, in the order in which backward would have."""
@@ -232,7 +232,7 @@ class Solver:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
         try:
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
-            self.net.run_forward(self.iteration, first_sample, made_up=self.iteration * self.iter_size + micro)
+            self.net.run_forward(self.iteration, first_sample, feed_step=self.iteration * self.iter_size + micro)
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = float(sum(weight * tensor.get().sum() for tensor, weight in self.losses))
@@ -248,7 +248,7 @@ class Solver:
         if self.param.display and self.iteration % self.param.display == 0:
             check_weights(self)
             self.display.iteration(rate)
-        self.sight.aside(begin)
+        self.timing.aside(begin)
         correction = 1.0
         if self.param.momentum_correction and self.last_rate:
             correction = rate / self.last_rate
@@ -291,7 +291,7 @@ class Solver:
         self.strategy.wait_all()
         self.world.board.enter(board.END)
         self.display.write_curve()
-        self.sight.write()
+        self.timing.write()
 
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""

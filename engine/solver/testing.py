@@ -52,7 +52,7 @@ class Testing:
         solver = self._solver
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {solver.iteration}, Testing net (#{index})")
-            solver.wholes.copy_to(evaluator.net)
+            solver.model_parallel.copy_to(evaluator.net)
             count = solver.param.test_iter[index] if index < len(solver.param.test_iter) else None
             solver.display.test(evaluator, evaluator.run(count), index)
 

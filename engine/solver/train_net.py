@@ -8,7 +8,7 @@ from engine import proto
 from engine.comm.world import World
 from engine.config import Config
 from engine.graph.model_parallel import model_parts
-from engine.layers.parts import Part
+from engine.layers.model_parallel import Part
 from engine.net import WATCHED, Net
 from engine.report.log import log
 from engine.report.table import human

@@ -167,7 +167,7 @@ def _add_compare(verbs) -> None:
         "compare",
         "find where two trained nets, or two runs of one net, begin to differ",
         "Compares two caffemodels, or the histories of two solverstates, array by array, and names the first that "
-        "differs. With --model also the tops of every layer in one forward pass on the same made-up input. The exit "
+        "differs. With --model also the tops of every layer in one forward pass on the same synthetic input. The exit "
         "status is 1 where something differs by more than the tolerance.",
         "engine compare a_iter_100.caffemodel b_iter_100.caffemodel\n"
         "engine compare a.caffemodel b.caffemodel --model net.prototxt --tolerance 1e-5\n"

@@ -63,7 +63,7 @@ def compare_nets(
     precision: str = "fp32",
     seed: int = 1,
 ) -> Comparison:
-    """Every top of one forward pass on the same made-up input; the second net in `precision`.
+    """Every top of one forward pass on the same synthetic input; the second net in `precision`.
 
     weights: files for each; without any, both have the values of their fillers. Raises ConfigErrors, WeightsError.
     """

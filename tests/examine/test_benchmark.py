@@ -8,7 +8,7 @@ import pytest
 from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.examine.benchmark import benchmark, to_json, to_text
-from engine.examine.made_up import feed_made_up
+from engine.examine.synthetic import feed_synthetic
 from engine.graph.build import TEST, TRAIN
 from engine.net import Net
 
@@ -71,7 +71,7 @@ def test_phase_test_runs_forward_only():
     assert times.backward_ms == 0 and times.phase == "TEST" and times.batch == 60
 
 
-def test_made_up_labels_fit_the_losses():
+def test_synthetic_labels_fit_the_losses():
     config = parse_net("""
         layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 50 dim: 4 } } }
         layer { name: "y" type: "Input" top: "y" input_param { shape { dim: 50 } } }
@@ -80,7 +80,7 @@ def test_made_up_labels_fit_the_losses():
         layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "y" top: "accuracy" }
     """)
     net = Net(config, TEST)
-    feed_made_up(net)
+    feed_synthetic(net)
     assert set(np.unique(net.blobs["y"].data)) == {0, 1, 2}
     assert len(np.unique(net.blobs["x"].data)) > 100
     assert np.isfinite(net.forward()["loss"])

@@ -18,7 +18,7 @@ MpiChannel.allreduce = slow
 text = "max_iter: 6 iter_size: 2 comm_param {{ bucket_mb: 1 }}"
 solver = make_solver(text, digits_net(), world=world, layer_times=True)
 solver.solve()
-table = solver.sight.layer_times.table(world)
+table = solver.timing.layer_times.table(world)
 if world.rank == 0:
     print(table)
 solver.close()
@@ -64,7 +64,7 @@ def test_one_rank_has_no_communication():
 
     solver = make_solver("max_iter: 4", digits_net(), layer_times=True)
     solver.solve()
-    text = solver.sight.layer_times.table(World())
+    text = solver.timing.layer_times.table(World())
     assert "mean of 3 iterations and 1 ranks" in text
     assert text.splitlines()[1].split() == ["layer", "type", "forward", "backward", "update"]
     assert numbers(text)["ip1"]["update"] > 0

@@ -94,7 +94,7 @@ verify.Solver = keep
 text = open({path!r}).read()
 verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, {iterations})
 many = made[-1]
-shapes = {{p.name: p.parameter.shape for p in many.wholes.divided}}
+shapes = {{p.name: p.parameter.shape for p in many.model_parallel.divided}}
 if world.rank == 0:
     print(shapes)
 world.close()
@@ -253,7 +253,7 @@ solver = make_solver("", {net!r}, world=world)
 solver.share_weights()
 solver._check_drift()
 if world.rank == 3:
-    placed = solver.wholes.divided[0]
+    placed = solver.model_parallel.divided[0]
     solver.weights[placed.offset] += 1
 try:
     solver._check_drift()

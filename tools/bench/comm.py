@@ -67,8 +67,8 @@ def work(options: argparse.Namespace) -> None:
     from engine.comm.world import world
     from engine.config import read_net
     from engine.examine.benchmark import connect, step
-    from engine.examine.made_up import feed_made_up
     from engine.examine.source_shapes import SourceShapes
+    from engine.examine.synthetic import feed_synthetic
     from engine.net import Net
 
     ranks = world()
@@ -76,7 +76,7 @@ def work(options: argparse.Namespace) -> None:
     config.message.state.phase = proto.TRAIN
     precision = {} if options.precision == "fp32" else {"precision": options.precision}
     net = Net(config, proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, lambda line: None), **precision)
-    feed_made_up(net, seed=1 + ranks.rank)
+    feed_synthetic(net, seed=1 + ranks.rank)
     strategy = connect(net, ranks, text_format.Parse(options.comm, proto.CommParameter()))
     for iteration in range(2):
         step(net, strategy, iteration)

@@ -1,10 +1,10 @@
-"""Made-up input fits what reads it."""
+"""Synthetic input is valid for the layers that read it."""
 
 import numpy as np
 import pytest
 
 from engine.config import parse_net
-from engine.examine.made_up import feed_made_up, shrink
+from engine.examine.synthetic import feed_synthetic, shrink
 from engine.graph.build import TRAIN
 from engine.net import Net
 from tests.layers.harness import net_text
@@ -13,7 +13,7 @@ from tests.layers.harness import net_text
 def fed(layer: str, **shapes) -> dict[str, np.ndarray]:
     """Values of the inputs of a net of one layer."""
     net = Net(parse_net(net_text(layer, **shapes)), TRAIN, keep_all=True)
-    feed_made_up(net)
+    feed_synthetic(net)
     net.run_forward()
     return {name: net.blobs[name].data for name in shapes}
 

@@ -8,7 +8,7 @@ from engine.config import parse_net
 from engine.graph.build import build
 from engine.net import Net, prepare
 from engine.weights import read_caffemodel, write_caffemodel
-from tests.test_passes import NETS, randomise
+from tests.graph.test_passes import NETS, randomise
 
 _core = pytest.importorskip("engine._core")
 needs_bf16 = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")

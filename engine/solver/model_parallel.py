@@ -1,4 +1,4 @@
-"""Weights of layers that several ranks hold together (model parallelism), put together for who needs the whole."""
+"""Model parallelism in the solver: the parts of a layer that ranks hold, gathered for snapshots and test nets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.solver.history import History
 
 
-class Wholes:
+class ModelParallel:
     """The parameters of a net of which this rank holds a part. All methods are collective; with none they do
     nothing."""
 

@@ -1,4 +1,4 @@
-"""Made-up input: random values that the layers which read them can take, for `engine time` and `engine check --run`."""
+"""Random input that is valid for the layers that read it, for `engine time` and `engine check --run`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from engine.config import Config
     from engine.net import Net
 
-PIXELS = 50.0  # standard deviation of made-up images, about that of a picture less its mean
+PIXELS = 50.0  # standard deviation of synthetic images, about that of a picture less its mean
 
 # (the layer that reads the blob, the blob's shape, generator) -> values
 Maker = Callable[[Layer, Shape, np.random.Generator], np.ndarray]
 
 
-class MadeUpFeeder(Feeder):
+class SyntheticFeeder(Feeder):
     """Feeds random values in place of data, in batches of `batch_size`, or of the layers' own size if it is 0.
 
     Nets fed by it begin with blobs of that many samples, too, where layers say themselves how many (Input, DummyData);
@@ -72,7 +72,7 @@ def shrink(message: Any, size: int) -> None:
             setattr(holder, name, size)
 
 
-def feed_made_up(net: Net, seed: int = 1) -> None:
+def feed_synthetic(net: Net, seed: int = 1) -> None:
     """Random values for every input of a net."""
     _feed(net, np.random.default_rng(seed))
 

@@ -1,4 +1,4 @@
-"""What caffe.Net says of its layers and blobs, by name."""
+"""The properties of caffe.Net that describe the net: inputs, outputs, layer_dict, bottom_names, top_names, ..."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LayerView:
         self.type, self.name, self.blobs = layer.type, layer.name, blobs
 
 
-class Parts:
-    """For a class that has a net that runs (`_live`), `blobs`, `params`, `layers` and their names."""
+class Properties:
+    """Mixin for caffe.Net, which has a running net (`_live`), `blobs`, `params`, `layers` and their names."""
 
     _live: LiveNet
     _layer_names: list[str]

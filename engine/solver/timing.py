@@ -1,4 +1,4 @@
-"""What a solver sees of its own time, for the lines of a display, the table of layers and the timeline."""
+"""Where a solver's time goes: measured for the display, the table of layers (--layer_times) and the timeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engine.solver.solver import Solver
 
 
-class Sight:
+class Timing:
     """Told by the solver, step by step:
 
     begin(); for each micro-batch next_batch(), wait_for_updates() before the first backward, passed() after each;

@@ -1,4 +1,4 @@
-"""`engine check --run`: nets take a step on made-up data, each in a process of its own."""
+"""`engine check --run`: nets take a step on synthetic data, each in a process of its own."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from engine.examine import trials
+from engine.examine import check_run
+from engine.examine.check_run import Row, check_and_run, reason_of, run_apart, summary
 from engine.examine.trial import Trial
-from engine.examine.trials import Row, check_and_run, reason_of, run_apart, summary
 from tests.shared import SHARED, needs_shared
 
 REPO = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def test_reasons_of_those_that_do_not_run(folder, monkeypatch):
     assert empty.reason == "nothing in it"
     (folder / "nan.prototxt").write_text(NET.replace('type: "xavier"', "value: 1e38"))
     assert {row.reason for row in run(folder / "nan.prototxt")} == {"not finite"}
-    monkeypatch.setattr(trials, "TIME_LIMIT", 0.01)
+    monkeypatch.setattr(check_run, "TIME_LIMIT", 0.01)
     assert {row.reason for row in run(folder / "net.prototxt")} == {"time"}
 
 
