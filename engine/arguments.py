@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="engine",
         allow_abbrev=False,
         description="Trains and tests the nets of Caffe's prototxt files, on one rank or, under mpiexec, on many.",
-        epilog="engine VERB --help tells more. Flags are Caffe's; -flag and --flag, '=' and a blank are the same.",
+        epilog="engine VERB --help describes a verb. Flags have Caffe's names and may begin with one dash, too.",
     )
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for add in (
@@ -65,9 +65,9 @@ def _add_train(verbs) -> None:
     verb = add_verb(
         verbs,
         "train",
-        "train a net, or go on training it",
-        "Trains the net that a solver file names, from scratch, from the weights of another training (--weights) or "
-        "from where a snapshot left off (--snapshot). Under mpiexec every rank takes its share of the global batch: "
+        "train a net, or continue training it",
+        "Trains the net that a solver file names: from scratch, from the weights of an earlier training (--weights) or "
+        "from a snapshot (--snapshot, --resume auto). Under mpiexec, every rank takes its share of the global batch: "
         "batch_size in the net is per rank. SIGINT and SIGTERM stop after the current iteration, with a snapshot.",
         "engine train --solver solvers/digits.prototxt\n"
         "mpiexec -n 2 engine train --solver solvers/digits.prototxt --set max_iter=100\n"
@@ -79,8 +79,8 @@ def _add_train(verbs) -> None:
     verb.add_argument(
         "--resume",
         choices=["auto"],
-        help="go on from the newest whole snapshot, with its global batch on whatever number of ranks; where there is "
-        "none, start as without it",
+        help="continue from the newest complete snapshot, with the same global batch on any number of ranks; where "
+        "there is none, start as without this flag",
     )
     verb.add_argument("--ranks", type=positive, metavar="N", help="start N ranks on this host, without mpiexec")
     verb.add_argument(
@@ -88,16 +88,16 @@ def _add_train(verbs) -> None:
         type=positive,
         default=0,
         metavar="N",
-        help="after a crash start again with --resume auto, at most N times (one rank, or --ranks)",
+        help="restart after a crash with --resume auto, at most N times (one rank, or --ranks)",
     )
     start = verb.add_mutually_exclusive_group()
-    start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to go on from")
+    start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to continue from")
     start.add_argument(
         "--weights",
         type=comma_separated,
         default=[],
         metavar="A,B",
-        help=".caffemodel files to start from, layer by layer",
+        help=".caffemodel files to start from, matched by layer name",
     )
     effects = ("stop", "snapshot", "none")
     verb.add_argument("--sigint_effect", choices=effects, default="stop", help="what SIGINT does (default: stop)")
@@ -108,12 +108,14 @@ def _add_train(verbs) -> None:
         "--watchdog",
         type=seconds,
         metavar="SECONDS",
-        help="end the run, and tell where every rank is, when one makes no progress for so long; 0: never "
-        "(default: the solver's comm_param, else 60; ENGINE_WATCHDOG)",
+        help="end the run, and report where every rank is, when a rank makes no progress for this long; 0: never "
+        "(default: ENGINE_WATCHDOG, else the solver's comm_param, else 60)",
     )
-    verb.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of a few iterations, of all ranks")
+    verb.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of a few iterations of all ranks")
     verb.add_argument(
-        "--layer_times", action="store_true", help="end with a table of each layer's compute, communication and waiting"
+        "--layer_times",
+        action="store_true",
+        help="end with a table of each layer's compute, communication and wait times",
     )
     add_budget(verb)
     add_skip(verb)
@@ -125,15 +127,14 @@ def _add_test(verbs) -> None:
         verbs,
         "test",
         "score a net with given weights",
-        "Runs a net in phase TEST and prints the averages of its outputs. Without --iterations it covers the whole "
-        "test set exactly once; with it, that many batches. Under mpiexec the ranks share the batches, the figures "
-        "stay the same.",
+        "Runs a net in phase TEST and prints the averages of its outputs: over the whole test set, each sample exactly "
+        "once, or over --iterations batches. Under mpiexec the ranks share the batches; the results stay the same.",
         "engine test --model nets/digits.prototxt --weights examples/digits/digits_iter_600.caffemodel\n"
         "engine test --model net.prototxt --weights net.caffemodel --iterations 100",
     )
     verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
     verb.add_argument(
-        "--weights", type=comma_separated, required=True, metavar="A,B", help=".caffemodel files, layer by layer"
+        "--weights", type=comma_separated, required=True, metavar="A,B", help=".caffemodel files, matched by layer name"
     )
     verb.add_argument("--iterations", type=positive, metavar="N", help="batches to run (default: the whole set, once)")
     verb.add_argument("--json", metavar="FILE", help="also write the averages as JSON ('-': standard output)")
@@ -146,24 +147,27 @@ def _add_convert_imageset(verbs) -> None:
         verbs,
         "convert_imageset",
         "make an LMDB of images",
-        "Writes the images of ROOT, a folder or a .zip (or a folder in one: data.zip/train), to a new LMDB. LIST has a "
-        "line 'relative/path label' for each; without it the folders in ROOT are the classes, numbered in "
+        "Writes the images of ROOT, a folder or a .zip (or a folder inside one: data.zip/train), to a new LMDB. LIST "
+        "has a line 'relative/path label' for each image; without it, the folders in ROOT are the classes, numbered in "
         "alphabetical order.",
         "engine convert_imageset cifar10.zip/cifar10/train cifar10_train_lmdb --shuffle\n"
         "engine convert_imageset images/ train.txt train_lmdb --encoded --resize_height 256 --resize_width 256",
     )
     verb.add_argument("root", metavar="ROOT", help="a folder or a .zip")
     verb.add_argument(
-        "paths", nargs="+", metavar="[LIST] DB", help="the list of images, if there is one; the LMDB to make"
+        "paths", nargs="+", metavar="[LIST] DB", help="the list of images, if there is one; the LMDB to create"
     )
     verb.add_argument("--shuffle", action="store_true", help="write the images in a random order")
-    verb.add_argument("--seed", type=int, default=1, help="of that order (default: 1)")
-    verb.add_argument("--resize_height", type=int, default=0, metavar="N", help="0: keep each image's own (default)")
-    verb.add_argument("--resize_width", type=int, default=0, metavar="N", help="0: keep each image's own (default)")
-    verb.add_argument("--gray", action="store_true", help="one channel")
+    verb.add_argument("--seed", type=int, default=1, help="seed of --shuffle (default: 1)")
+    verb.add_argument("--resize_height", type=int, default=0, metavar="N", help="0: keep each image's height (default)")
+    verb.add_argument("--resize_width", type=int, default=0, metavar="N", help="0: keep each image's width (default)")
+    verb.add_argument("--gray", action="store_true", help="store one channel")
     verb.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
     verb.add_argument(
-        "--encode_type", default="", metavar="KIND", help="their kind: jpg, png, bmp (default: each file's own)"
+        "--encode_type",
+        default="",
+        metavar="KIND",
+        help="format of --encoded: jpg, png, bmp (default: each file's own)",
     )
     verb.add_argument(
         "--skip_bad_images", action="store_true", help="leave out images that cannot be decoded, and count them"

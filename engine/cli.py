@@ -1,4 +1,4 @@
-"""The command line: verbs that parse arguments, call and report. The only place that exits, and that prints errors.
+"""The command line: each verb parses its arguments, calls, and reports. The only place that exits or prints errors.
 
 Everything heavy is imported by the verb that needs it, so that --help stays quick.
 """
@@ -43,9 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:
         request = "this is a defect of engine; please report it with the lines above"
         return _fail(f"{traceback.format_exc()}engine: {_rank_note()}{request}")
-
-
-# Ends
 
 
 def _ranks():

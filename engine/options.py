@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: their help, and options that several of them have."""
+"""What the verbs of the command line share: the form of their help, types of arguments, common options."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def above_zero(text: str) -> float:
 
 
 def seconds(text: str) -> str:
-    """As it was written."""
+    """Checks a number of seconds; returns the text, for the environment."""
     number(text, "seconds, 0 or more")
     return text
 
@@ -61,30 +61,30 @@ def positives(text: str) -> list[int]:
 
 
 def add_common(verb: argparse.ArgumentParser) -> None:
-    """What every verb has that builds nets."""
+    """Options of every verb that builds nets."""
     verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
     verb.add_argument(
         "--stage",
         type=comma_separated,
         default=[],
         metavar="A,B",
-        help="stages of the net's state, for layers with rules",
+        help="stages of the net's state, for layers with stage or not_stage",
     )
     verb.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="PATH=VALUE",
-        help="override a field of solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
+        help="override a field of the solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
     )
 
 
 def add_running(verb: argparse.ArgumentParser) -> None:
-    """What every verb has that runs nets."""
+    """Options of every verb that runs nets."""
     verb.add_argument(
         "--precision",
         choices=["fp32", "bf16"],
-        help="of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
+        help="precision of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
     )
     add_common(verb)
 
@@ -96,7 +96,7 @@ def add_skip(verb: argparse.ArgumentParser) -> None:
 
 
 def size(text: str) -> int:
-    """Bytes: of "1.5GB", "800 MB", or a number of them."""
+    """Bytes, from "1.5GB", "800 MB" or a plain number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
     count = int(float(found[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[found[2]]) if found else 0
     if count == 0:
@@ -109,6 +109,6 @@ def add_budget(verb: argparse.ArgumentParser) -> None:
         "--memory_budget",
         type=size,
         metavar="SIZE",
-        help="of blobs, gradients and masks, such as 1.5GB: trades time for memory by computing norms and activations "
-        "twice (default: as much as they need)",
+        help="limit for blobs, gradients and masks, such as 1.5GB; norms and activations are computed twice to meet it "
+        "(default: no limit)",
     )

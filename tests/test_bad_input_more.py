@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_written_is_known_before_training(path, reason, he
 
 def test_verify_of_one_rank_does_not_start_itself():
     done = engine("verify", "--solver", "solvers/digits.prototxt", "--ranks", "1")
-    assert "one rank has nobody to be compared with" in refused(done)
+    assert "nothing to compare one rank with" in refused(done)
 
 
 @pytest.mark.mpi

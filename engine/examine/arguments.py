@@ -1,4 +1,4 @@
-"""What the verbs of this room take; beside engine/arguments.py. Imports nothing heavy."""
+"""Command-line arguments of the verbs in engine/examine. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _add_time(verbs) -> None:
     )
     verb.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
     verb.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)")
-    verb.add_argument("--iterations", type=positive, default=10, metavar="N", help="that count (default: 10)")
+    verb.add_argument("--iterations", type=positive, default=10, metavar="N", help="timed iterations (default: 10)")
     add_budget(verb)
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
     add_running(verb)
@@ -29,15 +29,15 @@ def _add_verify(verbs) -> None:
         verbs,
         "verify",
         "compare training on several ranks with training on one",
-        "Trains on N ranks, which it starts itself, and on one that takes the batches of all of them; after every "
-        "iteration it compares all gradients and weights. The exit status is 1 where they differ, and the first layer "
-        "that does is named. BatchNorm has to take its statistics over all ranks: --set bn_sync=true.",
+        "Trains on N ranks, which it starts itself, and on one rank that takes the batches of all of them, and "
+        "compares all gradients and weights after every iteration. If they differ, the first such layer is named and "
+        "the exit status is 1. BatchNorm has to take its statistics over all ranks: --set bn_sync=true.",
         "engine verify --solver solvers/digits.prototxt --ranks 2 --set bn_sync=true\n"
         "srun -n 64 engine verify --solver solver.prototxt --iterations 3",
     )
     verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
     verb.add_argument("--ranks", type=positive, metavar="N", help="ranks to start here (default: the launcher's)")
-    verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="to compare (default: 5)")
+    verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="iterations to compare (default: 5)")
     verb.add_argument(
         "--tolerance",
         type=above_zero,
@@ -52,11 +52,11 @@ def _add_predict(verbs) -> None:
     verb = add_verb(
         verbs,
         "predict",
-        "tell how fast a net would train on more ranks, or on another network",
-        "Simulates training steps: layers and buckets of one rank as measured here (or in a --profile, or of a machine "
-        "of which only --images_per_second is known), on a network of given latency and bandwidth. Under mpiexec the "
-        "network is measured, where it is not given. Prints step time, efficiency, exposed communication, and the "
-        "best bucket size and number of servers.",
+        "predict how fast a net would train on more ranks, or on another network",
+        "Simulates training steps on a network of given latency and bandwidth, from the layer times of one rank: "
+        "measured here, read from a --profile, or scaled to the --images_per_second of another machine. Under mpiexec, "
+        "a network that is not given is measured. Prints step time, efficiency, exposed communication, and the best "
+        "bucket size and number of servers.",
         "engine predict --model nets/resnet50.prototxt --ranks 2,4,8,16 --latency 1.5 --bandwidth 100\n"
         "engine predict --model nets/resnet50.prototxt --ranks 256 --images_per_second 60 --latency 1 --bandwidth 100\n"
         "mpiexec -n 2 engine predict --model nets/resnet50.prototxt --profile times.json --ranks 2,64",
@@ -64,13 +64,19 @@ def _add_predict(verbs) -> None:
     verb.add_argument("--model", metavar="FILE", help="the net, a prototxt; not needed with --profile")
     verb.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
     verb.add_argument("--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks")
-    verb.add_argument("--batch", type=positive, metavar="N", help="per rank (default: the profile's, or the net's)")
-    verb.add_argument("--images_per_second", type=above_zero, metavar="X", help="of one rank, on another machine")
-    verb.add_argument("--latency", type=number, metavar="US", help="of a message between nodes, microseconds")
-    verb.add_argument("--bandwidth", type=above_zero, metavar="GBIT", help="of a node, each way, Gbit/s")
+    verb.add_argument(
+        "--batch", type=positive, metavar="N", help="batch per rank (default: the profile's, or the net's)"
+    )
+    verb.add_argument("--images_per_second", type=above_zero, metavar="X", help="speed of one rank on another machine")
+    verb.add_argument("--latency", type=number, metavar="US", help="latency of a message between nodes, microseconds")
+    verb.add_argument("--bandwidth", type=above_zero, metavar="GBIT", help="bandwidth of a node, each way, Gbit/s")
     verb.add_argument("--ranks_per_node", type=positive, default=1, metavar="N", help="default: 1")
-    verb.add_argument("--cores", type=number, default=0, metavar="N", help="of a node (default: enough for everything)")
-    verb.add_argument("--iterations", type=positive, default=5, metavar="N", help="of the profile (default: 5)")
+    verb.add_argument(
+        "--cores", type=number, default=0, metavar="N", help="cores of a node (default: enough for everything)"
+    )
+    verb.add_argument(
+        "--iterations", type=positive, default=5, metavar="N", help="timed iterations of the profile (default: 5)"
+    )
     verb.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
     add_running(verb)
@@ -80,23 +86,23 @@ def _add_check(verbs) -> None:
     verb = add_verb(
         verbs,
         "check",
-        "find what is wrong with nets and solvers, and what they cost",
+        "find the errors in nets and solvers, and show what they cost",
         "Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, "
-        "shapes, parameters, FLOPs and memory. All errors of all files are shown, then the exit status is 1. Where a "
-        "data source is missing, the shape of the images is taken from crop_size and the mean values.",
+        "shapes, parameters, FLOPs and memory. All errors of all files are reported; the exit status is then 1. Where "
+        "a data source is missing, the shape of the images is taken from crop_size and the mean values.",
         "engine check solvers/*.prototxt\nengine check nets/resnet50.prototxt --json\nengine check --run models/",
     )
     verb.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
-        help="a net or a solver; which one it is, its content says. Or a folder, for all .prototxt files below it",
+        help="a net or a solver (recognised by its content), or a folder, for all .prototxt files below it",
     )
     verb.add_argument(
         "--run",
         action="store_true",
-        help="take one training or test step of each net on synthetic data, in a process of its own, and say in a line "
-        "whether it runs",
+        help="take one training or test step of each net on synthetic data, in a separate process, and print a line "
+        "that says whether it runs",
     )
     verb.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_common(verb)
@@ -106,7 +112,7 @@ def _add_device_query(verbs) -> None:
     verb = add_verb(
         verbs,
         "device_query",
-        "tell what this machine offers",
+        "show what this machine offers",
         "Prints the processor, the cores that this process may use, its memory, and the versions of oneDNN and MPI.",
         "engine device_query\nengine device_query --json",
     )
@@ -117,13 +123,13 @@ def _add_doctor(verbs) -> None:
     verb = add_verb(
         verbs,
         "doctor",
-        "tell whether the ranks fit together, who runs on which cores, and what the link carries",
-        "Runs, alone, what training does before its first iteration: compares the ranks' versions and, with --solver, "
-        "their solver, nets and layouts of parameters; adds up numbers whose sum is known; measures the link. A "
-        "difference ends it with status 1 and a line that names two ranks and what differs.",
+        "check that the ranks fit together; show who runs on which cores, and the measured link",
+        "Runs only the checks that training makes before its first iteration: compares the ranks' versions and, with "
+        "--solver, their solver, nets and parameter layouts; checks an allreduce whose result is known; measures the "
+        "link. A difference ends it with status 1 and a line that names two ranks and what differs.",
         "engine doctor\nmpiexec -n 4 engine doctor\nsrun engine doctor --solver solvers/resnet50_448nodes.prototxt",
     )
-    verb.add_argument("--solver", metavar="FILE", help="a solver, for whose nets and comm_param this is to be told")
+    verb.add_argument("--solver", metavar="FILE", help="a solver whose nets and comm_param are to be checked, too")
     verb.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
     verb.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a field (repeatable)")
 

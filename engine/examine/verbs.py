@@ -1,4 +1,4 @@
-"""The verbs of this room as the command line calls them: each takes its options and returns an exit status."""
+"""The verbs of engine/examine as the command line calls them: each takes its options and returns an exit status."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def verify(options: Namespace) -> int:
 
     launch = detect()
     if 1 in (options.ranks, launch and launch.size):
-        raise ConfigError("one rank has nobody to be compared with: --ranks 2 or more")
+        raise ConfigError("nothing to compare one rank with: give --ranks 2 or more")
     if launch is None:
         if not options.ranks:
-            raise ConfigError("how many ranks? --ranks N, or start it with mpiexec or srun")
+            raise ConfigError("how many ranks? give --ranks N, or start with mpiexec or srun")
         return run_ranks(options.ranks, options.arguments)
     if options.ranks not in (None, launch.size):
         raise ConfigError(f"--ranks {options.ranks}, but {launch.launcher} has started {launch.size}")
@@ -51,7 +51,7 @@ def predict(options: Namespace) -> int:
     if (options.latency is None) != (options.bandwidth is None):
         raise ConfigError("--latency and --bandwidth go together")
     if options.bandwidth is None and world.size == 1:
-        raise ConfigError("which network? --latency and --bandwidth, or start it with mpiexec to measure")
+        raise ConfigError("which network? give --latency and --bandwidth, or start with mpiexec to measure it")
     if not (options.model or options.profile):
         raise ConfigError("--model or --profile is needed")
     param = predict.comm_param(options.comm)
@@ -69,7 +69,7 @@ def predict(options: Namespace) -> int:
 
 
 def _profile(options: Namespace, world):
-    """Of the machine that engine predict is asked about."""
+    """The profile that `engine predict` starts from: read, measured, or scaled from FLOPs."""
     from engine.examine import predict
 
     if options.profile:
