@@ -1,4 +1,4 @@
-"""What the verbs of the command line are called and take. Imports nothing heavy: --help is quick."""
+"""The command line's verbs and their arguments. Imports nothing heavy, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -76,29 +76,7 @@ def _add_train(verbs) -> None:
         "engine train --solver solver.prototxt --ranks 4 --max_restarts 10",
     )
     verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
-    verb.add_argument(
-        "--resume",
-        choices=["auto"],
-        help="continue from the newest complete snapshot, with the same global batch on any number of ranks; where "
-        "there is none, start as without this flag",
-    )
-    verb.add_argument("--ranks", type=positive, metavar="N", help="start N ranks on this host, without mpiexec")
-    verb.add_argument(
-        "--max_restarts",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="restart after a crash with --resume auto, at most N times (one rank, or --ranks)",
-    )
-    start = verb.add_mutually_exclusive_group()
-    start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to continue from")
-    start.add_argument(
-        "--weights",
-        type=comma_separated,
-        default=[],
-        metavar="A,B",
-        help=".caffemodel files to start from, matched by layer name",
-    )
+    _add_start(verb)
     effects = ("stop", "snapshot", "none")
     verb.add_argument("--sigint_effect", choices=effects, default="stop", help="what SIGINT does (default: stop)")
     verb.add_argument(
@@ -120,6 +98,35 @@ def _add_train(verbs) -> None:
     add_budget(verb)
     add_skip(verb)
     add_running(verb)
+
+
+def _add_start(verb) -> None:
+    """Where training starts from, and who starts it."""
+    verb.add_argument(
+        "--resume",
+        choices=["auto"],
+        help="continue from the newest complete snapshot, with the same global batch on any number of ranks; where "
+        "there is none, start as without this flag",
+    )
+    verb.add_argument(
+        "--ranks", type=positive, metavar="N", help="start N ranks on this host, by the mpiexec found there"
+    )
+    verb.add_argument(
+        "--max_restarts",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="restart after a crash with --resume auto, at most N times (one rank, or --ranks)",
+    )
+    start = verb.add_mutually_exclusive_group()
+    start.add_argument("--snapshot", metavar="FILE", help="a .solverstate to continue from")
+    start.add_argument(
+        "--weights",
+        type=comma_separated,
+        default=[],
+        metavar="A,B",
+        help=".caffemodel files to start from, matched by layer name",
+    )
 
 
 def _add_test(verbs) -> None:

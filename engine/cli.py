@@ -89,6 +89,7 @@ def train(options: Namespace) -> int:
     world = start(watched=True, output=options.timeline)
     from engine.comm.settings import watchdog_seconds
     from engine.preflight import preflight, texts_of
+    from engine.report.timeline import Timeline
     from engine.solver.resume import resume
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
@@ -103,24 +104,17 @@ def train(options: Namespace) -> int:
     snapshot = options.snapshot
     if options.resume:
         snapshot = resume(config, world, float(os.environ.get("ENGINE_RESUME_SINCE", 0))) or snapshot
-    timeline = None
-    if options.timeline:
-        from engine.report.timeline import Timeline
-
-        timeline = Timeline(options.timeline)
-    signals = Signals(options.sigint_effect, options.sighup_effect)
     solver = Solver(
         config,
         world,
-        signals=signals,
-        timeline=timeline,
+        signals=Signals(options.sigint_effect, options.sighup_effect),
+        timeline=Timeline(options.timeline) if options.timeline else None,
         layer_times=options.layer_times,
         skip_bad_images=options.skip_bad_images,
     )
-    weights = options.weights or list(message.weights)
     if snapshot:
         solver.restore(snapshot)
-    elif weights:
+    elif weights := options.weights or list(message.weights):
         solver.load_weights(weights)
     solver.solve()
     solver.close()

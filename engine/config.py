@@ -1,10 +1,10 @@
-"""Nets and solvers read from prototxt: validated, upgraded to the current format, and able to say where a thing stands.
+"""Reads nets and solvers from prototxt: validated, upgraded to the current format, with the place of every field.
 
     solver = read_solver("solvers/digits.prototxt", ["max_iter=100", "layer[data].data_param.source=/x"])
     net = net_of_solver(solver, proto.TRAIN)
     net.message.layer[3], net.where(3)  # LayerParameter, "nets/digits/train_test.prototxt:41:1"
 
-Everything wrong with a file is found in one go and raised as ConfigErrors, a line for each.
+All errors in a file are found in one go and raised as ConfigErrors, one line each.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Config:
     """A net or a solver.
 
     message: NetParameter or SolverParameter, in the current format.
-    path: the file, as it was named; or what stands for it.
-    notes: lines that tell the user what was assumed or upgraded.
+    path: the file as it was named, or its stand-in for messages.
+    notes: lines for the user about what was assumed or upgraded.
     """
 
     message: Message
@@ -54,8 +54,8 @@ class Config:
     def where(self, layer: int | None = None, path: str = "") -> str:
         """The place, "file:line:column", of message.layer[layer] or of the field that a dotted path names in it.
 
-        Without a layer the path starts at the top of the file; alone, where() is the file. Of what the text does not
-        have, the place of what would be around it.
+        Without a layer, the path starts at the top of the file; where() alone is the file. For a field that is not in
+        the text, the place of the message that would hold it.
         """
         node = self._layers[layer] if layer is not None and layer < len(self._layers) else None
         place = node.where if node else self.path

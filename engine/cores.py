@@ -75,7 +75,7 @@ def core_plan(
     if servers and (computing == len(cores) or not set(server_cores or cores) - set(cores[:computing])):
         spare = max(1, threads - 1)
         return line, (
-            "communication servers run on cores that compute, too; where cores are many, leave some free: "
+            "communication servers share cores with compute threads; if there are many cores, leave some free: "
             f"OMP_NUM_THREADS={spare} and comm_param {{ affinity }}"
         )
     return line, ""

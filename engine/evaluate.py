@@ -27,8 +27,8 @@ Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 class Evaluator:
     """A net, its data and the ranks that share the work.
 
-    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; the batches' results are added up in
-    the order of k. So any number of ranks gives the figures of one. `share`: the train net whose weights are tested.
+    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; results are summed in the order of k.
+    So the result does not depend on the number of ranks. share: the train net whose weights are tested.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Evaluator:
         show_per_class: bool = False,
         index: int = 0,
     ):
-        """config: level and stages are those of its `state`. `every_blob`: as Solver's. feeder: what feeds the net,
-        made as a Feeder is. ap_version, show_per_class: how detectors are judged, and whether each class is told of.
-        index: among the test nets of a solver. Raises ConfigErrors, DataError."""
+        """config: level and stages are those of its `state`. every_blob, feeder: as Solver's. ap_version: how the
+        average precision of detectors is computed; show_per_class: also for each class. index: among the test nets of a
+        solver. Raises ConfigErrors, DataError."""
         self.world = world
         self.feeder = feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
         self._config, self._phase, self._seed, self._precision = config, phase, seed, precision

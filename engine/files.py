@@ -46,7 +46,7 @@ def check_writable(path: str | os.PathLike) -> None:
     if not path.parent.is_dir():
         raise EngineError(f"cannot be written: there is no folder {path.parent}", str(path))
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise EngineError(f"cannot be written: nor can anything in {path.parent}", str(path))
+        raise EngineError(f"cannot be written: no permission to write in {path.parent}", str(path))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which precision a net can run in here."""
+"""Decides which precision a net can run in on the present processors."""
 
 from __future__ import annotations
 

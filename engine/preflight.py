@@ -1,4 +1,4 @@
-"""Before iteration 0: do the ranks belong to one run? A difference is one line, with two ranks and what differs."""
+"""Checks before iteration 0 that the ranks belong to one run; a difference is one line that names two ranks."""
 
 from __future__ import annotations
 

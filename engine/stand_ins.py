@@ -1,4 +1,4 @@
-"""Python layers of well-known nets that this engine has itself, for where their modules are missing."""
+"""Built-in replacements for the Python layers of well-known nets, for when their modules are missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stand_in(net: Any, folder: str) -> list[str]:
         if replace is None or _is_there(param.module.split(".")[0], folder):
             continue
         replace(layer)
-        notes.append(f"layer '{layer.name}': {param.module} is not here, a {layer.type} layer takes its place")
+        notes.append(f"layer '{layer.name}': module {param.module} not found, replaced by a {layer.type} layer")
         layer.ClearField("python_param")
     return notes
 

@@ -1,4 +1,4 @@
-"""`engine train --ranks N --max_restarts M`: starts the ranks on this host, and starts them again after a crash."""
+"""`engine train --ranks N --max_restarts M`: starts the ranks on this host, and restarts them after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older ways to say things, brought to the current one: V0 and V1 layers, net inputs, renamed fields, solver types.
+"""Upgrades older formats to the current one: V0 and V1 layers, net inputs, renamed fields, solver types.
 
 Both upgrades may run again on their own result: nothing changes.
 """

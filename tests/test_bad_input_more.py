@@ -88,8 +88,8 @@ layer { name: "user" type: "Python" bottom: "x" top: "y" python_param { module: 
 layer { name: "sum" type: "Reduction" bottom: "y" top: "sum" loss_weight: 1 }
 """
 MODULES = {
-    "no class": ("Mine = 3", "'Mine' is no class that derives from caffe.Layer (", 1),
-    "of its own": ("class Mine:\n    pass", "'Mine' is no class that derives from caffe.Layer (", 1),
+    "no class": ("Mine = 3", "'Mine' is not a class that derives from caffe.Layer (", 1),
+    "of its own": ("class Mine:\n    pass", "'Mine' is not a class that derives from caffe.Layer (", 1),
     "no Python": ("def f(:", "import of mine.Mine failed", 5),
     "leaves": (
         "import caffe, sys\nclass Mine(caffe.Layer):\n    def setup(self, bottom, top):\n        sys.exit(0)",

@@ -20,7 +20,7 @@ def test_the_layer_becomes_ours():
     assert list(layer.proposal_param.scale) == [4, 8, 16, 32]
     assert not layer.HasField("python_param")
     assert config.notes == [
-        "net.prototxt: layer 'proposal': rpn.proposal_layer is not here, a Proposal layer takes its place"
+        "net.prototxt: layer 'proposal': module rpn.proposal_layer not found, replaced by a Proposal layer"
     ]
     assert Net(config, 1).blobs["rois"].shape == (300, 5)
 

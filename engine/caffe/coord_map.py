@@ -1,4 +1,4 @@
-"""How the pixels of one blob of a NetSpec lie over those of another, and the Crop that aligns the two.
+"""How the coordinates of one blob of a NetSpec map to those of another, and the Crop that aligns the two.
 
 A map from one blob to another is (axis, a, b): from `axis` on, what is at x in the first is at a * x + b in the second;
 axis is None where coordinates stay as they are. a and b are numbers, or arrays of one for each spatial axis.

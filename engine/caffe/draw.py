@@ -1,4 +1,4 @@
-"""caffe.draw: the picture of a NetParameter, as `engine draw_net` makes it."""
+"""caffe.draw: pictures of a NetParameter, as by `engine draw_net`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the data layers of a caffe.Net are fed: batches of their sources, or of arrays given to a MemoryData layer."""
+"""What feeds the data layers of a caffe.Net: batches of their sources, or arrays given to a MemoryData layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A net that runs layer by layer and whose blobs are live arrays: what caffe.Net needs and engine.net.Net has not.
+"""A net that runs layer by layer and whose blobs are live arrays: what caffe.Net needs beyond engine.net.Net.
 
 Where layers work in place, the graph has several versions of a blob, and Caffe one array that they overwrite in turn.
 The name therefore stands for the version that the last run left there; a run that starts elsewhere takes its values.

@@ -54,7 +54,7 @@ class Net(Properties, BatchedRuns):
         given = dict(zip(("phase", "level", "stages", "weights"), arguments))
         phase = given.get("phase", phase)
         if phase is None:
-            raise TypeError("Net() wants a phase: caffe.TRAIN or caffe.TEST")
+            raise TypeError("Net() needs a phase: caffe.TRAIN or caffe.TEST")
         config = read_net(network_file)
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)

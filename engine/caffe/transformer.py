@@ -27,7 +27,7 @@ class Transformer:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self.inputs:
-            raise ConfigError(f"'{name}' is no input of the net; inputs: {', '.join(self.inputs)}")
+            raise ConfigError(f"'{name}' is not an input of the net; inputs: {', '.join(self.inputs)}")
         return self.inputs[name]
 
     def preprocess(self, in_: str, data: np.ndarray) -> np.ndarray:

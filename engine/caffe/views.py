@@ -1,4 +1,4 @@
-"""Arrays that stand for tensors: what is written into them is used by the next run, what it computes appears in them.
+"""Live arrays of tensors: a run uses what was written into them and leaves its results in them.
 
 A tensor in row-major order is seen in place. One in a layout of oneDNN's is seen through a copy, which is written back
 before a run and read again after it, for as long as somebody holds it.

@@ -1,4 +1,4 @@
-"""What an allreduce really costs on the ranks that are here: the network model of a simulation, measured."""
+"""Measures what an allreduce costs on the present ranks: the network model of a simulation."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""One clock for all ranks: how far the clocks of two hosts are apart, from messages that go there and back."""
+"""One clock for all ranks: the offset between the clocks of two hosts, from messages there and back."""
 
 import time
 from collections.abc import Callable

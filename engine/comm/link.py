@@ -1,4 +1,4 @@
-"""The measured link: what a message costs between two hosts, and between two ranks of one host."""
+"""Measures the link: the latency and bandwidth between two hosts, and between two ranks of one host."""
 
 import time
 from dataclasses import dataclass

@@ -118,7 +118,7 @@ class World:
     def group(self, count: int):
         """Collective: the group of `count` consecutive ranks to which this one belongs, with the methods of
         engine.layers.model_parallel.Group."""
-        raise CommError("one rank has nobody to form a group with")
+        raise CommError("a single rank cannot form a group")
 
     def abort(self, message: str | None = None, status: int = 1) -> None:
         """Ends all ranks now. Of several that fail together one prints its message. Does not return."""

@@ -1,4 +1,4 @@
-"""The data layers' side of the world: what they read, in which order, how it is transformed, batches ahead of time."""
+"""Data layers: what they read, in which order, how it is transformed, and prefetching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data layer's source in an order, shared among ranks, with batches read ahead."""
+"""The source of a data layer: its order, each rank's share, and prefetching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""distort_param: brightness, contrast, saturation and hue, each at random."""
+"""distort_param: random changes of brightness, contrast, saturation and hue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HDF5Output layers are given, written to their files."""
+"""Writes the bottoms of HDF5Output layers to their files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class HDF5Output:
         """Raises ConfigError where several ranks would write one file, DataError without h5py."""
         name = message.hdf5_output_param.file_name
         if ranks > 1 and "%#" not in name:
-            raise ConfigError(f"layer '{message.name}': {ranks} ranks write; put %# into file_name for it", where)
+            raise ConfigError(
+                f"layer '{message.name}': {ranks} ranks would write one file; put %# (the rank) into file_name", where
+            )
         self._path = name.replace("%#", str(rank)).replace("%*", str(ranks))
         self._where = where
         self._h5py = import_h5py("HDF5Output", where)

@@ -1,4 +1,4 @@
-"""Random numbers for one image, from (seed, epoch, index) alone: the same on any rank, in any thread, in any order."""
+"""Random numbers for one image, from (seed, epoch, index) alone: the same on any rank and thread, in any order."""
 
 _MASK = (1 << 64) - 1
 

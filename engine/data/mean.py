@@ -19,7 +19,7 @@ def read_mean(path: str, where: str | None = None) -> np.ndarray:
     except OSError as error:
         raise DataError(f"cannot read mean_file {path}: {error.strerror}", where) from None
     except (DecodeError, WeightsError) as error:
-        raise DataError(f"mean_file {path} is truncated or no BlobProto: {error}", where) from None
+        raise DataError(f"mean_file {path} is truncated or not a BlobProto: {error}", where) from None
     if mean.ndim not in (3, 4) or mean.size == 0 or mean.size != np.prod(mean.shape[-3:]):
         raise DataError(f"mean_file {path} holds a blob of {shape_text(mean.shape)}, not one image", where)
     return mean.reshape(mean.shape[-3:])

@@ -1,4 +1,4 @@
-"""Many results from a few threads, in order, with few of them in memory."""
+"""Maps a function over items with a few threads, in order, with few results in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches ahead of the executor: a ring of buffers, filled in order by decoding threads."""
+"""Prefetching: a ring of batch buffers, filled in order by decoding threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which item is the p-th sample of the training, and which samples are whose.
+"""Which item is the p-th sample of the training, and which samples belong to which rank.
 
 Sample p, counted over all ranks since the first iteration, is item order(epoch)[p % size] of epoch p // size. A global
 batch is the next ranks * batch_size samples, and each rank takes its contiguous share of it: the samples of an

@@ -179,10 +179,38 @@ def _times(
     spans: np.ndarray,
     reorders: np.ndarray,
 ) -> Times:
-    """first: seconds of the first step, and from the start of the process to its begin; spans (iterations, 2 ops) and
-    reorders (iterations, those of all ops): nanoseconds."""
+    """first: seconds of the first step, and from the start of the process to its beginning; spans, reorders: see
+    _layer_times()."""
     from engine import _core
 
+    layers = _layer_times(net, spans, reorders)
+    shapes = [blob.shape for blob in net.inputs if blob.shape]
+    batch = shapes[0][0] if shapes else 1
+    return Times(
+        net=net.name,
+        phase="TRAIN" if net.phase == TRAIN else "TEST",
+        precision=precision,
+        ranks=world.size,
+        threads=_core.threads(),
+        batch=batch,
+        iterations=len(steps),
+        first_iteration_ms=1e3 * first[0],
+        to_first_iteration_s=first[1],
+        step_ms=1e3 * float(np.median(steps)),
+        forward_ms=sum(layer.forward_ms for layer in layers),
+        backward_ms=sum(layer.backward_ms for layer in layers),
+        images_per_second=batch * world.size * len(steps) / seconds,
+        activation_bytes=net.program.activation_bytes,
+        scratch_bytes=net.program.scratch_bytes,
+        peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        onednn=_core.onednn_version(),
+        isa=_core.onednn_isa(),
+        layers=layers,
+    )
+
+
+def _layer_times(net: Net, spans: np.ndarray, reorders: np.ndarray) -> list[LayerTime]:
+    """In forward's order. spans (iterations, 2 ops) and reorders (iterations, those of all ops): nanoseconds."""
     count = len(net.program)
     median = np.median(spans, axis=0) / 1e6
     reorder_ms = iter(np.median(reorders, axis=0) / 1e6)
@@ -199,29 +227,7 @@ def _times(
     uses = net.first_uses()
     for placed in net.parameters:
         layers[net.builder.layer_of_op[uses[placed.parameter]].name].gradients += placed.count
-    shapes = [blob.shape for blob in net.inputs if blob.shape]
-    batch = shapes[0][0] if shapes else 1
-    return Times(
-        net=net.name,
-        phase="TRAIN" if net.phase == TRAIN else "TEST",
-        precision=precision,
-        ranks=world.size,
-        threads=_core.threads(),
-        batch=batch,
-        iterations=len(steps),
-        first_iteration_ms=1e3 * first[0],
-        to_first_iteration_s=first[1],
-        step_ms=1e3 * float(np.median(steps)),
-        forward_ms=sum(layer.forward_ms for layer in layers.values()),
-        backward_ms=sum(layer.backward_ms for layer in layers.values()),
-        images_per_second=batch * world.size * len(steps) / seconds,
-        activation_bytes=net.program.activation_bytes,
-        scratch_bytes=net.program.scratch_bytes,
-        peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        onednn=_core.onednn_version(),
-        isa=_core.onednn_isa(),
-        layers=list(layers.values()),
-    )
+    return list(layers.values())
 
 
 def to_json(times: Times) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`engine check`: nets and solvers read and built without their data, everything wrong found in one go."""
+"""`engine check`: reads and builds nets and solvers without their data, and finds all errors in one go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`engine check --run`: nets take one step, each in a process of its own; those that do not are counted by reason."""
+"""`engine check --run`: each net takes one step in a separate process; failures are counted by reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REASONS = (
     (r"VideoData", "reads a video"),
     (r"unknown layer type '(\w+)'", "layer type {} is not there"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
-    (r"its shape is said nowhere", "input without a shape"),
+    (r"its shape is not given", "input without a shape"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),

@@ -1,4 +1,4 @@
-"""`engine doctor`: the preflight alone, with the map of cores and the measured link."""
+"""`engine doctor`: only the preflight, with the map of cores and the measured link."""
 
 from __future__ import annotations
 

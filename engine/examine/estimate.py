@@ -1,4 +1,4 @@
-"""What a net costs, from its graph alone: parameters, floating-point operations, memory. No kernel is made or run."""
+"""What a net costs, from its graph alone: parameters, floating-point operations, memory. No kernel is built or run."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def predict(profile: Profile, network: Network, ranks: int, param: Any = None) -
     network = replace(network, ranks=ranks, ranks_per_node=min(ranks, network.ranks_per_node))
     if network.nodes > 1 and network.between is None:
         raise ConfigError(
-            f"{ranks} ranks are {network.nodes} nodes, and here is one: --latency and --bandwidth, please"
+            f"{ranks} ranks take {network.nodes} nodes, but only one was measured: give --latency and --bandwidth"
         )
     settings = settings_for(network, param)
     alone = seconds(profile, settings, replace(network, ranks=1, ranks_per_node=1))

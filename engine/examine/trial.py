@@ -1,4 +1,4 @@
-"""One net, one step on synthetic data: what `engine check --run` starts in a process of its own."""
+"""One step of one net on synthetic data: what `engine check --run` starts in a separate process."""
 
 from __future__ import annotations
 

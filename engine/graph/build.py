@@ -1,7 +1,7 @@
-"""From a NetParameter to a graph: layers kept by phase, level and stage, blobs connected, shapes and parameters known.
+"""Builds the graph of a NetParameter: layers chosen by phase, level and stage, blobs connected, shapes inferred.
 
-Errors do not stop at the first: a layer that cannot be built is reported and what hangs on it is skipped, so that
-`engine check` shows all of them.
+Building does not stop at the first error: a layer that cannot be built is reported and the layers that depend on it are
+skipped, so that `engine check` shows all errors.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Connector:
         self.owners: dict[str, Parameter] = {}
 
     def bottoms(self, layer: Layer, index: int) -> bool:
-        """Finds the layer's bottoms; False when one hangs on a layer already reported."""
+        """Finds the layer's bottoms; False when one depends on a layer already reported."""
         if any(name in self.unknown for name in layer.message.bottom):
             self.broken(layer.message)
             return False

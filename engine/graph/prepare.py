@@ -1,4 +1,4 @@
-"""The passes in their order: what becomes of a graph between building and lowering."""
+"""Runs the rewriting passes in their order, between building and lowering a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The share of samples whose label is among the `top_k` best scores."""
+"""The fraction of samples whose label is among the `top_k` highest scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers share that apply a function to every number."""
+"""What layers share that apply a function to each element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Scale and Bias share: coefficients for one or several axes of the bottom."""
+"""What Scale and Bias share: coefficients for one or more axes of the bottom."""
 
 from __future__ import annotations
 

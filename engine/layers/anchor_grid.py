@@ -1,4 +1,4 @@
-"""What layers that read the predictions of a YOLO detector have in common."""
+"""What layers share that read the predictions of a YOLO detector."""
 
 from __future__ import annotations
 

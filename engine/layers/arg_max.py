@@ -1,4 +1,4 @@
-"""Where the largest values stand, the largest first."""
+"""The indices of the `top_k` largest values, in descending order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch normalisation with BVLC's three blobs; Scale and ReLU behind it can be fused in."""
+"""Batch normalisation with BVLC's three blobs; a Scale and a ReLU that follow can be fused in."""
 
 from __future__ import annotations
 

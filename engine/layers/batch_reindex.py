@@ -1,4 +1,4 @@
-"""Samples of a batch in another order, some of them several times or not at all."""
+"""Selects samples of a batch by index, in any order and with repetition."""
 
 from __future__ import annotations
 

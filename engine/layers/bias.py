@@ -1,4 +1,4 @@
-"""Adds coefficients, one for each channel as a rule."""
+"""Adds coefficients, usually one per channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers are made of beside their ops: blobs, the edges of the graph, and parameters."""
+"""The data of a layer: blobs (the edges of the graph) and parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch normalisation with its own scale and shift, in the forms that nets of public forks have."""
+"""Batch normalisation with its own scale and shift, in the variants of the public forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which regions a step learns from: those that it finds hardest (R-FCN, Shrivastava et al. 2016)."""
+"""Selects the hardest regions for a step to learn from (R-FCN; Shrivastava et al. 2016, arXiv 1604.03540)."""
 
 from __future__ import annotations
 

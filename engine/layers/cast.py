@@ -1,4 +1,4 @@
-"""The same values in another precision; the precision pass puts it between layers that differ."""
+"""Converts to another precision; inserted by the precision pass between layers that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What losses have in common that take one label for each sample."""
+"""What losses share that take one label per sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x, but at least `min` and at most `max`."""
+"""Limits x to the range from `min` to `max`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts blobs one after the other along an axis."""
+"""Concatenates blobs along an axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings pairs that are alike together and others apart, for siamese nets."""
+"""Pulls similar pairs together and pushes dissimilar ones apart, for siamese nets (Hadsell et al. 2006)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution over all axes behind the channels."""
+"""Convolution over all axes after the channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution of every channel by itself, under the names that the public forks give it."""
+"""Convolution of each channel separately, under the names that the public forks use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A window of the first bottom, of the second one's size."""
+"""Crops the first bottom to the size of the second."""
 
 from __future__ import annotations
 

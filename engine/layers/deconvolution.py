@@ -1,4 +1,4 @@
-"""Deconvolution: a convolution run backward, which enlarges its bottom."""
+"""Transposed convolution, which enlarges its bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which detections are right, for the mean average precision of a test (SSD)."""
+"""Marks each detection as right or wrong, for the mean average precision of a test (SSD)."""
 
 from __future__ import annotations
 

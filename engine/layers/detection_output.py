@@ -1,4 +1,4 @@
-"""From the predictions of a detector to its detections (SSD)."""
+"""Decodes a detector's predictions into detections, with non-maximum suppression (SSD)."""
 
 from __future__ import annotations
 

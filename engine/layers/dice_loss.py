@@ -1,4 +1,4 @@
-"""How little probabilities and truth overlap, for segmentations in which most is background."""
+"""1 minus the Dice overlap of probabilities and truth, for segmentations that are mostly background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random zeros at training, nothing at test."""
+"""Sets random values to zero in training; does nothing in testing."""
 
 from __future__ import annotations
 

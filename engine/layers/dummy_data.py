@@ -1,4 +1,4 @@
-"""Blobs made of nothing, by fillers: for measuring speed and for tests."""
+"""Blobs of values from fillers, for measuring speed and for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learned vector for each of `input_dim` numbers."""
+"""A learned vector for each of `input_dim` integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which boxes of a YOLO detector are right, for the mean average precision of a test."""
+"""Marks each box of a YOLO detector as right or wrong, for the mean average precision of a test."""
 
 from __future__ import annotations
 

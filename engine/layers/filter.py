@@ -1,4 +1,4 @@
-"""Samples of a batch that a selector picks."""
+"""Passes on the samples of a batch that a selector picks."""
 
 from __future__ import annotations
 

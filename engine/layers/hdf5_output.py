@@ -1,4 +1,4 @@
-"""The end of the graph where blobs are written to a file, by whoever runs the net."""
+"""Ends the graph with blobs that whoever runs the net writes to a file."""
 
 from __future__ import annotations
 

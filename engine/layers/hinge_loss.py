@@ -1,4 +1,4 @@
-"""The loss of support vector machines, one class against all others."""
+"""The one-against-all hinge loss of support vector machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a convolution's window sees at every position, as channels."""
+"""The window of a convolution at each position, unrolled into channels."""
 
 from __future__ import annotations
 

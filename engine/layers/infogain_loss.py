@@ -1,4 +1,4 @@
-"""Softmax, and the log-likelihood of all classes weighted by a matrix: some mistakes cost more than others."""
+"""Cross-entropy of a softmax, weighted by a matrix of classes, so that some mistakes cost more than others."""
 
 from __future__ import annotations
 

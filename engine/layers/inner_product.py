@@ -1,4 +1,4 @@
-"""Fully connected: every output from everything behind `axis` (1)."""
+"""A fully connected layer over all axes from `axis` (1) on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs that whoever runs the net fills in."""
+"""Blobs that are filled in by whoever runs the net."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Input(Layer):
         count = len(self.message.top)
         if not shapes:
             example = f"--set 'layer[{self.name}].input_param.shape[0].dim=1,3,224,224'"
-            raise self.error(f"its shape is said nowhere; give one, as with {example}")
+            raise self.error(f"its shape is not given; set it, as with {example}")
         if len(shapes) not in (1, count):
             wanted = "1 shape" if count == 1 else f"1 or {count} shapes"
             raise self.error(f"expected {wanted} in input_param for {count} tops, got {len(shapes)}")

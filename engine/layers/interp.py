@@ -1,4 +1,4 @@
-"""Bilinear interpolation with aligned corners, as DeepLab enlarges and shrinks its scores."""
+"""Bilinear interpolation with aligned corners, as DeepLab resizes its scores."""
 
 from __future__ import annotations
 

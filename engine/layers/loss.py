@@ -1,4 +1,4 @@
-"""What loss layers have in common: two bottoms in, one scalar out, and what the sum of the losses is divided by."""
+"""What loss layers share: two bottoms in, one scalar out, and the normalisation of the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mean and variance normalisation of every channel, or every sample, by itself."""
+"""Normalises the mean and variance of each channel, or of each sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SSD's normalisation: every sample, or the channels of every position, get one length, which is learned."""
+"""SSD's normalisation: scales each sample, or the channels at each position, to a learned L2 norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axes of a blob in another order."""
+"""Permutes the axes of a blob."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maximum or the average over windows of the spatial axes."""
+"""The maximum or average of windows over the spatial axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The boxes that a detector's predictions are relative to: several around every pixel of a plane of features (SSD)."""
+"""The prior boxes around each position of a feature map, to which a detector's predictions are relative (SSD)."""
 
 from __future__ import annotations
 

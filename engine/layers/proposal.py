@@ -1,4 +1,4 @@
-"""The regions that a region proposal network proposes (Faster R-CNN)."""
+"""The boxes that a region proposal network suggests (Faster R-CNN)."""
 
 from __future__ import annotations
 

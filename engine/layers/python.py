@@ -1,4 +1,4 @@
-"""A layer whose passes are the user's Python code."""
+"""A layer whose forward and backward are the user's Python code."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Python(Layer):
             )
         found = getattr(module, param.layer)
         if not (isinstance(found, type) and issubclass(found, PythonLayer)):
-            raise self.error(f"'{param.layer}' is no class that derives from caffe.Layer ({module.__file__})")
+            raise self.error(f"'{param.layer}' is not a class that derives from caffe.Layer ({module.__file__})")
         return found
 
     def infer(self) -> list[Shape]:

@@ -1,5 +1,4 @@
-"""Squares of pixels become channels, or the reverse, as in the nets of YOLOv2 (Redmon and Farhadi 2016, arXiv
-1612.08242)."""
+"""Moves squares of pixels into channels, or back, as YOLOv2 does (Redmon and Farhadi 2016, arXiv 1612.08242)."""
 
 from __future__ import annotations
 

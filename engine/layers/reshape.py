@@ -1,4 +1,4 @@
-"""The same values under another shape."""
+"""The same values in another shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recurrent net of plain units."""
+"""A recurrent layer of tanh units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers that pool regions of interest have in common, and ROIPooling itself (Fast R-CNN)."""
+"""Max-pools every region of interest to one size (Fast R-CNN, Girshick 2015, arXiv 1504.08083)."""
 
 from __future__ import annotations
 

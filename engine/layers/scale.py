@@ -1,4 +1,4 @@
-"""Multiplies by coefficients, one for each channel as a rule, and can add others."""
+"""Multiplies by coefficients, usually one per channel, and optionally adds others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepLab's measures of a segmentation."""
+"""DeepLab's accuracy measures for segmentation."""
 
 from __future__ import annotations
 

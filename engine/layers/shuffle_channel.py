@@ -1,4 +1,4 @@
-"""Mixes the channels of groups (Zhang et al. 2017, arXiv 1707.01083)."""
+"""Interleaves the channels of groups (Zhang et al. 2017, arXiv 1707.01083)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads blobs that nobody else does, so that they are no outputs of the net."""
+"""Reads blobs that no other layer reads, so that they do not become outputs of the net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts a blob into parts along an axis."""
+"""Splits a blob into parts along an axis."""
 
 from __future__ import annotations
 

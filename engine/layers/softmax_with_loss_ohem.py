@@ -1,4 +1,4 @@
-"""SoftmaxWithLoss that also tells the loss of each label, for the choice of hard examples (R-FCN)."""
+"""SoftmaxWithLoss that also outputs the loss of each label, for mining hard examples (R-FCN)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random zeros of whole channels at training, nothing at test (Tompson et al. 2015, arXiv 1411.4280)."""
+"""Sets random whole channels to zero in training; does nothing in testing (Tompson et al. 2015, arXiv 1411.4280)."""
 
 from __future__ import annotations
 

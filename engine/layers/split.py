@@ -1,4 +1,4 @@
-"""One blob for several readers. The graph inserts these; a net may name them, too."""
+"""Hands one blob to several readers; inserted by the graph, and usable in a net."""
 
 from __future__ import annotations
 

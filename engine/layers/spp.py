@@ -1,4 +1,4 @@
-"""Spatial pyramid pooling: the same number of values from planes of any size."""
+"""Spatial pyramid pooling: a fixed number of values from feature maps of any size (He et al. 2014, arXiv 1406.4729)."""
 
 from __future__ import annotations
 

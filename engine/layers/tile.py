@@ -1,4 +1,4 @@
-"""Copies of a blob one after the other along an axis."""
+"""Repeats a blob along an axis."""
 
 from __future__ import annotations
 

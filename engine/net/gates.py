@@ -1,4 +1,4 @@
-"""Where in a net's program gradients leave, and where updated parameters are waited for."""
+"""At which ops of a net's program gradients leave and updated parameters are waited for."""
 
 from __future__ import annotations
 

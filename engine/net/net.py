@@ -31,15 +31,17 @@ ALL = slice(None)
 class Net:
     """One phase of a net, ready to run.
 
-    `share` is a net whose weights this one reads (a test net and its train net). `shapes_of(layer, where)` gives the
-    shapes that data layers feed. `keep_all` keeps every blob and gradient readable after a run; `accumulate` makes
-    parameter gradients add up over several backward passes (iter_size). `plain_parameters` keeps parameters in
-    row-major layout, for ranks whose processors would choose differently. `precision` "bf16": of activations and their
-    gradients, where layers can; parameters stay float32. `gradients`: whether there is a backward; by default
-    in phase TRAIN, and with force_backward. `memory_budget`: bytes that blobs, gradients and masks may take; what it
-    needs for that, `repeats` tells. `parts`: layers of which this rank holds a part, by name; a net that shares with
-    one that has such layers has them whole. `before`: this net in other shapes, whose place it takes. Raises
-    ConfigErrors for a net that does not fit together.
+    level, stages: of the net's state. seed: of fillers and dropout. share: a net whose weights this one reads (for a
+    test net, its train net). shapes_of(layer, where): the shapes that data layers are fed. passes: those that may
+    rewrite the graph. keep_all: every blob and gradient stays readable after a run. accumulate: parameter gradients add
+    up over several backward passes (iter_size). plain_parameters: row-major, for ranks whose processors would choose
+    different layouts. precision: "bf16" for activations and their gradients in the layers that support it; parameters
+    stay float32. gradients: whether there is a backward; by default in phase TRAIN, and with force_backward.
+    memory_budget: limit in bytes for blobs, gradients and masks; `repeats` lists what is computed twice to meet it.
+    parts: the layers of which this rank holds a part, by name; a net that shares the weights of such a net has them
+    whole. before: the same net in other shapes, which this one replaces.
+
+    Raises ConfigErrors for a net that does not fit together, EngineError for a memory_budget that is too small.
     """
 
     def __init__(
@@ -117,8 +119,8 @@ class Net:
         memory_plan.place(self.program, lifetimes, "memory_plan" in passes)
 
     def _own_losses(self) -> None:
-        """The solver reads losses, also those that another layer reads, too. The gradient of such a top is its weight,
-        which only layers read that are no losses themselves."""
+        """Keeps losses readable for the solver, even where another layer reads them, too. The gradient of such a top is
+        its loss_weight; losses take theirs from an attribute, so only other layers read it."""
         for layer in self.graph.layers:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
                 if not weight:
@@ -161,7 +163,7 @@ class Net:
             self.tensor_of[parameter].set(fill_parameter(parameter, self.seed))
 
     def _take_place_of(self, before: Net) -> None:
-        """Whoever trains that net goes on with this one."""
+        """Takes over parameters, arenas and inputs: whoever trains that net continues with this one."""
         self.parameters, self.arena_size, self._statistics = before.parameters, before.arena_size, before._statistics
         self.weights, self.gradients, self.fixed = before.weights, before.gradients, before.fixed
         fed = {blob.name: values for blob, values in before.fed.items()}
@@ -180,7 +182,7 @@ class Net:
     # What the solver needs to know about parameters
 
     def fingerprint(self, layouts_only: bool = False) -> str:
-        """What must be the same on every rank for gradients to be added element by element."""
+        """What must be the same on every rank so that gradients can be added element by element."""
         from engine import _core
 
         layouts = " ".join(f"{p.name}{p.parameter.shape}:{p.tensor.layout}@{p.offset}" for p in self.parameters)
@@ -221,15 +223,13 @@ class Net:
         return self.graph.all_params
 
     def weights_by_layer(self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})):
-        """Plain copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: of what this net has a
-        part of."""
+        """Row-major copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: the whole arrays of
+        the parameters of which this net holds a part."""
         return copies_by_layer(self, wholes)
 
     def load_weights(self, blobs: dict[str, list[np.ndarray]], source: str) -> list[str]:
-        """Takes values by layer name; returns the names of layers with parameters that `source` does not have.
-
-        Raises WeightsError naming layer, blob index and both shapes where they differ.
-        """
+        """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose parameters
+        `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes differ."""
         return load_by_layer(self, blobs, source)
 
     # Running

@@ -1,4 +1,4 @@
-"""A table of where training spent its time, layer by layer: compute, and each step of its gradients' way."""
+"""A table of where training time goes, layer by layer: compute, and each stage of the gradients' reduction."""
 
 from __future__ import annotations
 

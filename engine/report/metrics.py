@@ -1,4 +1,4 @@
-"""Averages of what a net puts out, and the lines that Caffe prints of them."""
+"""Averages of a net's outputs, and Caffe's log lines for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks still have the same bits? Weights and optimizer state, which no rank ever sends to another again."""
+"""Checks that all ranks still have bit-identical weights and optimizer state, which are never sent again."""
 
 from __future__ import annotations
 

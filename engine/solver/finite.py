@@ -1,4 +1,4 @@
-"""Are losses and weights numbers? If not: who is to blame, and what helps."""
+"""Checks that losses and weights are finite; if not, names the layer and suggests a remedy."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def learning_rate(param: Any, where: str | None = None) -> Rate:
         if not _given(param, field):
             raise ConfigError(f"lr_policy '{name}' needs {field}", where)
     rate = _policies[name](param)
-    if param.warmup_iter <= 0 or isinstance(rate, Plateau):  # the solver talks to a Plateau: it warms up by itself
+    if param.warmup_iter <= 0 or isinstance(rate, Plateau):  # a Plateau, whose loss the solver sets, warms up by itself
         return rate
     return lambda iteration: _warm_up(param, iteration) if iteration < param.warmup_iter else rate(iteration)
 

@@ -84,7 +84,7 @@ def read_whole(path: str) -> SolverState:
     model = find_model(state.learned_net, path)
     weights.read_caffemodel(model)
     if state.digest and state.digest != digest(model, state.history):
-        raise WeightsError(f"{path}: it and {model} are not the files that were written: the digest differs")
+        raise WeightsError(f"{path}: it or {model} has changed since it was written: the digest differs")
     return state
 
 
@@ -102,7 +102,7 @@ def find_model(named: str, state: str) -> str:
     for path in (Path(named), beside):
         if path.is_file():
             return str(path)
-    raise WeightsError(f"{state}: its weights '{named}' do not exist, and '{beside}' neither")
+    raise WeightsError(f"{state}: neither its weights '{named}' nor '{beside}' exist")
 
 
 def hold_global_batch(config: Config, world: World, snapshot: Snapshot) -> None:

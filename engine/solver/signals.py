@@ -1,4 +1,4 @@
-"""What a signal makes a run do, as in Caffe: SIGINT and SIGTERM stop, SIGHUP snapshots, unless told otherwise."""
+"""What a signal does to a run, as in Caffe: SIGINT and SIGTERM stop it, SIGHUP takes a snapshot, by default."""
 
 from __future__ import annotations
 

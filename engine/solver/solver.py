@@ -1,4 +1,4 @@
-"""The training loop: batches, forward, backward, update; when to test and to write; the same on every rank."""
+"""The training loop: batches, forward, backward, update; when to test and to take snapshots; alike on every rank."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    `timeline` collects what a few iterations did, and when; `layer_times` adds a table at the end. With `every_blob`
-    nothing is fused, and programs can read every blob and gradient; `on_gradients`, if set, is called before each
-    update, when the gradients of this rank are complete. Raises what reading, building and running raise: see
-    engine.errors.
+    timeline: collects the spans of a few iterations. layer_times: logs a table of times at the end. skip_bad_images:
+    replaces images that cannot be decoded. every_blob: nothing is fused, so that programs can read every blob and
+    gradient. feeder: what feeds the nets, made as a Feeder is. `on_gradients`, if set, is called before each update,
+    when this rank's gradients are complete. Raises the exceptions of engine.errors for whatever cannot be read, built
+    or run.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Solver:
         self.files = SnapshotFiles(self)
 
     def _connect(self) -> None:
-        """Buckets, update rule, and the strategy that takes gradients away while backward runs."""
+        """Makes buckets, update rule, and the strategy that reduces gradients while backward runs."""
         from engine import _core
 
         net, param = self.net, self.param
@@ -107,7 +108,7 @@ class Solver:
         self._attach()
 
     def _attach(self) -> None:
-        """The net's program gives gradients away, and takes part in sums over the ranks."""
+        """Connects the net's program to the ready queue, the board and the sums over ranks (synchronised BatchNorm)."""
         net = self.net
         self.losses = [(net.blobs[top].tensor, weight) for _, top, weight in net.losses()]
         net.program.set_queue(self.queue, gates(net, buckets_of(self.strategy.buckets)))
@@ -118,15 +119,15 @@ class Solver:
     # Weights and state
 
     def load_weights(self, paths: list[str]) -> None:
-        """Fine-tuning, the collapse phase: values by layer name, file after file, everything else starts afresh."""
+        """For fine-tuning: takes values by layer name, file after file; all others keep their initial values."""
         self.files.load_weights(paths)
 
     def restore(self, path: str) -> None:
-        """Goes on from a solverstate and the weights that it names."""
+        """Continues from a solverstate and the weights that it names."""
         self.files.restore(path)
 
     def share_weights(self) -> None:
-        """Rank 0's values on every rank, but for the parts of layers that ranks have of their own."""
+        """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
         arenas = [self.weights, *self.history.arrays]
         with self.model_parallel.kept(arenas):
             for array in (*arenas, np.frombuffer(self.net.fixed, np.float32)):
@@ -135,7 +136,7 @@ class Solver:
     # Running
 
     def solve(self) -> bool:
-        """Trains up to max_iter. Returns False when a signal stopped it early, after the snapshot that goes with it."""
+        """Trains up to max_iter. Returns False if a signal stopped it early (after taking the snapshot)."""
         self.display.plan()
         self.files.check_size()
         self.share_weights()
@@ -224,7 +225,7 @@ class Solver:
         self.timing.stepped()
 
     def release_gradients(self) -> None:
-        """Gives all buckets away at once, in the order in which backward would have."""
+        """Marks all buckets ready at once, in the order in which backward would have."""
         for bucket in self.strategy.buckets:
             self.queue.ready(bucket.index)
 
@@ -267,8 +268,8 @@ class Solver:
         self.testing.run()
 
     def snapshot(self) -> None:
-        """Raises, before anything is written, NumericalError if the last update has spoilt the weights, CommError if
-        they are not the same on all ranks: nobody sends them around again, which would hide it."""
+        """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
+        CommError if ranks differ (weights are never sent again, which would hide a difference)."""
         self._settle()
         self.world.board.enter(board.SNAPSHOT)
         self._check_drift()

@@ -1,4 +1,4 @@
-"""What becomes of a net's gradients: the buckets they travel in, and the update rule that a solver asks for."""
+"""The update rule that a solver asks for, and the buckets in which gradients are reduced."""
 
 from __future__ import annotations
 

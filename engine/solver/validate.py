@@ -1,4 +1,4 @@
-"""What a solver file must say before a run begins. All errors are found in one go, each with its line in the file."""
+"""Checks a solver file before a run begins: all errors in one go, each with its line in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`engine classify`: the most likely classes of pictures."""
+"""`engine classify`: the most likely classes of images."""
 
 from __future__ import annotations
 

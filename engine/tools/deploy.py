@@ -1,4 +1,4 @@
-"""A net as it is used: from one that trains and tests, without its data, its losses and its measures."""
+"""Turns a training net into one for inference, without its data, losses and accuracies."""
 
 from __future__ import annotations
 

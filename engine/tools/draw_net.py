@@ -1,4 +1,4 @@
-"""`engine draw_net`: the picture of a net, by graphviz where it is installed, else as an SVG of our own."""
+"""`engine draw_net`: a picture of a net, by graphviz if it is installed, else as an SVG drawn here."""
 
 from __future__ import annotations
 

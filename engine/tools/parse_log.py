@@ -1,4 +1,4 @@
-"""`engine parse_log`: what a run's log says, ours or Caffe's (glog's format), as rows and as CSV."""
+"""`engine parse_log`: turns a log of engine or Caffe (glog's format) into rows and CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of files in a net, as the tools load them."""
+"""Loads weights from files into a net, for the tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools' verbs as the command line calls them: each takes its options and returns an exit status."""
+"""The verbs of engine/tools as the command line calls them: each takes its options and returns an exit status."""
 
 from __future__ import annotations
 

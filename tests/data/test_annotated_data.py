@@ -106,7 +106,7 @@ def test_shapes_without_data():
 
 
 def test_what_cannot_be_used(database, make_lmdb):
-    with pytest.raises(ConfigError, match="FIT_SMALL_SIZE: the boxes of AnnotatedData know WARP only"):
+    with pytest.raises(ConfigError, match="FIT_SMALL_SIZE: AnnotatedData supports WARP only"):
         open_data(layer_of(database, "resize_param { height: 3 width: 3 resize_mode: FIT_SMALL_SIZE }"), proto.TRAIN)
     crowd = make_lmdb({"0": annotated(0, np.repeat(BOXES, 50, axis=0))}, "crowd")
     with pytest.raises(DataError, match="key '0': the picture has 150 boxes, at most 128 are held"):

@@ -140,6 +140,6 @@ def test_the_network_is_measured_under_mpiexec(hosts):
     assert ("within a host" if hosts == 1 else "between hosts") in done.stdout
     more = run_ranks(2, PROGRAM.format(ranks="4"), environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
     if hosts == 1:
-        assert more.returncode == 1 and "4 ranks are 2 nodes, and here is one" in more.stderr
+        assert more.returncode == 1 and "4 ranks take 2 nodes, but only one was measured" in more.stderr
     else:
         assert more.returncode == 0, more.stderr

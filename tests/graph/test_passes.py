@@ -353,7 +353,7 @@ def test_gradients_of_a_shared_parameter_add(kind, middle):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        ('type: "Sigmoid" bottom: "loss" top: "s" loss_weight: 1', "'loss' .* must be where backward begins"),
+        ('type: "Sigmoid" bottom: "loss" top: "s" loss_weight: 1', "'loss' .* backward must begin at a loss"),
         ('type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "b"', "'ip' .* read it through a layer of its own"),
     ],
 )

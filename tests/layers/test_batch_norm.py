@@ -147,8 +147,10 @@ def test_parts_that_do_not_fit():
 
 
 def test_stored_statistics_know_no_parts():
+    """A batch that stats_batch_size does not divide is normalised as a whole."""
     x = RANDOM.normal(size=(5, 3)).astype(np.float32)
-    run(layer("stats_batch_size: 4 use_global_stats: true"), x=x)
+    parts, whole = (run(layer(f"{text} use_global_stats: true"), x=x) for text in ("stats_batch_size: 4", ""))
+    np.testing.assert_array_equal(parts.blobs["y"].data, whole.blobs["y"].data)
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (4, 3, 6), (2, 16, 4, 4), (4, 3, 4, 5)])

@@ -43,7 +43,7 @@ def test_every_forward_adds_a_batch(tmp_path):
 
 
 def test_each_rank_has_its_file(tmp_path):
-    with pytest.raises(ConfigError, match="layer 'out': 2 ranks write; put %# into file_name"):
+    with pytest.raises(ConfigError, match="layer 'out': 2 ranks would write one file; put %# "):
         make(tmp_path / "out.h5", ranks=2)
     net, feeder = make(tmp_path / "out%#.h5", ranks=2)
     feeder.next(net)

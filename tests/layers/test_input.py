@@ -27,7 +27,7 @@ def test_values_reach_the_net():
 @pytest.mark.parametrize(
     "tops, shapes, message",
     [
-        (["a"], [], "its shape is said nowhere; give one, as with --set"),
+        (["a"], [], "its shape is not given; set it, as with --set"),
         (["a", "b", "c"], [(1,), (2,)], "expected 1 or 3 shapes in input_param for 3 tops, got 2"),
         (["a"], [(2, 0)], "expected dims above 0, got (2, 0)"),
     ],

@@ -103,7 +103,7 @@ def test_weights_that_moved_with_their_state(photos, tmp_path):
     solver.restore(str(moved / "net_iter_3.solverstate"))
     assert (solver.iteration, solver.samples_seen()) == (3, 15)
     (moved / "net_iter_3.caffemodel").unlink()
-    with pytest.raises(WeightsError, match=r"net_iter_3\.solverstate: its weights '.*' do not exist"):
+    with pytest.raises(WeightsError, match=r"net_iter_3\.solverstate: neither its weights '.*' nor '.*' exist"):
         solver.restore(str(moved / "net_iter_3.solverstate"))
 
 

@@ -1,4 +1,4 @@
-"""AnnotatedData: Pictures with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
+"""AnnotatedData: Images with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AnnotatedReader(DatabaseReader):
         mode = transform.resize_param.resize_mode
         if transform.HasField("resize_param") and mode != proto.ResizeParameter.WARP:
             name = proto.ResizeParameter.Resize_mode.Name(mode)
-            raise ConfigError(f"resize_mode {name}: the boxes of AnnotatedData know WARP only", request.where)
+            raise ConfigError(f"resize_mode {name}: AnnotatedData supports WARP only", request.where)
         self._distort = make_distort(transform.distort_param) if transform.HasField("distort_param") else None
         self._steps = []
         if transform.HasField("expand_param"):

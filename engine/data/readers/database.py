@@ -1,4 +1,4 @@
-"""Data: Datums from a database, pictures or raw numbers, each with one label."""
+"""Data: Datums from a database, images or raw numbers, each with one label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WindowData: Windows of pictures, foreground and background, as R-CNN is trained on them."""
+"""WindowData: Windows of images, foreground and background, for training R-CNN."""
 
 from __future__ import annotations
 

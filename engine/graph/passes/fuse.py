@@ -1,4 +1,4 @@
-"""Neighbours that one op can do: BatchNorm + Scale + addition + ReLU + Split, weights + activation, sum + ReLU."""
+"""Fuses neighbours into one op: BatchNorm + Scale + sum + ReLU + Split, weights + activation, sum + ReLU."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _mark_weighted_tops(layer: Layer, wanted: set[Blob]) -> None:
     """A top of a layer that is no loss, but has a loss_weight: that weight is its gradient."""
     if layer.is_loss:  # its op takes the weight, and nothing else, for the gradient of its top
         if any(top.needs_gradient for top in layer.tops):
-            raise layer.error("is read by a layer that sends it a gradient; a loss must be where backward begins")
+            raise layer.error("is read by a layer that sends it a gradient, but backward must begin at a loss")
         return
     for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
         if weight and top.needs_gradient:

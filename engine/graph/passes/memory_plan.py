@@ -1,4 +1,4 @@
-"""One memory plan: activations, gradients and masks share an arena by the steps at which they are alive."""
+"""One memory plan: activations, gradients and masks that are alive at different steps share memory in an arena."""
 
 from __future__ import annotations
 

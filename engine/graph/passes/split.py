@@ -1,4 +1,4 @@
-"""A blob that several layers read gets a Split: its tops are the same memory, their gradients are added."""
+"""Inserts a Split after each blob that several layers read: its tops share memory, their gradients are summed."""
 
 from __future__ import annotations
 
