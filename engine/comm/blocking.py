@@ -3,10 +3,9 @@
 import time
 
 from engine.comm.sentinel_process.board import UPDATE
-from engine.comm.strategy import Strategy, strategy
+from engine.comm.strategy import Strategy
 
 
-@strategy("blocking")
 class Blocking(Strategy):
     def __init__(self, *args):
         super().__init__(*args)

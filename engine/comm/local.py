@@ -1,9 +1,8 @@
 """One rank: nothing to reduce. The update runs after backward, on all of the solver's threads."""
 
-from engine.comm.strategy import Strategy, strategy
+from engine.comm.strategy import Strategy
 
 
-@strategy("local")
 class Local(Strategy):
     def backward_done(self) -> None:
         super().backward_done()

@@ -22,14 +22,13 @@ import os
 import threading
 from concurrent.futures import Future
 
-from engine.comm.strategy import Chunk, Strategy, strategy
+from engine.comm.strategy import Chunk, Strategy
 from engine.comm.world import Channel
 from engine.errors import ConfigError
 
 Chunks = dict[int, list[Chunk]]  # what is left of each bucket
 
 
-@strategy("servers")
 class Servers(Strategy):
     """The weights are the same bits for any number of servers, with and without priority: a chunk's sum does not depend
     on when it is made."""

@@ -1,6 +1,6 @@
-"""What every communication strategy offers to the solver, and the registry of them."""
+"""The interface of communication strategies, which reduce the gradients of a step and apply the update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +10,7 @@ from engine.comm.buckets import FLOAT_BYTES, Bucket
 from engine.comm.sentinel_process.board import UPDATE
 from engine.comm.settings import CommSettings
 from engine.comm.world import Channel, World
-from engine.errors import CommError, ConfigError
-from engine.names import suggestion
+from engine.errors import CommError
 
 
 @dataclass(frozen=True)
@@ -168,23 +167,3 @@ class Strategy:
         for bucket in self.buckets:
             self.updater.apply(bucket.index, threads)
             self.queue.done(bucket.index)
-
-
-_STRATEGIES: dict[str, type[Strategy]] = {}
-
-
-def strategy(name: str) -> Callable[[type[Strategy]], type[Strategy]]:
-    """Registers a strategy class under `name`."""
-
-    def register(cls: type[Strategy]) -> type[Strategy]:
-        _STRATEGIES[name] = cls
-        return cls
-
-    return register
-
-
-def strategy_class(name: str) -> type[Strategy]:
-    """Raises ConfigError for an unknown name, with the nearest known one."""
-    if name not in _STRATEGIES:
-        raise ConfigError(f"unknown communication strategy '{name}'{suggestion(name, _STRATEGIES)}")
-    return _STRATEGIES[name]

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
-from engine.comm.registry import make_strategy, settings_of
+from engine.comm.factory import make_strategy, settings_of
 from engine.comm.strategy import Step
 from engine.examine.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic

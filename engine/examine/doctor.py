@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine import proto
-from engine.comm.registry import settings_of
+from engine.comm.factory import settings_of
 from engine.config import Config, nets_of_solver, read_solver
 from engine.cores import all_hosts_and_cores, core_plan, host_and_cores, ranges
 from engine.data.prefetch import data_threads

@@ -3,7 +3,6 @@ layers' own `multinode`, as in Intel's Caffe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from engine.config import Config
@@ -12,7 +11,6 @@ from engine.layers.model_parallel import Part
 from engine.names import suggestion
 
 DIVISIBLE = ("InnerProduct", "Convolution")
-PartOf = Callable[[int], Part]  # of this rank, for a number of parts
 
 
 def model_parts(config: Config, ranks: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.buckets import buckets_of
-from engine.comm.registry import make_strategy, settings_of
+from engine.comm.factory import make_strategy, settings_of
 from engine.comm.sentinel_process import board
 from engine.comm.strategy import Step
 from engine.comm.world import World

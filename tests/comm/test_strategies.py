@@ -9,10 +9,10 @@ from google.protobuf import text_format
 
 from engine import _core, proto
 from engine.comm.buckets import make_buckets, segments_of
-from engine.comm.registry import make_strategy, settings_of
-from engine.comm.strategy import Step, strategy_class
+from engine.comm.factory import make_strategy, settings_of
+from engine.comm.strategy import Step
 from engine.comm.world import World
-from engine.errors import CommError, ConfigError
+from engine.errors import CommError
 from tests.mpi import run_ranks
 
 SIZES = [5000, 37, 12000, 9, 60000, 640]  # the large ones are cut, the small ones share
@@ -105,11 +105,6 @@ def test_a_bucket_that_backward_forgot_is_named():
         run.queue.ready(bucket.index)
     with pytest.raises(CommError, match=r"without the gradients of 1 buckets \(p5\)"):
         run.strategy.backward_done()
-
-
-def test_unknown_strategy():
-    with pytest.raises(ConfigError, match="unknown communication strategy 'serves'; did you mean 'servers'"):
-        strategy_class("serves")
 
 
 RANKS = """

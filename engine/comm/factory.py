@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.comm import blocking, local, servers  # noqa: F401  they register themselves
+from engine.comm.blocking import Blocking
 from engine.comm.buckets import Bucket
+from engine.comm.local import Local
+from engine.comm.servers import Servers
 from engine.comm.settings import CommSettings, comm_settings
-from engine.comm.strategy import Strategy, strategy_class
+from engine.comm.strategy import Strategy
 from engine.comm.world import World
 
 
@@ -21,20 +23,18 @@ def make_strategy(
     gradients: np.ndarray,
     settings: CommSettings,
     threads: int = 1,
-    name: str | None = None,
 ) -> Strategy:
-    """One rank: "local". Several: "servers", or "blocking" without servers. `name` overrides the choice.
+    """Local on one rank; on several, Servers, or Blocking if the settings ask for no servers.
 
     queue: _core.ReadyQueue(len(buckets)); updater: _core.Updater over the same buckets; gradients: the float32 arena;
     threads: the solver's. Raises CommError if the ranks disagree about buckets or how to reduce them.
     """
-    if name is None:
-        name = "local" if world.size == 1 else "servers" if settings.servers else "blocking"
-    # Collectives on one communicator must come in one order on every rank: all must cut and serve alike.
+    chosen = Local if world.size == 1 else Servers if settings.servers else Blocking
+    # Collectives on one communicator must come in the same order on every rank, so all ranks need the same buckets.
     same = replace(settings, cores=None)
-    layout = f"{name} {same} " + " ".join(f"{bucket.begin}-{bucket.end}" for bucket in buckets)
+    layout = f"{chosen.__name__} {same} " + " ".join(f"{bucket.begin}-{bucket.end}" for bucket in buckets)
     world.same_on_all_ranks(layout, "communication settings (comm_param, MLSL_NUM_SERVERS) or the gradient buckets")
-    return strategy_class(name)(world, queue, updater, buckets, gradients, settings, threads)
+    return chosen(world, queue, updater, buckets, gradients, settings, threads)
 
 
 def settings_of(world: World, param: Any) -> CommSettings:
