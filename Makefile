@@ -1,7 +1,7 @@
 # The commands of README.md. Each target prints the plain commands that it runs.
 #   make demo    builds engine into .venv and trains the digits net on two ranks
 #   make test    builds engine into .venv-dev and runs the tests
-#   make test-torch  compares the layers with PyTorch, which pip puts into .venv-torch, as large as its index has it
+#   make test-torch  installs PyTorch into .venv-torch (large) and compares the layers with it
 #   make test-mpi  runs the tests that start ranks under MPICH, Open MPI and Intel MPI, one after the other
 #   make lint    checks style (ruff, clang-format);  make format  mends it
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)

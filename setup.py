@@ -1,4 +1,4 @@
-"""Builds engine._ext (C++ on oneDNN) and the compiled schema; everything else stands in pyproject.toml.
+"""Builds engine._ext (C++ on oneDNN) and the compiled schema; everything else is in pyproject.toml.
 
 Objects stay in build/ between builds, isolated or not, and are compiled again only when their source or a header
 of csrc/ is newer. ENGINE_BUILD_JOBS sets the number of parallel compilations (all cores otherwise).

@@ -1,4 +1,4 @@
-"""Divides the cores of a host among its ranks, where the user has not done it."""
+"""Divides the cores of a host among its ranks, unless the user or the launcher has done so."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.comm.world import World
 
-# How long an idle thread of libgomp spins before it sleeps: libgomp's own figure for cores that others need, too (here
-# communication servers, decoding threads, other ranks). Its default is 300 times that. Two ranks of two threads on two
-# cores, a small net: 1.5 ms for a forward pass instead of 280.
+# How long an idle thread of libgomp spins before it sleeps: libgomp's own value for oversubscribed cores (here they
+# also run communication servers, decoding threads, other ranks); its default is 300 times that. With two ranks of two
+# threads on two cores, the forward pass of a small net takes 1.5 ms instead of 280.
 SPIN_COUNT = "1000"
 
 
 def limit_spinning() -> None:
-    """To be called before anything loads libgomp, which reads the variable once."""
+    """Sets GOMP_SPINCOUNT. To be called before libgomp is loaded, which reads the variable once."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
@@ -33,17 +33,17 @@ def share_cores(world: World) -> None:
 
 
 def host_and_cores() -> tuple[str, tuple[int, ...]]:
-    """Of this rank: the cores that its affinity mask allows."""
+    """This rank's host name and the cores that its affinity mask allows."""
     return platform.node(), tuple(sorted(os.sched_getaffinity(0)))
 
 
 def all_hosts_and_cores(world: World) -> list[tuple[str, tuple[int, ...]]]:
-    """Collective. Of all ranks."""
+    """Collective. (host, cores) of all ranks, in order."""
     return world.broadcast_object(world.gather(host_and_cores()))
 
 
 def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]]) -> int:
-    """Threads of a rank, from the (host, cores) of all ranks: those that a launcher has pinned apart share nothing."""
+    """Threads of a rank: its cores, divided by the number of ranks that are allowed the same ones."""
     return max(1, len(mine[1]) // everyone.count(mine))
 
 

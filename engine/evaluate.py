@@ -1,4 +1,4 @@
-"""Tests a net: the averages of its outputs over some batches, or over the whole set exactly once."""
+"""Tests a net: averages its outputs over a number of batches, or over the whole set exactly once."""
 
 from __future__ import annotations
 

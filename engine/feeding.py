@@ -1,4 +1,4 @@
-"""Binds a net to its data: opens what its data layers read, and hands the net one batch after the other."""
+"""Connects a net to its data: opens the sources of its data layers and feeds it batch after batch."""
 
 from __future__ import annotations
 

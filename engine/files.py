@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes: a file appears under its name only when it is complete and on the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words for a name that is not known: the nearest known one first, then all if they are few."""
+"""Suggestions for an unknown name: the nearest known one, else all known ones if they are few."""
 
 from __future__ import annotations
 

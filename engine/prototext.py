@@ -1,7 +1,7 @@
-"""The protobuf text format, read with the place of every field, which protobuf's own reader does not tell.
+"""Reads the protobuf text format with the place of every field, which protobuf's own reader does not give.
 
-scan() turns a text into a tree of Nodes, fill() a tree into a message; fill() goes on after an error, so that one run
-shows all the errors of a file.
+scan() turns a text into a tree of Nodes, fill() a tree into a message; fill() continues after an error, so that one run
+shows all errors of a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What verbs of the command line have in common when they run: ranks, solvers and nets as the options change them."""
+"""What the verbs of the command line share at run time: the ranks, and solvers and nets as changed by the options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def start(watched: bool = False, output: str | None = None) -> World:
-    """The world of ranks, each with its share of the cores, and the log on rank 0. watched: by the watchdog. output: a
-    file that rank 0 is to write in the end ("-": none). Raises EngineError where it cannot."""
+    """Sets up the ranks, each with its share of the cores, and the log on rank 0. watched: start the watchdog. output:
+    a file that rank 0 will write at the end ("-": standard output). Raises EngineError if it is not writable."""
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.cores import limit_spinning, share_cores

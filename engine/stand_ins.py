@@ -20,7 +20,7 @@ def _proposal(layer: Any) -> None:
         layer.proposal_param.scale.extend(float(scale) for scale in scales[1].split(","))
 
 
-# (module, class): what makes the layer one of ours.
+# (module, class) -> what turns the layer into a built-in one.
 STAND_INS: dict[tuple[str, str], Callable[[Any], None]] = {("rpn.proposal_layer", "ProposalLayer"): _proposal}
 
 

@@ -1,21 +1,22 @@
-"""Communication servers: threads that reduce and update a bucket while backward goes on with the next.
+"""Communication servers: threads that reduce and update one bucket while backward continues with the next.
 
-Bucket i belongs to server i % S, which has a communicator of its own and reduces one chunk of one bucket at a time. The
-order of the chunks is the same on every rank:
+Bucket i belongs to server i % S. Each server has a communicator of its own and reduces one chunk of one bucket at a
+time. The order of the chunks is the same on every rank:
 
 - without priority, buckets ascend: the order in which backward completes them;
 - with priority, rank 0's server chooses before every chunk, among the buckets that are ready there, the one that the
-  next forward needs first (the highest, for forward reads parameters in the reverse order), and tells the others
-  (Channel.follow). A large bucket can so be overtaken between two of its chunks.
+  next forward needs first (the highest, because forward reads parameters in the reverse order), and tells the others
+  (Channel.follow). A large bucket can thus be overtaken between two of its chunks.
 
-Why this cannot deadlock. All ranks make the same collective calls in the same order on each communicator, which has one
-thread on each rank; so a call ends once every rank has made it. A rank comes to its call late only because (a) its own
-bucket is not ready, (b) an earlier call on the same communicator is not over, (c) the step has not begun there, or (d)
-for norms, another server has not come to the meeting. (a) and (c) wait for the solver's thread, in backward or
-before it: there it waits for updates of earlier steps, or with synchronised BatchNorm for the others' threads to come
-to the same op, never for a reduction of this step. (b) goes back to the first call that is not over, hence to (a), (c)
-or (d); servers come to (d) when their calls of this step are over. So by induction over the steps, and the calls within
-each, every call is made on every rank.
+Why this cannot deadlock. Each communicator is used by one thread per rank, and all ranks make the same collective calls
+on it in the same order, so a call completes once every rank has made it. A rank is late for a call only because (a) its
+bucket is not ready there, (b) an earlier call on the same communicator has not completed, (c) the rank has not begun
+the step, or (d) for norms, another of its servers has not reached the barrier. (a) and (c) wait for the solver's
+thread, which is in backward or before it; there it waits only for updates of earlier steps or, with synchronised
+BatchNorm, for the other ranks' solver threads to reach the same op, never for a reduction of this step. (b) leads back
+to the first call that has not completed, hence to (a), (c) or (d); servers reach the barrier of (d) when their calls of
+this step are complete. So, by induction over the steps and over the calls within each, every call is made on every
+rank.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A training step on ranks that are not there: when buckets become ready, who reduces them, and what has to wait.
+"""Simulates a training step on any number of ranks: when buckets become ready, who reduces them, what has to wait.
 
 The ranks are taken to be alike and in step, so that one of them stands for all. Its solver thread, its servers and the
 link are simulated as they work in program.cpp and servers.py: a server takes one chunk of one of its buckets at a time;

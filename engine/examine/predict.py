@@ -1,4 +1,4 @@
-"""`engine predict`: step time, efficiency and exposed communication of a net on ranks that are not there.
+"""`engine predict`: step time, efficiency and exposed communication of a net on more ranks than are available.
 
 A profile (what each layer takes on one rank) and a network model go into engine.comm.simulate.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BUCKETS_MB = (0.5, 1, 2, 4, 8, 16, 32)
 SERVERS = (0, 1, 2, 4, 8)
 GAIN = 0.995  # another setting has to be better than the default by this factor to be recommended
-# Where it has not been measured: seconds of a thread to update a float, 20 bytes at 3 GB/s; and the threads of a rank.
+# Assumed where nothing was measured: seconds for a thread to update a float (20 bytes at 3 GB/s); threads of a rank.
 UPDATE, THREADS = 20 / 3e9, 32
 BACKWARD = 2.0  # times the forward's floating-point operations
 
@@ -115,7 +115,7 @@ def from_flops(config: Config, batch: int = 0) -> Profile:
 
 
 def own_profile(config: Config, iterations: int, precision: str, world: World) -> Profile:
-    """Measured here and now; under mpiexec on all ranks at once, each by itself, for they take from each other."""
+    """Measured now; under mpiexec on all ranks at once, without communication, as ranks of one host slow each other."""
     times: Times = benchmark(config, TRAIN, iterations, World(), precision)
     return replace(measured(to_json(times), "this machine"), together=world.size > 1)
 

@@ -1,4 +1,4 @@
-"""What layers expect of labels that stand beside scores."""
+"""Checks the labels that accompany scores."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): a process for each rank, rows
-for its data, its compute and its communication servers, all on rank 0's clock."""
+"""A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): one process per rank, with rows
+for data, compute and communication servers, all on rank 0's clock."""
 
 from __future__ import annotations
 

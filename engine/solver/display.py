@@ -1,4 +1,4 @@
-"""What a solver prints: Caffe's lines, from which parse_log.py reads, a few of ours, and the curve at the end."""
+"""What a solver prints: Caffe's lines, which parse_log reads, a few more, and the curve at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots and what is read back: BVLC's caffemodel and solverstate, written by rank 0, whole or not at all."""
+"""Snapshots: BVLC's caffemodel and solverstate, written by rank 0, whole or not at all, and read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer's memory (momentum and its kin): arenas beside the weights, with the same offsets and layouts."""
+"""The optimizer state (momentum and the like): arenas with the offsets and layouts of the weights'."""
 
 from __future__ import annotations
 

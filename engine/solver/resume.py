@@ -1,4 +1,4 @@
-"""--resume auto: the newest snapshot that is whole, and how another number of ranks holds its global batch."""
+"""--resume auto: finds the newest complete snapshot, and keeps its global batch on another number of ranks."""
 
 from __future__ import annotations
 

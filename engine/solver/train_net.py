@@ -1,4 +1,4 @@
-"""The train net on many ranks: which part of its layers each holds, and the same layouts of parameters on all."""
+"""Builds the train net on several ranks: the parts of layers that each holds, and identical parameter layouts."""
 
 from __future__ import annotations
 

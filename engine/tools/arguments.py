@@ -85,8 +85,8 @@ def _add_parse_log(verbs) -> None:
         verbs,
         "parse_log",
         "turn a run's log into CSV",
-        "Reads the log of a training run, ours or Caffe's, and writes DIR/LOG.train and DIR/LOG.test (.test1, ... for "
-        "further test nets) with columns NumIters, Seconds, LearningRate, each output, and the smoothed loss.",
+        "Reads the log of a training run, engine's or Caffe's, and writes DIR/LOG.train and DIR/LOG.test (.test1, ... "
+        "for further test nets) with columns NumIters, Seconds, LearningRate, each output, and the smoothed loss.",
         "engine parse_log run.log .   # of `engine train --solver solver.prototxt 2> run.log`",
     )
     verb.add_argument("log", metavar="LOG", help="what training wrote to stderr, or Caffe's log file")
@@ -104,7 +104,7 @@ def _add_plot_log(verbs) -> None:
         "engine plot_log curve.png run.log\nengine plot_log both.svg fp32.log bf16.log",
     )
     verb.add_argument("target", metavar="OUT", help="the picture: .png or .svg")
-    verb.add_argument("logs", metavar="LOG", nargs="+", help="logs of training runs, ours or Caffe's")
+    verb.add_argument("logs", metavar="LOG", nargs="+", help="logs of training runs, engine's or Caffe's")
 
 
 def _add_extract_features(verbs) -> None:
