@@ -91,14 +91,15 @@ class Feeder:
         return shapes_of
 
     def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray) -> None:
-        """What a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,). Raises DataError."""
+        """Sets what a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,). Raises
+        DataError."""
         reader = self._opened[layer].source.reader if layer in self._opened else None
         if not isinstance(reader, MemoryReader):
             raise DataError(f"the net has no MemoryData layer '{layer}'", self._config.path)
         reader.set(data, labels)
 
     def connect(self, net: Net) -> None:
-        """Writes what the net's HDF5Output layers are given, at every forward. Raises ConfigError, DataError."""
+        """Makes the net's HDF5Output layers write their bottoms after every forward. Raises ConfigError, DataError."""
         for layer in net.sinks:
             if layer.name not in self._files:
                 self._files[layer.name] = HDF5Output(layer.message, layer.where, self._rank, self._ranks)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from engine.comm.launch import OVERSUBSCRIBE, command_for, detect
 from engine.errors import ConfigError
 
-# Statuses after which the same would happen again: done, an error in the input, wrong usage, interrupted.
+# Statuses after which a restart would not help: done, an error in the input, wrong usage, interrupted.
 FINAL = (0, 1, 2, 130)
 PAUSE_SECONDS = 2.0  # for what is left of the ranks to end
 OWN_OPTIONS = ("ranks", "max_restarts")
@@ -21,9 +21,9 @@ OWN_OPTIONS = ("ranks", "max_restarts")
 def supervise(arguments: Sequence[str], ranks: int, max_restarts: int) -> int:
     """Runs `engine arguments...`, and again with --resume auto after each crash; the last exit status.
 
-    arguments: of the command line, `train` first. Signals go to the ranks, and are the end of restarting. Snapshots
-    that were there before do not count, unless the arguments have --resume. Raises ConfigError under a launcher,
-    CommError where there is no mpiexec.
+    arguments: of the command line, `train` first. Signals are passed on to the ranks; after one, there are no more
+    restarts. Snapshots from before the run do not count, unless the arguments have --resume. Raises ConfigError under a
+    launcher, CommError where there is no mpiexec.
     """
     if detect() is not None:
         raise ConfigError("--ranks and --max_restarts start the ranks themselves: not under mpiexec or srun")

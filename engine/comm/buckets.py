@@ -28,7 +28,7 @@ class Bucket:
     begin: int
     end: int
     pieces: tuple[Piece, ...]
-    parts: int = 1  # of how many its parameters are one: every parts-th rank has the same
+    parts: int = 1  # into which its layers are divided (model parallelism); every parts-th rank holds the same part
 
     @property
     def nbytes(self) -> int:
@@ -49,9 +49,9 @@ def make_buckets(
     """Buckets of about `bucket_bytes` that follow the order in which backward completes the parameters.
 
     parameters: (name, offset, count) in floats, offsets ascending as backward completes them; gaps (alignment) are
-    allowed and are reduced along. Small parameters share a bucket; one larger than `bucket_bytes` is cut into equal
+    allowed and are reduced, too. Small parameters share a bucket; one larger than `bucket_bytes` is cut into equal
     buckets of its own, so that several servers can work on it. Towards the end buckets become smaller (TAPER_BYTES).
-    parts: of parameters of which ranks hold parts, which share buckets with their like only.
+    parts: the number of parts of divided parameters (model parallelism), which share buckets with their like only.
     Raises ValueError if the parameters overlap or are out of order.
     """
     most = max(1, bucket_bytes // FLOAT_BYTES)

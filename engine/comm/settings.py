@@ -1,4 +1,4 @@
-"""How gradients are reduced: `comm_param` of the solver, MLSL's environment variables, and what the link suggests."""
+"""How gradients are reduced: the solver's `comm_param`, MLSL's environment variables, and defaults from the link."""
 
 import math
 import os
@@ -13,9 +13,9 @@ from engine.names import suggestion
 
 MANY_CORES = 32  # per rank
 MB = 1 << 20
-# A message is on its way for about so long: an urgent one waits for no more than that.
+# Time that a message takes on the link, about: the longest that a more urgent one has to wait.
 MESSAGE_SECONDS = 0.02
-# But so much longer than the latency that this does not count.
+# A message takes at least so many times the latency, which is then negligible.
 LATENCIES = 50
 LEAST_BYTES = 256 << 10
 # MLSL's defaults, where only one of its two variables is given.
@@ -25,7 +25,7 @@ VARIABLES = (
     *("MLSL_LARGE_MSG_SIZE_MB", "MLSL_LARGE_MSG_CHUNKS"),
 )
 WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
-DIRECT_RANKS = 8  # beyond these the number of messages counts
+DIRECT_RANKS = 8  # with more ranks, the number of messages matters
 HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
 
 
@@ -52,8 +52,9 @@ class Reduction:
 
 @dataclass(frozen=True)
 class CommSettings:
-    """servers: threads per rank, 0 reduces at the end of backward. cores: one for each server, or None: not pinned.
-    bucket_bytes: gradients fused at most; chunk_bytes: of a bucket that travel at a time. priority: see servers.py."""
+    """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
+    None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: largest piece of a bucket that is
+    reduced at a time. priority: see servers.py."""
 
     servers: int
     cores: tuple[int, ...] | None = None
@@ -139,8 +140,8 @@ def server_settings(
 
 
 def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ, where: str | None = None) -> float:
-    """After how many seconds without progress a run is ended, 0: never; ENGINE_WATCHDOG overrides the CommParameter,
-    which stands at `where`. Raises ConfigError."""
+    """Seconds without progress after which a run is ended, 0: never. ENGINE_WATCHDOG overrides `param`, the
+    CommParameter at `where` ("file:line:column"). Raises ConfigError."""
     text = environ.get("ENGINE_WATCHDOG", "").strip()
     if not text:
         seconds, named = (WATCHDOG_SECONDS if param is None else param.watchdog), "comm_param: watchdog"
@@ -157,14 +158,14 @@ def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ,
 
 
 def exchanges_directly(ranks: int, ranks_per_node: int) -> bool:
-    """Whether float32 sums are made by two exchanges of every rank with every other, each adding up its share and then
-    telling the sum: between hosts of one rank each, and within one host. MPI's own algorithms take more steps, of fewer
-    messages and with less across a link that ranks share; but they go on by one step at each look, and add slowly."""
+    """Whether float32 sums are made by two exchanges of every rank with every other (each rank sums its share, then
+    sends the sum): between hosts of one rank each, and within one host. MPI's own algorithms send fewer messages, and
+    less over a link that ranks share, but in more steps; they advance one step per MPI_Test, and add slowly."""
     return 1 < ranks <= DIRECT_RANKS and ranks_per_node in (1, ranks)
 
 
 def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each variable that looks like one of MLSL's, and does nothing here."""
+    """A line for each MLSL variable that has no effect here."""
     others = sorted(name for name in environ if name.startswith("MLSL_") and name not in VARIABLES)
     return [f"{name} is ignored{suggestion(name, VARIABLES)}" for name in others]
 

@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What travels at a time: floats [begin, end) of the arena; residual: where rounding is fed back."""
+    """What is reduced at a time: floats [begin, end) of the arena; residual: rounding errors fed back, or None."""
 
     begin: int
     end: int
@@ -102,7 +102,7 @@ class Strategy:
             raise CommError(f"backward ended without the gradients of {len(missing)} buckets ({names})")
 
     def wait_all(self) -> None:
-        """Returns when every update is in the weights: before a test, a snapshot, the end."""
+        """Returns when every update is in the weights; called before a test, a snapshot, the end."""
         self.world.board.enter(UPDATE)
         self.queue.wait_all_done()
 

@@ -63,8 +63,8 @@ class World:
         return Board()
 
     def watch(self, seconds: float) -> None:
-        """From now on a rank that makes no progress for so long ends the run, which says where every rank is. 0: none
-        does. The board must be kept; set-up, snapshots and the end may take ten times as long."""
+        """From now on, a rank that makes no progress for `seconds` ends the run with a report of where every rank is;
+        0: never. The board must be kept up to date; set-up, snapshots and the end may take ten times as long."""
         if self._sentinel is None and seconds:
             self._sentinel = Sentinel(0, self.board)
             self._sentinel.join(self._sentinel.hub(), 1)
@@ -112,7 +112,7 @@ class World:
     def channel(self, reduction: Reduction | None = None, parts: int = 1) -> Channel:
         """Collective: a stream of reductions of its own, for a communication server. Default: exact float32 sums.
 
-        parts: with more than 1 the ranks that hold the same part add up, every parts-th."""
+        parts: with more than 1, sums are over the ranks that hold the same part: every parts-th."""
         return Channel()
 
     def group(self, count: int):
@@ -127,7 +127,7 @@ class World:
         raise SystemExit(status)
 
     def close(self) -> None:
-        """Collective: the orderly end of a run; afterwards only rank and size may be read."""
+        """Collective: the orderly end of a run; after it only rank and size may be used."""
         if self._sentinel:
             self._sentinel.farewell()
             self._sentinel.watch(0)  # nobody waits for it, whatever it still does
