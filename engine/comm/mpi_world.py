@@ -211,10 +211,11 @@ class MpiWorld(World):
     def close(self) -> None:
         self._comm.Barrier()
         self.board.enter(END)
-        self._sentinel.farewell()
+        self._sentinel.complete()
         for comm in (self._flags_comm, self._local, self._comm):
             comm.Free()
         self._mpi.Finalize()
+        self._sentinel.farewell_at_exit()
 
 
 def _drain(fd: int) -> None:

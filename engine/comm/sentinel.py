@@ -5,6 +5,7 @@ beside each rank, started before MPI, with no descriptor of the rank but stderr 
 so that the launcher's clean-up does not reach it before it has spoken. See sentinel_process/ for what it does.
 """
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 from engine.comm.sentinel_process.board import Board
-from engine.comm.sentinel_process.wire import connect
+from engine.comm.sentinel_process.wire import connect, send
 
 
 class Sentinel:
@@ -59,14 +60,26 @@ class Sentinel:
         except OSError:
             return True
 
+    def saved(self, path: str) -> None:
+        """Rank 0's: the run can go on from this file, which is told when a rank dies."""
+        self._tell(f"saved {path}")
+
+    def complete(self) -> None:
+        """No rank has anything left to do or to write, which is told when one dies on its way out."""
+        if self._connection is not None:
+            send(self._connection, "complete")
+
     def farewell(self) -> None:
         """This rank ends well. The watch goes on: it may still hang on its way out."""
         self._tell("bye")
         if self._connection is not None:
-            try:
-                self._connection.sendall(b"bye\n")
-            except OSError:
-                pass  # nobody listens any more
+            send(self._connection, "bye")
+
+    def farewell_at_exit(self) -> None:
+        """The same, once the last destructor has run: a rank that dies before is noticed. _exit() does not say it."""
+        _write_at_exit(self._process.stdin.fileno(), b"bye\n")
+        if self._connection is not None:
+            _write_at_exit(self._connection.fileno(), b"bye\n")
 
     def _tell(self, line: str) -> bool:
         try:
@@ -75,3 +88,10 @@ class Sentinel:
         except OSError:
             return False
         return True
+
+
+def _write_at_exit(fd: int, text: bytes) -> None:
+    """exit() ends with writing what the buffers of C streams hold; a process that is killed or crashes loses it."""
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype, libc.fputs.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p)
+    libc.fputs(text, libc.fdopen(os.dup(fd), b"w"))

@@ -48,8 +48,8 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several ranks: there all but `abort` are collective, called by every
-    rank in one order and from one thread; only channels work from threads of their own."""
+    """One rank. MpiWorld has the same methods for several ranks: all but `abort` and `saved` are collective there,
+    called by every rank in one order and from one thread; only channels work from threads of their own."""
 
     rank = 0
     size = 1
@@ -70,6 +70,11 @@ class World:
             self._sentinel.join(self._sentinel.hub(), 1)
         if self._sentinel:
             self._sentinel.watch(seconds)
+
+    def saved(self, path: str) -> None:
+        """On rank 0: the run can go on from this file, which is told when a rank dies."""
+        if self._sentinel:
+            self._sentinel.saved(path)
 
     def barrier(self) -> None: ...
 

@@ -81,6 +81,7 @@ class SnapshotFiles:
             weights.write_caffemodel(model, solver.net.message, solver.net.weights_by_layer(whole))
             log(f"Snapshotting solver state to {_kind(state)} file {state}")
             weights.write_solverstate(state, self._state(model, recent_loss.tolist(), histories))
+            solver.world.saved(str(state))
         solver.world.barrier()  # nobody runs ahead of a snapshot that fails
 
     def _state(self, model: Path, recent_loss: list[float], histories: list[dict]) -> SolverState:

@@ -1,6 +1,7 @@
 """A rank that is killed in the middle of a real run: the others end, its name is told, the snapshot is whole."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,9 +65,10 @@ def test_kill_9_of_one_of_two_ranks(tmp_path, victim, servers):
     named = [line for line in rest.splitlines() if "died, killed or crashed" in line]
     assert len(named) == 1 and named[0].startswith(f"engine: rank {victim} (pid {killed} on "), rest
     assert "Traceback" not in rest
+    last = int(re.search(rf"; the last snapshot is {tmp_path}/net_iter_(\d+)\.solverstate$", named[0])[1])
 
     states = [read_solverstate(path) for path in tmp_path.glob("*.solverstate")]
-    assert {20, 40, 60} <= {state.iteration for state in states}
+    assert last >= 60 and {20, 40, 60, last} <= {state.iteration for state in states}
     for state in states:
         assert len(state.history) == 8 and state.samples_seen == 64 * state.iteration
         assert all(np.isfinite(blob).all() for blobs in read_caffemodel(state.learned_net).values() for blob in blobs)

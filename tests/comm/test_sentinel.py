@@ -12,17 +12,27 @@ from tests.mpi import REPO, run_ranks
 
 PROGRAM = """
 import os, sys, time
+from types import SimpleNamespace
 from engine.comm.world import world
+def kill(pid=os.getpid(), kill=os.kill, write=os.write):
+    write(1, b"PID %d\\n" % pid)
+    kill(pid, 9)
+class Late:
+    def __del__(self, kill=kill):
+        kill()
 w = world()
 w.gather(0)
 how, who = {how!r}, {who}
 if w.rank == who or who is None:
     time.sleep(0.2)
     if how == "kill":
-        print("PID", os.getpid(), flush=True)
-        os.kill(os.getpid(), 9)
+        kill()
     if how == "abort":
         w.abort("solver.prototxt:3:1: no such thing")
+    if how == "finalize":  # where all the others are, too
+        w._mpi = SimpleNamespace(Finalize=kill)
+    if how == "exit late":  # when the interpreter clears the modules away
+        sys.last = Late()
     if how == "exit":
         sys.exit(3)
     w.barrier()
@@ -70,6 +80,17 @@ def test_a_killed_rank_is_named_once(ranks, who, busy):
     assert done.returncode != 0 and "end" not in done.stdout
     assert len(lines) == 1 and lines[0].startswith(f"engine: rank {who} (pid {pid} on "), done.stderr
     assert lines[0].endswith("died, killed or crashed: stopping all ranks")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "who"), [(2, 0), (4, 3)])
+@pytest.mark.parametrize("how", ["finalize", "exit late"])
+def test_a_rank_that_is_killed_on_its_way_out(how, ranks, who):
+    done, lines = end(ranks, how, who)
+    pid = done.stdout.partition("PID ")[2].split()[0]
+    assert done.returncode != 0
+    assert len(lines) == 1 and lines[0].startswith(f"engine: rank {who} (pid {pid} on "), done.stderr
+    assert lines[0].endswith("stopping all ranks; the run was complete, all its files are written")
 
 
 @pytest.mark.mpi

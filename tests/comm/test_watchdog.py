@@ -62,6 +62,7 @@ def test_a_stopped_rank_is_named(tmp_path, ranks, victim, servers):
         f"engine: no progress for {SECONDS:g} s, stopping all ranks: rank {victim} (pid {stopped} on "
     ), rest
     assert "is stopped by a signal (SIGSTOP): iteration " in lines[0]
+    assert re.fullmatch(rf"engine:   the last snapshot is {tmp_path}/net_iter_\d+\.solverstate", lines.pop()), rest
     told = [number for line in lines[1:] for number in re.match(r"engine:   ranks? ([\d,-]+), for", line)[1].split(",")]
     assert len(told) >= 1 and all("iteration" in line for line in lines[1:]), rest
     assert [line for line in lines if "no progress" in line] == lines[:1]
@@ -85,26 +86,26 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
     assert process.returncode == 0 and "Optimization Done." in rest and "no progress" not in rest, rest
 
 
-FAREWELL = """
+COMPLETE = """
 import os, signal
 from engine.comm.world import world
 w = world()
 w.watch(1)
-farewell = w._sentinel.farewell
+complete = w._sentinel.complete
 def stop():
-    farewell()
+    complete()
     if w.rank == {rank}:
         os.kill(os.getpid(), signal.SIGSTOP)
-w._sentinel.farewell = stop
+w._sentinel.complete = stop
 w.close()
 """
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_is_stopped_after_its_farewell(rank):
+def test_a_rank_that_is_stopped_when_the_run_is_complete(rank):
     begin = time.monotonic()
-    done = run_ranks(3, FAREWELL.format(rank=rank), timeout=60)
+    done = run_ranks(3, COMPLETE.format(rank=rank), timeout=60)
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert done.returncode != 0 and time.monotonic() - begin < 40
     assert len([line for line in lines if f"rank {rank} (pid" in line and "(SIGSTOP)" in line]) == 1, done.stderr
@@ -128,7 +129,8 @@ if w.rank == {rank}:
 def test_a_rank_that_is_stopped_on_its_way_out(rank):
     done = run_ranks(2, EXIT.format(rank=rank), timeout=60)
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
-    assert len(lines) == 1 and f"rank {rank} (pid" in lines[0] and "(SIGSTOP)" in lines[0], done.stderr
+    assert f"rank {rank} (pid" in lines[0] and "(SIGSTOP)" in lines[0], done.stderr
+    assert lines[1:] == ["engine:   the run was complete, all its files are written"]
 
 
 SLEEPS = """

@@ -87,6 +87,8 @@ class Guard:
                 self.join(rest[0], rest[1:])
             elif word == "ranks" and self.hub:
                 self.hub.expected = int(rest[0])
+            elif word == "saved" and self.hub:
+                self.hub.saved = " ".join(rest)
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
             elif word == "bye":

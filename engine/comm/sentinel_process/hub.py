@@ -22,6 +22,8 @@ class Hub:
         self.ranks: dict[socket.socket, str] = {}  # connection -> "rank 3 (pid 77 on host)"
         self.expected, self.joined = 0, 0  # ranks
         self.guards: set[socket.socket] = set()
+        self.saved = ""  # the last snapshot
+        self.complete = False  # nobody has anything left to do but to end
         self.ended = False  # somebody has failed, died or made no progress
         self.stop_at: float | None = None
         self.asked_at: float | None = None  # where everybody is
@@ -64,6 +66,8 @@ class Hub:
         if word == "fail":
             send(connection, "late" if self.ended else "first")
             self.end(LINGER_SECONDS)
+        elif word == "complete":
+            self.complete = True
         elif word == "bye":
             self.ranks.pop(connection, None)
 
@@ -80,8 +84,15 @@ class Hub:
 
     def died(self, rank: str) -> None:
         if self.joined >= self.expected:  # else the first to die may be one that has not come: the launcher tells
-            say(f"engine: {rank} died, killed or crashed: stopping all ranks\n")
+            safe = f"; {self.safe()}" if self.safe() else ""
+            say(f"engine: {rank} died, killed or crashed: stopping all ranks{safe}\n")
         self.end(0)
+
+    def safe(self) -> str:
+        """What a run that is stopped leaves."""
+        if self.complete:
+            return "the run was complete, all its files are written"
+        return f"the last snapshot is {self.saved}" if self.saved else ""
 
     def judge(self) -> None:
         """Everybody who can has said where they are."""
@@ -96,7 +107,7 @@ class Hub:
             for guard in self.guards:
                 send(guard, "wait")
             return
-        say(report(self.seconds, answers, silent))
+        say(report(self.seconds, answers, silent, self.safe()))
         self.end(0)
 
     def end(self, seconds: float) -> None:

@@ -33,8 +33,8 @@ def rank_name(rank: int | str, pid: int | str, host: str) -> str:
     return f"rank {rank} (pid {pid} on {host})"
 
 
-def report(seconds: float, answers: list[Answer], silent: list[str]) -> str:
-    """Lines for stderr. silent: names of the ranks of which no answer has come."""
+def report(seconds: float, answers: list[Answer], silent: list[str], safe: str = "") -> str:
+    """Lines for stderr. silent: names of the ranks of which no answer has come; safe: what the run leaves, or ""."""
     answers = sorted(answers, key=lambda answer: answer.rank)
     stopped = [answer for answer in answers if answer.state in STATES]
     busy = [answer for answer in answers if not answer.waits]
@@ -59,6 +59,7 @@ def report(seconds: float, answers: list[Answer], silent: list[str]) -> str:
         numbers = [answer.rank for answer in there]
         word = "rank" if len(numbers) == 1 else "ranks"
         lines.append(f"engine:   {word} {_ranges(numbers)}, for {max(a.idle for a in there):.0f} s: {text}")
+    lines += [f"engine:   {safe}"] if safe else []
     return "\n".join(lines) + "\n"
 
 
