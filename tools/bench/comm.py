@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""What communication costs: training steps on rate-limited hosts beside the same steps of one rank, in one session.
+"""What communication costs: training steps on rate-limited hosts and the same steps on one rank, in one session.
 
     python tools/bench/comm.py --netlab netlab --rounds 3
     python tools/bench/comm.py --netlab netlab --links 1gbit --precision bf16 --comm 'compression: BF16'
-    python tools/bench/comm.py --netlab netlab --peer '/venv/bin/python peer_torch.py --net resnet50'
+    python tools/bench/comm.py --netlab netlab --peer 'python my_ddp_training.py'
 
-Needs root for `netlab`, which makes hosts of network namespaces on this machine and limits the links between them.
-Every round runs, one after the other: one rank alone (the base), two single ranks at the same time ("apart": what they
-take from each other without a network), and for each link the ranks with servers, without (MLSL_NUM_SERVERS=0), and
+`netlab` is a program that simulates hosts on this machine, such as network namespaces with rate-limited links; it is
+not part of this repository, and needs root. Its commands: `up HOSTS LINK` (hosts at 10.77.0.1 and following; links of
+1gbit, 200mbit, ...), `run HOSTS COMMAND` (mpiexec, a rank on each host), `exec HOST COMMAND` (from host 1), `down`.
+
+Every round runs, one after the other: one rank alone (the base), single ranks at the same time ("apart": how much they
+slow each other down without a network), and for each link the ranks with servers, without (MLSL_NUM_SERVERS=0), and
 the peer, a command that trains with DDP as RANK of WORLD_SIZE and prints `step N ms`. All with one thread per rank.
 
 Columns, medians over the rounds of medians over the steps:
@@ -17,7 +20,7 @@ Columns, medians over the rounds of medians over the steps:
   solver    milliseconds of processor time of the thread that computes
   servers   the same of all other threads: servers, MPI
   kernel    the same outside of processes, on the whole machine: interrupts, where TCP receives
-  bound     max(base, bytes of an allreduce / rate): no order of sending gets below
+  bound     max(base, bytes of an allreduce / rate): a lower bound for any order of sending
 """
 
 import argparse

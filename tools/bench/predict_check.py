@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""`engine predict` beside what it predicts: training steps on rate-limited hosts of this machine.
+"""Compares `engine predict` with measured training steps on rate-limited hosts that are simulated on this machine.
 
     python tools/bench/predict_check.py --netlab netlab
     python tools/bench/predict_check.py --netlab netlab --hosts 2 --links 1gbit --model nets/digits.prototxt
 
-Needs root for `netlab` (see tools/bench/comm.py, whose ranks are measured here). For each number of hosts and each
-link, in `--rounds` rounds: `engine predict` on the hosts, which measures the network, and the net on all of them at
-once but each by itself; then the same ranks train together. Worth something on a machine that does nothing else.
+Needs root and `netlab`; see tools/bench/comm.py, whose ranks are measured here. For each number of hosts and each
+link, in `--rounds` rounds: `engine predict` on the hosts, which measures the network, and the net on all hosts at once
+without communication; then the same ranks train together. Only meaningful on an otherwise idle machine.
 
 Columns, medians over the rounds, milliseconds: the predicted step, what of it is exposed communication, the measured
 step, and the error of the prediction.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Throughput of engine, in training and inference, beside PyTorch and the kernel limit, alternately in one session: on
-a shared machine only ratios hold.
+"""Compares the throughput of engine, in training and inference, with PyTorch's and with the kernel limit, in turn
+within one session: on a shared machine only ratios are meaningful.
 
     python tools/bench/train.py --nets resnet50,alexnet,vgg16,googlenet --precisions fp32,bf16 --rounds 5 \\
         --torch_python /path/to/a/venv/with/torch/bin/python --json bench.json
@@ -10,8 +10,8 @@ Every round runs, for each net, precision and topology (ranks x threads x batch 
 installed, PyTorch with tcmalloc, and the sum of oneDNN's kernels (kernel_limit.py, one rank only). A step is forward,
 backward and update; in phase TEST (inference) forward alone. PyTorch trains the nets that torch_nets.py has, in the
 faster of its two memory layouts; several ranks are DDP over gloo. The table has medians and ranges; a ratio is the
-median of the rounds' ratios; memory is the peak of rank 0; the first iteration is done so long after
-the start of the process. Runs are added to those in --json FILE.
+median of the rounds' ratios; memory is the peak of rank 0; "first iteration" is the time from the start of the process
+to its end. Runs are added to those in --json FILE.
 """
 
 import argparse
