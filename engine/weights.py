@@ -1,4 +1,4 @@
-"""Files of weights and solver states, in the format of BVLC's Caffe, whole or not at all.
+"""Reads and writes weights and solver states in the format of BVLC's Caffe, whole or not at all.
 
     blobs = read_caffemodel("x.caffemodel")              # {"conv1": [float32 (20, 1, 5, 5), float32 (20,)], ...}
     write_caffemodel("y.caffemodel", net.message, blobs)
@@ -147,7 +147,7 @@ def read_blob(path: str | os.PathLike) -> np.ndarray:
 
 
 def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
-    """Whether a message can hold so many float32 values in so many blobs, beside `text` bytes of other things."""
+    """Whether a protobuf message can hold so many float32 values in so many blobs, plus `text` bytes of other data."""
     return 4 * values + 128 * blobs + text <= PROTOBUF_LIMIT
 
 
@@ -213,7 +213,7 @@ def _named(path, what: str, read, blob: Message) -> np.ndarray:
 
 
 def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
-    """A binary message. word: what it should be, for messages. Raises WeightsError."""
+    """Reads a binary message of type `kind`. word: what to call it in errors. Raises WeightsError."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -227,7 +227,7 @@ def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Mes
 
 
 def write_message(path: str | os.PathLike, message: Message) -> None:
-    """In binary, whole or not at all. Raises WeightsError for what is too large, EngineError for a disk's reasons."""
+    """Writes it in binary. Raises WeightsError if it is too large, EngineError if the file cannot be written."""
     try:
         content = message.SerializePartialToString()
     except (EncodeError, ValueError) as error:

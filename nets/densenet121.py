@@ -13,7 +13,7 @@ BOTTLENECK = 4 * GROWTH
 
 
 def dense_layer(net, name, bottom):
-    """The bottom and, behind it, GROWTH more channels."""
+    """The bottom, followed by GROWTH more channels."""
     x = net.norm(f"{name}/x1", bottom, top=f"{name}/x1")
     x = net.conv_norm(f"{name}/conv1", x, BOTTLENECK, 1)
     return net.concat(name, [bottom, net.linear(f"{name}/conv2", x, GROWTH, 3)])

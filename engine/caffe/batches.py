@@ -19,8 +19,8 @@ class BatchedRuns:
     blobs: dict[str, Any]
 
     def forward_all(self, blobs: Sequence[str] | None = None, **inputs: np.ndarray) -> Arrays:
-        """Runs any number of samples, batch after batch, the last one filled up with zeros; returns outputs and
-        `blobs` of all samples."""
+        """Runs any number of samples in batches, the last one padded with zeros; returns outputs and `blobs` of all
+        samples."""
         total = self._samples(inputs)
         parts = [self._copies(self.forward(blobs=blobs, **batch)) for batch in self._batches(inputs)]
         return _joined(parts, total)

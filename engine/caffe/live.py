@@ -130,7 +130,7 @@ class LiveNet:
         self._parameters.push()
 
     def pull(self) -> None:
-        """After a run, or another change of tensors behind a push()."""
+        """After a run, or after another change of tensors that followed a push()."""
         self._views.pull()
         self._parameters.pull()
 

@@ -32,8 +32,8 @@ def ranks() -> World:
 
 
 def close_with(owner: object, close: Callable[[], None]) -> None:
-    """close() is called when `owner` is no more, or at the end of the script: threads that were still running then
-    would end the process badly. Of several ranks, which close things together, only at the end, in order."""
+    """Calls close() when `owner` is garbage collected, or at the end of the script: threads still running then could
+    crash the process. With several ranks, which close things collectively, only at the end, in order."""
     if ranks().size == 1:
         weakref.finalize(owner, close)
     else:

@@ -42,6 +42,6 @@ class Views:
                 del self._copies[tensor]
 
     def pull(self) -> None:
-        """After a run, or a change of the tensors by other means, which a push() came before."""
+        """After a run, or after another change of the tensors that followed a push()."""
         for tensor, values in self._copies.items():
             values[...] = tensor.get().reshape(values.shape)

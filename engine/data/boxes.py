@@ -1,4 +1,4 @@
-"""Boxes of objects in pictures: what happens to them when the picture is cropped, extended or mirrored.
+"""Boxes of objects in images, and how they change when the image is cropped, expanded or mirrored.
 
 Boxes are rows (n, 7) float32: class, instance, x1, y1, x2, y2 in fractions of the picture's sides, difficult.
 """

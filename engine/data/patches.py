@@ -1,4 +1,4 @@
-"""SSD's patches: expand_param puts a picture on a larger canvas, batch_sampler cuts random parts out of it.
+"""SSD's data augmentation: expand_param puts an image on a larger canvas, batch_sampler cuts random patches out of it.
 
 How patches are drawn is described in "SSD: Single Shot MultiBox Detector" (2.2, data augmentation; 3.6, expansion).
 """

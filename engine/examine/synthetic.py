@@ -94,7 +94,7 @@ def values(graph: Graph, blob: Blob, generator: np.random.Generator) -> np.ndarr
 
 
 def _reader(graph: Graph, blob: Blob) -> tuple[Layer, Maker] | None:
-    """The first layer that wants particular values in a blob, directly or behind layers that hand values on."""
+    """The first layer that needs particular values in a blob, directly or through layers that pass values on."""
     for layer in graph.layers:
         for i, bottom in enumerate(layer.bottoms):
             if bottom is not blob:

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Collects the ops of one net. `shared` maps parameters (layer name, index) to tensors of a program built before:
-    a test net reads the train net's weights. Parameters in `summed` have several writers, so that each adds its
-    gradient."""
+    """Collects the ops of one net. shared: (layer name, index) of parameters -> tensors of an earlier program: a test
+    net reads the train net's weights. summed: parameters with several writers, each of which adds to the gradient."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What every layer is: a node of the graph that knows its parameters, its shapes and the ops it becomes.
+"""The base of all layers: a node of the graph that knows its parameters, its shapes and the ops it becomes.
 
 A layer type overrides `infer` (shapes), `make_params` (parameters), `attributes` (what its op needs to know) and,
-only when it becomes something else than one op of its own name, `lower`. It knows neither ranks nor data sources nor
+only when it becomes anything other than one op of its own name, `lower`. It knows neither ranks nor data sources nor
 other layers.
 """
 
@@ -90,20 +90,20 @@ class Layer:
         builder.op(self.type, self, inputs, self.attributes())
 
     def summed_params(self) -> list[Parameter]:
-        """Parameters to whose gradients several ops of this layer add."""
+        """Parameters whose gradients are sums over several ops of this layer."""
         return []
 
     def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
-        """Values of fed tops for this step, for layers that make them up themselves (DummyData); {} leaves them as
-        they are."""
+        """Values of the tops for this step, for layers that generate their own (DummyData); {} keeps the previous
+        ones."""
         return {}
 
     def succeed(self, before: Layer) -> None:
-        """Called before infer() where the net is built again in other shapes, with this layer of the net as it was."""
+        """Called before infer() when the net is rebuilt in other shapes. before: this layer of the old net."""
 
     def absorb(self, following: Layer) -> bool:
-        """Called by the fusion pass with the only reader of this layer's top: True if this layer now does its work
-        too."""
+        """Called by the fusion pass with the only reader of this layer's top; True if this layer has taken over its
+        work."""
         return False
 
     def flops(self) -> int:

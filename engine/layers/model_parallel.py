@@ -4,7 +4,7 @@
       --exchange-->  top (N, O, ...) of this rank
 
 Backward goes the other way: gradients of tops are exchanged, those of bottoms are added up over the group and each rank
-gets its own. So layers before and behind see batches as in data-parallel training.
+gets its own. So the layers before and after it see batches as in data-parallel training.
 """
 
 from __future__ import annotations

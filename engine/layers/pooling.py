@@ -45,7 +45,7 @@ class Pooling(Layer):
             raise self.error(
                 f"expected a kernel that fits into the padded bottom (size {size}, pad {pad}), got {kernel}"
             )
-        return pooled - ((pooled - 1) * stride >= size + pad)  # a window that starts behind the bottom is dropped
+        return pooled - ((pooled - 1) * stride >= size + pad)  # a window that starts past the bottom's end is dropped
 
     @property
     def window(self) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ RATIOS, SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)  # of py-faster-rcnn, where 
 
 @register("Proposal")
 class Proposal(Layer):
-    """Bottoms: scores (N, 2 A, H, W), those of objects behind those of the background, offsets (N, 4 A, H, W), and
+    """Bottoms: scores (N, 2 A, H, W), those of objects after those of the background, offsets (N, 4 A, H, W), and
     image sizes (N or 1, 3) of height, width and scale. Tops: regions (N post_nms_topn, 5) of image, x1, y1, x2, y2 in
     pixels of the net's input, the best first in each image, and their scores (N post_nms_topn, 1).
 

@@ -38,7 +38,7 @@ class Reshape(Layer):
         return list(self.message.reshape_param.shape.dim)
 
     def _range(self, rank: int) -> tuple[int, int]:
-        """First replaced axis and the one after the last; axis -1 means behind the last one, as in Caffe."""
+        """First replaced axis and the one after the last; axis -1 means after the last one, as in Caffe."""
         param = self.message.reshape_param
         begin = param.axis if param.axis >= 0 else rank + param.axis + 1
         end = rank if param.num_axes == -1 else begin + param.num_axes

@@ -1,4 +1,4 @@
-"""What Convolution and InnerProduct share: weights, and the layers behind them whose work their kernels can do."""
+"""What Convolution and InnerProduct share: weights, and fusion of the layers that follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of weights that Intel's Caffe wrote: there a BatchNorm and the Scale behind it are one layer of five blobs."""
+"""Weight files of Intel's Caffe, in which a BatchNorm and the Scale that follows it are one layer of five blobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def separated(net: Any, blobs: dict[str, list], source: str) -> dict[str, list]:
         if scale is None or scale.type != "Scale" or len(scale.bottom) != 1:
             raise WeightsError(
                 f"layer '{layer.name}': the file has scale and shift in it, as Intel's Caffe does; expected a Scale "
-                "with bias_term behind it in the net to take them, got none",
+                "with bias_term after it in the net to take them, got none",
                 source,
             )
         if scale.name in blobs:

@@ -23,7 +23,7 @@ def log(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Something that the user should look at; on rank 0 only."""
+    """A warning for the user; on rank 0 only."""
     _logger.warning(text, stacklevel=2)
 
 

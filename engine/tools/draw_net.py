@@ -28,7 +28,7 @@ _BY_DOT = (".png", ".svg", ".pdf", ".dot")
 
 @dataclass(eq=False)
 class Node:
-    """A layer and those that work in place behind it. lines: of its label."""
+    """A layer, with the in-place layers that follow it. lines: of its label."""
 
     lines: list[str]
     colour: str

@@ -1,6 +1,6 @@
-"""Nets that are only tested: their parameters stay as they are from batch to batch, so that what kernels need of them
-is made once and not at every forward: weights in the kernel's layout and precision, with a normalisation by running
-statistics folded into them. The result changes by rounding only."""
+"""Marks the parameters of nets that are only tested as constant, so that kernels prepare them once and not at every
+forward: weights in the kernel's layout and precision, with a normalisation by running statistics folded into them. The
+result changes by rounding only."""
 
 from __future__ import annotations
 

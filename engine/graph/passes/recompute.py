@@ -1,5 +1,5 @@
-"""Memory for time: results that are cheap to compute are dropped after their last reader of the forward pass, and
-computed again for the backward pass (Chen et al. 2016, arXiv 1604.06174, for the layers between convolutions)."""
+"""Trades time for memory: results that are cheap to compute are dropped after their last reader in forward, and
+recomputed for backward (Chen et al. 2016, arXiv 1604.06174, applied to the layers between convolutions)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def choose(program, budget: int | None) -> tuple[list[Repeat], list[Lifetime]]:
 
 
 def _candidates(program, touched: list[tuple[int, list[int]]]) -> list[Repeat]:
-    """Those that give memory back: whose result waits for its readers in the backward pass, and whose inputs are there
-    when they come, anyhow. The largest first."""
+    """The ops that can save memory: their result has readers in backward, until which their inputs stay alive anyway.
+    The largest first."""
     half = len(program)  # steps below are forward
     found = []
     for op, inputs, result in program.repeatable():
@@ -58,7 +58,7 @@ def _candidates(program, touched: list[tuple[int, list[int]]]) -> list[Repeat]:
 
 
 def _independent(candidates: list[Repeat]) -> list[Repeat]:
-    """Those whose inputs are not computed again themselves."""
+    """Those whose inputs are not recomputed themselves."""
     kept: list[Repeat] = []
     results: set[int] = set()
     inputs: set[int] = set()

@@ -1,5 +1,5 @@
-"""Convolutions of one pixel with a stride read only every so many pixels: those are gathered first, once for all that
-read the same blob, and the convolution becomes a dense one.
+"""Turns strided 1 x 1 convolutions into dense ones: the pixels that they read are gathered first, once for all
+convolutions that read the same blob.
 
 Kernels for strided gradients run at half the speed of dense ones (ResNet's projections: 23 against 15 ms for the
 gradient of the data, as much for that of the weights), and gathering costs 1 to 2 ms.
