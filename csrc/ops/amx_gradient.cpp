@@ -152,6 +152,9 @@ private:
             for (int64_t pair = 0; pair < left_pairs; pair++)
                 pack_left(left_rows + chunk * wide, pair * wide, mask_of(job_.left_ - pair * wide),
                           left_ + (pair * chunks + chunk) * pair_elements);
+        // Sums that the second-level cache does not hold from run to run.
+        const bool far = taps * (end_pair_ - first_pair_) * left_pairs * pair_floats * int64_t(sizeof(float)) > 1 << 20;
+        const int64_t next_lines = far ? (pair_floats * int64_t(sizeof(float)) / line + chunks - 1) / chunks : 0;
         Ahead ahead = ahead_of(first + chunks * wide, chunks, taps * (end_pair_ - first_pair_) * left_pairs * chunks);
         for (int64_t tap = 0; tap < taps; tap++) {
             if (!job_.swapped_) find_x(first, chunks, tap);
@@ -161,7 +164,8 @@ private:
                                right_ + chunk * pair_elements);
                 float* const sums = sums_ + (tap * pairs_of(job_.right_) + pair) * left_pairs * pair_floats;
                 for (int64_t i = 0; i < left_pairs; i++)
-                    multiply(left_ + i * chunks * pair_elements, right_, chunks, fresh, sums + i * pair_floats, ahead);
+                    multiply(left_ + i * chunks * pair_elements, right_, chunks, fresh, sums + i * pair_floats, ahead,
+                             next_lines);
             }
         }
     }

@@ -87,9 +87,10 @@ inline __mmask32 mask_of(int64_t channels) { return channels >= wide ? ~__mmask3
 // GCC's intrinsics for tiles do not say that they read memory.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-// sums (2 x 2 tiles) += left right, or = with `fresh`.
-inline void multiply(const uint16_t* left, const uint16_t* right, int64_t chunks, bool fresh, float* sums,
-                     Ahead& ahead) {
+// sums (2 x 2 tiles) += left right, or = with `fresh`. next_lines: with every chunk, so many of the sums behind these are
+// asked for.
+inline void multiply(const uint16_t* left, const uint16_t* right, int64_t chunks, bool fresh, float* sums, Ahead& ahead,
+                     int64_t next_lines) {
     finish_stores();
     if (fresh) {
         _tile_zero(0);
@@ -102,8 +103,10 @@ inline void multiply(const uint16_t* left, const uint16_t* right, int64_t chunks
         _tile_loadd(2, sums + 512, line);
         _tile_loadd(3, sums + 768, line);
     }
+    const char* next = reinterpret_cast<const char*>(sums + pair_floats);
     for (int64_t i = 0; i < chunks; i++, left += pair_elements, right += pair_elements) {
         ahead.fetch();
+        for (int64_t k = 0; k < next_lines; k++, next += line) _mm_prefetch(next, _MM_HINT_T1);
         _tile_loadd(4, left, line);
         _tile_loadd(6, right, line);
         _tile_dpbf16ps(0, 4, 6);
