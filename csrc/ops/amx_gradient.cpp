@@ -99,6 +99,17 @@ void add_rows(Rows rows, int64_t count, int64_t channels, double* sums) {
     }
 }
 
+// Elements [begin, end) of the gradient in front of a ReLU.
+void pass_positive(const AmxGradient::Incoming& dy, int64_t begin, int64_t end) {
+    const __m512i zero = _mm512_setzero_si512();  // bfloat16 are positive where whole numbers of their bits are
+    for (int64_t i = begin; i < end; i += wide) {
+        const __mmask32 inside = mask_of(end - i);
+        const __m512i result = _mm512_maskz_loadu_epi16(inside, dy.result + i);
+        const __mmask32 positive = _mm512_mask_cmpgt_epi16_mask(inside, result, zero);
+        _mm512_mask_storeu_epi16(dy.passed + i, inside, _mm512_maskz_loadu_epi16(positive, dy.values + i));
+    }
+}
+
 }  // namespace
 
 bool AmxGradient::available() {
@@ -114,7 +125,7 @@ bool AmxGradient::available() {
 
 // One thread's share.
 struct AmxGradient::Worker {
-    Worker(const AmxGradient& job, int64_t thread, const bf16* x, const bf16* dy, float* sums, char* room)
+    Worker(const AmxGradient& job, int64_t thread, const bf16* x, const Incoming& dy, float* sums, char* room)
         : job_(job), shape_(job.shape_), x_(x), dy_(dy), sums_(sums) {
         const Room sizes(job);
         left_ = reinterpret_cast<uint16_t*>(room);
@@ -144,6 +155,8 @@ struct AmxGradient::Worker {
 private:
     void work(int64_t first, int64_t chunks, bool fresh, bool wants_bias) {
         const int64_t left_pairs = pairs_of(job_.left_), taps = job_.taps();
+        if (dy_.result)
+            pass_positive(dy_, within(first) * shape_.outputs, within(first + chunks * wide) * shape_.outputs);
         find_dy(first, chunks);
         if (wants_bias) add_rows(dy_rows_, chunks * wide, shape_.outputs, bias_);
         const auto left_rows = job_.swapped_ ? x_rows_ : dy_rows_, right_rows = job_.swapped_ ? dy_rows_ : x_rows_;
@@ -174,7 +187,7 @@ private:
     void find_dy(int64_t first, int64_t chunks) {
         const int64_t pixels = job_.pixels();
         for (int64_t i = 0; i < chunks * wide; i++)
-            dy_rows_[i] = first + i < pixels ? dy_ + (first + i) * shape_.outputs : zeros_;
+            dy_rows_[i] = first + i < pixels ? dy_.passed + (first + i) * shape_.outputs : zeros_;
     }
 
     // What a pixel of the kernel sees of x there; zeros outside of the image.
@@ -230,25 +243,29 @@ private:
     }
 
     // Where x begins for a pixel of the results, roughly.
-    const char* x_at(int64_t pixel) const {
+    const bf16* x_at(int64_t pixel) const {
         const int64_t image = pixel / (shape_.out[0] * shape_.out[1]), row = pixel / shape_.out[1] % shape_.out[0];
         const int64_t column = pixel % shape_.out[1];
         const int64_t at = (image * shape_.in[0] + row * shape_.stride[0]) * shape_.in[1] + column * shape_.stride[1];
-        return reinterpret_cast<const char*>(x_ + at * shape_.channels);
+        return x_ + at * shape_.channels;
     }
 
     Ahead ahead_of(int64_t first, int64_t chunks, int64_t steps) const {
-        const int64_t pixels = job_.pixels(), from = first < pixels ? first : pixels;
-        const int64_t to = from + chunks * wide < pixels ? from + chunks * wide : pixels;
-        Ahead ahead{x_at(from), x_at(to), reinterpret_cast<const char*>(dy_ + from * shape_.outputs),
-                    reinterpret_cast<const char*>(dy_ + to * shape_.outputs), 0};
-        ahead.lines = ((ahead.end - ahead.at + ahead.then_end - ahead.then) / line + steps - 1) / steps;
+        const int64_t from = within(first), to = within(first + chunks * wide), outputs = shape_.outputs;
+        Ahead ahead{};
+        ahead.add(x_at(from), x_at(to));
+        ahead.add(dy_.values + from * outputs, dy_.values + to * outputs);
+        if (dy_.result) ahead.add(dy_.result + from * outputs, dy_.result + to * outputs);
+        ahead.lines = (ahead.bytes() / line + steps - 1) / steps;
         return ahead;
     }
 
+    int64_t within(int64_t pixel) const { return pixel < job_.pixels() ? pixel : job_.pixels(); }
+
     const AmxGradient& job_;
     const ConvolutionShape& shape_;
-    const bf16 *x_, *dy_;
+    const bf16* x_;
+    const Incoming dy_;
     float* sums_;
     uint16_t *left_, *right_;
     const bf16 **x_rows_, **dy_rows_;
@@ -265,7 +282,7 @@ char* AmxGradient::room(char* scratch, int64_t thread) const {
     return reinterpret_cast<char*>(sums(scratch, parts_)) + thread * Room(*this).all();
 }
 
-void AmxGradient::work(int64_t thread, const bf16* x, const bf16* dy, bool wants_bias, char* scratch) const {
+void AmxGradient::work(int64_t thread, const bf16* x, const Incoming& dy, bool wants_bias, char* scratch) const {
     const int64_t part = thread / sides_;
     if (part >= parts_) return;
     const TileConfig config;
@@ -336,11 +353,21 @@ void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradien
     }
 }
 
-void AmxGradient::run(const bf16* x, const bf16* dy, const Gradient& weights, const Gradient& bias,
+void AmxGradient::run(const bf16* x, const Incoming& given, const Gradient& weights, const Gradient& bias,
                       char* scratch) const {
+    // Several threads that read the same pixels cannot each close the ReLU on their way.
+    const bool first_closed = given.result && sides_ > 1;
+    const Incoming closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
 #pragma omp parallel num_threads(int(threads_))
     {
         const int64_t first = omp_get_thread_num(), step = omp_get_num_threads();
+        if (first_closed) {
+            const int64_t all = pixels();
+            for (int64_t thread = first; thread < threads_; thread += step)
+                pass_positive(given, all * thread / threads_ * shape_.outputs,
+                              all * (thread + 1) / threads_ * shape_.outputs);
+#pragma omp barrier
+        }
         for (int64_t thread = first; thread < threads_; thread += step)
             work(thread, x, dy, bias.values != nullptr, scratch);
 #pragma omp barrier
@@ -355,7 +382,7 @@ void AmxGradient::run(const bf16* x, const bf16* dy, const Gradient& weights, co
 namespace engine {
 
 bool AmxGradient::available() { return false; }
-void AmxGradient::run(const bf16*, const bf16*, const Gradient&, const Gradient&, char*) const {}
+void AmxGradient::run(const bf16*, const Incoming&, const Gradient&, const Gradient&, char*) const {}
 
 }  // namespace engine
 #endif

@@ -34,9 +34,15 @@ public:
         float* values;
         bool add;  // to what is there
     };
+    // The gradient of the results. Where they went through a ReLU, `result` is what came out of it, and the gradient in
+    // front of it, which is what counts here, is left in `passed`; otherwise that is `values`, and `result` null.
+    struct Incoming {
+        const bf16 *values, *result;
+        bf16* passed;
+    };
     // weights (outputs, kernel rows, kernel columns, channels). bias (outputs): null where none is wanted. scratch:
     // aligned to a cache line.
-    void run(const bf16* x, const bf16* dy, const Gradient& weights, const Gradient& bias, char* scratch) const;
+    void run(const bf16* x, const Incoming& dy, const Gradient& weights, const Gradient& bias, char* scratch) const;
 
 private:
     struct Room;
@@ -53,7 +59,7 @@ private:
     int64_t block_floats() const;
     float* sums(char* scratch, int64_t part) const;
     char* room(char* scratch, int64_t thread) const;
-    void work(int64_t thread, const bf16* x, const bf16* dy, bool wants_bias, char* scratch) const;
+    void work(int64_t thread, const bf16* x, const Incoming& dy, bool wants_bias, char* scratch) const;
     void collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const;
 
     ConvolutionShape shape_;

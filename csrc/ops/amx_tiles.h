@@ -32,19 +32,29 @@ namespace {
 
 using Rows = const bf16* const*;
 
-// Memory that the next run of pixels will read, asked for bit by bit while this one is worked on.
+// Memory that the next run of pixels will read, asked for bit by bit while this one is worked on: several ranges.
 struct Ahead {
-    const char *at, *end, *then, *then_end;
+    static constexpr int most = 3;
+    const char *at[most], *end[most];
+    int count;
     int64_t lines;  // with every chunk
+    inline void add(const void* from, const void* to) {
+        at[count] = static_cast<const char*>(from);
+        end[count++] = static_cast<const char*>(to);
+    }
+    inline int64_t bytes() const {
+        int64_t sum = 0;
+        for (int i = 0; i < count; i++) sum += end[i] - at[i];
+        return sum;
+    }
     inline void fetch() {
-        for (int64_t i = 0; i < lines; i++, at += line) {
-            if (at >= end) {
-                at = then;
-                end = then_end;
-                then = then_end;
-                if (at >= end) return;
-            }
-            _mm_prefetch(at, _MM_HINT_T1);
+        for (int64_t i = 0; i < lines; i++, at[count - 1] += line) {
+            while (at[count - 1] >= end[count - 1])
+                if (--count == 0) {
+                    count = 1;
+                    return;
+                }
+            _mm_prefetch(at[count - 1], _MM_HINT_T1);
         }
     }
 };
@@ -87,8 +97,8 @@ inline __mmask32 mask_of(int64_t channels) { return channels >= wide ? ~__mmask3
 // GCC's intrinsics for tiles do not say that they read memory.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-// sums (2 x 2 tiles) += left right, or = with `fresh`. next_lines: with every chunk, so many of the sums behind these are
-// asked for.
+// sums (2 x 2 tiles) += left right, or = with `fresh`. next_lines: with every chunk, so many of the sums behind these
+// are asked for.
 inline void multiply(const uint16_t* left, const uint16_t* right, int64_t chunks, bool fresh, float* sums, Ahead& ahead,
                      int64_t next_lines) {
     finish_stores();

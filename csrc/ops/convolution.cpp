@@ -37,10 +37,13 @@ public:
         else if (type != memory::data_type::f32 && weights_learn())
             decide_weights(make_backward_weights(forward).diff_weights_desc());
         add_forward<dnnl::convolution_forward>(forward);
-        if (by_amx && param(0)->layout == amx_layout() && (!bias_ || is_plain(param(1)->layout)))
+        if (by_amx && param(0)->layout == amx_layout() && (!bias_ || is_plain(param(1)->layout))) {
             add_amx_gradient(*by_amx);
-        else if (weights_learn())
-            add_backward_weights<dnnl::convolution_backward_weights>(make_backward_weights(forward));
+        } else {
+            close_activation();
+            if (weights_learn())
+                add_backward_weights<dnnl::convolution_backward_weights>(make_backward_weights(forward));
+        }
         if (input_gradient(0)) add_backward_data<dnnl::convolution_backward_data>(make_backward_data(forward));
     }
 
@@ -111,15 +114,23 @@ private:
         return Layout(dims, memory::data_type::f32, memory::format_tag::ohwi);
     }
 
+    // Closes the activation, too: a ReLU on its way.
     void add_amx_gradient(const ConvolutionShape& shape) {
+        const bool closes = leaves_activation() && activation_->is_relu();
+        if (closes)
+            make_passed();
+        else
+            close_activation();
         const AmxGradient job(shape, omp_get_max_threads());
         fresh_scratch();
         const memory room = scratch(plain_layout({job.scratch_bytes()}, memory::data_type::u8));
         const TensorPtr &x = input(0), &dy = gradient(), &weights = param(0)->diff;
+        const TensorPtr given = outputs_[0]->diff, result = closes ? outputs_[0] : nullptr;
         const TensorPtr bias = bias_ && param_gradient(1) ? param(1)->diff : nullptr;
         Call call;
         call.own = [=] {
-            job.run(static_cast<const bf16*>(x->buffer->address()), static_cast<const bf16*>(dy->buffer->address()),
+            const auto at = [](const TensorPtr& tensor) { return static_cast<bf16*>(tensor->buffer->address()); };
+            job.run(at(x), {at(closes ? given : dy), closes ? at(result) : nullptr, at(dy)},
                     {weights->data(), weights->accumulate}, {bias ? bias->data() : nullptr, bias && bias->accumulate},
                     static_cast<char*>(room.get_data_handle()));
         };

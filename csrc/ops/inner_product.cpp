@@ -32,6 +32,7 @@ public:
         if (input_gradient(0)) data = make_backward_data(forward);
         if (data) data_weights_ = data->weights_desc();
         add_forward<dnnl::inner_product_forward>(forward);
+        close_activation();
         if (weights_learn()) {
             const weights_pd pd = make_backward_weights(forward);
             is_product(pd) ? add_product() : add_backward_weights<dnnl::inner_product_backward_weights>(pd);

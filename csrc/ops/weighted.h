@@ -92,7 +92,6 @@ protected:
         forward_calls_.push_back(call);
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
-        if (activation_ && needs_backward() && output_gradient(0)) close_activation();
     }
 
     // Through a copy, if the kernel takes them otherwise; it stays until backward if that takes them so, too.
@@ -150,8 +149,9 @@ protected:
         }
     }
 
-    // The gradient in front of the activation, from that behind it.
+    // The gradient in front of the activation, from that behind it, if there is one. Call it before those that read it.
     void close_activation() {
+        if (!leaves_activation()) return;
         const algorithm how = activation_->backward;
         const float alpha = activation_->alpha, beta = activation_->beta;
         const Layout& layout = outputs_[0]->layout;
@@ -159,14 +159,20 @@ protected:
                                                          beta);
         const dnnl::eltwise_backward::primitive_desc pd(cpu(), how, layout, layout, layout, alpha, beta, hint,
                                                         user_scratchpad());
-        const TensorPtr& given = outputs_[0]->diff;
-        passed_ = workspace("gradient", layout);
+        make_passed();
         fresh_scratch();
         backward_calls_.push_back({dnnl::eltwise_backward(pd),
                                    {{DNNL_ARG_DST, outputs_[0]->memory},
-                                    {DNNL_ARG_DIFF_DST, given->memory},
+                                    {DNNL_ARG_DIFF_DST, outputs_[0]->diff->memory},
                                     {DNNL_ARG_DIFF_SRC, passed_->memory},
                                     {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    }
+
+    bool leaves_activation() const { return activation_ && needs_backward() && output_gradient(0); }
+
+    void make_passed() {
+        const TensorPtr& given = outputs_[0]->diff;
+        passed_ = workspace("gradient", outputs_[0]->layout);
         touch(Pass::backward, {outputs_[0], given, passed_});
         may_overwrite(Pass::backward, given, passed_);
     }

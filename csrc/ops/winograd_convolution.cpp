@@ -25,7 +25,7 @@ public:
             throw std::invalid_argument("winograd: expected groups of multiples of 16 channels, and one pad");
         implementation_ = "winograd:avx512_core";
         output(0, blocked(out));
-        if (activation_ && needs_backward() && output_gradient(0)) close_activation();
+        close_activation();
         if (activation_ && !activation_->is_relu()) activate();
         fresh_scratch();
         make_points();

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not _core.has_bf16(), reason="this processor doe
 CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
   num_output: {outputs} kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride_h: {stride[0]} stride_w: {stride[1]}
   pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation} bias_term: {bias} }} }}"""
+RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'  # the convolution takes it over, backward, too
 USUAL = dict(kernel=(3, 3), stride=(1, 1), pad=(1, 1), dilation=1, bias="false")
 CASES = {
     "one pixel": dict(x=(3, 64, 9, 7), outputs=32, kernel=(1, 1), pad=(0, 0)),
@@ -36,12 +37,15 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_exact(case, passes):
+def test_gradients_are_exact(case, passes, relu):
     given = USUAL | CASES[case]
     shape = given.pop("x")
-    net = make_net(net_text(CONVOLUTION.format(**given), x=shape), proto.TRAIN, precision="bf16", accumulate=passes > 1)
+    layers = CONVOLUTION.format(**given) + relu * RELU
+    net = make_net(net_text(layers, x=shape), proto.TRAIN, precision="bf16", accumulate=passes > 1)
+    assert net.builder.type_of_op.count("ReLU") == 0
     generator = np.random.default_rng(2)
     x = generator.integers(-3, 4, shape)
     inputs(net)["x"].set(x.astype(np.float32))
@@ -51,6 +55,8 @@ def test_gradients_are_exact(case, passes):
     net.program.zero_gradients()
     for _ in range(passes):
         net.program.backward()
+    if relu:
+        dy = np.where(y > 0, dy, 0)
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in given["pad"])])
     spacing, (rows, columns) = given["dilation"], y.shape[2:]
     weights = net.params["conv"][0].diff.get()
