@@ -1,4 +1,4 @@
-// The module that Python imports, and what it tells of the processor.
+// The extension module, and what it reports about the processor.
 #include "bind.h"
 
 #include "tensor.h"

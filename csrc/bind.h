@@ -1,4 +1,4 @@
-// What the files of the Python face have in common: bind*.cpp, which alone speak pybind11, one to a subject.
+// Shared by bind*.cpp, the Python interface: the only files that use pybind11, one per subject.
 // Anything that can block or take long runs without the GIL.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What every thread that computes must have set.
+// Settings that every computing thread needs.
 #pragma once
 
 namespace engine {
