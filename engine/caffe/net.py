@@ -1,4 +1,4 @@
-"""caffe.Net: a net that Python runs, layer by layer if it likes, and whose blobs and parameters are live arrays.
+"""caffe.Net: a net that a script runs, whole or layer by layer, and whose blobs and parameters are live arrays.
 
 net = caffe.Net("deploy.prototxt", caffe.TEST, weights="digits.caffemodel")
 net.blobs["data"].data[...] = images

@@ -1,4 +1,4 @@
-"""caffe.SGDSolver and the others: training that Python takes step by step, on one rank or under mpiexec on many.
+"""caffe.SGDSolver and the others: training driven step by step by a script, on one rank or, under mpiexec, on many.
 
 solver = caffe.SGDSolver("solver.prototxt")
 solver.net.copy_from("pretrained.caffemodel")

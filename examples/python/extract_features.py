@@ -1,4 +1,4 @@
-"""Features: what a hidden layer makes of every picture, and the nearest neighbour of each among them.
+"""Feature extraction: the output of a hidden layer for every picture, and the nearest neighbours in that space.
 
 python examples/python/train_net.py && python examples/python/extract_features.py [FOLDER]
 """
@@ -14,7 +14,7 @@ import engine.caffe as caffe
 
 
 def nearest_is_same(features, labels):
-    """The share of samples whose nearest other one has the same label."""
+    """The fraction of samples whose nearest neighbour has the same label."""
     squares = (features**2).sum(1)
     distances = squares[:, None] - 2 * features @ features.T + squares
     np.fill_diagonal(distances, np.inf)
