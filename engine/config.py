@@ -67,6 +67,10 @@ class Config:
             place, nodes = node.where, node.value
         return place
 
+    def with_message(self, message: Message) -> Config:
+        """The same file, and the places in it, for a changed copy of its message with the same layers."""
+        return Config(message, self.path, self.notes, self._nodes, self._layers)
+
 
 @dataclass
 class SolverNets:
@@ -284,4 +288,4 @@ def _in_state(net: Config, phase: int, state: Message | None) -> Config:
     message.state.MergeFrom(net.message.state)
     if state is not None:
         message.state.MergeFrom(state)
-    return Config(message, net.path, net.notes, net._nodes, net._layers)
+    return net.with_message(message)

@@ -215,8 +215,7 @@ class Net(Properties, BatchedRuns):
                 del layer.input_param.shape[:]
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
-        changed = Config(message, self._config.path, _nodes=self._config._nodes, _layers=self._config._layers)
-        self._replace(changed, self._live, keep=self.inputs)
+        self._replace(self._config.with_message(message), self._live, keep=self.inputs)
 
     def _replace(self, config: Config, share: LiveNet, keep: Iterable[str]) -> None:
         """Builds the net again, with the weights of `share` and the values of the blobs `keep`, where shapes stay."""
