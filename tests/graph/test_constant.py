@@ -8,7 +8,7 @@ from engine.comm.world import World
 from engine.config import parse_net
 from engine.evaluate import Evaluator
 from engine.net import PASSES, Net
-from tests.graph.test_precision import needs_bf16
+from tests.layers.harness import needs_bf16
 
 INPUT = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 8 dim: 6 dim: 6 } } }'
 CONV = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from engine import _core
 from engine.graph.passes.memory_plan import Lifetime, apart, join, lower_bound, plan
 
 
@@ -47,8 +48,7 @@ def test_one_result_lies_where_an_input_lay_if_a_step_has_two():
 
 
 def test_small_arenas_are_small():
-    core = pytest.importorskip("engine._core")
     for size, allocated in ((1, 4 << 10), (5000, 8 << 10), (3 << 20, 4 << 20)):
-        values = np.frombuffer(core.Arena(size), np.float32)
+        values = np.frombuffer(_core.Arena(size), np.float32)
         assert values.nbytes == allocated
         assert not values.any() and values.ctypes.data % 64 == 0

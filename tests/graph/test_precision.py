@@ -9,9 +9,7 @@ from engine.graph.build import build
 from engine.net import Net, prepare
 from engine.weights import read_caffemodel, write_caffemodel
 from tests.graph.test_passes import NETS, randomise
-
-_core = pytest.importorskip("engine._core")
-needs_bf16 = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")
+from tests.layers.harness import needs_bf16
 
 CHAIN = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 16 dim: 9 dim: 9 } } }

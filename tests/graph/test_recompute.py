@@ -10,7 +10,7 @@ from engine.config import parse_net
 from engine.errors import EngineError
 from engine.net import Net
 from tests.graph.test_passes import NETS, randomise
-from tests.graph.test_precision import needs_bf16
+from tests.layers.harness import needs_bf16
 
 # The plan packs no tighter than arenas round up to: huge pages.
 HUGE_PAGE = 2 << 20

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from engine import proto
+from engine import _core, proto
 from engine.config import parse_net
 from engine.net import PASSES, BlobView, Net
 from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/layers"
+needs_bf16 = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")
 
 
 def net_text(layer: str, **shapes: tuple[int, ...]) -> str:

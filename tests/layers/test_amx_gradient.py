@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import inputs, make_net, net_text
+from tests.layers.harness import inputs, make_net, needs_bf16, net_text
 
-_core = pytest.importorskip("engine._core")
-pytestmark = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")
+pytestmark = needs_bf16
 
 CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
   num_output: {outputs} kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride_h: {stride[0]} stride_w: {stride[1]}

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from engine import proto
+from engine import _core, proto
 from engine.config import parse_net
 from engine.layers import convolution
 from engine.net import PASSES, Net
 from tests.layers.harness import error_of, inputs, make_net, net_text
 
-_core = pytest.importorskip("engine._core")
 pytestmark = pytest.mark.skipif("WinogradConvolution" not in _core.op_types(), reason="this processor has no AVX-512")
 
 CONV = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from engine import _core, proto
+from engine import proto
 from engine.cli import main
 from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.tools.compare import compare_files, compare_nets, to_text
 from engine.weights import SolverState, write_caffemodel, write_solverstate
+from tests.layers.harness import needs_bf16
 
 NET = """
 layer { name: "data" type: "Input" top: "data" top: "label" input_param {
@@ -61,7 +62,7 @@ def test_the_layer_in_place_that_differs_is_named(models):
     assert found.first_beyond(0).layer == "relu"
 
 
-@pytest.mark.skipif(not _core.has_bf16(), reason="needs a processor with bf16")
+@needs_bf16
 def test_precisions(models):
     configs = parse_net(NET % ""), parse_net(NET % "")
     found = compare_nets(configs, ([models[0]], [models[0]]), proto.TRAIN, "bf16")
