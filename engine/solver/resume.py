@@ -127,9 +127,11 @@ def hold_global_batch(config: Config, world: World, snapshot: Snapshot) -> None:
             )
         set_batch_size(layer, other)
     config.message.iter_size = new_steps
+    if config.message.clip_gradients > 0:  # limits the sum over micro-batches, as in Caffe
+        config.message.clip_gradients *= new_steps / steps
     log(
-        f"Global batch {before} held: {world.size} ranks x {size} x iter_size {new_steps} "
-        f"(the files say {batch} x {steps}, the snapshot is of {snapshot.ranks} ranks)"
+        f"Global batch {before} held: {world.size} rank{'s' if world.size > 1 else ''} x {size} x iter_size "
+        f"{new_steps} (the files say {batch} x {steps}, ranks of the snapshot: {snapshot.ranks})"
     )
     train = nets_of_solver(config).train
     if size != batch and any(layer.type == "BatchNorm" for layer in train.message.layer):

@@ -127,13 +127,14 @@ def test_what_cannot_be_held_is_refused():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("before", "after", "note"), [(2, 1, "1 ranks x 16 x iter_size 2"), (1, 2, "2 ranks x 8 x")])
+@pytest.mark.parametrize(("before", "after", "note"), [(2, 1, "1 rank x 16 x iter_size 2"), (1, 2, "2 ranks x 8 x")])
 def test_another_number_of_ranks_holds_the_batch(tmp_path, before, after, note):
-    """With the same files, and the same result: samples and dropout do not depend on ranks or iter_size."""
+    """With the same files, and the same result: samples, dropout and clipping do not depend on ranks or iter_size."""
     whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
-    assert train(whole, before, "--resume", "auto")[0] == 0
-    assert train(broken, before, "--set", "max_iter=10")[0] == 0
-    status, errors = train(broken, after, "--resume", "auto")
+    clip = ("--set", "clip_gradients=0.3")
+    assert train(whole, before, "--resume", "auto", *clip)[0] == 0
+    assert train(broken, before, "--set", "max_iter=10", *clip)[0] == 0
+    status, errors = train(broken, after, "--resume", "auto", *clip)
     assert status == 0 and f"Global batch {16 * before} held: {note}" in errors, errors
     assert read_solverstate(broken / "net_iter_20.solverstate").samples_seen == 20 * 16 * before
     assert distance(in_files(whole, 20), in_files(broken, 20)) < 1e-5
