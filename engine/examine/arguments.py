@@ -29,10 +29,11 @@ def _add_verify(verbs) -> None:
         verbs,
         "verify",
         "compare training on several ranks with training on one",
-        "Trains on N ranks, which it starts itself, and on one rank that takes the batches of all of them, and "
-        "compares all gradients and weights after every iteration. If they differ, the first such layer is named and "
-        "the exit status is 1. BatchNorm has to take its statistics over all ranks: --set bn_sync=true.",
-        "engine verify --solver solvers/digits.prototxt --ranks 2 --set bn_sync=true\n"
+        "Trains on N ranks, which it starts itself, and on one rank that takes the batches of all of them, one after the "
+        "other (with bn_sync at once), and compares all gradients and weights after every iteration. If they differ, "
+        "the first such layer is named and the exit status is 1.",
+        "engine verify --solver solvers/digits.prototxt --ranks 2\n"
+        "engine verify --solver solver.prototxt --ranks 4 --set comm_param.algorithm=HIERARCHICAL\n"
         "srun -n 64 engine verify --solver solver.prototxt --iterations 3",
     )
     verb.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
@@ -72,7 +73,7 @@ def _add_predict(verbs) -> None:
     verb.add_argument("--bandwidth", type=above_zero, metavar="GBIT", help="bandwidth of a node, each way, Gbit/s")
     verb.add_argument("--ranks_per_node", type=positive, default=1, metavar="N", help="default: 1")
     verb.add_argument(
-        "--cores", type=number, default=0, metavar="N", help="cores of a node (default: enough for everything)"
+        "--cores", type=number, default=0, metavar="N", help="cores of a node (default: those that compute)"
     )
     verb.add_argument(
         "--iterations", type=positive, default=5, metavar="N", help="timed iterations of the profile (default: 5)"

@@ -1,26 +1,30 @@
 """`engine verify`: trains on 1 rank and on all ranks side by side, and compares every gradient and every weight.
 
-Both runs see the same samples: the data's batch size is multiplied for the one rank, which is rank 0 by itself. After
-each iteration rank 0 compares the two, parameter by parameter, in the order in which backward computes them.
+Both runs see the same samples: the one rank, which is rank 0 by itself, takes the batches of all ranks one after the
+other and adds up their gradients; with synchronised BatchNorm, which needs them at once, as one large batch. After each
+iteration rank 0 compares the two, parameter by parameter, in the order in which backward computes them; then the one
+rank takes the weights of the many. So both compute on the same bits: where weights differ by rounding, some ReLU is at
+zero, or two pixels of a maximum are equal, and gradients would differ by far more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
 from engine.errors import CommError, ConfigError
+from engine.feeding import Fed, Feeder
 from engine.report.table import table
 from engine.solver.solver import Solver
 
 if TYPE_CHECKING:
     from engine.layers.base import Parameter
-    from engine.net import Placed
+    from engine.net import Net, Placed
 
 Whole = dict["Parameter", np.ndarray]
 # Largest difference of two float32 runs, and of runs that round to bfloat16 on the way, in units of a parameter's
@@ -54,17 +58,34 @@ class Row:
     weight: Difference
 
 
+class KeepingFeeder(Feeder):
+    """Remembers of which samples the micro-batches of an iteration were."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.batches: list[list[str]] = []  # keys; whoever compares them empties it
+
+    def feed(self, net: Net, fed: Fed) -> None:
+        super().feed(net, fed)
+        self.batches.append(list(fed.keys))
+
+
 def verify(read: Callable[[], Config], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:
     """Collective. Compares `iterations` iterations of 1 rank and of the world's; `show` gets the table on rank 0.
 
     read: gives a fresh Config of the solver at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
-    names the iteration and the first parameter that differs by more, ConfigError for nets that cannot be equal.
+    names the iteration and the first parameter that differs by more, ConfigError for a net without data.
     """
-    alone = World()
-    alone.board = world.board  # the watchdog sees rank 0 at work for two
-    one = _solver(read(), alone, world.size) if world.rank == 0 else None
     many = _solver(read(), world)
-    check_comparable(many)
+    if not many.feeder.batch_size:
+        raise ConfigError("the train net has no data layer: there are no samples that ranks could share")
+    one = None
+    if world.rank == 0:
+        alone = World()
+        alone.board = world.board  # the watchdog sees rank 0 at work for two
+        config, divided = read(), {placed.parameter.layer for placed in many.model_parallel.divided}
+        _compute_directly(nets_of_solver(config).train.message, divided)
+        one = _solver(config, alone, world.size, at_once=bool(many.net.synchronised))
     compare = Comparison(one, many, tolerance) if one else None
     try:
         for _ in range(iterations):
@@ -74,7 +95,8 @@ def verify(read: Callable[[], Config], world: World, iterations: int, tolerance:
             world.agree(0).finish()  # the others wait for rank 0, asleep
             many.step()
             many.strategy.wait_all()
-            keys, losses = world.gather(many.feeder.keys), world.gather(many.recent_loss.recent[-1])
+            keys, losses = world.gather(many.feeder.batches), world.gather(many.recent_loss.recent[-1])
+            many.feeder.batches = []
             parts = many.model_parallel.gather(lambda placed: _gradient(many, placed)), many.model_parallel.weights()
             if compare:
                 compare.iteration(keys, losses, *parts)
@@ -91,35 +113,37 @@ def verify(read: Callable[[], Config], world: World, iterations: int, tolerance:
         )
 
 
-def check_comparable(solver: Solver) -> None:
-    """Raises ConfigError, with what to do, for a net whose results depend on the number of ranks."""
-    for layer in solver.net.graph.layers:
-        if layer.type == "BatchNorm" and not (layer.sync or layer.use_global_stats):
-            raise ConfigError(
-                f"layer '{layer.name}': BatchNorm takes its statistics from the batch of each rank, so that several "
-                "ranks cannot equal one; give the layer or the net sync, --set bn_sync=true",
-                layer.where,
-            )
-    if not solver.feeder.batch_size:
-        raise ConfigError("the train net has no data layer: there are no samples that ranks could share")
-
-
-def _solver(config: Config, world: World, times: int = 1) -> Solver:
-    """Ready for its first step, with `times` the batch size; silent, without tests."""
+def _solver(config: Config, world: World, ranks: int = 1, at_once: bool = False) -> Solver:
+    """Ready for its first step, silent, without tests. ranks: whose batches it takes, as one or as micro-batches."""
     param = config.message
     param.display = param.test_interval = 0
     del param.test_iter[:]
-    for layer in nets_of_solver(config).train.message.layer:
-        for _, value in layer.ListFields():
-            if hasattr(value, "DESCRIPTOR") and "batch_size" in value.DESCRIPTOR.fields_by_name:
-                value.batch_size *= times
-    solver = Solver(config, world)
+    if at_once:
+        _enlarge_batches(nets_of_solver(config).train.message, ranks)
+    else:
+        param.iter_size = ranks * max(1, param.iter_size)
+        param.clip_gradients *= ranks  # the limit of a sum over micro-batches
+    solver = Solver(config, world, feeder=KeepingFeeder)
     solver.strategy.keep_gradients = True
     if param.weights:
         solver.load_weights(list(param.weights))
     solver.share_weights()
     solver.feeder.start()
     return solver
+
+
+def _compute_directly(net: Any, layers: set[str]) -> None:
+    """As layers in parts are: by Winograd's algorithm a zero is rounding, and the ReLU behind it passes some."""
+    for layer in net.layer:
+        if layer.name in layers and layer.type == "Convolution":
+            layer.convolution_param.conv_algorithm = "direct"
+
+
+def _enlarge_batches(net: Any, times: int) -> None:
+    for layer in net.layer:
+        for _, value in layer.ListFields():
+            if hasattr(value, "DESCRIPTOR") and "batch_size" in value.DESCRIPTOR.fields_by_name:
+                value.batch_size *= times
 
 
 class Comparison:
@@ -134,12 +158,16 @@ class Comparison:
         self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
         self._steady = {name: np.ones(values.shape, bool) for name, values in self._weights.items()}
 
-    def iteration(self, keys: list[list[str]], losses: list[float], gradients: Whole, weights: Whole) -> None:
-        """Compares what the last step has left. keys, losses: of the ranks. gradients, weights: of the layers that they
-        hold in parts. Raises CommError."""
+    def iteration(self, keys: list[list[list[str]]], losses: list[float], gradients: Whole, weights: Whole) -> None:
+        """Compares what the last step has left, and goes on from the weights of many. keys: of the ranks, of their
+        micro-batches; losses: of the ranks. gradients, weights: of the layers that they hold in parts. Raises
+        CommError."""
         number, ranks = self.one.iteration - 1, self.many.world.size
-        if [key for rank in keys for key in rank] != self.one.feeder.keys:
+        taken, self.one.feeder.batches = self.one.feeder.batches, []
+        together = [key for batches in zip(*keys, strict=True) for batch in batches for key in batch]
+        if together != [key for batch in taken for key in batch]:
             raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
+        whole = weights
         gradients, weights = list(self._gradients(gradients)), list(self._weight_differences(weights))
         loss = float(np.mean(losses))
         row = Row(number, (self.one.recent_loss.recent[-1], loss), _largest(gradients), _largest(weights))
@@ -148,6 +176,9 @@ class Comparison:
             bad = next((each for each in found if not each.size <= self.tolerance), None)
             if bad:
                 raise CommError(self._message(row, what, bad))
+        for placed in self._all:
+            values = whole.get(placed.parameter)
+            self._mine[placed.name].tensor.set(placed.tensor.get() if values is None else values.ravel())
 
     def _message(self, row: Row, what: str, bad: Difference) -> str:
         expected, got = row.losses

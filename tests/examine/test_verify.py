@@ -127,11 +127,19 @@ Feeder.start = lambda self, first=0: start(self, first + 16 * (self._ranks > 1))
     assert "iteration 0: the 2 ranks have read other samples than 1 rank" in failure(tmp_path, plant=plant)
 
 
-def test_batch_norm_needs_sync(tmp_path):
-    message = failure(tmp_path, net=BATCH_NORM)
-    assert "layer 'bn': BatchNorm takes its statistics from the batch of each rank" in message and "bn_sync" in message
-    status, out, err = verify(tmp_path, net=BATCH_NORM, options=["--set", "bn_sync=true"])
-    assert status == 0, out + err
+@pytest.mark.parametrize("sync", ["false", "true"])
+def test_batch_norm_of_each_rank_and_of_all(tmp_path, sync):
+    status, out, err = verify(tmp_path, net=BATCH_NORM, options=["--set", f"bn_sync={sync}"])
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_rounding_decides_about_no_gradient(parts):
+    """With weights of their own, which differ by rounding, a gradient would differ by 1% in the second iteration; and
+    by 10% in the first if the whole layer were computed by another algorithm than its parts."""
+    divided = f"layer[conv2].multinode.model_parts={parts}"
+    done = run_ranks(2, ["-m", "engine.cli", "verify", "--solver", "solvers/digits.prototxt", "--set", divided])
+    assert done.returncode == 0 and "2 ranks train as 1 does" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("comm", ["servers=0", "priority=true", "algorithm=HIERARCHICAL"])

@@ -87,13 +87,13 @@ from engine.config import parse_solver
 world = world()
 made = []
 solver = verify.Solver
-def keep(*arguments):
-    made.append(solver(*arguments))
+def keep(*arguments, **options):
+    made.append(solver(*arguments, **options))
     return made[-1]
 verify.Solver = keep
 text = open({path!r}).read()
 verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, {iterations})
-many = made[-1]
+many = made[0]
 shapes = {{p.name: p.parameter.shape for p in many.model_parallel.divided}}
 if world.rank == 0:
     print(shapes)
