@@ -54,5 +54,6 @@ PYBIND11_MODULE(_ext, m) {
     m.def("has_bf16", has_bf16);
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
     m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread, for good.");
+    m.def("bound_cores", &bound_cores, "To which OMP_PROC_BIND binds the threads that compute; [] without it.");
     m.def("threads", &threads, "OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.");
 }

@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <omp.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/auxv.h>
 
@@ -52,6 +53,24 @@ void flush_denormals() {
 }
 
 int threads() { return omp_get_max_threads(); }
+
+std::vector<int> bound_cores() {
+    if (omp_get_proc_bind() == omp_proc_bind_false) return {};
+    cpu_set_t all;
+    CPU_ZERO(&all);
+#pragma omp parallel
+    {
+        cpu_set_t mine;
+        CPU_ZERO(&mine);
+        sched_getaffinity(0, sizeof(mine), &mine);
+#pragma omp critical
+        CPU_OR(&all, &all, &mine);
+    }
+    std::vector<int> found;
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &all)) found.push_back(core);
+    return found;
+}
 
 void prepare_threads() {
     static thread_local int team = 0;  // of this size have been set

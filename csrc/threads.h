@@ -1,6 +1,8 @@
 // Settings that every computing thread needs.
 #pragma once
 
+#include <vector>
+
 namespace engine {
 
 // For the calling thread and its OpenMP team; cheap after the first call of a thread.
@@ -15,5 +17,8 @@ void prepare_threads();
 void flush_denormals();  // in the calling thread only: one that has no team
 
 int threads();  // of the calling thread's OpenMP team
+
+// The cores to which OpenMP has bound the calling thread's team (OMP_PROC_BIND), ascending; empty where it has not.
+std::vector<int> bound_cores();
 
 }  // namespace engine

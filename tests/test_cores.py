@@ -8,6 +8,7 @@ import pytest
 
 from engine.comm.world import World
 from engine.cores import core_plan, limit_spinning, ranges, share_cores, threads_for
+from tests.mpi import run_ranks
 
 
 def test_ranks_on_the_same_cores_divide_them():
@@ -62,6 +63,50 @@ def test_ranges():
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and ranges([3]) == "3"
 
 
+BOUND = """
+import os
+from engine.cores import helper_cores, limit_spinning, own_cores
+limit_spinning()
+cores = own_cores()
+from engine import _core
+from engine.data.prefetch import Prefetcher
+from engine.data.sampler import Share
+bound = set(_core.bound_cores())
+assert os.sched_getaffinity(0) == bound and cores == own_cores()
+seats = []
+def load(sample, arrays):
+    seats.append(os.sched_getaffinity(0))
+    return "key"
+share = Share(0, [(0, 0)])
+with Prefetcher(load, iter([share]), [(1,)], 1, 1) as batches:
+    batches.next()
+assert seats == [set(cores) - bound or set(cores)], seats
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_threads_that_do_not_compute_leave_the_cores_that_do():
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
+    done = subprocess.run([sys.executable, "-c", BOUND], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.mpi
+def test_ranks_that_openmp_binds_to_one_core_are_told():
+    program = """
+from engine.comm.world import world
+from engine.cores import clash, limit_spinning
+limit_spinning()
+found = clash(world())
+if world().rank == 0:
+    print(found)
+world().close()
+"""
+    done = run_ranks(2, program, environ={"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"})
+    assert done.stdout.startswith("ranks 0 and 1 both compute on core "), done.stderr
+    assert run_ranks(2, program).stdout == "\n"
+
+
 FOUR = ("node1", (0, 1, 2, 3))
 
 
@@ -79,7 +124,17 @@ def test_the_plan_of_cores():
     assert warning == ""
 
 
+def test_the_plan_of_cores_that_openmp_has_bound():
+    line, warning = core_plan(FOUR, [FOUR], threads=3, servers=1, server_cores=None, decoders=2, bound=(0, 1, 2))
+    assert line == (
+        "Cores 0-3; on this rank 3 compute threads (bound to 0-2), 1 communication server (on 3), "
+        "2 decoding threads (on 3)"
+    )
+    assert warning == ""
+
+
 def test_overlaps_are_told():
     assert "8 compute threads on 4 cores" in plan(2, 4)[1] and plan(2, 4)[1].endswith("OMP_NUM_THREADS=2")
     assert plan(2, 2, servers=2)[1].startswith("communication servers share cores with compute threads")
+    assert plan(4, 1, servers=2)[1].endswith("leave some free: start fewer ranks")
     assert plan(1, 3, servers=1, server_cores=(0,))[1] and not plan(1, 3, servers=1)[1]

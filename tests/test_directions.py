@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "files": set(),  # files written whole or not at all
     "_dnnl": set(),  # where libdnnl is
     "_core": {"_dnnl"},
-    "cores": {"comm"},  # type of the world that it divides cores for
+    "cores": {"comm", "_core"},  # comm: type of the world that it divides cores for
     "proto": set(),
     "prototext": {"proto", "names"},
     "overrides": {"proto", "names", "prototext"},
@@ -37,8 +37,9 @@ MAY_IMPORT = {
         *("proto", "config", "names", "cores", "feeding", "net", "graph", "layers", "python_layer", "weights"),
         *("weights_hdf5", "solver", "comm", "report", "data", "tools", "_core"),
     },
-    "data": {"proto", "files", "names", "weights", "_core"},  # weights: a mean file holds a blob as a caffemodel does
-    "comm": {"_core", "names"},
+    # weights: a mean file holds a blob as a caffemodel does; cores: where decoding threads sit
+    "data": {"proto", "files", "names", "weights", "cores", "_core"},
+    "comm": {"_core", "cores", "names"},
     "report": {"files", "comm", "net"},  # types of what it reports on
     "precision": {"report", "comm", "_core"},
     "preflight": {"config", "report", "comm", "cores", "_core"},

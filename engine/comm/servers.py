@@ -25,6 +25,7 @@ from concurrent.futures import Future
 
 from engine.comm.strategy import Chunk, Strategy
 from engine.comm.world import Channel
+from engine.cores import helper_cores, sit_on
 from engine.errors import ConfigError
 
 Chunks = dict[int, list[Chunk]]  # what is left of each bucket
@@ -42,6 +43,7 @@ class Servers(Strategy):
         self.part_channels = kinds  # of each server, by the number of parts
         self.sums = [0.0] * len(self.buckets)  # of squares, where the step needs the norms
         self.meeting = threading.Barrier(count, action=lambda: self.use_norms(self.sums))
+        self.seats = helper_cores()
         started = [Future() for _ in range(count)]
         # Daemons: a server that is stuck in MPI because another rank has died must not keep this one.
         self.servers = [
@@ -91,6 +93,7 @@ class Servers(Strategy):
 
     def _pin(self, server: int) -> None:
         if self.settings.cores is None:
+            sit_on(self.seats)
             return
         core = self.settings.cores[server]
         try:

@@ -1,5 +1,6 @@
 """How gradients are reduced: the solver's `comm_param`, MLSL's environment variables, and defaults from the link."""
 
+import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -8,8 +9,8 @@ from typing import Any
 
 from engine.comm.buckets import BUCKET_BYTES
 from engine.comm.link import ALONE, Link, Links
+from engine.cores import own_cores
 from engine.errors import ConfigError
-from engine.names import suggestion
 
 MANY_CORES = 32  # per rank
 MB = 1 << 20
@@ -116,7 +117,7 @@ def server_settings(
     entries serves every rank of the host.
     """
     if cores is None:
-        cores = len(os.sched_getaffinity(0))
+        cores = len(own_cores())
     if param.servers < 0:
         raise ConfigError(f"comm_param: servers: expected 0 or more, got {param.servers}")
     default = param.servers if param.HasField("servers") else default_servers(cores // max(1, local_size))
@@ -167,7 +168,12 @@ def exchanges_directly(ranks: int, ranks_per_node: int) -> bool:
 def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """A line for each MLSL variable that has no effect here."""
     others = sorted(name for name in environ if name.startswith("MLSL_") and name not in VARIABLES)
-    return [f"{name} is ignored{suggestion(name, VARIABLES)}" for name in others]
+    known = {name.removeprefix("MLSL_"): name for name in VARIABLES}
+    near = {name: difflib.get_close_matches(name.removeprefix("MLSL_"), known, 1, 0.8) for name in others}
+    return [
+        f"{name} is ignored" + (f"; did you mean {known[near[name][0]]}?" if near[name] else "; it does nothing here")
+        for name in others
+    ]
 
 
 def default_servers(cores: int) -> int:

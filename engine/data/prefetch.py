@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.cores import helper_cores, own_cores, sit_on
 from engine.data.reader import Sample, Shape
 from engine.data.sampler import Share
 from engine.errors import ConfigError
@@ -34,7 +35,7 @@ def data_threads() -> int:
     Raises ConfigError."""
     text = os.environ.get("ENGINE_DATA_THREADS", "")
     if not text:
-        return max(1, min(4, len(os.sched_getaffinity(0))))
+        return max(1, min(4, len(own_cores())))
     if not text.isdecimal() or int(text) == 0:
         raise ConfigError(f"ENGINE_DATA_THREADS must be a whole number above 0; got {text!r}")
     return int(text)
@@ -96,6 +97,7 @@ class Prefetcher:
         self._released = 0  # batches whose buffers may be filled again
         self._exhausted = False
         self._closed = False
+        self._cores = helper_cores()
         self._threads = [
             threading.Thread(target=self._work, name=f"data-{number}", daemon=True) for number in range(threads)
         ]
@@ -155,6 +157,7 @@ class Prefetcher:
         return self._exhausted and self._begun == self._taken
 
     def _work(self) -> None:
+        sit_on(self._cores)
         while (piece := self._take_piece()) is not None:
             slot, begin, end = piece
             error = None

@@ -7,16 +7,16 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from engine.cores import ranges
+from engine.cores import own_cores, ranges
 from engine.report.table import human, table
 
 
 def device() -> dict[str, Any]:
     """Processor, cores, memory, libraries; None for what cannot be found out."""
+    cores = list(own_cores())
     from engine import _core
     from engine.comm.mpi_world import mpi_library
 
-    cores = sorted(os.sched_getaffinity(0))
     return {
         "host": platform.node(),
         "processor": _first_value("/proc/cpuinfo", "model name") or platform.machine(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.config import Config, nets_of_solver, read_solver
-from engine.cores import all_hosts_and_cores, core_plan, host_and_cores, ranges
+from engine.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
 from engine.data.prefetch import data_threads
 from engine.preflight import check_sum, compare, hosts, texts_of, versions
 from engine.report.table import table
@@ -33,7 +33,7 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     result["link"] = str(world.links()) or "one rank: none"
     result["cores"] = _by_rank(world.broadcast_object(world.gather(plan)))
     gathered = world.broadcast_object(world.gather(plan_warning))
-    result["warnings"] = ([warning] if warning else []) + [text for text in dict.fromkeys(gathered) if text]
+    result["warnings"] = [text for text in dict.fromkeys([warning, *gathered, clash(world)]) if text]
     return result
 
 
@@ -49,6 +49,7 @@ def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
         servers=0 if alone else settings.servers,
         server_cores=None if alone else settings.cores,
         decoders=data_threads(),
+        bound=_core.bound_cores(),
     )
 
 

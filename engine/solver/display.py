@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.comm.settings import ignored_variables
-from engine.cores import all_hosts_and_cores, core_plan, host_and_cores
+from engine.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
 from engine.data.prefetch import data_threads
 from engine.report import plot
 from engine.report.log import log, warn
@@ -49,13 +49,19 @@ class Display:
         batch, images, samples = solver.feeder.batch_size, solver.feeder.size, solver.samples_per_iteration
         known = images and batch
         epoch = f", {images / samples:.1f} iterations per epoch of {images} samples" if known else ""
+        ranks, threads = (
+            f"{number} {what}{'s' if number > 1 else ''}"
+            for number, what in ((solver.world.size, "rank"), (solver.threads, "thread"))
+        )
         return (
-            f"Global batch {samples} = {solver.world.size} ranks x {batch} x iter_size {solver.iter_size}{epoch}; "
-            f"{solver.strategy.describe()}; {solver.threads} threads per rank"
+            f"Global batch {samples} = {ranks} x {batch} x iter_size {solver.iter_size}{epoch}; "
+            f"{solver.strategy.describe()}; {threads} per rank"
         )
 
     def _cores(self) -> None:
         """Collective. Which threads there are, and a warning where they are in each other's way."""
+        from engine import _core
+
         solver = self._solver
         alone = solver.world.size == 1
         line, warning = core_plan(
@@ -65,10 +71,12 @@ class Display:
             servers=0 if alone else solver.strategy.settings.servers,
             server_cores=None if alone else solver.strategy.settings.cores,
             decoders=data_threads() if solver.feeder.size else 0,
+            bound=_core.bound_cores(),
         )
         log(line)
-        if warning and solver.world.rank == 0:
-            warn(warning)
+        for text in (warning, clash(solver.world)):
+            if text and solver.world.rank == 0:
+                warn(text)
 
     def iteration(self, rate: float) -> None:
         """Collective. The figures are means over ranks."""
