@@ -37,8 +37,8 @@ def share_cores(world: World) -> None:
 
 @functools.cache
 def own_cores() -> tuple[int, ...]:
-    """The cores that this process was given. With OMP_PROC_BIND libgomp then binds the first thread to fewer, which threads
-    that it starts inherit: hence asked once, before."""
+    """The cores that this process was given. With OMP_PROC_BIND libgomp then binds the first thread to fewer, which
+    threads that it starts inherit: hence asked once, before."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -105,7 +105,8 @@ def core_plan(
     if servers and (computing == len(cores) or not set(server_cores or cores) - set(bound or cores[:computing])):
         advice = f"OMP_NUM_THREADS={threads - 1} and comm_param {{ affinity }}" if threads > 1 else "start fewer ranks"
         return line, (
-            f"communication servers share cores with compute threads; if there are many cores, leave some free: {advice}"
+            "communication servers share cores with compute threads; if there are many cores, leave some free: "
+            f"{advice}"
         )
     return line, ""
 

@@ -85,6 +85,7 @@ class Times:
     onednn: str
     isa: str
     layers: list[LayerTime]
+    update_ms: float = 0.0  # on one rank, where it follows backward; servers update beside compute
     recomputed: int = 0  # layers that run forward twice, for a memory budget
     recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
 
@@ -113,11 +114,11 @@ def benchmark(
     strategy = connect(net, world) if phase == TRAIN else None
     age = process_age()
     first = (step(net, strategy, 0), age)
-    spans, reorders, repeats, steps = [], [], [], []
+    spans, reorders, repeats, steps, ends = [], [], [], [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
-            steps.append(step(net, strategy, iteration))
+            steps.append(step(net, strategy, iteration, ends))
             spans.append(net.program.spans())
             repeats.append(net.program.repeat_ns / 1e6)
             reorders.append([each[-1] for op in range(len(net.program)) for each in net.program.reorders(op)])
@@ -129,6 +130,8 @@ def benchmark(
         strategy.close()
     spans = np.diff(np.array(spans), axis=2)[:, :, 0]
     times = _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
+    if ends and world.size == 1:
+        times.update_ms = 1e3 * float(np.median(ends))
     times.recomputed, times.recompute_ms = len(net.repeats), float(np.median(repeats))
     return times
 
@@ -140,8 +143,8 @@ def process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def step(net: Net, strategy: Strategy | None, iteration: int) -> float:
-    """One step; its seconds."""
+def step(net: Net, strategy: Strategy | None, iteration: int, ends: list[float] | None = None) -> float:
+    """One step; its seconds. ends: gets those after backward."""
     begin = time.perf_counter()
     net.run_forward(iteration)
     if strategy:
@@ -149,7 +152,10 @@ def step(net: Net, strategy: Strategy | None, iteration: int) -> float:
         net.program.zero_gradients()
         strategy.start(Step(iteration, RATE))
         net.program.backward()
+        computed = time.perf_counter()
         strategy.backward_done()
+        if ends is not None:
+            ends.append(time.perf_counter() - computed)
     return time.perf_counter() - begin
 
 
@@ -281,15 +287,19 @@ def _reorders(times: Times) -> Iterator[str]:
 def _summary(times: Times) -> Iterator[str]:
     steps = "forward, backward, update" if times.phase == "TRAIN" else "forward"
     ranks = f"{times.ranks} ranks x " if times.ranks > 1 else ""
+    threads = f"{times.threads} thread{'s' if times.threads > 1 else ''}"
     yield (
-        f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {times.threads} threads, "
+        f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {threads}, "
         f"oneDNN {times.onednn} with {times.isa}"
     )
     first = f"the first {times.first_iteration_ms:.3f} ms, begun {times.to_first_iteration_s:.3f} s after the start"
     yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
-    outside = max(0.0, times.step_ms - times.forward_ms - times.backward_ms - times.recompute_ms)
-    work = "update and engine's own work" if times.phase == "TRAIN" else "engine's own work"
-    yield f"outside of layers ({work}): {outside:.3f} ms, {1e3 * outside / len(times.layers):.1f} us per layer"
+    inside = times.forward_ms + times.backward_ms + times.recompute_ms + times.update_ms
+    outside = max(0.0, times.step_ms - inside)
+    if times.update_ms:
+        yield f"update: {times.update_ms:.3f} ms"
+    what = "engine's own work, communication that is not hidden" if times.ranks > 1 else "engine's own work"
+    yield f"beyond that ({what}): {outside:.3f} ms, {1e3 * outside / len(times.layers):.1f} us per layer"
     if times.recomputed:
         yield (
             f"memory budget: {times.recomputed} layers are computed twice, which takes {times.recompute_ms:.3f} ms, "

@@ -132,8 +132,8 @@ def measured_network(world: World) -> Network:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one number of ranks. exposed: what a step takes beyond compute and update of one rank. efficiency: images per
-    second / (ranks x those of one rank). best: what is best of BUCKETS_MB and SERVERS."""
+    """Of one number of ranks. exposed: what a step takes beyond one on a network that costs nothing. efficiency: images
+    per second / (ranks x those of one rank). best: what is best of BUCKETS_MB and SERVERS."""
 
     ranks: int
     step_ms: float
@@ -157,9 +157,12 @@ def predict(profile: Profile, network: Network, ranks: int, param: Any = None) -
     settings = settings_for(network, param)
     alone = seconds(profile, settings, replace(network, ranks=1, ranks_per_node=1))
     step = seconds(profile, settings, network)
+    free = replace(network, between=network.between and Link(), within=Link(), cpu=0.0)
     best, best_step = settings, step
     if ranks > 1:
         for servers in SERVERS:
+            if network.cores and servers * network.ranks_per_node > network.cores:
+                continue
             for size in BUCKETS_MB:
                 nbytes = int(size * MB)
                 other = replace(settings, servers=servers, bucket_bytes=nbytes, chunk_bytes=nbytes, cores=None)
@@ -170,7 +173,7 @@ def predict(profile: Profile, network: Network, ranks: int, param: Any = None) -
         1e3 * step,
         ranks * profile.batch / step,
         alone / step,
-        1e3 * (step - alone),
+        1e3 * max(0.0, step - seconds(profile, settings, free)),
         settings.bucket_bytes / MB,
         settings.servers,
         1e3 * best_step,

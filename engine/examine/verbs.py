@@ -55,11 +55,11 @@ def predict(options: Namespace) -> int:
     if not (options.model or options.profile):
         raise ConfigError("--model or --profile is needed")
     param = predict.comm_param(options.comm)
-    if options.bandwidth is None:
-        network = predict.measured_network(world)
-    else:
-        network = predict.given_network(options.latency, options.bandwidth, options.ranks_per_node, options.cores)
+    network = predict.measured_network(world) if options.bandwidth is None else None
     profile = _profile(options, world)
+    if network is None:
+        cores = options.cores or profile.threads * options.ranks_per_node
+        network = predict.given_network(options.latency, options.bandwidth, options.ranks_per_node, cores)
     found = [predict.predict(profile, network, count, param) for count in options.ranks]
     if world.rank == 0:
         print(predict.to_text(profile, network, found))

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from engine.net import Net
 
 COLUMNS = ("forward", "backward", "start", "reduce", "update", "wait")
+LEGEND = (
+    "",  # on one rank
+    "; start: from ready gradients until their reduction begins; reduce, update: by servers, beside compute; "
+    "wait: of the next forward, for the weights",
+)
 FORWARD, BACKWARD, START, REDUCE, UPDATE, WAIT = range(len(COLUMNS))
 
 
@@ -88,4 +93,5 @@ class LayerTimes:
         ]
         total = ("total", "", *(f"{value:.3f}" for value in means[:, chosen].sum(axis=0)))
         lines = table(("layer", "type", *columns), rows, "<<" + ">" * len(columns), total)
-        return f"Milliseconds per iteration, mean of {count} iterations and {world.size} ranks:\n{lines}"
+        whose = f"{world.size} ranks" if world.size > 1 else "1 rank"
+        return f"Milliseconds per iteration, mean of {count} iterations and {whose}{LEGEND[world.size > 1]}:\n{lines}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StepTimes:
-    """Of one rank, step by step; `line` puts the ranks together.
+    """Of one rank, step by step, but for the first, in which kernels are generated; `line` puts the ranks together.
 
     times.begin(data, communication)      counters, in nanoseconds, of all waiting so far
     ... times.aside(nanoseconds) ...      what does not belong to the step: display
@@ -23,6 +23,7 @@ class StepTimes:
         self._steps: list[tuple[int, int, int]] = []  # whole, waiting for data, waiting for reduced gradients
         self._begin = (0, 0, 0)
         self._aside = 0
+        self._warm = False
 
     def begin(self, data: int, communication: int) -> None:
         self._begin, self._aside = (time.monotonic_ns(), data, communication), 0
@@ -33,7 +34,9 @@ class StepTimes:
     def end(self, data: int, communication: int) -> None:
         begin, data_before, communication_before = self._begin
         whole = time.monotonic_ns() - begin - self._aside
-        self._steps.append((whole, data - data_before, communication - communication_before))
+        if self._warm:
+            self._steps.append((whole, data - data_before, communication - communication_before))
+        self._warm = True
 
     def line(self, world: World) -> str:
         """Collective, after the same steps on every rank. On rank 0 the mean step since the last call; "" if none."""
@@ -59,4 +62,4 @@ def describe(steps: np.ndarray) -> str:
     last = busy.mean(axis=1)
     slowest = f" (rank {last.argmax()} is {last.max() - last.min():.2f} ms slower than rank {last.argmin()})"
     text = ", ".join(f"{name} {max(0.0, value):.2f}" for name, value in parts.items())
-    return f"{whole:.2f} ms per iteration: {text}{slowest if ranks > 1 else ''}"
+    return f"{whole:.2f} ms per iteration: {text}{slowest if last.argmax() != last.argmin() else ''}"

@@ -12,7 +12,16 @@ from engine.comm.link import Link
 from engine.comm.simulate import Network
 from engine.config import read_net
 from engine.errors import ConfigError
-from engine.examine.predict import Profile, comm_param, from_flops, predict, read_profile, seconds, settings_for
+from engine.examine.predict import (
+    Profile,
+    comm_param,
+    from_flops,
+    given_network,
+    predict,
+    read_profile,
+    seconds,
+    settings_for,
+)
 from tests.mpi import REPO, run_ranks
 from tests.test_cli import engine, fails
 
@@ -83,6 +92,17 @@ def test_a_slow_link_shows_and_the_best_settings_are_better():
     poor = predict(NET, network, 2, comm_param("servers: 1 bucket_mb: 0.25 priority: false"))
     assert poor.step_ms > 1700 and poor.efficiency < 0.5
     assert poor.best_step_ms < 900 and poor.best_bucket_mb > 0.25
+
+
+def test_what_is_told_of_given_networks_is_never_better_than_one_rank():
+    """Servers update with the cores that compute: nothing says that there are others."""
+    learns = replace(NET, update=4e-8)  # 40 ms on 4 threads
+    network = given_network(1.0, 100.0, 1, learns.threads)
+    for ranks in (2, 64):
+        found = predict(learns, network, ranks)
+        assert 0.95 < found.efficiency < 1.0 + 1e-9 and 0 <= found.exposed_ms < 5
+        assert found.best_servers <= learns.threads and found.best_step_ms > 0.99 * found.step_ms
+    assert settings_for(replace(network, cores=64.0)).servers == 4
 
 
 def test_one_rank_is_the_base():

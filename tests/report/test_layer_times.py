@@ -45,7 +45,7 @@ def numbers(text: str) -> dict[str, dict[str, float]]:
 def test_columns_of_two_ranks(servers):
     done = run_ranks(2, PROGRAM.format(), environ={"MLSL_NUM_SERVERS": str(servers)})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Milliseconds per iteration, mean of 5 iterations and 2 ranks:")
+    assert done.stdout.startswith("Milliseconds per iteration, mean of 5 iterations and 2 ranks; start: ")
     found = numbers(done.stdout)
     assert list(found) == ["conv", "relu", "ip1", "tanh", "drop", "ip2", "loss", "total"] or "relu" not in found
     learn = ("conv", "ip1", "ip2")
@@ -65,7 +65,7 @@ def test_one_rank_has_no_communication():
     solver = make_solver("max_iter: 4", digits_net(), layer_times=True)
     solver.solve()
     text = solver.timing.layer_times.table(World())
-    assert "mean of 3 iterations and 1 ranks" in text
+    assert "mean of 3 iterations and 1 rank:" in text
     assert text.splitlines()[1].split() == ["layer", "type", "forward", "backward", "update"]
     assert numbers(text)["ip1"]["update"] > 0
     solver.close()
