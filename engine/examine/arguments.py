@@ -29,9 +29,9 @@ def _add_verify(verbs) -> None:
         verbs,
         "verify",
         "compare training on several ranks with training on one",
-        "Trains on N ranks, which it starts itself, and on one rank that takes the batches of all of them, one after the "
-        "other (with bn_sync at once), and compares all gradients and weights after every iteration. If they differ, "
-        "the first such layer is named and the exit status is 1.",
+        "Trains on N ranks, which it starts itself, and on one rank that takes the batches of all of them in turn "
+        "(with bn_sync at once), and compares all gradients and weights after every iteration. If they differ, the "
+        "first such layer is named and the exit status is 1.",
         "engine verify --solver solvers/digits.prototxt --ranks 2\n"
         "engine verify --solver solver.prototxt --ranks 4 --set comm_param.algorithm=HIERARCHICAL\n"
         "srun -n 64 engine verify --solver solver.prototxt --iterations 3",
