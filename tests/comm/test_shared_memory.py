@@ -172,4 +172,5 @@ def test_a_process_that_is_gone():
     process.wait()
     memory = SharedMemory(process.pid)
     memory.note()
+    assert not memory._inodes
     memory.remove()
