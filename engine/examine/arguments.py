@@ -127,7 +127,8 @@ def _add_doctor(verbs) -> None:
         "check that the ranks fit together; show who runs on which cores, and the measured link",
         "Runs only the checks that training makes before its first iteration: compares the ranks' versions and, with "
         "--solver, their solver, nets and parameter layouts; checks an allreduce whose result is known; measures the "
-        "link. A difference ends it with status 1 and a line that names two ranks and what differs.",
+        "link. A difference ends it with status 1 and a line that names two ranks and what differs; only layouts may "
+        "differ, with the processors: training then keeps plain ones.",
         "engine doctor\nmpiexec -n 4 engine doctor\nsrun engine doctor --solver solvers/resnet50_448nodes.prototxt",
     )
     verb.add_argument("--solver", metavar="FILE", help="a solver whose nets and comm_param are to be checked, too")

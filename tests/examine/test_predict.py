@@ -26,6 +26,8 @@ from tests.mpi import REPO, run_ranks
 from tests.test_cli import engine, fails
 
 IMAGES = 1_281_167
+SERVERS = {"KNL": 4, "Skylake": 2}  # as the published runs had
+TABLES = {"KNL": "V, Xeon Phi", "Skylake": "VI, Skylake"}  # of the paper, as docs/predict.md names them
 OMNI_PATH = Network(1, Link(1e-6, 100e9 / 8))  # 100 Gbit/s and about 1 us, as Intel gives them
 TABLE = Path(__file__).with_name("scale_out_paper.csv")
 
@@ -60,19 +62,20 @@ def errors() -> dict[str, list[tuple[dict, float]]]:
             profile = resnet.at_batch(int(row["batch"])).at_rate(rate)
             network = replace(OMNI_PATH, ranks=int(row["nodes"]))
             steps = IMAGES / (row["batch"] * row["nodes"])
-            epoch = steps * seconds(profile, settings_for(network), network)
+            settings = settings_for(network, comm_param(f"servers: {SERVERS[machine]}"))
+            epoch = steps * seconds(profile, settings, network)
             found.setdefault(machine, []).append((row, epoch / row["seconds"] - 1))
     return found
 
 
-def test_published_times_per_epoch(record_property):
+def test_published_times_per_epoch():
     """What is off is more than communication: it is hidden on this network, as the paper's own 97% at 256 nodes says.
     The rest, up to 20% at 1024 nodes and more, is not in the model: ranks that are not equally fast, and data."""
+    told = (REPO / "docs/predict.md").read_text()
     for machine, rows in errors().items():
         for row, error in rows:
-            line = f"{machine} {row['batch']:.0f} x {row['nodes']:.0f}: {row['seconds']} s, error {100 * error:+.1f}%"
-            record_property(line.split(":")[0], f"{100 * error:+.1f}%")
-            print(line)
+            run = f"{TABLES[machine]} | {row['batch']:.0f} | {row['nodes']:.0f} | {row['seconds']:g}"
+            assert f"| {run} | {row['seconds'] * (1 + error):.1f} | {100 * error:+.1f}% |" in told
         found = np.array([error for _, error in rows])
         assert np.abs(found).max() < 0.25 and np.abs(found).mean() < 0.13, machine
 
