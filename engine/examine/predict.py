@@ -241,7 +241,7 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> 
         [
             f"{profile.net}, batch {profile.batch} per rank, {profile.threads} threads; compute "
             f"{1e3 * profile.compute:.1f} ms, {4e-6 * sum(profile.gradients):.1f} MB of gradients",
-            f"network: {links}; {network.ranks_per_node} ranks per node",
+            f"network: {links}; {network.ranks_per_node} rank{'s' if network.ranks_per_node > 1 else ''} per node",
             table(header, rows, ">" * len(header)),
             "best: of the bucket sizes and numbers of servers tried; comm_param { servers bucket_mb chunk_mb }",
         ]
