@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +15,12 @@ from engine.comm.factory import make_strategy, settings_of
 from engine.comm.strategy import Step
 from engine.examine.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
+from engine.examine.times import LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
 from engine.net import Net
 from engine.net.gates import gates
 from engine.report.log import log
 from engine.report.progress import Progress
-from engine.report.table import human, table
 
 if TYPE_CHECKING:
     from engine.comm.strategy import Strategy
@@ -30,64 +28,6 @@ if TYPE_CHECKING:
     from engine.config import Config
 
 RATE = 1e-6  # the weights hardly move: the last step computes on the same numbers as the first
-SHOWN = 10  # reorders, of those that take longest
-
-
-@dataclass
-class Reorder:
-    """A change of layout or precision that the plan could not avoid, inside an op or as one of its own ("Plain").
-    Milliseconds: the median over the iterations."""
-
-    backward: bool
-    change: str  # "layout -> layout"
-    megabytes: float  # of the result
-    ms: float = 0.0
-
-
-@dataclass
-class LayerTime:
-    """Medians over the iterations, in milliseconds. A fused layer's time is that of the layer that does its work."""
-
-    name: str
-    type: str
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    flops: int = 0  # of a forward pass
-    gradients: int = 0  # floats that its backward completes
-    implementations: list[str] = field(default_factory=list)
-    reorders: list[Reorder] = field(default_factory=list)
-    layouts: list[str] = field(default_factory=list)  # of the tops
-
-
-@dataclass
-class Times:
-    """What was measured, on rank 0; images_per_second counts the images of all ranks.
-
-    A step is forward, backward and update in phase TRAIN, forward alone in phase TEST.
-    """
-
-    net: str
-    phase: str
-    precision: str
-    ranks: int
-    threads: int
-    batch: int  # per rank
-    iterations: int
-    first_iteration_ms: float
-    to_first_iteration_s: float  # from the start of the process until the first iteration begins
-    step_ms: float  # median
-    forward_ms: float
-    backward_ms: float
-    images_per_second: float
-    activation_bytes: int
-    scratch_bytes: int
-    peak_memory_bytes: int
-    onednn: str
-    isa: str
-    layers: list[LayerTime]
-    update_ms: float = 0.0  # on one rank, where it follows backward; servers update beside compute
-    recomputed: int = 0  # layers that run forward twice, for a memory budget
-    recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
 
 
 def benchmark(
@@ -234,79 +174,3 @@ def _layer_times(net: Net, spans: np.ndarray, reorders: np.ndarray) -> list[Laye
     for placed in net.parameters:
         layers[net.builder.layer_of_op[uses[placed.parameter]].name].gradients += placed.count
     return list(layers.values())
-
-
-def to_json(times: Times) -> dict[str, Any]:
-    return asdict(times)
-
-
-def to_text(times: Times) -> str:
-    """For people: the layers in order, then the whole."""
-    rows = [
-        (
-            layer.name,
-            layer.type,
-            f"{layer.forward_ms:.3f}",
-            f"{layer.backward_ms:.3f}" if layer.backward_ms else "",
-            f"{100 * (layer.forward_ms + layer.backward_ms) / (times.forward_ms + times.backward_ms):.1f}%",
-            f"{layer.flops / layer.forward_ms / 1e6:.1f}" if layer.flops and layer.forward_ms else "",
-            " ".join(layer.layouts),
-            ", ".join(dict.fromkeys(layer.implementations)),
-        )
-        for layer in times.layers
-    ]
-    header = ("layer", "type", "forward ms", "backward ms", "share", "GFLOP/s fwd", "layout", "implementation")
-    total = ("total", "", f"{times.forward_ms:.3f}", f"{times.backward_ms:.3f}", "", "", "", "")
-    return "\n".join(
-        [
-            "Average time per layer (median):",
-            table(header, rows, "<<>>>><<", total),
-            *_reorders(times),
-            *_summary(times),
-        ]
-    )
-
-
-def _reorders(times: Times) -> Iterator[str]:
-    """The costliest one by one, all in sum."""
-    found = [(layer.name, each) for layer in times.layers for each in layer.reorders]
-    total = sum(each.ms for _, each in found)
-    share = 100 * total / (times.forward_ms + times.backward_ms)
-    if not found:
-        yield "Reorders: none"
-        return
-    yield f"Reorders that the plan could not avoid: {len(found)}, {total:.3f} ms, {share:.1f}% of the above"
-    found.sort(key=lambda pair: -pair[1].ms)
-    rows = [
-        (name, "backward" if each.backward else "forward", each.change, f"{each.megabytes:.2f}", f"{each.ms:.3f}")
-        for name, each in found[:SHOWN]
-    ]
-    yield table(("layer", "pass", "change", "MB", "ms"), rows, "<<<>>")
-
-
-def _summary(times: Times) -> Iterator[str]:
-    steps = "forward, backward, update" if times.phase == "TRAIN" else "forward"
-    ranks = f"{times.ranks} ranks x " if times.ranks > 1 else ""
-    threads = f"{times.threads} thread{'s' if times.threads > 1 else ''}"
-    yield (
-        f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {threads}, "
-        f"oneDNN {times.onednn} with {times.isa}"
-    )
-    first = f"the first {times.first_iteration_ms:.3f} ms, begun {times.to_first_iteration_s:.3f} s after the start"
-    yield f"step ({steps}): {times.step_ms:.3f} ms median of {times.iterations}, {first}"
-    inside = times.forward_ms + times.backward_ms + times.recompute_ms + times.update_ms
-    outside = max(0.0, times.step_ms - inside)
-    if times.update_ms:
-        yield f"update: {times.update_ms:.3f} ms"
-    what = "engine's own work, communication that is not hidden" if times.ranks > 1 else "engine's own work"
-    yield f"beyond that ({what}): {outside:.3f} ms, {1e3 * outside / len(times.layers):.1f} us per layer"
-    if times.recomputed:
-        yield (
-            f"memory budget: {times.recomputed} layers are computed twice, which takes {times.recompute_ms:.3f} ms, "
-            f"{100 * times.recompute_ms / times.step_ms:.1f}% of the step"
-        )
-    yield f"images_per_second: {times.images_per_second:.2f}"
-    yield (
-        f"memory: {human(times.activation_bytes, 'B')} blobs and gradients, {human(times.scratch_bytes, 'B')} scratch, "
-        f"{human(times.peak_memory_bytes, 'B')} at most in the whole process"
-    )

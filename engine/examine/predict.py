@@ -19,9 +19,10 @@ from engine.comm.simulate import Network, Op, Work, step_seconds
 from engine.comm.world import World
 from engine.cores import all_hosts_and_cores, host_and_cores
 from engine.errors import ConfigError
-from engine.examine.benchmark import Times, benchmark, to_json
+from engine.examine.benchmark import benchmark
 from engine.examine.estimate import layer_costs
 from engine.examine.source_shapes import SourceShapes
+from engine.examine.times import Times, to_json
 from engine.graph.build import TRAIN, build
 from engine.prototext import fill, scan
 from engine.report.log import log

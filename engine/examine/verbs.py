@@ -11,7 +11,8 @@ from engine.runtime import asked_model, asked_solver, phase_of, start, write_jso
 
 def time_(options: Namespace) -> int:
     world = start(output=options.json)
-    from engine.examine.benchmark import benchmark, to_json, to_text
+    from engine.examine.benchmark import benchmark
+    from engine.examine.times import to_json, to_text
     from engine.precision import usable_precision
 
     phase = phase_of(options.phase)

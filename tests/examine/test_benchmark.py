@@ -7,8 +7,9 @@ import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net, read_net
-from engine.examine.benchmark import benchmark, to_json, to_text
+from engine.examine.benchmark import benchmark
 from engine.examine.synthetic import feed_synthetic
+from engine.examine.times import to_json, to_text
 from engine.graph.build import TEST, TRAIN
 from engine.net import Net
 
