@@ -15,7 +15,7 @@ from engine.comm.factory import make_strategy, settings_of
 from engine.comm.strategy import Step
 from engine.examine.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
-from engine.examine.times import LayerTime, Reorder, Times
+from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
 from engine.net import Net
 from engine.net.gates import gates
@@ -163,6 +163,7 @@ def _layer_times(net: Net, spans: np.ndarray, reorders: np.ndarray) -> list[Laye
     layers: dict[str, LayerTime] = {}
     for op, layer in enumerate(net.builder.layer_of_op):
         row = layers.setdefault(layer.name, LayerTime(layer.name, layer.type, flops=layer.flops()))
+        row.fused = [Fused(other.name, other.type) for other in net.graph.fused.get(layer, [])]
         row.forward_ms += float(median[op])
         if net.phase == TRAIN and net.program.needs_backward(op):
             row.backward_ms += float(median[2 * count - 1 - op])

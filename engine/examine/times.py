@@ -9,6 +9,7 @@ from typing import Any
 from engine.report.table import human, table
 
 SHOWN = 10  # reorders, of those that take longest
+FUSED_SHOWN = 3  # layers that compute others, by name; the rest are counted
 
 
 @dataclass
@@ -20,6 +21,14 @@ class Reorder:
     change: str  # "layout -> layout"
     megabytes: float  # of the result
     ms: float = 0.0
+
+
+@dataclass
+class Fused:
+    """A layer whose work another one does within its own op: it has no time of its own."""
+
+    name: str
+    type: str
 
 
 @dataclass
@@ -35,6 +44,7 @@ class LayerTime:
     implementations: list[str] = field(default_factory=list)
     reorders: list[Reorder] = field(default_factory=list)
     layouts: list[str] = field(default_factory=list)  # of the tops
+    fused: list[Fused] = field(default_factory=list)  # in the order of the work, after the layer's own
 
 
 @dataclass
@@ -77,7 +87,7 @@ def to_text(times: Times) -> str:
     rows = [
         (
             layer.name,
-            layer.type,
+            "+".join([layer.type, *_types(layer.fused)]),
             f"{layer.forward_ms:.3f}",
             f"{layer.backward_ms:.3f}" if layer.backward_ms else "",
             f"{100 * (layer.forward_ms + layer.backward_ms) / (times.forward_ms + times.backward_ms):.1f}%",
@@ -93,10 +103,30 @@ def to_text(times: Times) -> str:
         [
             "Average time per layer (median):",
             table(header, rows, "<<>>>><<", total),
+            *_fused(times.layers),
             *_reorders(times),
             *_summary(times),
         ]
     )
+
+
+def _types(fused: list[Fused]) -> list[str]:
+    """A Split between readers is the engine's own, and costs nothing within another op."""
+    return [each.type for each in fused if each.type != "Split"]
+
+
+def _fused(layers: list[LayerTime]) -> Iterator[str]:
+    """What stands in the table as "Convolution+ReLU": the first ones by name, all in number."""
+    found = [layer for layer in layers if _types(layer.fused)]
+    if not found:
+        return
+    count = sum(len(_types(layer.fused)) for layer in found)
+    parts = [
+        f"{layer.name} also computes {', '.join(each.name for each in layer.fused if each.type != 'Split')}"
+        for layer in found[:FUSED_SHOWN]
+    ]
+    more = f"; and so on, in {len(found)} rows with a + (--json names all)" if len(found) > FUSED_SHOWN else ""
+    yield f"Fused, without a row and a time of their own: {count} layers; {'; '.join(parts)}{more}"
 
 
 def _reorders(times: Times) -> Iterator[str]:

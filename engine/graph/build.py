@@ -26,7 +26,8 @@ ShapesOf = Callable[[Any, str], list[Shape]]
 @dataclass(eq=False)
 class Graph:
     """Layers in execution order. `outputs` are the blobs that nobody reads. `all_params` are the parameters of every
-    layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone."""
+    layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone. `fused` are the
+    layers that others compute within their own op."""
 
     name: str
     phase: int
@@ -34,6 +35,7 @@ class Graph:
     outputs: list[Blob] = field(default_factory=list)
     all_params: list[Parameter] = field(default_factory=list)
     force_backward: bool = False
+    fused: dict[Layer, list[Layer]] = field(default_factory=dict)
 
     @property
     def params(self) -> list[Parameter]:

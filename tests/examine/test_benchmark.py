@@ -68,6 +68,38 @@ def test_what_is_told(times):
     assert to_json(times)["layers"][0]["name"] == times.layers[0].name
 
 
+def test_layers_that_others_compute_are_named(times):
+    layers = {layer.name: layer for layer in times.layers}
+    assert to_json(times)["layers"][list(layers).index("conv2")]["fused"] == [{"name": "relu2", "type": "ReLU"}]
+    assert not layers["pool2"].fused and "relu2" not in layers
+    text = to_text(times)
+    row = next(line for line in text.splitlines() if line.startswith("conv2 "))
+    assert row.split()[1] == "Convolution+ReLU"
+    assert (
+        "Fused, without a row and a time of their own: 3 layers; conv1 also computes relu1; conv2 also computes relu2; "
+        "ip1 also computes relu3\n"
+    ) in text
+
+
+def test_a_chain_of_fused_layers_keeps_its_order_and_a_long_list_is_cut():
+    """In TEST a convolution takes over normalisation, scale, sum and activation; the Split is the engine's own."""
+    block = """layer { name: "conv#" type: "Convolution" bottom: "x#" top: "c#"
+      convolution_param { num_output: 16 kernel_size: 1 bias_term: false } }
+    layer { name: "bn#" type: "BatchNorm" bottom: "c#" top: "b#" }
+    layer { name: "scale#" type: "Scale" bottom: "b#" top: "s#" scale_param { bias_term: true } }
+    layer { name: "sum#" type: "Eltwise" bottom: "s#" bottom: "x#" top: "e#" }
+    layer { name: "relu#" type: "ReLU" bottom: "e#" top: "x%" }"""
+    text = 'layer { name: "x" type: "Input" top: "x0" input_param { shape { dim: 2 dim: 16 dim: 8 dim: 8 } } }'
+    text += "".join(block.replace("#", str(i)).replace("%", str(i + 1)) for i in range(4))
+    times = benchmark(parse_net(text, "test.prototxt"), TEST, 1, World())
+    fused = {layer.name: [each.name for each in layer.fused] for layer in times.layers}
+    assert fused["conv2"] == ["bn2", "scale2", "sum2", "relu2"]
+    report = to_text(times)
+    assert "Convolution+BatchNorm+Scale+Eltwise+ReLU" in report
+    assert ": 16 layers; conv0 also computes bn0, scale0, sum0, relu0; conv1" in report
+    assert "conv2 also computes bn2, scale2, sum2, relu2; and so on, in 4 rows with a + (--json names all)" in report
+
+
 def test_phase_test_runs_forward_only():
     times = benchmark(read_net("nets/digits.prototxt"), TEST, 1, World())
     assert times.backward_ms == 0 and times.phase == "TEST" and times.batch == 60

@@ -30,4 +30,5 @@ def fuse(graph: Graph) -> None:
         if gone:
             stands_for.update(dict.fromkeys([layer, *gone]))
             stands_for[gone[-1]] = layer
+            graph.fused[layer] = gone
     graph.layers = [kept for layer in graph.layers if (kept := stands_for.get(layer, layer))]
