@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 8
 
 
-def check_drift(world: World, net: Net, weights: np.ndarray, histories: list[np.ndarray], iteration: int) -> None:
+def check_drift(
+    world: World, net: Net, weights: np.ndarray, histories: Mapping[str, np.ndarray], iteration: int
+) -> None:
     """Collective, when no update is under way; costs about a second for each GB of weights and state.
 
-    weights, histories: the arenas, float32. Raises CommError, on every rank, that names the first blob that differs in
-    the order of the file, and the ranks that have other values than most.
+    weights, histories: the arenas, float32; histories by what they hold. Raises CommError, on every rank, that names
+    the first blob that differs in the order of the file, and the ranks that have other values than most.
     """
     if world.size == 1:
         return
     names, parts, digests = [], [], bytearray()
     for placed in reversed(net.parameters):
-        for what, arena in [("weights", weights), *((f"history {i}", array) for i, array in enumerate(histories))]:
-            names.append(f"the {what} of {placed.name}")
+        for what, arena in [("the weights", weights), *histories.items()]:
+            names.append(f"{what} of {placed.name}")
             parts.append(placed.parameter.parts)
             values = arena[placed.offset : placed.offset + placed.count]
             digests += hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 class History:
-    """`sets` arenas (1 for SGD, 2 for Adam and AdaDelta), zero at first. `arrays` are their float32 views for the
-    updater.
+    """An arena for each of `names`, which tell what it holds (one for SGD, two for Adam and AdaDelta), zero at first.
+    `arrays` are their float32 views for the updater, `named` the same by name.
     """
 
-    def __init__(self, net: Net, sets: int):
+    def __init__(self, net: Net, names: Sequence[str]):
         from engine import _core
 
         self.net = net
-        self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in range(sets)]
+        self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in names]
         self.arrays = [np.frombuffer(arena, np.float32)[: net.arena_size] for arena in self._arenas]
+        self.named = dict(zip(names, self.arrays, strict=True))
         self._tensors: list[dict[Any, Any]] = []
         for arena in self._arenas:
             tensors = {}

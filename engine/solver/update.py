@@ -20,6 +20,16 @@ RULES = {
     "AdaDelta": "adadelta",
     "Adam": "adam",
 }
+# Update rule -> what its histories hold, in their order.
+HISTORIES = {
+    "sgd": ("SGD's momentum",),
+    "nesterov": ("Nesterov's momentum",),
+    "adagrad": ("AdaGrad's sum of squared gradients",),
+    "rmsprop": ("RMSProp's mean of squared gradients",),
+    "adadelta": ("AdaDelta's mean of squared gradients", "AdaDelta's mean of squared updates"),
+    "adam": ("Adam's first moment", "Adam's second moment"),
+    "adamw": ("AdamW's first moment", "AdamW's second moment"),
+}
 
 
 def buckets_for(net: Net, settings: CommSettings) -> list[Bucket]:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from engine import _core
 from engine.solver.drift import _describe
+from engine.solver.update import HISTORIES
 from tests.mpi import run_ranks
 
 # {fault} is done to one rank after its third iteration.
@@ -38,7 +40,13 @@ HISTORY = "solver.history.arrays[0][placed['ip2[1]'].offset] *= -1"
     [
         # The fault of one blob spreads to all by the next iteration: the check must come before it.
         ("comm_param { drift_check: 3 }", 2, WEIGHT, "iteration 3: rank 2 of 4 differs in the weights of ip1[0]"),
-        ("comm_param { drift_check: 3 }", 0, HISTORY, "iteration 3: rank 0 of 4 differs in the history 0 of ip2[1]"),
+        ("comm_param { drift_check: 3 }", 0, HISTORY, "iteration 3: rank 0 of 4 differs in SGD's momentum of ip2[1]"),
+        (
+            'comm_param { drift_check: 3 } type: "Adam" momentum2: 0.999',
+            3,
+            HISTORY.replace("arrays[0]", "arrays[1]").replace("*= -1", "+= 1e-6"),
+            "iteration 3: rank 3 of 4 differs in Adam's second moment of ip2[1]",
+        ),
         ("max_iter: 3", 1, WEIGHT, "iteration 3: rank 1 of 4 differs in the weights of ip1[0]"),  # at the snapshot
     ],
 )
@@ -54,6 +62,11 @@ def test_the_check_can_be_switched_off(tmp_path):
     text = "comm_param { drift_check: 0 } snapshot_after_train: false max_iter: 5"
     done = run_ranks(2, PROGRAM.format(text=text, folder=str(tmp_path), rank=1, fault=WEIGHT))
     assert done.stdout == "no fault found at 5\n" * 2, done.stderr
+
+
+def test_every_history_of_every_rule_has_a_name():
+    assert {rule: len(names) for rule, names in HISTORIES.items()} == dict(_core.update_rules())
+    assert all(len(set(names)) == len(names) for names in HISTORIES.values())
 
 
 def test_whom_a_message_names():
