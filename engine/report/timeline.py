@@ -1,5 +1,5 @@
 """A timeline of a few iterations as a Chrome trace (chrome://tracing, ui.perfetto.dev): one process per rank, with rows
-for data, compute and communication servers, all on rank 0's clock."""
+for iterations, data, compute and communication servers, all on rank 0's clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Timeline:
     """Collects this rank's spans; `write` merges the ranks'.
 
     All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()) of the rank. It shows `iterations` iterations
-    after the first `warm_up` of the run.
+    after the first `warm_up` of the run; what was over before the first of these begins is not in the file.
     """
 
     def __init__(self, path: str, iterations: int = 4, warm_up: int = WARM_UP):
@@ -24,6 +24,7 @@ class Timeline:
         self._iterations, self._warm_up = iterations, warm_up
         self._first: int | None = None  # iteration of the run
         self._computed: set[int] = set()
+        self._begin: int | None = None  # of the first iteration that is shown
         self._busy: dict[str, int] = {}  # row -> end of its last span, where spans may not overlap
         self._offset: int | None = None  # of this rank's clock from rank 0's
         self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
@@ -37,6 +38,12 @@ class Timeline:
     def span(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
         """Anything that takes time: data, a test, a snapshot."""
         self._spans.append((row, name, begin, end, arguments))
+
+    def iteration(self, iteration: int, begin: int, end: int) -> None:
+        """From its first batch until its backward is over and every server knows of its gradients."""
+        if self._begin is None:
+            self._begin = begin
+        self.span("iterations", f"iteration {iteration}", begin, end, iteration=iteration)
 
     def compute(self, net, iteration: int) -> None:
         """The last forward and backward of `net`, op by op; once for each iteration.
@@ -94,7 +101,7 @@ class Timeline:
     def write(self, world) -> None:
         """Collective. Rank 0 writes the trace of all ranks; raises EngineError if it cannot."""
         offset = world.clock_offset() if self._offset is None else self._offset
-        parts = world.gather((offset, self._spans))
+        parts = world.gather((offset, self._shown()))
         if world.rank != 0:
             return
         origin = min((span[2] + offset for offset, spans in parts for span in spans), default=0)
@@ -103,6 +110,13 @@ class Timeline:
             events += _rank_events(rank, spans, offset - origin)
         with atomic_write(self.path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+
+    def _shown(self) -> list[tuple[str, str, int, int, dict[str, Any]]]:
+        """Without what came before the first iteration, such as batches decoded ahead: it would stretch the axis."""
+        first = self._begin
+        if first is None:
+            return self._spans
+        return [(row, name, max(begin, first), end, more) for row, name, begin, end, more in self._spans if end > first]
 
 
 def _rank_events(rank: int, spans: list[tuple], shift: int) -> list[dict]:
@@ -117,7 +131,7 @@ def _rank_events(rank: int, spans: list[tuple], shift: int) -> list[dict]:
 
 
 def _row_order(row: str) -> tuple[int, str]:
-    order = ("data", "compute")
+    order = ("iterations", "data", "compute")
     return (order.index(row) if row in order else len(order), row)
 
 

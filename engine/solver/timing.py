@@ -23,14 +23,18 @@ class Timing:
 
     def __init__(self, solver: Solver, timeline: Timeline | None, layer_times: bool):
         self._solver, self.timeline = solver, timeline
+        self._begun = 0  # the iteration, nanoseconds of time.monotonic_ns()
         self.step_times = StepTimes()
         self.layer_times = LayerTimes(solver.net, solver.strategy.buckets) if layer_times else None
 
     def begin(self) -> None:
+        self._begun = time.monotonic_ns()
         self.step_times.begin(*self._waits())
 
     def end(self) -> None:
         self.step_times.end(*self._waits())
+        if self._shows(self._solver.iteration):
+            self.timeline.iteration(self._solver.iteration, self._begun, time.monotonic_ns())
 
     def aside(self, begin: int) -> None:
         """Since `begin`, nanoseconds of time.monotonic_ns()."""

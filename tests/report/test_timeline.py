@@ -109,6 +109,20 @@ def test_data_is_decoded_ahead(tmp_path):
     ]
 
 
+def test_what_came_before_the_first_iteration_is_left_out(tmp_path):
+    timeline = Timeline(tmp_path / "trace.json")
+    timeline.data(12, 1_000_000, 1_000_100, (100_000, 400_000))  # decoded long ahead
+    timeline.iteration(12, 1_000_000, 1_500_000)
+    timeline.data(13, 1_500_000, 1_500_100, (900_000, 1_200_000))  # begun before
+    timeline.iteration(13, 1_500_000, 1_900_000)
+    timeline.write(World())
+    assert spans_of(tmp_path / "trace.json") == [
+        ("iterations", "iteration 12", 0.0, 500.0),
+        ("data", "decode a batch", 0.0, 200.0),
+        ("iterations", "iteration 13", 500.0, 400.0),
+    ]
+
+
 def test_clocks_are_compared_when_the_last_iteration_is_over(tmp_path):
     asked = []
 

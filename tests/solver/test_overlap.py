@@ -58,12 +58,17 @@ def test_late_layers_are_reduced_while_early_ones_are_in_backward(tmp_path, serv
     ranks = spans(path)
     assert sorted(ranks) == [0, 1]
     for events in ranks.values():
+        whole = [event for event in events if event["row"] == "iterations"]
+        assert [event["name"] for event in whole] == [f"iteration {number}" for number in range(2, 8)]
+        assert min(event["ts"] for event in events) == whole[0]["ts"]
         overlapped = 0
         for iteration in range(2, 8):
             mine = [event for event in events if event["args"].get("iteration") == iteration]
             first = next(event for event in mine if event["name"] == "conv0 bwd")
             last = next(event for event in mine if event["name"] == "ip bwd")
             reduced = [event for event in mine if "reduce" in event["row"]]
+            span = whole[iteration - 2]
+            assert all(span["ts"] <= e["ts"] and e["end"] <= span["end"] for e in mine if e["row"] == "compute")
             assert {event["name"] for event in reduced} >= {"reduce ip[0]"} and last["end"] <= first["ts"]
             late = [event for event in reduced if event["name"] == "reduce ip[0]"]
             assert all(event["ts"] >= last["end"] for event in late), "reduced before it was there"
