@@ -25,6 +25,7 @@ class Timeline:
         self._first: int | None = None  # iteration of the run
         self._computed: set[int] = set()
         self._begin: int | None = None  # of the first iteration that is shown
+        self._end = 0  # of the last one so far
         self._busy: dict[str, int] = {}  # row -> end of its last span, where spans may not overlap
         self._offset: int | None = None  # of this rank's clock from rank 0's
         self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
@@ -43,6 +44,7 @@ class Timeline:
         """From its first batch until its backward is over and every server knows of its gradients."""
         if self._begin is None:
             self._begin = begin
+        self._end = end
         self.span("iterations", f"iteration {iteration}", begin, end, iteration=iteration)
 
     def compute(self, net, iteration: int) -> None:
@@ -75,15 +77,13 @@ class Timeline:
             # With clipping, reduced buckets wait for the norm: an update begins when the one before is done.
             self._after(f"server {server}: update", f"update {names[bucket]}", max(reduced, start), end, **arguments)
 
-    def data(self, iteration: int, begin: int, end: int, decoded: tuple[int, int] | None) -> None:
-        """The solver's wait for a batch; decoded: from when to when the data threads have worked on it."""
-        if end - begin > GAP_NS:
-            self.span("compute", "wait for data", begin, end, iteration=iteration)
-        if decoded:
-            self._after("data", "decode a batch", *decoded, iteration=iteration)
+    def decoded(self, iteration: int, begin: int, end: int) -> None:
+        """When data threads have worked on this iteration's batch: told for all, as they are ahead by several."""
+        if self.wants(iteration) or begin < self._end:
+            self._after("data", "decode a batch", begin, end, iteration=iteration)
 
     def waiting(self, iteration: int, what: str, begin: int, end: int) -> None:
-        """The solver's thread between forward and backward."""
+        """The solver's thread before forward, or between forward and backward."""
         if end - begin > GAP_NS:
             self.span("compute", f"wait for {what}", begin, end, iteration=iteration)
 

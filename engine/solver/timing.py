@@ -51,7 +51,9 @@ class Timing:
         solver, begin = self._solver, time.monotonic_ns()
         first_sample = solver.feeder.next(solver.net)
         if self._shows(solver.iteration):
-            self.timeline.data(solver.iteration, begin, time.monotonic_ns(), solver.feeder.decoded)
+            self.timeline.waiting(solver.iteration, "data", begin, time.monotonic_ns())
+        if self.timeline is not None and solver.feeder.decoded:
+            self.timeline.decoded(solver.iteration, *solver.feeder.decoded)
         return first_sample
 
     def wait_for_updates(self) -> None:

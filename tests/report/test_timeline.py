@@ -96,9 +96,11 @@ def test_it_wants_a_few_iterations_after_the_warm_up(first):
 
 
 def test_data_is_decoded_ahead(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json")
-    timeline.data(0, 100_000, 150_000, (10_000, 140_000))
-    timeline.data(1, 300_000, 301_000, (130_000, 200_000))  # two threads, two batches at once; no wait to speak of
+    timeline = Timeline(tmp_path / "trace.json", warm_up=0)
+    timeline.waiting(0, "data", 100_000, 150_000)
+    timeline.decoded(0, 10_000, 140_000)
+    timeline.waiting(1, "data", 300_000, 301_000)  # nothing to speak of
+    timeline.decoded(1, 130_000, 200_000)  # two threads, two batches at once
     timeline.waiting(1, "all updates", 400_000, 430_000)
     timeline.write(World())
     assert spans_of(tmp_path / "trace.json") == [
@@ -110,16 +112,20 @@ def test_data_is_decoded_ahead(tmp_path):
 
 
 def test_what_came_before_the_first_iteration_is_left_out(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json")
-    timeline.data(12, 1_000_000, 1_000_100, (100_000, 400_000))  # decoded long ahead
+    timeline = Timeline(tmp_path / "trace.json", iterations=2, warm_up=1)
+    timeline.decoded(11, 50_000, 100_000)
+    timeline.decoded(12, 100_000, 400_000)  # long ahead
     timeline.iteration(12, 1_000_000, 1_500_000)
-    timeline.data(13, 1_500_000, 1_500_100, (900_000, 1_200_000))  # begun before
+    timeline.decoded(13, 900_000, 1_200_000)  # begun before
     timeline.iteration(13, 1_500_000, 1_900_000)
+    timeline.decoded(14, 1_400_000, 1_600_000)  # for an iteration that is not shown
+    timeline.decoded(15, 1_900_000, 2_000_000)  # begun after
     timeline.write(World())
     assert spans_of(tmp_path / "trace.json") == [
         ("iterations", "iteration 12", 0.0, 500.0),
         ("data", "decode a batch", 0.0, 200.0),
         ("iterations", "iteration 13", 500.0, 400.0),
+        ("data", "decode a batch", 400.0, 200.0),
     ]
 
 
