@@ -17,9 +17,11 @@ import numpy as np
 
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
+from engine.data import batch_size_of, set_batch_size
 from engine.errors import CommError, ConfigError
 from engine.feeding import Fed, Feeder
 from engine.report.table import table
+from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver
 
 if TYPE_CHECKING:
@@ -119,10 +121,10 @@ def _solver(config: Config, world: World, ranks: int = 1, at_once: bool = False)
     param.display = param.test_interval = 0
     del param.test_iter[:]
     if at_once:
-        _enlarge_batches(nets_of_solver(config).train.message, ranks)
+        for layer in data_layers(config):
+            set_batch_size(layer, ranks * batch_size_of(layer))
     else:
-        param.iter_size = ranks * max(1, param.iter_size)
-        param.clip_gradients *= ranks  # the limit of a sum over micro-batches
+        set_iter_size(param, ranks * max(1, param.iter_size))
     solver = Solver(config, world, feeder=KeepingFeeder)
     solver.strategy.keep_gradients = True
     if param.weights:
@@ -137,13 +139,6 @@ def _compute_directly(net: Any, layers: set[str]) -> None:
     for layer in net.layer:
         if layer.name in layers and layer.type == "Convolution":
             layer.convolution_param.conv_algorithm = "direct"
-
-
-def _enlarge_batches(net: Any, times: int) -> None:
-    for layer in net.layer:
-        for _, value in layer.ListFields():
-            if hasattr(value, "DESCRIPTOR") and "batch_size" in value.DESCRIPTOR.fields_by_name:
-                value.batch_size *= times
 
 
 class Comparison:

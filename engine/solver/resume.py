@@ -110,7 +110,7 @@ def hold_global_batch(config: Config, world: World, snapshot: Snapshot) -> None:
 
     Raises ConfigError, with the numbers, where they do not allow it.
     """
-    layers = _data_layers(config)
+    layers = data_layers(config)
     batch = batch_size_of(layers[0]) if layers else 1
     steps = max(1, config.message.iter_size)
     before = snapshot.global_batch or (snapshot.ranks or world.size) * batch * steps
@@ -126,9 +126,7 @@ def hold_global_batch(config: Config, world: World, snapshot: Snapshot) -> None:
                 f"layer '{layer.name}': batch_size {batch_size_of(layer)} cannot become {size}/{batch} of it"
             )
         set_batch_size(layer, other)
-    config.message.iter_size = new_steps
-    if config.message.clip_gradients > 0:  # limits the sum over micro-batches, as in Caffe
-        config.message.clip_gradients *= new_steps / steps
+    set_iter_size(config.message, new_steps)
     log(
         f"Global batch {before} held: {world.size} rank{'s' if world.size > 1 else ''} x {size} x iter_size "
         f"{new_steps} (the files say {batch} x {steps}, ranks of the snapshot: {snapshot.ranks})"
@@ -159,7 +157,14 @@ def share(total: int, ranks: int, batch: int, steps: int, adjustable: bool = Tru
     return size, each // size
 
 
-def _data_layers(config: Config) -> list[Any]:
+def set_iter_size(param: Any, steps: int) -> None:
+    """Of a solver; gradients are clipped as before, for the limit is one of the sum over micro-batches, as in Caffe."""
+    if param.clip_gradients > 0:
+        param.clip_gradients *= steps / max(1, param.iter_size)
+    param.iter_size = steps
+
+
+def data_layers(config: Config) -> list[Any]:
     """Those of the train net that have a batch_size, in its phase."""
     train = nets_of_solver(config).train
     state = train.message.state
