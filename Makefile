@@ -86,7 +86,7 @@ $(DEV)/bin/ruff: $(DEV)/bin/pip
 	$(call pip,$(DEV),$(LINTERS))
 
 clean:
-	rm -rf build dist engine.egg-info engine/*.so engine/_build_info.py engine/proto/caffe.desc .pytest_cache .ruff_cache
+	rm -rf build dist engine.egg-info engine/host/*.so engine/host/_build_info.py engine/proto/caffe.desc .pytest_cache .ruff_cache
 
 distclean: clean
 	rm -rf $(DEMO) $(DEV) $(TORCH) $(addprefix .venv-,$(MPIS))

@@ -1,4 +1,4 @@
-"""Builds engine._ext (C++ on oneDNN) and the compiled schema; everything else is in pyproject.toml.
+"""Builds engine.host._ext (C++ on oneDNN) and the compiled schema; everything else is in pyproject.toml.
 
 Objects stay in build/ between builds, isolated or not, and are compiled again only when their source or a header
 of csrc/ is newer. ENGINE_BUILD_JOBS sets the number of parallel compilations (all cores otherwise).
@@ -58,7 +58,7 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Keeps objects in build/, and notes beside engine._ext which oneDNN it was linked with."""
+    """Keeps objects in build/, and notes beside engine.host._ext which oneDNN it was linked with."""
 
     def run(self):
         self.dnnl = find_dnnl()
@@ -74,8 +74,8 @@ class BuildExt(build_ext):
         ext.include_dirs += [str(self.dnnl.include), *python_headers()]
         ext.library_dirs += [str(self.dnnl.library)]
         # The wheel puts libdnnl into <prefix>/lib, which is three (lib/python3.x/site-packages) or, where that
-        # starts with lib64, four folders up from engine/. Other places: engine/_dnnl.py.
-        search = [str(self.dnnl.library)] if self.dnnl.own else ["$ORIGIN/../../..", "$ORIGIN/../../../../lib"]
+        # starts with lib64, four folders up from engine/. Other places: engine/host/_dnnl.py.
+        search = [str(self.dnnl.library)] if self.dnnl.own else ["$ORIGIN/../../../..", "$ORIGIN/../../../../../lib"]
         ext.extra_link_args += [f"-Wl,-rpath,{folder}" for folder in search]
         with ParallelCompile("ENGINE_BUILD_JOBS", needs_recompile=is_stale):
             super().build_extension(ext)
@@ -83,14 +83,14 @@ class BuildExt(build_ext):
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()
-        write_build_info(ROOT / "engine", self.dnnl)
+        write_build_info(ROOT / "engine/host", self.dnnl)
 
 
 def write_build_info(folder: Path, dnnl: Dnnl) -> None:
     own = repr(str(dnnl.library)) if dnnl.own else None
     (folder / "_build_info.py").write_text(
         '"""Written by setup.py."""\n\n'
-        f'DNNL_VERSION = "{dotted(dnnl.version)}"  # of the headers that engine._ext was compiled with\n'
+        f'DNNL_VERSION = "{dotted(dnnl.version)}"  # of the headers that engine.host._ext was compiled with\n'
         f"DNNL_FOLDER = {own}  # of libdnnl.so when it is not the wheel's\n"
     )
 
@@ -98,7 +98,7 @@ def write_build_info(folder: Path, dnnl: Dnnl) -> None:
 setup(
     ext_modules=[
         Pybind11Extension(
-            "engine._ext",
+            "engine.host._ext",
             SOURCES,
             cxx_std=17,
             include_dirs=["csrc"],

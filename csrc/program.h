@@ -69,7 +69,7 @@ public:
     void mark_ready(bool on) { mark_ready_ = on; }  // off for all micro-batches but the last
 
     // Where the executor is, for those who watch from outside, another process perhaps. The numbers' places and the
-    // values of `place` are those of engine/comm/sentinel_process/board.py.
+    // values of `place` are those of engine/watchdog/board.py.
     enum Board { beat_field, place_field, op_field, bucket_field, board_size };
     enum Place { at_forward = 2, at_backward = 3 };
     void set_board(int64_t* numbers) { board_ = numbers; }

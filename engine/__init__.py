@@ -12,6 +12,8 @@ _PACKAGES = frozenset({"caffe", "layers", "proto"})  # engine.layers.Convolution
 def __getattr__(name: str):
     import importlib
 
+    if name == "layers":
+        importlib.import_module("engine.caffe")  # which makes engine.layers.Convolution a call for a NetSpec
     if name in _PACKAGES:
         return importlib.import_module(f"engine.{name}")
     if name in _INTERFACE:

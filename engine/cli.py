@@ -11,11 +11,11 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 
-from engine.arguments import parse
 from engine.errors import CommError, ConfigError, EngineError
-from engine.examine.verbs import VERBS as EXAMINE
-from engine.runtime import asked_model, asked_solver, phase_of, start, write_json
-from engine.tools.verbs import VERBS as TOOLS
+from engine.verbs.arguments import parse
+from engine.verbs.examine_verbs import VERBS as EXAMINE
+from engine.verbs.runtime import asked_model, asked_solver, phase_of, start, write_json
+from engine.verbs.tools_verbs import VERBS as TOOLS
 
 RANKS_FAILED = 3  # another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
@@ -68,7 +68,7 @@ def _fail(message: str, status: int = 1) -> int:
     world = _ranks()
     if world and world.size > 1:
         world.abort(message, status)
-    from engine.comm.launch import is_spokesman
+    from engine.host.launch import is_spokesman
 
     if is_spokesman():
         print(message, file=sys.stderr, flush=True)
@@ -81,14 +81,15 @@ def _fail(message: str, status: int = 1) -> int:
 
 def train(options: Namespace) -> int:
     if options.ranks or options.max_restarts:
-        from engine.supervise import supervise
+        from engine.watchdog.supervise import supervise
 
         return supervise(options.arguments, options.ranks or 1, options.max_restarts)
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
     world = start(watched=True, output=options.timeline)
+    from engine.comm.preflight import preflight
     from engine.comm.settings import watchdog_seconds
-    from engine.preflight import preflight, texts_of
+    from engine.config.config import texts_of
     from engine.report.timeline import Timeline
     from engine.solver.resume import resume
     from engine.solver.signals import Signals
@@ -123,8 +124,8 @@ def train(options: Namespace) -> int:
 
 def test(options: Namespace) -> int:
     world = start(output=options.json)
-    from engine.evaluate import Evaluator
-    from engine.precision import usable_precision
+    from engine.comm.precision import usable_precision
+    from engine.inference.evaluator import Evaluator
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
     from engine.weights import read_caffemodel
@@ -215,6 +216,3 @@ VERBS = {
     "compute_image_mean": compute_image_mean,
     **TOOLS,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

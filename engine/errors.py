@@ -1,5 +1,7 @@
 """The exceptions a user can meet. Each carries one clear line; only cli.py turns them into an exit status."""
 
+from collections.abc import Sequence
+
 
 class EngineError(Exception):
     """Base of everything that engine raises on purpose. str() is one line, the place ("file:line:column") first."""
@@ -35,3 +37,8 @@ class NumericalError(EngineError):
 
 class CommError(EngineError):
     """MPI is missing, or ranks disagree."""
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """As messages show it: (64, 3, 7, 7) -> "64 x 3 x 7 x 7", () -> "scalar"."""
+    return " x ".join(map(str, shape)) or "scalar"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.comm import launch
+from engine.host import launch
 
 REPO = Path(__file__).resolve().parents[1]
 # Open MPI refuses to run as root. It and Intel MPI bind ranks to cores, of which tests may use more than there are.

@@ -5,8 +5,8 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net, read_net
+from engine.config.upgrade_files import upgrade_net_text
 from engine.net import Net
-from engine.tools.upgrade_proto import upgrade_net_text
 from engine.weights import write_caffemodel
 from tests.mpi import REPO
 

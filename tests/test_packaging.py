@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine import _dnnl
 from engine.errors import EngineError
+from engine.host import _dnnl
 
 
 def test_preload_loads_dnnl():
     _dnnl.preload()
-    from engine import _build_info, _core  # noqa: F401
+    from engine.host import _build_info, _core  # noqa: F401
 
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libdnnl" in line}
@@ -21,7 +21,7 @@ def test_preload_loads_dnnl():
 
 
 def with_build_info(monkeypatch, folder):
-    monkeypatch.setitem(sys.modules, "engine._build_info", SimpleNamespace(DNNL_FOLDER=folder))
+    monkeypatch.setitem(sys.modules, "engine.host._build_info", SimpleNamespace(DNNL_FOLDER=folder))
 
 
 def test_missing_wheel_says_what_to_install(monkeypatch):
@@ -47,6 +47,6 @@ def test_own_dnnl_is_left_to_the_linker(monkeypatch):
 
 
 def test_unbuilt_package_says_how_to_build(monkeypatch):
-    monkeypatch.setitem(sys.modules, "engine._build_info", None)
+    monkeypatch.setitem(sys.modules, "engine.host._build_info", None)
     with pytest.raises(EngineError, match="not built"):
         _dnnl.preload()

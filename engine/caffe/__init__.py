@@ -8,14 +8,16 @@ net.forward()["prob"]
 import importlib
 import sys
 
-from engine.cores import limit_spinning
+from engine.host.cores import limit_spinning
 
 limit_spinning()
 
-from engine.caffe import coord_map, draw, io, net_spec, proto  # noqa: E402
-from engine.caffe.classifier import Classifier  # noqa: E402
-from engine.caffe.detector import Detector  # noqa: E402
-from engine.caffe.mode import (  # noqa: E402
+# ruff: noqa: E402
+import engine.layers
+from engine.caffe import coord_map, draw, io, net_spec, proto
+from engine.caffe.classifier import Classifier
+from engine.caffe.detector import Detector
+from engine.caffe.mode import (
     set_device,
     set_mode_cpu,
     set_mode_gpu,
@@ -24,10 +26,10 @@ from engine.caffe.mode import (  # noqa: E402
     set_solver_count,
     set_solver_rank,
 )
-from engine.caffe.net import Net  # noqa: E402
-from engine.caffe.net_spec import NetSpec, layers, params, to_proto  # noqa: E402
-from engine.caffe.ranks import solver_count, solver_rank  # noqa: E402
-from engine.caffe.solver import (  # noqa: E402
+from engine.caffe.net import Net
+from engine.caffe.net_spec import NetSpec, layers, params, to_proto
+from engine.caffe.ranks import solver_count, solver_rank
+from engine.caffe.solver import (
     AdaDeltaSolver,
     AdaGradSolver,
     AdamSolver,
@@ -37,10 +39,11 @@ from engine.caffe.solver import (  # noqa: E402
     Solver,
     get_solver,
 )
-from engine.layers.registry import layer_types  # noqa: E402
-from engine.proto import TEST, TRAIN  # noqa: E402
-from engine.python_layer import PythonLayer as Layer  # noqa: E402
-from engine.report.log import log, set_up  # noqa: E402
+from engine.layers.python import before_import
+from engine.layers.python_layer import PythonLayer as Layer
+from engine.layers.registry import layer_types
+from engine.proto import TEST, TRAIN
+from engine.report.log import log, set_up
 
 __version__ = "1.0.0"  # of the interface: BVLC's last release
 
@@ -53,6 +56,10 @@ def install() -> None:
         sys.modules.setdefault(f"caffe.{name}", importlib.import_module(f"{__name__}.{name}"))
     sys.modules.setdefault("caffe.proto.caffe_pb2", proto.caffe_pb2)
     sys.modules.setdefault("caffe.pycaffe", package)
+
+
+before_import(install)
+engine.layers.call_of_type = lambda name: getattr(layers, name)
 
 
 def layer_type_list() -> list[str]:

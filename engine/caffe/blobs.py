@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.errors import EngineError
-from engine.python_layer import Blob, Shape, dims
+from engine.layers.python_layer import Blob, Shape, dims
 
 if TYPE_CHECKING:
     from engine.caffe.net import Net

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import parse_net
+from engine.data.source_shapes import SourceShapes
+from engine.graph.build import build
 from engine.proto import TRAIN
-from engine.tools.draw_net import draw_net as draw_graph
-from engine.tools.summarize import net_graph
+from engine.report.draw_net import draw_net as draw_graph
 
 
 def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
@@ -25,4 +26,6 @@ def draw_net_to_file(caffe_net: Any, filename: str, rankdir: str = "LR", phase: 
     it has (default: TRAIN). Raises ConfigError for a net that cannot be built, EngineError where the kind of picture
     needs graphviz, and there is none."""
     config = parse_net(str(caffe_net), caffe_net.name or "the net")
-    draw_graph(net_graph(config, TRAIN if phase is None else phase, 0, ()), filename, rankdir)
+    phase = TRAIN if phase is None else phase
+    graph = build(config, phase, shapes_of=SourceShapes(phase, config.notes.append))
+    draw_graph(graph, filename, rankdir)

@@ -10,8 +10,8 @@ import numpy as np
 
 from engine.caffe.ranks import ranks
 from engine.config import Config
+from engine.data.feeder import Feeder
 from engine.errors import DataError
-from engine.feeding import Feeder
 from engine.layers.base import Shape
 from engine.net import Net
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine import proto, weights_hdf5
+from engine import proto
 from engine.caffe import mode
 from engine.caffe.batches import BatchedRuns
 from engine.caffe.blobs import NetBlob, ParamBlob
@@ -25,10 +25,10 @@ from engine.config import Config, read_net
 from engine.errors import EngineError
 from engine.layers.base import Parameter
 from engine.layers.python import ShapesChanged
+from engine.layers.python_layer import Shape
 from engine.net import WATCHED
 from engine.net import Net as EngineNet
-from engine.python_layer import Shape
-from engine.weights import read_caffemodel, write_caffemodel
+from engine.weights import hdf5, read_caffemodel, write_caffemodel
 
 
 class Net(Properties, BatchedRuns):
@@ -267,4 +267,4 @@ class Net(Properties, BatchedRuns):
         if write_diff:
             raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
         self._live.push()
-        weights_hdf5.write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())
+        hdf5.write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())

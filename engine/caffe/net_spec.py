@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine import proto
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
-from engine.names import suggestion
 
 _LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
 # "Convolution" -> "convolution_param", by the type of the field.

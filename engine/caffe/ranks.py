@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 
 from engine.comm.world import World, world
-from engine.cores import share_cores
+from engine.host.cores import share_cores
 from engine.report.log import set_up
 
 _at_exit: list[Callable[[], None]] = []

@@ -17,11 +17,11 @@ from engine import proto
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
-from engine.comm.strategy import Step
+from engine.comm.strategies.strategy import Step
 from engine.config import Config, nets_of_solver, read_solver
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 from engine.layers.python import ShapesChanged
-from engine.names import suggestion
 from engine.net import Net as EngineNet
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import RULES

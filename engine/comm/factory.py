@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.comm.blocking import Blocking
 from engine.comm.buckets import Bucket
-from engine.comm.local import Local
-from engine.comm.servers import Servers
 from engine.comm.settings import CommSettings, comm_settings
-from engine.comm.strategy import Strategy
+from engine.comm.strategies.blocking import Blocking
+from engine.comm.strategies.local import Local
+from engine.comm.strategies.servers import Servers
+from engine.comm.strategies.strategy import Strategy
 from engine.comm.world import World
 
 

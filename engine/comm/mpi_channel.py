@@ -128,7 +128,7 @@ class MpiChannel(Channel):
         self._wait(self._local.Ibcast(values))
 
     def _reduce(self, values: np.ndarray, residual: np.ndarray | None) -> None:
-        from engine import _core
+        from engine.host import _core
 
         if self._packs:
             _core.unpack_bf16(self._sum_bf16(values, residual), values)
@@ -140,7 +140,7 @@ class MpiChannel(Channel):
     def _sum_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
         """Rank r adds up the r-th share of the values, in float32, and passes the sum on, rounded once. Returns the
         sums."""
-        from engine import _core
+        from engine.host import _core
 
         comm = self._across
         share = self._share(values.size)
@@ -159,7 +159,7 @@ class MpiChannel(Channel):
 
     def _sum_direct(self, values: np.ndarray) -> None:
         """The same with float32, in place."""
-        from engine import _core
+        from engine.host import _core
 
         comm = self._across
         share = self._share(values.size)

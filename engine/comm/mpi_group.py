@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from engine.comm.mpi_channel import checked, wait
-from engine.comm.sentinel_process.board import Board
+from engine.watchdog.board import Board
 
 
 class MpiGroup:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.comm import clock
-from engine.comm.launch import Launch
 from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
 from engine.comm.mpi_group import MpiGroup
-from engine.comm.sentinel import Sentinel
-from engine.comm.sentinel_process.board import END, Board
 from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, World, difference
 from engine.errors import CommError
+from engine.host.launch import Launch
+from engine.watchdog.board import END, Board
+from engine.watchdog.sentinel import Sentinel
 
 
 def _import_mpi():

@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.comm.buckets import BUCKET_BYTES
 from engine.comm.link import ALONE, Link, Links
-from engine.cores import own_cores
 from engine.errors import ConfigError
+from engine.host.cores import own_cores
 
 MANY_CORES = 32  # per rank
 MB = 1 << 20

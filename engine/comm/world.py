@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.comm.launch import detect
 from engine.comm.link import Links
-from engine.comm.sentinel import Sentinel
-from engine.comm.sentinel_process.board import Board
 from engine.comm.settings import Reduction
 from engine.errors import CommError
+from engine.host.launch import detect
+from engine.watchdog.board import Board
+from engine.watchdog.sentinel import Sentinel
 
 
 class Agreement:

@@ -11,8 +11,7 @@ from engine.data.mean import write_mean
 from engine.data.ordered_map import ordered_map
 from engine.data.prefetch import data_threads
 from engine.data.registry import find_source
-from engine.errors import DataError
-from engine.weights import shape_text
+from engine.errors import DataError, shape_text
 
 
 def compute_image_mean(

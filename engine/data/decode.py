@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from PIL import Image
 
 from engine import proto
-from engine.weights import shape_text
+from engine.errors import shape_text
 
 if TYPE_CHECKING:
     from engine.proto import Datum

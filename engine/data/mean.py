@@ -6,9 +6,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from engine import proto
-from engine.errors import DataError, WeightsError
+from engine.errors import DataError, WeightsError, shape_text
 from engine.files import atomic_write
-from engine.weights import blob_array, shape_text
+from engine.weights.protobuf import blob_array
 
 
 def read_mean(path: str, where: str | None = None) -> np.ndarray:

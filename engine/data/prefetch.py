@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.cores import helper_cores, own_cores, sit_on
 from engine.data.reader import Sample, Shape
 from engine.data.sampler import Share
 from engine.errors import ConfigError
+from engine.host.cores import helper_cores, own_cores, sit_on
 
 # Fills the float32 arrays with one item, returns its key. Called by many threads.
 LoadItem = Callable[[Sample, Sequence[np.ndarray]], str]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
-from engine.names import suggestion
 
 if TYPE_CHECKING:
     from engine.data.reader import Reader

@@ -16,8 +16,7 @@ from engine.data.decode import BGR, GRAY, AnyImage, ImageError, as_array, as_pil
 from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
-from engine.errors import ConfigError
-from engine.weights import shape_text
+from engine.errors import ConfigError, shape_text
 
 if TYPE_CHECKING:
     from engine.proto import TransformationParameter
@@ -58,7 +57,7 @@ class Transformer:
         self, param: TransformationParameter, phase: int, where: str | None = None, handled: Sequence[str] = ()
     ):
         """handled: fields that the caller applies before."""
-        from engine._core import transform_image
+        from engine.host._core import transform_image
 
         for field in _UNSUPPORTED:
             if field not in handled and param.HasField(field) and getattr(param, field):

@@ -12,8 +12,8 @@ import numpy as np
 from engine import proto
 from engine.comm.buckets import buckets_of, make_buckets, segments_of
 from engine.comm.factory import make_strategy, settings_of
-from engine.comm.strategy import Step
-from engine.examine.source_shapes import SourceShapes
+from engine.comm.strategies.strategy import Step
+from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
@@ -23,7 +23,7 @@ from engine.report.log import log
 from engine.report.progress import Progress
 
 if TYPE_CHECKING:
-    from engine.comm.strategy import Strategy
+    from engine.comm.strategies.strategy import Strategy
     from engine.comm.world import World
     from engine.config import Config
 
@@ -101,7 +101,7 @@ def step(net: Net, strategy: Strategy | None, iteration: int, ends: list[float] 
 
 def connect(net: Net, world: World, comm_param: Any = None) -> Strategy:
     """SGD with momentum and weight decay, connected to the net's gradients as the solver does it."""
-    from engine import _core
+    from engine.host import _core
 
     settings = settings_of(world, comm_param or proto.CommParameter())
     buckets = make_buckets([(p.name, p.offset, p.count) for p in net.parameters], settings.bucket_bytes)
@@ -127,7 +127,7 @@ def _times(
 ) -> Times:
     """first: seconds of the first step, and from the start of the process to its beginning; spans, reorders: see
     _layer_times()."""
-    from engine import _core
+    from engine.host import _core
 
     layers = _layer_times(net, spans, reorders)
     shapes = [blob.shape for blob in net.inputs if blob.shape]

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from engine import proto
-from engine.config import Config, nets_of_solver, read
-from engine.errors import ConfigError, ConfigErrors, EngineError
-from engine.examine.estimate import LayerCost, Memory, layer_costs, memory
-from engine.examine.source_shapes import SourceShapes
+from engine.config.config import Config, nets_of_solver, read
+from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError, ConfigErrors, EngineError, shape_text
 from engine.graph.build import Graph, build, kept
+from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.report.table import human, table
-from engine.solver.lr import Plateau, learning_rate
+from engine.solver.schedules import Plateau, learning_rate
 from engine.solver.validate import check_snapshots, notes, validate
-from engine.weights import shape_text
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 

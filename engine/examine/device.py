@@ -7,15 +7,15 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from engine.cores import own_cores, ranges
+from engine.host.cores import own_cores, ranges
 from engine.report.table import human, table
 
 
 def device() -> dict[str, Any]:
     """Processor, cores, memory, libraries; None for what cannot be found out."""
     cores = list(own_cores())
-    from engine import _core
     from engine.comm.mpi_world import mpi_library
+    from engine.host import _core
 
     return {
         "host": platform.node(),

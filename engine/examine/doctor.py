@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine import proto
 from engine.comm.factory import settings_of
+from engine.comm.preflight import check_sum, compare, hosts, versions
 from engine.config import Config, nets_of_solver, read_solver
-from engine.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
+from engine.config.config import texts_of
 from engine.data.prefetch import data_threads
-from engine.preflight import check_sum, compare, hosts, texts_of, versions
+from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
 from engine.report.table import table
 from engine.solver.validate import validate
 
@@ -38,7 +39,7 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
 
 
 def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
-    from engine import _core
+    from engine.host import _core
 
     settings = settings_of(world, config.message.comm_param if config else proto.CommParameter())
     alone = world.size == 1
@@ -55,7 +56,7 @@ def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
 
 def _layouts(world: World, config: Config) -> str:
     """Whether the ranks' kernels want the parameters of the train net laid out alike."""
-    from engine.examine.source_shapes import SourceShapes
+    from engine.data.source_shapes import SourceShapes
     from engine.net import Net
 
     train = nets_of_solver(config).train

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.examine.source_shapes import SourceShapes
-from engine.feeding import Fed, Feeder
+from engine.data.feeder import Fed, Feeder
+from engine.data.source_shapes import SourceShapes
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
 

@@ -18,8 +18,8 @@ from engine import proto
 from engine.comm.world import World
 from engine.config import Config, parse_solver, read_net, read_solver
 from engine.errors import ConfigError, EngineError, NumericalError
-from engine.evaluate import Evaluator
 from engine.examine.synthetic import SyntheticFeeder
+from engine.inference.evaluator import Evaluator
 from engine.solver.solver import Solver
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
@@ -154,6 +154,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _limit_memory()
+    import engine.caffe  # for Python layers  # noqa: F401
+
     trial = Trial(**{**request, "stages": tuple(request["stages"]), "overrides": tuple(request["overrides"])})
     json.dump(asdict(run(trial)), answers)
     answers.close()

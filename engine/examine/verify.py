@@ -18,8 +18,8 @@ import numpy as np
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
 from engine.data import batch_size_of, set_batch_size
+from engine.data.feeder import Fed, Feeder
 from engine.errors import CommError, ConfigError
-from engine.feeding import Fed, Feeder
 from engine.report.table import table
 from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver

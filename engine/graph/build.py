@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.config import Config
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.model_parallel import Part
 from engine.layers.registry import layer_type
-from engine.names import suggestion
 
 TRAIN, TEST = 0, 1
 ShapesOf = Callable[[Any, str], list[Shape]]

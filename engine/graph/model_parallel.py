@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config import Config
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 from engine.layers.model_parallel import Part
-from engine.names import suggestion
 
 DIVISIBLE = ("InnerProduct", "Convolution")
 

@@ -1,9 +1,13 @@
 """Layer types, one in each file. As `caffe.layers` of scripts that `import engine as caffe`, L.Convolution(...)."""
 
+from collections.abc import Callable
+from typing import Any
 
-def __getattr__(name: str):
-    import importlib
+# Set by engine.caffe: what L.Convolution is in a script. Only layer types begin with a capital letter.
+call_of_type: Callable[[str], Any] | None = None
 
-    if not name[:1].isupper():
+
+def __getattr__(name: str) -> Any:
+    if call_of_type is None or not name[:1].isupper():
         raise AttributeError(f"module 'engine.layers' has no attribute '{name}'")
-    return getattr(importlib.import_module("engine.caffe.net_spec").layers, name)
+    return call_of_type(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.layers.base import Layer, Shape
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 
 class Activation(Layer):

@@ -10,7 +10,7 @@ from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 
 FEWEST_TILES = 48  # of a batch, for Winograd's algorithm: weights are transformed once for all of them

@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from engine import proto
-from engine.fillers import fill, keyed_generator
 from engine.layers.base import Blob, Layer, Shape
+from engine.layers.fillers import fill, keyed_generator
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 _ZEROS = proto.FillerParameter()
 

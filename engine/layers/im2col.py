@@ -10,7 +10,7 @@ from engine.layers.convolution import Convolution
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 
 @register("Im2col")

@@ -9,7 +9,7 @@ from engine.errors import WeightsError
 from engine.layers.base import Shape
 from engine.layers.registry import register
 from engine.layers.softmax_loss import SoftmaxLoss
-from engine.weights import read_blob
+from engine.weights.protobuf import read_blob
 
 
 @register("InfogainLoss")

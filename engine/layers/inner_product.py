@@ -10,7 +10,7 @@ from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 MAX_KERNEL_AXES = 5  # of oneDNN's inner product
 

@@ -8,7 +8,7 @@ from engine import proto
 from engine.layers.base import Layer, Shape
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 LABELS_THAT_COUNT = 0.0  # as a normalizer: how many labels are not ignored, which only the op knows
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
     from engine.layers.base import Blob, Layer
+    from engine.layers.builder import Builder
 
 
 class Group(Protocol):

@@ -9,7 +9,7 @@ from engine.layers.base import Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 
 @register("MVN")

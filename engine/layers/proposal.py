@@ -11,7 +11,7 @@ from engine.layers.base import Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 RATIOS, SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)  # of py-faster-rcnn, where the text gives none
 

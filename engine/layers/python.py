@@ -5,19 +5,30 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.config.suggestions import suggestion
 from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
 from engine.layers.registry import register
-from engine.names import suggestion
-from engine.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
+
+
+_before_import: list[Callable[[], None]] = []
+
+
+def before_import(prepare: Callable[[], None]) -> None:
+    """`prepare` is called before the module of a user's layer is imported: modules of Caffe's users `import caffe`, a
+    package that this one does not know."""
+    if prepare not in _before_import:
+        _before_import.append(prepare)
 
 
 class ShapesChanged(EngineError):
@@ -36,7 +47,7 @@ class ShapesChanged(EngineError):
 @register("Python")
 class Python(Layer):
     """Bottoms, tops: any. python_param names a module, found where Python finds it or beside the file, and in it a
-    class that derives from caffe.Layer (engine.python_layer.PythonLayer)."""
+    class that derives from caffe.Layer (engine.layers.python_layer.PythonLayer)."""
 
     bottom_range = (0, None)
     top_range = (0, None)
@@ -69,8 +80,8 @@ class Python(Layer):
         param = self.message.python_param
         if not (param.module and param.layer):
             raise self.error("expected python_param { module: ... layer: ... }: the module and the class in it")
-        # Modules of Caffe's users begin with `import caffe`; by name, for that package imports this one.
-        importlib.import_module("engine.caffe").install()
+        for prepare in _before_import:
+            prepare()
         for folder in (os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0])), os.getcwd()):
             if folder not in sys.path:
                 sys.path.append(folder)

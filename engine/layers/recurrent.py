@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.layers.base import Layer, Parameter, Shape
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder, Tensor
+    from engine.layers.builder import Builder, Tensor
 
 
 class Recurrent(Layer):

@@ -7,8 +7,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
-from engine.names import suggestion
 
 if TYPE_CHECKING:
     from engine.layers.base import Layer

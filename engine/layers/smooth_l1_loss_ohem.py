@@ -11,7 +11,7 @@ from engine.layers.pair_loss import PairLoss
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 
 @register("SmoothL1LossOHEM")

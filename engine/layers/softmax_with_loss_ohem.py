@@ -9,7 +9,7 @@ from engine.layers.registry import register
 from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 
 @register("SoftmaxWithLossOHEM")

@@ -8,7 +8,7 @@ from engine.layers import model_parallel
 from engine.layers.base import Layer
 
 if TYPE_CHECKING:
-    from engine.graph.lower import Builder
+    from engine.layers.builder import Builder
 
 # Activations as kernels apply them to what they write: oneDNN's name, alpha and beta. Those that are 0 at 0, as the
 # padding of layouts must stay, and whose gradient follows from their result, as it does for alpha from 0 on.

@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.comm.sentinel_process.board import Board
 from engine.config import Config
 from engine.errors import DataError
-from engine.fillers import fill_parameter
 from engine.graph.build import TRAIN, ShapesOf, build
-from engine.graph.lower import Builder
 from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
 from engine.graph.passes.recompute import choose
 from engine.graph.prepare import PASSES, prepare
 from engine.layers.base import Blob, Layer, Parameter
+from engine.layers.builder import Builder
+from engine.layers.fillers import fill_parameter
 from engine.layers.model_parallel import Part
 from engine.net.blobs import BlobView, Placed
 from engine.net.weights import copies_by_layer, load_by_layer
+
+if TYPE_CHECKING:
+    from engine.watchdog.board import Board
 
 WATCHED = {"passes": frozenset(), "keep_all": True}  # arguments of a Net into which a program looks
 ALL = slice(None)
@@ -83,7 +85,7 @@ class Net:
             self._take_place_of(before)
 
     def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool, parts: Collection[str]) -> None:
-        from engine import _core
+        from engine.host import _core
 
         self.program = _core.Program(self.has_backward)
         shared = {}
@@ -132,7 +134,7 @@ class Net:
     def _place_parameters(self, placed_already: set) -> None:
         """Weights and gradients in two arenas with the same offsets, in the order in which backward finishes gradients;
         then fills them."""
-        from engine import _core
+        from engine.host import _core
 
         first_use = self.first_uses()
         mine = [p for p, tensor in self.tensor_of.items() if tensor not in placed_already]
@@ -183,7 +185,7 @@ class Net:
 
     def fingerprint(self, layouts_only: bool = False) -> str:
         """What must be the same on every rank so that gradients can be added element by element."""
-        from engine import _core
+        from engine.host import _core
 
         layouts = " ".join(f"{p.name}{p.parameter.shape}:{p.tensor.layout}@{p.offset}" for p in self.parameters)
         return layouts if layouts_only else f"oneDNN {_core.onednn_version()} {_core.onednn_isa()} {layouts}"

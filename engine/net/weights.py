@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.errors import WeightsError
+from engine.errors import WeightsError, shape_text
 from engine.layers.base import Parameter
-from engine.net import weights_intel
-from engine.weights import shape_text
+from engine.weights import intel as weights_intel
 
 if TYPE_CHECKING:
     from engine.net.net import Net

@@ -11,7 +11,7 @@ from engine.report.table import table
 
 if TYPE_CHECKING:
     from engine.comm.buckets import Bucket
-    from engine.comm.strategy import Event
+    from engine.comm.strategies.strategy import Event
     from engine.comm.world import World
     from engine.net import Net
 

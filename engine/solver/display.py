@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.comm.settings import ignored_variables
-from engine.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
 from engine.data.prefetch import data_threads
+from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
 from engine.report import plot
 from engine.report.log import log, warn
 from engine.report.metrics import output_lines
 
 if TYPE_CHECKING:
-    from engine.evaluate import Evaluator
+    from engine.inference.evaluator import Evaluator
     from engine.solver.solver import Solver
 
 
@@ -60,7 +60,7 @@ class Display:
 
     def _cores(self) -> None:
         """Collective. Which threads there are, and a warning where they are in each other's way."""
-        from engine import _core
+        from engine.host import _core
 
         solver = self._solver
         alone = solver.world.size == 1

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.cores import ranges
 from engine.errors import CommError
+from engine.host.cores import ranges
 
 if TYPE_CHECKING:
     from engine.comm.world import World

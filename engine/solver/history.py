@@ -21,7 +21,7 @@ class History:
     """
 
     def __init__(self, net: Net, names: Sequence[str]):
-        from engine import _core
+        from engine.host import _core
 
         self.net = net
         self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in names]

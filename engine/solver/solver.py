@@ -10,31 +10,31 @@ import numpy as np
 from engine import proto
 from engine.comm.buckets import buckets_of
 from engine.comm.factory import make_strategy, settings_of
-from engine.comm.sentinel_process import board
-from engine.comm.strategy import Step
+from engine.comm.precision import usable_precision
+from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
+from engine.data.feeder import Feeder
 from engine.errors import DataError
-from engine.feeding import Feeder
 from engine.net.gates import gates
-from engine.precision import usable_precision
 from engine.report.log import log
 from engine.report.metrics import LossWindow
 from engine.report.progress import Progress
 from engine.report.timeline import Timeline
 from engine.solver.display import Display
 from engine.solver.drift import check_drift
-from engine.solver.files import SnapshotFiles
 from engine.solver.finite import check_loss, check_weights
 from engine.solver.history import History
-from engine.solver.lr import Plateau, learning_rate
 from engine.solver.model_parallel import ModelParallel
+from engine.solver.schedules import Plateau, learning_rate
 from engine.solver.signals import SNAPSHOT, STOP, Signals
+from engine.solver.snapshots import SnapshotFiles
 from engine.solver.testing import Testing
 from engine.solver.timing import Timing
 from engine.solver.train_net import build_alike, divide, net_options
 from engine.solver.update import HISTORIES, buckets_for, make_updater, rule_of
 from engine.solver.validate import validate
+from engine.watchdog import board
 
 
 class Solver:
@@ -91,7 +91,7 @@ class Solver:
 
     def _connect(self) -> None:
         """Makes buckets, update rule, and the strategy that reduces gradients while backward runs."""
-        from engine import _core
+        from engine.host import _core
 
         net, param = self.net, self.param
         settings = settings_of(self.world, param.comm_param)

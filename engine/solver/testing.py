@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine import proto
-from engine.evaluate import Evaluator
+from engine.inference.evaluator import Evaluator
 from engine.report.log import log
 
 if TYPE_CHECKING:
     from engine.config import Config
-    from engine.feeding import Feeder
+    from engine.data.feeder import Feeder
     from engine.solver.solver import Solver
 
 

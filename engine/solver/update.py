@@ -53,7 +53,7 @@ def make_updater(
     histories: list[np.ndarray],
 ) -> Any:
     """The arrays, float32 in the order of the net's arenas, are updated and read in place."""
-    from engine import _core
+    from engine.host import _core
 
     multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
     segments = [[_core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, multipliers)]

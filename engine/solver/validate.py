@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.comm.settings import comm_settings
+from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
-from engine.names import suggestion
 from engine.report.average_precision import AP_VERSIONS
-from engine.solver.lr import learning_rate
+from engine.solver.schedules import learning_rate
 from engine.solver.update import RULES
 
 NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too

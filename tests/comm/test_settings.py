@@ -4,10 +4,10 @@ import pytest
 from google.protobuf import text_format
 
 from engine import proto
-from engine.comm.launch import Launch, detect
 from engine.comm.link import ALONE, Link, Links
 from engine.comm.settings import Reduction, comm_settings, default_servers, ignored_variables
 from engine.errors import ConfigError
+from engine.host.launch import Launch, detect
 
 
 def settings(text: str = "", local_rank: int = 0, local_size: int = 1, environ=None, cores=2, links: Links = ALONE):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from engine import _core, proto
+from engine import proto
 from engine.comm.buckets import make_buckets, segments_of
 from engine.comm.factory import make_strategy, settings_of
-from engine.comm.strategy import Step
+from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
 from engine.errors import CommError
+from engine.host import _core
 from tests.mpi import run_ranks
 
 SIZES = [5000, 37, 12000, 9, 60000, 640]  # the large ones are cut, the small ones share

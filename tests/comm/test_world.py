@@ -109,7 +109,7 @@ import os
 name = next(name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if name in os.environ)
 size, os.environ[name] = os.environ[name], "5"  # as a launcher would say whose ranks this library cannot see
 from engine.comm import mpi_world
-from engine.comm.launch import detect
+from engine.host.launch import detect
 from engine.errors import CommError
 launch = detect()
 os.environ[name] = size

@@ -14,11 +14,11 @@ from engine.data import open_data, shapes_without_data
 from engine.data.boxes import make_emit, overlaps, seen_from
 from engine.data.decode import as_array
 from engine.data.distort import make_distort
+from engine.data.feeder import Feeder
 from engine.data.keyed_random import KeyedRandom
 from engine.data.patches import make_expand, make_patches
 from engine.data.readers.annotated import MAX_BOXES
 from engine.errors import ConfigError, DataError
-from engine.feeding import Feeder
 from engine.net import Net
 from tests.data.pictures import bgr, random_pixels, raw_datum
 

@@ -11,8 +11,8 @@ from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.data import open_data
+from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
-from engine.feeding import Feeder
 from engine.graph.build import TEST
 from engine.net import Net
 from tests.solver.harness import solve

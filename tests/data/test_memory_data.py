@@ -5,8 +5,8 @@ import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net
+from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
-from engine.feeding import Feeder
 from engine.graph.build import TEST
 from engine.net import Net
 

@@ -10,8 +10,8 @@ import pytest
 from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.examine.check import all_errors, check_file, files_below, to_json, to_text
-from engine.examine.estimate import layer_costs, memory
 from engine.graph.build import build
+from engine.graph.costs import layer_costs, memory
 from engine.net import prepare
 from tests.shared import SHARED, needs_shared
 

@@ -56,7 +56,7 @@ def test_every_option_passes(tmp_path, option):
 
 
 def test_four_ranks_that_it_starts_itself(tmp_path):
-    from tests.test_cli import engine
+    from tests.verbs.test_cli import engine
 
     (tmp_path / "solver.prototxt").write_text(f"{DEFAULTS} net_param {{ {digits_net(4)} }}")
     done = engine("verify", "--solver", tmp_path / "solver.prototxt", "--ranks", "4", "--iterations", "2")
@@ -75,7 +75,7 @@ MpiChannel.allreduce = allreduce
 """
 # One rank forgets one sample: it reads its first one twice.
 FORGOTTEN = """
-from engine.feeding import Feeder
+from engine.data.feeder import Feeder
 feed = Feeder.feed
 def twice(self, net, fed):
     if self._ranks > 1 and self._rank == 1:
@@ -87,7 +87,7 @@ Feeder.feed = twice
 # The update of several ranks decays twice as much.
 DECAYED = """
 from engine import _core
-from engine.comm.launch import detect
+from engine.host.launch import detect
 class Hyper:
     count = 0
     def __new__(cls, weight_decay, **fields):
@@ -120,7 +120,7 @@ def test_an_update_that_differs_is_told_from_gradients(tmp_path):
 
 def test_samples_must_be_the_same(tmp_path):
     plant = """
-from engine.feeding import Feeder
+from engine.data.feeder import Feeder
 start = Feeder.start
 Feeder.start = lambda self, first=0: start(self, first + 16 * (self._ranks > 1))
 """
@@ -138,7 +138,7 @@ def test_rounding_decides_about_no_gradient(parts):
     """With weights of their own, which differ by rounding, a gradient would differ by 1% in the second iteration; and
     by 10% in the first if the whole layer were computed by another algorithm than its parts."""
     divided = f"layer[conv2].multinode.model_parts={parts}"
-    done = run_ranks(2, ["-m", "engine.cli", "verify", "--solver", "solvers/digits.prototxt", "--set", divided])
+    done = run_ranks(2, ["-m", "engine", "verify", "--solver", "solvers/digits.prototxt", "--set", divided])
     assert done.returncode == 0 and "2 ranks train as 1 does" in done.stdout, done.stdout + done.stderr
 
 

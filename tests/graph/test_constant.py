@@ -6,7 +6,7 @@ import pytest
 from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net
-from engine.evaluate import Evaluator
+from engine.inference.evaluator import Evaluator
 from engine.net import PASSES, Net
 from tests.layers.harness import needs_bf16
 

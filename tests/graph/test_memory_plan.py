@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine import _core
 from engine.graph.passes.memory_plan import Lifetime, apart, join, lower_bound, plan
+from engine.host import _core
 
 
 def overlap(a, b, offsets, lifetimes):

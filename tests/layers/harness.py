@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from engine import _core, proto
+from engine import proto
 from engine.config import parse_net
+from engine.host import _core
 from engine.net import PASSES, BlobView, Net
 from tests.shared import SHARED, needs_shared
 

@@ -3,8 +3,8 @@ import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net
+from engine.data.feeder import Feeder
 from engine.errors import ConfigError
-from engine.feeding import Feeder
 from engine.graph.build import TEST
 from engine.net import Net
 from tests.layers.harness import error_of

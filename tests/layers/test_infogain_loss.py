@@ -3,7 +3,7 @@ import pytest
 
 from engine import proto
 from engine.errors import DataError
-from engine.weights import fill_blob
+from engine.weights.protobuf import fill_blob
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
 
 RANDOM = np.random.default_rng(16)

@@ -296,7 +296,7 @@ def test_engine_train_finds_the_module_beside_the_net(tmp_path):
             net: "{folder}/net.prototxt" base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 40 display: 20
             snapshot_after_train: false""")
     )
-    command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(solver)]
+    command = [sys.executable, "-m", "engine", "train", "--solver", str(solver)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     losses = [float(value) for value in re.findall(r"Iteration \d+.*, loss = ([\d.]+)", done.stderr)]

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from engine import _core, proto
+from engine import proto
 from engine.config import parse_net
+from engine.host import _core
 from engine.layers import convolution
 from engine.net import PASSES, Net
 from tests.layers.harness import error_of, inputs, make_net, net_text

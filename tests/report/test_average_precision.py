@@ -5,7 +5,7 @@ import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net
-from engine.evaluate import Evaluator
+from engine.inference.evaluator import Evaluator
 from engine.report.average_precision import Detections
 
 # Class 1: four boxes; found in the order of scores right, wrong, right. Class 2: one box, not found; class 3 has none.

@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 
+from engine.errors import shape_text
 from engine.report.metrics import Averages, LossWindow, output_lines
 from engine.report.progress import Progress, clock
 from engine.report.table import human, table
-from engine.weights import shape_text
 
 # How parse_log.py finds the outputs of a net.
 OUTPUT = re.compile(r"(Train|Test) net output #(\d+): (\S+) = ([\.\deE+-]+)")

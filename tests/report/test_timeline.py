@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.comm.strategy import Event
+from engine.comm.strategies.strategy import Event
 from engine.comm.world import World
 from engine.report.timeline import Timeline
 

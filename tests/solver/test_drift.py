@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine import _core
+from engine.host import _core
 from engine.solver.drift import _describe
 from engine.solver.update import HISTORIES
 from tests.mpi import run_ranks

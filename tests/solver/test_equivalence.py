@@ -70,7 +70,7 @@ def test_the_same_bits_in_another_run_and_with_any_number_of_servers(servers, at
 MIXED = """
 import hashlib, os
 import numpy as np
-from engine.comm.launch import detect
+from engine.host.launch import detect
 if detect().rank == 1:
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"  # an older processor
 from engine.comm.world import world

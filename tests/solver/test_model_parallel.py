@@ -9,9 +9,9 @@ from engine import proto
 from engine.comm.buckets import make_buckets
 from engine.config import parse_net, read_net
 from engine.errors import ConfigError
-from engine.fillers import fill_parameter
 from engine.graph.model_parallel import model_parts
 from engine.layers.base import Parameter
+from engine.layers.fillers import fill_parameter
 from tests.data.pictures import random_pixels, raw_datum
 from tests.mpi import REPO, run_ranks
 from tests.solver.harness import different, digits_net, distance, in_files

@@ -10,11 +10,11 @@ import pytest
 
 from engine.errors import ConfigError, WeightsError
 from engine.solver.resume import newest, read_whole, share
-from engine.supervise import without
+from engine.watchdog.supervise import without
 from engine.weights import read_solverstate
-from tests.comm.test_dead_rank import pid_of_rank
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.solver.harness import different, digits_net, distance, in_files, solve
+from tests.watchdog.test_dead_rank import pid_of_rank
 
 SOLVER = """
 net: "{folder}/train.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.01 random_seed: 7
@@ -32,7 +32,7 @@ def files(folder: Path, batch: int = 16, iter_size: int = 1) -> Path:
 
 def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
     environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": str(os.getpid())}
-    command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
+    command = [sys.executable, "-m", "engine", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
     if ranks > 1:
         command = [mpiexec(), "-n", str(ranks), *command]
     return subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)

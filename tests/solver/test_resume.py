@@ -76,7 +76,7 @@ def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, 
     pytest.importorskip("h5py")
     solve(MOMENTUM, photos, tmp_path)
     whole = in_files(tmp_path, 20)
-    monkeypatch.setattr("engine.weights.PROTOBUF_LIMIT", 5_000)
+    monkeypatch.setattr("engine.weights.protobuf.PROTOBUF_LIMIT", 5_000)
     caplog.set_level("INFO", "engine")
     solver = solve(MOMENTUM + "max_iter: 9", photos, tmp_path)
     assert [path.suffix for path in solver.files.names()] == [".h5", ".h5"]
@@ -88,7 +88,7 @@ def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, 
 
 
 def test_what_is_too_large_is_known_before_training(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.weights.PROTOBUF_LIMIT", 5_000)
+    monkeypatch.setattr("engine.weights.protobuf.PROTOBUF_LIMIT", 5_000)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"HDF5 needs h5py: pip install engine\[hdf5\]"):
         make_solver(MOMENTUM, photos, tmp_path).files.check_size()
@@ -150,7 +150,7 @@ snapshot_prefix: "{folder}/net"
 
 
 def engine_train(folder, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "engine.cli", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
+    command = [sys.executable, "-m", "engine", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
     return subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
 
 

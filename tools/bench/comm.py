@@ -69,8 +69,8 @@ def work(options: argparse.Namespace) -> None:
     from engine import proto
     from engine.comm.world import world
     from engine.config import read_net
+    from engine.data.source_shapes import SourceShapes
     from engine.examine.benchmark import connect, step
-    from engine.examine.source_shapes import SourceShapes
     from engine.examine.synthetic import feed_synthetic
     from engine.net import Net
 

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(HERE.parent)]
 from find_dnnl import find_dnnl  # noqa: E402
 
 from engine.config import read_net  # noqa: E402
-from engine.examine.source_shapes import SourceShapes  # noqa: E402
+from engine.data.source_shapes import SourceShapes  # noqa: E402
 from engine.graph.build import TEST, TRAIN, build  # noqa: E402
 from engine.graph.passes.gradients import mark_gradients  # noqa: E402
 from engine.graph.passes.split import insert_splits  # noqa: E402

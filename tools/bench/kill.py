@@ -31,8 +31,8 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
 
-from engine.comm.launch import OVERSUBSCRIBE, command_for  # noqa: E402
 from engine.errors import EngineError  # noqa: E402
+from engine.host.launch import OVERSUBSCRIBE, command_for  # noqa: E402
 from engine.report.table import table  # noqa: E402
 from engine.solver.resume import read_whole  # noqa: E402
 

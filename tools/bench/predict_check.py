@@ -41,7 +41,7 @@ class Check:
 
     def predicted(self, hosts: int, launcher: list[str]) -> tuple[float, float]:
         """Milliseconds of the step, and of what is exposed."""
-        command = [sys.executable, "-m", "engine.cli", "predict", *self.common, "--ranks", str(hosts)]
+        command = [sys.executable, "-m", "engine", "predict", *self.common, "--ranks", str(hosts)]
         batch = f"layer[data].data_param.batch_size={self.options.batch}"
         self.run([*launcher, *command, "--set", batch, "--json", str(self.told)])
         told = json.loads(self.told.read_text())["predictions"][0]

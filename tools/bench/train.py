@@ -59,7 +59,7 @@ def run_engine(case: dict, options) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "time.json"
         command = [launcher(), "-n", ranks] if ranks > 1 else []
-        command += [sys.executable, "-m", "engine.cli", "time", "--model", f"nets/{case['net']}.prototxt"]
+        command += [sys.executable, "-m", "engine", "time", "--model", f"nets/{case['net']}.prototxt"]
         command += ["--iterations", options.iterations, "--precision", case["precision"], "--json", report]
         command += ["--phase", case["phase"], "--set", f"layer[data].data_param.batch_size={batch}"]
         run(command, OMP_NUM_THREADS=str(threads))

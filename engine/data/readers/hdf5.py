@@ -14,8 +14,7 @@ import numpy as np
 from engine.data.h5 import import_h5py
 from engine.data.reader import Reader, Request, Sample
 from engine.data.registry import reader
-from engine.errors import ConfigError, DataError
-from engine.weights import shape_text
+from engine.errors import ConfigError, DataError, shape_text
 
 
 @reader("HDF5Data")

@@ -9,8 +9,7 @@ import numpy as np
 
 from engine.data.reader import Reader, Request, Sample, Shape
 from engine.data.registry import reader
-from engine.errors import ConfigError, DataError
-from engine.weights import shape_text
+from engine.errors import ConfigError, DataError, shape_text
 
 
 @reader("MemoryData")

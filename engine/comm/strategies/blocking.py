@@ -1,0 +1,37 @@
+"""MLSL_NUM_SERVERS=0: everything is reduced at the end of backward by the solver's own thread, without overlap."""
+
+import time
+
+from engine.comm.strategies.strategy import Strategy
+from engine.watchdog.board import UPDATE
+
+
+class Blocking(Strategy):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.channels = self.make_channels()
+        self.reducing_ns = 0
+
+    def backward_done(self) -> None:
+        super().backward_done()
+        # Chunk by chunk as the servers do it: the same sums, the same bits.
+        for bucket in self.buckets:
+            self.queue.wait_ready(bucket.index)
+            self.world.board.enter(UPDATE, bucket.index)
+            begin = time.monotonic_ns()
+            for chunk in self.chunks(bucket):
+                self.channels[bucket.parts].allreduce(chunk.gradients, chunk.residual)
+            self.reducing_ns += time.monotonic_ns() - begin
+            self.queue.reduced(bucket.index)
+        self.apply_all(self.threads)
+
+    def waited_ns(self) -> int:
+        return super().waited_ns() + self.reducing_ns
+
+    def close(self) -> None:
+        super().close()
+        for channel in self.channels.values():
+            channel.close()
+
+    def describe(self) -> str:
+        return f"{self.world.size} ranks, no servers: {self.describe_buckets()} reduced after backward"

@@ -1,0 +1,154 @@
+"""Communication servers: threads that reduce and update one bucket while backward continues with the next.
+
+Bucket i belongs to server i % S. Each server has a communicator of its own and reduces one chunk of one bucket at a
+time. The order of the chunks is the same on every rank:
+
+- without priority, buckets ascend: the order in which backward completes them;
+- with priority, rank 0's server chooses before every chunk, among the buckets that are ready there, the one that the
+  next forward needs first (the highest, because forward reads parameters in the reverse order), and tells the others
+  (Channel.follow). A large bucket can thus be overtaken between two of its chunks.
+
+Why this cannot deadlock. Each communicator is used by one thread per rank, and all ranks make the same collective calls
+on it in the same order, so a call completes once every rank has made it. A rank is late for a call only because (a) its
+bucket is not ready there, (b) an earlier call on the same communicator has not completed, (c) the rank has not begun
+the step, or (d) for norms, another of its servers has not reached the barrier. (a) and (c) wait for the solver's
+thread, which is in backward or before it; there it waits only for updates of earlier steps or, with synchronised
+BatchNorm, for the other ranks' solver threads to reach the same op, never for a reduction of this step. (b) leads back
+to the first call that has not completed, hence to (a), (c) or (d); servers reach the barrier of (d) when their calls of
+this step are complete. So, by induction over the steps and over the calls within each, every call is made on every
+rank.
+"""
+
+import os
+import threading
+from concurrent.futures import Future
+
+from engine.comm.strategies.strategy import Chunk, Strategy
+from engine.comm.world import Channel
+from engine.errors import ConfigError
+from engine.host.cores import helper_cores, sit_on
+
+Chunks = dict[int, list[Chunk]]  # what is left of each bucket
+
+
+class Servers(Strategy):
+    """The weights are the same bits for any number of servers, with and without priority: a chunk's sum does not depend
+    on when it is made."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        count = max(1, min(self.settings.servers, len(self.buckets)))
+        kinds = [self.make_channels() for _ in range(count)]
+        self.channels = [channels.pop(1) for channels in kinds]
+        self.part_channels = kinds  # of each server, by the number of parts
+        self.sums = [0.0] * len(self.buckets)  # of squares, where the step needs the norms
+        self.meeting = threading.Barrier(count, action=lambda: self.use_norms(self.sums))
+        self.seats = helper_cores()
+        started = [Future() for _ in range(count)]
+        # Daemons: a server that is stuck in MPI because another rank has died must not keep this one.
+        self.servers = [
+            threading.Thread(
+                target=self._run, args=(server, started[server]), name=f"comm-server-{server}", daemon=True
+            )
+            for server in range(count)
+        ]
+        for thread in self.servers:
+            thread.start()
+        for future in started:
+            future.result()  # raises what kept the server from starting
+
+    def close(self) -> None:
+        super().close()
+        for thread in self.servers:
+            thread.join()
+        for channel in [*self.channels, *(one for channels in self.part_channels for one in channels.values())]:
+            channel.close()
+
+    def describe(self) -> str:
+        cores = self.settings.cores
+        where = f"on cores {','.join(map(str, cores[: len(self.servers)]))}" if cores else "not pinned"
+        servers = f"{len(self.servers)} communication servers each ({where})"
+        order = ", the first layers first" if self.settings.priority else ""
+        return f"{self.world.size} ranks, {servers}, {self.describe_buckets()}{order}"
+
+    def _run(self, server: int, started: Future) -> None:
+        try:
+            self._pin(server)
+        except ConfigError as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        from engine.host import _core
+
+        _core.flush_denormals()  # MPI adds in this thread
+        try:
+            while self._serve_step(server):
+                pass
+        except threading.BrokenBarrierError:
+            pass  # another server has failed and parked its error
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self.queue.fail(f"communication server {server}: {reason}")
+            self.meeting.abort()
+
+    def _pin(self, server: int) -> None:
+        if self.settings.cores is None:
+            sit_on(self.seats)
+            return
+        core = self.settings.cores[server]
+        try:
+            os.sched_setaffinity(0, {core})  # 0: this thread only
+        except OSError as error:
+            named = "comm_param { affinity } or MLSL_SERVER_AFFINITY"
+            raise ConfigError(f"{named}: core {core} cannot be used on this host ({error.strerror})") from None
+
+    def _serve_step(self, server: int) -> bool:
+        """Reduces and updates this server's buckets of one step; False when the queue has stopped."""
+        deferred = []
+        left = {bucket.index: self.chunks(bucket) for bucket in self.buckets[server :: len(self.servers)]}
+        while left:
+            index = self._next(server, left)
+            if index is None:
+                return False
+            chunk = left[index].pop(0)
+            if not left[index]:
+                del left[index]
+            parts = self.buckets[index].parts
+            channel = self.channels[server] if parts == 1 else self.part_channels[server][parts]
+            if not self.needs_norms:
+                self._reduce_and_update(index, chunk, channel, server, last=index not in left)
+                continue
+            channel.allreduce(chunk.gradients, chunk.residual)
+            self.world.board.server_beat()
+            if index not in left:
+                self.queue.reduced(index)
+                self.sums[index] = self.updater.measure(index)
+                deferred.append(index)
+        if deferred:  # norms need every bucket: all servers meet first
+            self.meeting.wait()
+            for index in deferred:
+                self.updater.apply(index)
+                self.queue.done(index, server)
+        return True
+
+    def _reduce_and_update(self, index: int, chunk: Chunk, channel: Channel, server: int, last: bool) -> None:
+        """One pass over the sums as they have come: the chunk is in the cache."""
+        sums = channel.reduce(chunk.gradients, chunk.residual)
+        self.world.board.server_beat()
+        if last:
+            self.queue.reduced(index)
+        self.updater.apply_range(index, chunk.begin, chunk.end, sums, self.keep_gradients)
+        if last:
+            self.queue.done(index, server)
+
+    def _next(self, server: int, left: Chunks) -> int | None:
+        """The bucket to go on with, ready here; None when the queue has stopped."""
+        if not self.settings.priority:
+            index = min(left)
+        else:
+            # The other ranks, too, first wait for anything that they can reduce, asleep, and only then for rank 0.
+            index = self.queue.wait_first(sorted(left, reverse=True))
+            if index < 0:
+                return None
+            index = self.channels[server].follow(index)
+        return index if self.queue.wait_ready(index) else None

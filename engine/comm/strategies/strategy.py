@@ -1,0 +1,169 @@
+"""The interface of communication strategies, which reduce the gradients of a step and apply the update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.comm.buckets import FLOAT_BYTES, Bucket
+from engine.comm.settings import CommSettings
+from engine.comm.world import Channel, World
+from engine.errors import CommError
+from engine.watchdog.board import UPDATE
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update.
+
+    iteration: updates finished before it. rate: the learning rate. iter_size: micro-batches whose gradients have been
+    added up. clip: largest L2 norm of the gradients (summed over micro-batches, averaged over ranks); 0 or less: no
+    limit. momentum_correction: the history is multiplied by it first: rate / rate of the step before (1: option off).
+    """
+
+    iteration: int
+    rate: float
+    iter_size: int = 1
+    clip: float = 0.0
+    momentum_correction: float = 1.0
+
+
+class Event(NamedTuple):
+    """A bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`."""
+
+    step: int
+    bucket: int
+    server: int
+    ready: int
+    start: int
+    reduced: int
+    end: int
+
+
+class Chunk(NamedTuple):
+    """What is reduced at a time: floats [begin, end) of the arena; residual: rounding errors fed back, or None."""
+
+    begin: int
+    end: int
+    gradients: np.ndarray
+    residual: np.ndarray | None
+
+
+class Strategy:
+    """Reduces the gradients of a step over the ranks and applies the update. A step of the solver is
+
+        forward, backward of every micro-batch but the last; forward of the last
+        start(step)                  before the last backward, in which the executor marks buckets ready
+        backward of the last
+        backward_done()
+
+    after which the next forward waits, bucket by bucket, for what is in flight. Raises CommError where ranks fail.
+    """
+
+    # Whether a program reads the reduced gradients: an update that does not need them in the arena may leave them out.
+    keep_gradients = False
+
+    def __init__(
+        self,
+        world: World,
+        queue,
+        updater,
+        buckets: Sequence[Bucket],
+        gradients: np.ndarray,
+        settings: CommSettings,
+        threads: int,
+    ):
+        """queue, updater: of _core. gradients: the whole arena, float32. threads: of this rank's solver."""
+        self.world, self.queue, self.updater = world, queue, updater
+        self.buckets = list(buckets)
+        self.gradients = gradients
+        self.settings, self.threads = settings, threads
+        feedback = settings.reduction.error_feedback and world.size > 1
+        self.residual = np.zeros_like(gradients) if feedback else None  # what rounding has taken, for the next step
+        self.clip = 0.0
+        self.needs_norms = False  # of all gradients before the first update
+
+    def start(self, step: Step) -> None:
+        """Opens the step; returns before anything is reduced."""
+        self.wait_all()
+        # The one place that averages: over ranks and micro-batches. (The losses have averaged over the batch.)
+        scale = 1.0 / (self.world.size * step.iter_size)
+        self.updater.set_step(step.rate, scale, step.iteration, step.momentum_correction)
+        self.clip = step.clip
+        self.needs_norms = step.clip > 0 or self.updater.has_local_rates
+        self.queue.begin_step(step.iteration)
+
+    def backward_done(self) -> None:
+        """Every bucket has been marked ready; strategies without servers do their work here."""
+        missing = self.queue.missing()
+        if missing:
+            names = ", ".join(self.buckets[index].name for index in missing[:3])
+            raise CommError(f"backward ended without the gradients of {len(missing)} buckets ({names})")
+
+    def wait_all(self) -> None:
+        """Returns when every update is in the weights; called before a test, a snapshot, the end."""
+        self.world.board.enter(UPDATE)
+        self.queue.wait_all_done()
+
+    def close(self) -> None:
+        """Ends what the strategy started. The last step is finished first, unless it has failed."""
+        if not self.queue.stopped:
+            self.queue.wait_all_done()
+        self.queue.close()
+
+    def record(self, on: bool) -> None:
+        """Keep events for the timeline from now on, or stop."""
+        self.queue.record(on)
+
+    def events(self) -> list[Event]:
+        """What was recorded since the last call."""
+        return [Event(*event) for event in self.queue.take_events()]
+
+    def waited_ns(self) -> int:
+        """Exposed communication so far: for how long the solver's thread has waited for reduced gradients."""
+        return self.queue.waited_ns()
+
+    def describe(self) -> str:
+        """One line for the log."""
+        raise NotImplementedError
+
+    def describe_buckets(self) -> str:
+        largest, chunk = max((bucket.nbytes for bucket in self.buckets), default=0), self.settings.chunk_bytes
+        pieces = f" in pieces of {chunk / 1e6:.3g} MB" if largest > chunk else ""
+        return f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{pieces}, {self.settings.reduction}"
+
+    def chunks(self, bucket: Bucket) -> list[Chunk]:
+        step = max(1, self.settings.chunk_bytes // FLOAT_BYTES)
+        found = []
+        for begin in range(bucket.begin, bucket.end, step):
+            end = min(begin + step, bucket.end)
+            residual = None if self.residual is None else self.residual[begin:end]
+            found.append(Chunk(begin, end, self.gradients[begin:end], residual))
+        return found
+
+    def make_channels(self) -> dict[int, Channel]:
+        """Collective. By the parts of buckets: among all ranks, among those that hold the same part; none where every
+        rank has a part of its own."""
+        size, reduction = self.world.size, self.settings.reduction
+        kinds = sorted({1, *(bucket.parts for bucket in self.buckets)})
+        return {parts: Channel() if parts == size > 1 else self.world.channel(reduction, parts) for parts in kinds}
+
+    def clip_factor(self, sums_of_squares: Sequence[float]) -> float:
+        """clip / norm if the norm is larger, else 1. sums_of_squares: of each bucket, after the reduction."""
+        norm = float(np.sqrt(sum(sums_of_squares))) / self.world.size
+        return self.clip / norm if norm > self.clip else 1.0
+
+    def use_norms(self, sums_of_squares: Sequence[float]) -> None:
+        """Clips and sets layer-wise rates, whichever are asked for. sums_of_squares: measured, of every bucket."""
+        if self.clip > 0:
+            self.updater.set_clip_factor(self.clip_factor(sums_of_squares))
+        self.updater.set_local_rates()
+
+    def apply_all(self, threads: int) -> None:
+        """Updates every bucket, with a team of threads; all are reduced by now."""
+        if self.needs_norms:
+            self.use_norms([self.updater.measure(bucket.index, threads) for bucket in self.buckets])
+        for bucket in self.buckets:
+            self.updater.apply(bucket.index, threads)
+            self.queue.done(bucket.index)

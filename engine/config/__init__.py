@@ -1,0 +1,23 @@
+"""Text in: prototext with the place of every field, overrides, upgrades of old formats, suggestions for wrong names."""
+
+from engine.config.config import (
+    Config,
+    SolverNets,
+    expand_ranks,
+    nets_of_solver,
+    parse_net,
+    parse_solver,
+    read_net,
+    read_solver,
+)
+
+__all__ = [
+    "Config",
+    "SolverNets",
+    "expand_ranks",
+    "nets_of_solver",
+    "parse_net",
+    "parse_solver",
+    "read_net",
+    "read_solver",
+]

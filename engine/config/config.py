@@ -1,0 +1,301 @@
+"""Reads nets and solvers from prototxt: validated, upgraded to the current format, with the place of every field.
+
+    solver = read_solver("solvers/digits.prototxt", ["max_iter=100", "layer[data].data_param.source=/x"])
+    net = net_of_solver(solver, proto.TRAIN)
+    net.message.layer[3], net.where(3)  # LayerParameter, "nets/digits/train_test.prototxt:41:1"
+
+All errors in a file are found in one go and raised as ConfigErrors, one line each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from engine import proto
+from engine.config import overrides as override_paths
+from engine.config.overrides import Override, parse_override
+from engine.config.prototext import Node, fill, scan
+from engine.config.stand_ins import stand_in
+from engine.config.suggestions import suggestion
+from engine.config.upgrade import upgrade_net, upgrade_solver
+from engine.errors import ConfigError, ConfigErrors
+
+_KINDS = {"net": proto.NetParameter, "solver": proto.SolverParameter}
+_TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
+
+
+@dataclass
+class Config:
+    """A net or a solver.
+
+    message: NetParameter or SolverParameter, in the current format.
+    path: the file as it was named, or its stand-in for messages.
+    notes: lines for the user about what was assumed or upgraded.
+    """
+
+    message: Message
+    path: str
+    notes: list[str] = field(default_factory=list)
+    _nodes: list[Node] = field(default_factory=list, repr=False)  # of the whole text
+    _layers: list[Node | None] = field(default_factory=list, repr=False)  # of message.layer
+    _net_overrides: list[Override] = field(default_factory=list, repr=False)
+    _nets: SolverNets | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """Either "net" or "solver"."""
+        return "net" if isinstance(self.message, proto.NetParameter) else "solver"
+
+    def where(self, layer: int | None = None, path: str = "") -> str:
+        """The place, "file:line:column", of message.layer[layer] or of the field that a dotted path names in it.
+
+        Without a layer, the path starts at the top of the file; where() alone is the file. For a field that is not in
+        the text, the place of the message that would hold it.
+        """
+        node = self._layers[layer] if layer is not None and layer < len(self._layers) else None
+        place = node.where if node else self.path
+        nodes = node.value if node else self._nodes if layer is None else []
+        for name in path.split(".") if path else ():
+            node = next((node for node in nodes if node.name == name), None) if isinstance(nodes, list) else None
+            if node is None:
+                break
+            place, nodes = node.where, node.value
+        return place
+
+    def with_message(self, message: Message) -> Config:
+        """The same file, and the places in it, for a changed copy of its message with the same layers."""
+        return Config(message, self.path, self.notes, self._nodes, self._layers)
+
+
+@dataclass
+class SolverNets:
+    """The nets of a solver; message.state of each tells phase, level and stages."""
+
+    train: Config | None
+    tests: list[Config]
+    generic: Config | None  # `net` or `net_param`, which can be tested even if the solver has no test_iter
+
+
+def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+    """Reads a net, upgrades it, and sets the fields of overrides ("path=value"). Raises ConfigError or ConfigErrors."""
+    return parse_net(_read_text(path), str(path), overrides)
+
+
+def read_solver(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+    """Reads a solver; overrides of fields that only a net has wait for nets_of_solver(). Raises as read_net()."""
+    return parse_solver(_read_text(path), str(path), overrides)
+
+
+def read(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+    """Reads a net or a solver, whichever the fields of the file say it is."""
+    text = _read_text(path)
+    parse = {"net": parse_net, "solver": parse_solver}[_kind(scan(text, str(path)))]
+    return parse(text, str(path), overrides)
+
+
+def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> Config:
+    """A net from text; name stands for the file in messages."""
+    config = _parse(text, name, "net")
+    _upgrade(config)
+    _override_nets([config], [parse_override(override) for override in overrides])
+    return config
+
+
+def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = ()) -> Config:
+    """A solver from text; name stands for the file in messages, and its folder is where nets are looked for."""
+    config = _parse(text, name, "solver")
+    old_type = next((node for node in config._nodes if node.name == "solver_type"), None)
+    config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, old_type))
+    solver_fields, net_fields = (_KINDS[kind].DESCRIPTOR.fields_by_name for kind in ("solver", "net"))
+    for override in map(parse_override, overrides):
+        if override.head in solver_fields:
+            override_paths.apply(override, [config.message])
+        elif override.head in net_fields:
+            config._net_overrides.append(override)
+        else:
+            known = suggestion(override.head, {*solver_fields, *net_fields})
+            raise override.error(f"neither solvers nor nets have a field '{override.head}'{known}")
+    return config
+
+
+def _read_text(path: str | os.PathLike) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError("not a text file; expected a net or solver in prototxt", str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", str(path)) from None
+
+
+def _kind(nodes: list[Node]) -> str:
+    """The kind that knows more of the fields at the top of a file."""
+    names = {node.name for node in nodes}
+    counts = {kind: len(names & set(message.DESCRIPTOR.fields_by_name)) for kind, message in _KINDS.items()}
+    return max(counts, key=counts.get)
+
+
+def _parse(text: str, name: str, kind: str) -> Config:
+    nodes = scan(text, name)
+    message = _KINDS[kind]()
+    errors = fill(message, nodes, name)
+    if errors:
+        if _kind(nodes) != kind:
+            raise ConfigError(f"this is a {_kind(nodes)}; expected a {kind}", name)
+        raise ConfigErrors(errors)
+    return Config(message, name, _nodes=nodes)
+
+
+def _upgrade(config: Config) -> None:
+    """Brings a net to the current format, or a net already upgraded back to it after overrides."""
+    by_name: dict[str, list[Node]] = {}
+    for node in config._nodes:
+        by_name.setdefault(node.name, []).append(node)
+    if config._layers:
+        by_name = {"layer": config._layers}
+    config._layers, notes = upgrade_net(config.message, by_name)
+    notes += stand_in(config.message, os.path.dirname(os.path.abspath(config.path)))
+    config.notes.extend(f"{config.path}: {note}" for note in notes)
+
+
+def _override_nets(nets: list[Config], overrides: Iterable[Override], phases: list[set[int]] | None = None) -> None:
+    """An override must find its layer in one of the nets at least."""
+    for override in overrides:
+        override_paths.apply(override, [net.message for net in nets], phases)
+        for net in nets:
+            _upgrade(net)
+
+
+def expand_ranks(path: str, rank: int, ranks: int) -> str:
+    """A path in which %# stands for the rank and %* for the number of ranks (Intel's fork)."""
+    return path.replace("%#", str(rank)).replace("%*", str(ranks))
+
+
+def net_of_solver(solver: Config, phase: int, index: int = 0, rank: int = 0, ranks: int = 1) -> Config:
+    """The net that a solver trains (proto.TRAIN), or number index of those that it tests (proto.TEST).
+
+    A solver without test_iter tests nothing, but its `net` can still be had in phase TEST.
+    """
+    nets = nets_of_solver(solver, rank, ranks)
+    if phase == proto.TRAIN and nets.train:
+        return nets.train
+    if phase == proto.TEST and nets.tests:
+        return nets.tests[index]
+    if phase == proto.TEST and nets.generic:
+        return _in_state(nets.generic, proto.TEST, None)
+    fields = _TRAIN_NETS if phase == proto.TRAIN else ("net", "net_param", "test_net", "test_net_param")
+    raise ConfigError(f"the solver names no net; set one of {', '.join(fields)}", solver.path)
+
+
+def nets_of_solver(solver: Config, rank: int = 0, ranks: int = 1) -> SolverNets:
+    """Reads all nets of a solver, once, and applies the overrides that are theirs.
+
+    A path is tried as it is, then in the solver's folder and each folder above it (Caffe's own files name their nets
+    from Caffe's root), and last by its file name beside the solver; see expand_ranks(), too. Raises ConfigError if it
+    is nowhere, or if the fields that name nets, test_iter and test_state do not go together.
+    """
+    if solver._nets is None:
+        solver._nets = _load_nets(solver, rank, ranks)
+    return solver._nets
+
+
+def texts_of(config: Config) -> dict[str, str]:
+    """The texts of a solver, its overrides applied, and of its nets, by the words that messages use for them. Raises
+    ConfigError for nets that cannot be read."""
+    nets = nets_of_solver(config)
+    texts = {"the solver": str(config.message)}
+    if nets.train:
+        texts["the train net"] = str(nets.train.message)
+    return texts | {f"test net #{index}": str(net.message) for index, net in enumerate(nets.tests)}
+
+
+def _load_nets(solver: Config, rank: int, ranks: int) -> SolverNets:
+    message = solver.message
+    trained = [name for name in _TRAIN_NETS if message.HasField(name)]
+    if len(trained) > 1:
+        raise ConfigError(
+            f"only one of {', '.join(_TRAIN_NETS)} can be given, here are {' and '.join(trained)}",
+            solver.where(path=trained[1]),
+        )
+    tested = [("test_net_param", i) for i in range(len(message.test_net_param))]
+    tested += [("test_net", i) for i in range(len(message.test_net))]
+    if not trained and not tested:
+        raise ConfigError(f"the solver names no net; set one of {', '.join(_TRAIN_NETS)}", solver.path)
+    generic = bool(trained) and trained[0] in ("net", "net_param")
+    _check_tests(solver, len(tested), generic)
+    named = [(name, None) for name in trained] + tested
+    sources = [_load_net(solver, name, index, rank, ranks) for name, index in named]
+    both, test_only = {proto.TRAIN, proto.TEST}, {proto.TEST}
+    phases = [both if generic else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
+    _override_nets(sources, solver._net_overrides, phases)
+    train, tests = sources[0] if trained else None, sources[len(trained) :]
+    tests += [train] * (len(message.test_iter) - len(tests))
+    states = list(message.test_state) or [None] * len(tests)
+    return SolverNets(
+        _in_state(train, proto.TRAIN, message.train_state) if train else None,
+        [_in_state(net, proto.TEST, state) for net, state in zip(tests, states, strict=True)],
+        train if generic else None,
+    )
+
+
+def _check_tests(solver: Config, test_nets: int, generic: bool) -> None:
+    message = solver.message
+    iters, states = len(message.test_iter), len(message.test_state)
+    if iters < test_nets or (iters > test_nets and not generic):
+        raise ConfigError(
+            f"{iters} test_iter for {test_nets} test nets; expected one for each", solver.where(path="test_iter")
+        )
+    if states and states != iters:
+        raise ConfigError(
+            f"{states} test_state for {iters} test nets; expected one for each, or none",
+            solver.where(path="test_state"),
+        )
+
+
+def _load_net(solver: Config, name: str, index: int | None, rank: int, ranks: int) -> Config:
+    """The net that field `name` (its entry `index`, if it is repeated) names or holds."""
+    value = getattr(solver.message, name)
+    value = value if index is None else value[index]
+    if isinstance(value, str):
+        path, notes = _find_net(solver, name, expand_ranks(value, rank, ranks))
+        net = read_net(path)
+        net.notes[:0] = notes
+        return net
+    nodes = [node for node in solver._nodes if node.name == name][index or 0 :]
+    net = Config(proto.NetParameter(), solver.path, _nodes=nodes[0].value if nodes else [])
+    net.message.CopyFrom(value)
+    _upgrade(net)
+    return net
+
+
+def _find_net(solver: Config, name: str, path: str) -> tuple[str, list[str]]:
+    if os.path.exists(path) or os.path.isabs(path):
+        return path, []
+    folder = Path(solver.path).absolute().parent
+    for parent in (folder, *folder.parents):
+        if (parent / path).is_file():
+            return os.path.relpath(parent / path), []
+    beside = folder / Path(path).name
+    if beside.is_file():
+        found = os.path.relpath(beside)
+        return found, [f"{solver.where(path=name)}: {name} '{path}' is not there; taking {found}, beside the solver"]
+    raise ConfigError(
+        f"{name} '{path}' is not in the current folder, the solver's or those above; give it with --set {name}=PATH",
+        solver.where(path=name),
+    )
+
+
+def _in_state(net: Config, phase: int, state: Message | None) -> Config:
+    """A copy of a net whose message.state is the phase, then what the net says, then what the solver says."""
+    message = proto.NetParameter()
+    message.CopyFrom(net.message)
+    message.state.Clear()
+    message.state.phase = phase
+    message.state.MergeFrom(net.message.state)
+    if state is not None:
+        message.state.MergeFrom(state)
+    return net.with_message(message)

@@ -1,0 +1,193 @@
+"""Fields set from the command line: --set PATH=VALUE.
+
+PATH is a field, or fields within messages, joined by dots: `max_iter`, `layer[conv1].convolution_param.num_output`.
+`layer[NAME]` means every layer of that name, `layer[NAME@TEST]` those of them that the phase keeps, and `field[2]`
+counts from 0 (one past the end adds an entry). VALUE is written as in the file, but strings need no quotes; a list
+takes comma-separated values in place of all that it had; a message takes `{ ... }`; nothing clears the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from engine import proto
+from engine.config.prototext import fill, scalar, scan
+from engine.config.suggestions import suggestion
+from engine.errors import ConfigError
+
+_PART = re.compile(r"\s*(\w+)(?:\[([^\]]*)\])?\s*([.=])")
+PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
+_OUTDATED = {
+    "layers": "layer[NAME]",
+    "input": "layer[input].top",
+    "input_dim": "layer[input].input_param.shape[0].dim",
+    "input_shape": "layer[input].input_param.shape[0].dim",
+    "solver_type": "type",
+}
+
+
+@dataclass(frozen=True)
+class Override:
+    """One --set: parts is the path as (field, what stands in brackets or None)."""
+
+    text: str
+    parts: tuple[tuple[str, str | None], ...]
+    value: str
+
+    @property
+    def head(self) -> str:
+        return self.parts[0][0]
+
+    def error(self, message: str) -> ConfigError:
+        return ConfigError(message, f"--set {self.text}")
+
+
+def parse_override(text: str) -> Override:
+    """Splits PATH=VALUE. Raises ConfigError if it is not of that form, or the path begins with an upgraded field."""
+    parts, position, mark = [], 0, "."
+    while mark == ".":
+        match = _PART.match(text, position)
+        if match is None:
+            raise ConfigError(
+                "expected PATH=VALUE, such as max_iter=100 or layer[data].data_param.source=/x", f"--set {text}"
+            )
+        key = match[2].strip().strip("\"'") if match[2] is not None else None
+        parts.append((match[1], key))
+        position, mark = match.end(), match[3]
+    override = Override(text, tuple(parts), text[position:].strip())
+    if override.head in _OUTDATED:
+        raise override.error(f"'{override.head}' is upgraded when the file is read; say {_OUTDATED[override.head]}")
+    return override
+
+
+def apply(override: Override, messages: Iterable[Message], phases: Iterable[set[int]] | None = None) -> None:
+    """Sets the field in all messages (of one type) that have the layer or entry that the path names.
+
+    phases: for each message (a net) the phases that it is used in; both by default.
+    Raises ConfigError if no message has it, if a field is unknown, or if the value does not fit.
+    """
+    targets = list(messages)
+    used_in = list(phases) if phases is not None else [set(PHASES.values()) for _ in targets]
+    for depth, (name, key) in enumerate(override.parts):
+        field = _field(override, targets[0], name)
+        if depth == len(override.parts) - 1:
+            for target in _with_entries(override, targets, used_in, field, key):
+                _assign(override, target, field, key)
+            return
+        if field.message_type is None:
+            raise override.error(f"'{name}' is a single value, it has no fields")
+        targets = _step(override, targets, used_in, field, key)
+        used_in = [set() for _ in targets]  # phases are asked of a net's layers only
+
+
+def _field(override: Override, message: Message, name: str) -> FieldDescriptor:
+    fields = message.DESCRIPTOR.fields_by_name
+    if name not in fields:
+        raise override.error(f"unknown field '{name}' in {message.DESCRIPTOR.name}{suggestion(name, fields)}")
+    return fields[name]
+
+
+def _step(override, targets: list[Message], used_in: list[set[int]], field, key: str | None) -> list[Message]:
+    """The messages that a part of the path leads to."""
+    if field.has_presence:
+        if key is not None:
+            raise override.error(f"'{field.name}' is not a list")
+        return [getattr(target, field.name) for target in targets]
+    if key is None:
+        example = "NAME" if "name" in field.message_type.fields_by_name else "0"
+        raise override.error(f"'{field.name}' is a list; say {field.name}[{example}]")
+    found = []
+    for target, phases in zip(targets, used_in, strict=True):
+        found.extend(_select(getattr(target, field.name), field, key, phases))
+    if not found:
+        names = {entry.name for target in targets for entry in getattr(target, field.name) if hasattr(entry, "name")}
+        length = max(len(getattr(target, field.name)) for target in targets)
+        known = suggestion(key.split("@")[0], names) or f"; there are {length}"
+        raise override.error(f"no {field.name} '{key}'{known}")
+    return found
+
+
+def _select(entries, field: FieldDescriptor, key: str, phases: set[int]) -> list[Message]:
+    """The entries of a repeated message with that name (and phase), or else the one at that index."""
+    if "name" in field.message_type.fields_by_name:
+        named = [entry for entry in entries if entry.name == key]
+        if named:
+            return named
+        name, _, phase = key.rpartition("@")
+        if phase in PHASES:
+            used = PHASES[phase] in phases
+            return [entry for entry in entries if used and entry.name == name and _kept(entry, PHASES[phase])]
+    if not key.isdigit() or int(key) > len(entries):
+        return []
+    if int(key) < len(entries):
+        return [entries[int(key)]]
+    return [entries.add()] if field.message_type.name != "LayerParameter" else []
+
+
+def _kept(layer: Message, phase: int) -> bool:
+    """Whether a layer's rules keep it in the phase, at some level and with some stages."""
+    if layer.include:
+        return any(not rule.HasField("phase") or rule.phase == phase for rule in layer.include)
+    return not any(
+        rule.phase == phase and len(rule.ListFields()) == 1 for rule in layer.exclude if rule.HasField("phase")
+    )
+
+
+def _with_entries(override, targets, used_in, field, key: str | None) -> list[Message]:
+    """For a last part such as `layer[x]`, the entries themselves; else the messages that hold the field."""
+    if field.message_type is not None and not field.has_presence:
+        return _step(override, targets, used_in, field, key)
+    return targets
+
+
+def _assign(override: Override, target: Message, field: FieldDescriptor, key: str | None) -> None:
+    try:
+        if field.message_type is not None:
+            _assign_message(override, target if not field.has_presence else getattr(target, field.name))
+        elif field.has_presence:
+            if key is not None:
+                raise ConfigError(f"'{field.name}' is not a list")
+            target.ClearField(field.name)
+            if override.value:
+                setattr(target, field.name, _value(field, override.value))
+        else:
+            _assign_list(override, getattr(target, field.name), field, key)
+    except ConfigError as error:
+        raise error if error.where else override.error(str(error)) from None
+
+
+def _assign_message(override: Override, message: Message) -> None:
+    message.Clear()
+    if override.value:
+        text = override.value
+        inner = text[1:-1] if text[0] == "{" and text[-1] == "}" else text
+        message.SetInParent()
+        errors = fill(message, scan(inner, f"--set {override.text}"), f"--set {override.text}")
+        if errors:
+            raise errors[0]
+
+
+def _assign_list(override: Override, values, field: FieldDescriptor, key: str | None) -> None:
+    if key is None:
+        del values[:]
+        values.extend(_value(field, item) for item in override.value.split(",") if item.strip())
+    elif not key.isdigit() or int(key) > len(values):
+        raise ConfigError(f"no {field.name}[{key}]; there are {len(values)}")
+    elif int(key) == len(values):
+        values.append(_value(field, override.value))
+    else:
+        values[int(key)] = _value(field, override.value)
+
+
+def _value(field: FieldDescriptor, text: str) -> object:
+    text = text.strip()
+    if field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
+        return scalar(field, text)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    return scalar(field, text.encode())

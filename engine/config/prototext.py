@@ -1,0 +1,284 @@
+"""Reads the protobuf text format with the place of every field, which protobuf's own reader does not give.
+
+scan() turns a text into a tree of Nodes, fill() a tree into a message; fill() continues after an error, so that one run
+shows all errors of a file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf import text_encoding
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from engine import proto
+from engine.config.suggestions import suggestion
+from engine.errors import ConfigError
+
+_TOKEN = re.compile(
+    r"""(?P<skip>(?:[ \t\r\f\v\n]+|\#[^\n]*)+)
+      | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+      | (?P<word>[-+.\w]+)
+      | (?P<mark>[{}<>:;,\[\]])""",
+    re.VERBOSE,
+)
+_DEEPEST = 50  # messages within messages; Caffe's own go to about 6
+_CLOSES = {"{": "}", "<": ">"}
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_FLOAT = re.compile(r"(-?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf|infinity|nan))f?", re.IGNORECASE)
+_FLOAT32_MAX = 3.4028235677973366e38  # what still rounds to a finite float
+_BOOLS = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
+_INTEGER_RANGES = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1, "a 32-bit integer"),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1, "a 64-bit integer"),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1, "a 32-bit integer of at least 0"),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1, "a 64-bit integer of at least 0"),
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """One value of one field. value: list of Nodes (a message), bytes (a quoted string) or str (number, enum, bool)."""
+
+    name: str
+    file: str
+    line: int
+    column: int
+    value: list[Node] | bytes | str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+    def child(self, name: str) -> Node | None:
+        """The first field of this name, or None."""
+        if isinstance(self.value, list):
+            for node in self.value:
+                if node.name == name:
+                    return node
+        return None
+
+
+class _Scanner:
+    """Recursive descent over the tokens of one text; .kind, .text and .start are those of the current token."""
+
+    def __init__(self, text: str, file: str):
+        self.source, self.file = text, file
+        self.position = 0
+        self.depth = 0
+        self.line, self.line_start = 1, 0  # of the current token
+        self._counted = 0  # newlines before this offset are in self.line
+        self.advance()
+
+    def advance(self) -> None:
+        while self.position < len(self.source):
+            match = _TOKEN.match(self.source, self.position)
+            self.start = self.position
+            if match is None:
+                self.locate()
+                line = self.source[self.position :].split("\n", 1)[0]
+                if line[0] in "\"'":
+                    self.fail("this string is not closed on its line")
+                self.fail(f"unexpected character {line[0]!r}")
+            self.position = match.end()
+            if match.lastgroup != "skip":
+                self.kind, self.text = match.lastgroup, match.group()
+                self.locate()
+                return
+        self.kind, self.text, self.start = "end", "the end of the file", len(self.source)
+        self.locate()
+
+    def locate(self) -> None:
+        newlines = self.source.count("\n", self._counted, self.start)
+        if newlines:
+            self.line += newlines
+            self.line_start = self.source.rindex("\n", self._counted, self.start) + 1
+        self._counted = self.start
+
+    def fail(self, message: str) -> None:
+        raise ConfigError(message, f"{self.file}:{self.line}:{self.start - self.line_start + 1}")
+
+    def fields(self, opener: Node | None = None, close: str = "") -> list[Node]:
+        """All fields up to the closing mark of opener, or the end of the text."""
+        nodes: list[Node] = []
+        while self.text != close or self.kind != "mark":
+            if self.kind == "end":
+                if opener is None:
+                    return nodes
+                raise ConfigError(f"the '{{' of '{opener.name}' is never closed", opener.where)
+            if self.kind != "word":
+                self.fail(f"expected the name of a field, got {self.text}")
+            nodes.extend(self.field())
+        self.advance()
+        return nodes
+
+    def field(self) -> Iterator[Node]:
+        """One `name: value`, `name { ... }` or `name: [ ... ]`; a list gives a Node for each item."""
+        name, line, column = self.text, self.line, self.start - self.line_start + 1
+        self.advance()
+        colon = self.kind == "mark" and self.text == ":"
+        if colon:
+            self.advance()
+        if self.kind == "mark" and self.text == "[":
+            self.advance()
+            while self.text != "]":
+                yield self.value(Node(name, self.file, line, column), True)
+                if self.text == ",":
+                    self.advance()
+                elif self.text != "]":
+                    self.fail(f"expected ',' or ']' in the list of '{name}', got {self.text}")
+            self.advance()
+        else:
+            yield self.value(Node(name, self.file, line, column), colon)
+        if self.kind == "mark" and self.text in ",;":
+            self.advance()
+
+    def value(self, node: Node, colon: bool) -> Node:
+        if self.kind == "mark" and self.text in _CLOSES:
+            close = _CLOSES[self.text]
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                self.fail(f"more than {_DEEPEST} messages within each other")
+            self.advance()
+            node.value = self.fields(node, close)
+            self.depth -= 1
+        elif not colon:
+            self.fail(f"expected ':' or '{{' after '{node.name}', got {self.text}")
+        elif self.kind == "string":
+            node.value = b""
+            while self.kind == "string":  # neighbours are one string, as in C
+                node.value += self.unquoted()
+                self.advance()
+        elif self.kind == "word":
+            node.value = self.text
+            self.advance()
+        else:
+            self.fail(f"expected a value for '{node.name}', got {self.text}")
+        return node
+
+    def unquoted(self) -> bytes:
+        try:
+            return text_encoding.CUnescape(self.text[1:-1])
+        except ValueError as error:
+            self.fail(f"bad escape in a string: {error}")
+
+
+def scan(text: str, file: str) -> list[Node]:
+    """The fields of a text. Raises ConfigError at the first thing that is not the text format."""
+    return _Scanner(text, file).fields()
+
+
+def scalar(field: FieldDescriptor, value: bytes | str) -> object:
+    """The value that a field takes for a text (bytes: it was quoted). Raises ConfigError with what was expected."""
+    kind = field.cpp_type
+    shown = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if kind == FieldDescriptor.CPPTYPE_STRING:
+        if isinstance(value, str):
+            raise ConfigError(f"'{field.name}' expects a string in quotes, got {shown}")
+        try:
+            return value if field.type == FieldDescriptor.TYPE_BYTES else value.decode()
+        except UnicodeDecodeError:
+            raise ConfigError(f"'{field.name}' is not UTF-8 text") from None
+    if isinstance(value, bytes):
+        raise ConfigError(f"'{field.name}' expects {_expected(field)} without quotes, got \"{shown}\"")
+    if kind == FieldDescriptor.CPPTYPE_BOOL and value in _BOOLS:
+        return _BOOLS[value]
+    if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
+        match = _FLOAT.fullmatch(value)
+        number = float(match[1]) if match else None
+        largest = _FLOAT32_MAX if kind == FieldDescriptor.CPPTYPE_FLOAT else math.inf
+        if number is not None and not largest <= abs(number) < math.inf:
+            return number
+    if kind == FieldDescriptor.CPPTYPE_ENUM:
+        names = field.enum_type.values_by_name
+        if value in names:
+            return names[value].number
+        if value.isdigit() and int(value) in field.enum_type.values_by_number:
+            return int(value)
+        raise ConfigError(f"'{field.name}' has no value {shown}{suggestion(value, names)}")
+    if kind in _INTEGER_RANGES and _INTEGER.fullmatch(value):
+        digits = value.lstrip("-")
+        number = int(digits, 8 if len(digits) > 1 and digits.isdigit() and digits[0] == "0" else 0)
+        number = -number if value[0] == "-" else number
+        low, high, _ = _INTEGER_RANGES[kind]
+        if low <= number <= high:
+            return number
+    raise ConfigError(f"'{field.name}' expects {_expected(field)}, got {shown}")
+
+
+def _expected(field: FieldDescriptor) -> str:
+    kind = field.cpp_type
+    if kind in _INTEGER_RANGES:
+        return _INTEGER_RANGES[kind][2]
+    if kind == FieldDescriptor.CPPTYPE_ENUM:
+        return f"one of {', '.join(field.enum_type.values_by_name)}"
+    return "true or false" if kind == FieldDescriptor.CPPTYPE_BOOL else "a number"
+
+
+def fill(message: Message, nodes: list[Node], where: str, label: str = "") -> list[ConfigError]:
+    """Sets message's fields from nodes; returns the errors, one for each node that does not fit.
+
+    where: the place of the message, for what is missing in it; label: what comes first in error messages.
+    """
+    descriptor = message.DESCRIPTOR
+    errors: list[ConfigError] = []
+    first: dict[str, Node] = {}
+    for node in nodes:
+        field = descriptor.fields_by_name.get(node.name)
+        if field is None:
+            known = suggestion(node.name, descriptor.fields_by_name)
+            errors.append(ConfigError(f"{label}unknown field '{node.name}' in {descriptor.name}{known}", node.where))
+            continue
+        if field.has_presence and node.name in first:
+            errors.append(
+                ConfigError(f"{label}'{node.name}' is given twice; first in line {first[node.name].line}", node.where)
+            )
+            continue
+        first.setdefault(node.name, node)
+        errors.extend(_fill_field(message, field, node, label))
+    errors.extend(
+        ConfigError(f"{label}'{name}' is missing in {descriptor.name}", where)
+        for name in proto.REQUIRED[descriptor.name]
+        if name not in first
+    )
+    return errors
+
+
+def _fill_field(message: Message, field: FieldDescriptor, node: Node, label: str) -> list[ConfigError]:
+    if field.message_type is not None:
+        if not isinstance(node.value, list):
+            return [ConfigError(f"{label}'{node.name}' expects {{ ... }}, got a single value", node.where)]
+        target = getattr(message, node.name)
+        target = target if field.has_presence else target.add()
+        if field.has_presence:
+            target.SetInParent()
+        return fill(target, node.value, node.where, layer_label(node) or label)
+    if isinstance(node.value, list):
+        return [ConfigError(f"{label}'{node.name}' expects {_expected_scalar(field)}, got {{ ... }}", node.where)]
+    try:
+        value = scalar(field, node.value)
+    except ConfigError as error:
+        return [ConfigError(f"{label}{error}", node.where)]
+    if field.has_presence:
+        setattr(message, node.name, value)
+    else:
+        getattr(message, node.name).append(value)
+    return []
+
+
+def _expected_scalar(field: FieldDescriptor) -> str:
+    return "a string" if field.cpp_type == FieldDescriptor.CPPTYPE_STRING else _expected(field)
+
+
+def layer_label(node: Node) -> str:
+    """The beginning of messages about a layer with a name, in any of the formats: "layer 'name': "; else ""."""
+    if node.name not in ("layer", "layers"):
+        return ""
+    name = node.child("name")
+    if name is None and (inner := node.child("layer")) is not None:  # V0
+        name = inner.child("name")
+    return f"layer '{name.value.decode(errors='replace')}': " if name and isinstance(name.value, bytes) else ""

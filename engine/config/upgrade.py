@@ -1,0 +1,297 @@
+"""Upgrades older formats to the current one: V0 and V1 layers, net inputs, renamed fields, solver types.
+
+Both upgrades may run again on their own result: nothing changes.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from engine.config.prototext import Node
+from engine.config.suggestions import suggestion
+from engine.errors import ConfigError
+
+SOLVER_TYPES = {
+    "SGD": "SGD",
+    "NESTEROV": "Nesterov",
+    "ADAGRAD": "AdaGrad",
+    "RMSPROP": "RMSProp",
+    "ADADELTA": "AdaDelta",
+    "ADAM": "Adam",
+}
+
+# V1 name -> current type, where it is not the words in capitals (INNER_PRODUCT, InnerProduct).
+_V1_TYPES = {
+    "NONE": "",
+    "ABSVAL": "AbsVal",
+    "ARGMAX": "ArgMax",
+    "BNLL": "BNLL",
+    "HDF5_DATA": "HDF5Data",
+    "HDF5_OUTPUT": "HDF5Output",
+    "IM2COL": "Im2col",
+    "LRN": "LRN",
+    "MVN": "MVN",
+    "RELU": "ReLU",
+    "SOFTMAX_LOSS": "SoftmaxWithLoss",
+    "TANH": "TanH",
+}
+
+_V0_PADDING = "padding"
+_V0_TYPES = {
+    "accuracy": "Accuracy",
+    "bnll": "BNLL",
+    "concat": "Concat",
+    "conv": "Convolution",
+    "data": "Data",
+    "dropout": "Dropout",
+    "euclidean_loss": "EuclideanLoss",
+    "flatten": "Flatten",
+    "hdf5_data": "HDF5Data",
+    "hdf5_output": "HDF5Output",
+    "im2col": "Im2col",
+    "images": "ImageData",
+    "infogain_loss": "InfogainLoss",
+    "innerproduct": "InnerProduct",
+    "lrn": "LRN",
+    "multinomial_logistic_loss": "MultinomialLogisticLoss",
+    "pool": "Pooling",
+    "relu": "ReLU",
+    "sigmoid": "Sigmoid",
+    "softmax": "Softmax",
+    "softmax_loss": "SoftmaxWithLoss",
+    "split": "Split",
+    "tanh": "TanH",
+    "window_data": "WindowData",
+}
+
+# V0 types -> the message of their options; then V0 field -> (the types that have it, its name there).
+_V0_MESSAGES = {
+    "conv": "convolution_param",
+    "im2col": "convolution_param",
+    "innerproduct": "inner_product_param",
+    "pool": "pooling_param",
+    "dropout": "dropout_param",
+    "lrn": "lrn_param",
+    "concat": "concat_param",
+    "data": "data_param",
+    "images": "image_data_param",
+    "window_data": "window_data_param",
+    "hdf5_data": "hdf5_data_param",
+    "infogain_loss": "infogain_loss_param",
+}
+_V0_OPTIONS = {
+    "num_output": ("conv innerproduct", "num_output"),
+    "biasterm": ("conv innerproduct", "bias_term"),
+    "weight_filler": ("conv innerproduct", "weight_filler"),
+    "bias_filler": ("conv innerproduct", "bias_filler"),
+    "pad": ("conv im2col pool", "pad"),
+    "kernelsize": ("conv im2col pool", "kernel_size"),
+    "stride": ("conv im2col pool", "stride"),
+    "group": ("conv", "group"),
+    "pool": ("pool", "pool"),
+    "dropout_ratio": ("dropout", "dropout_ratio"),
+    "local_size": ("lrn", "local_size"),
+    "alpha": ("lrn", "alpha"),
+    "beta": ("lrn", "beta"),
+    "k": ("lrn", "k"),
+    "concat_dim": ("concat", "concat_dim"),
+    "source": ("data images window_data hdf5_data infogain_loss", "source"),
+    "batchsize": ("data images window_data hdf5_data", "batch_size"),
+    "rand_skip": ("data images", "rand_skip"),
+    "shuffle_images": ("images", "shuffle"),
+    "new_height": ("images", "new_height"),
+    "new_width": ("images", "new_width"),
+    "det_fg_threshold": ("window_data", "fg_threshold"),
+    "det_bg_threshold": ("window_data", "bg_threshold"),
+    "det_fg_fraction": ("window_data", "fg_fraction"),
+    "det_context_pad": ("window_data", "context_pad"),
+    "det_crop_mode": ("window_data", "crop_mode"),
+}
+# V0 field -> its place in a current layer of any type.
+_V0_ANYWHERE = {
+    "name": "name",
+    "blobs": "blobs",
+    "hdf5_output_param": "hdf5_output_param",
+    "scale": "transform_param.scale",
+    "meanfile": "transform_param.mean_file",
+    "cropsize": "transform_param.crop_size",
+    "mirror": "transform_param.mirror",
+}
+
+_DATA_PARAMS = {"Data": "data_param", "ImageData": "image_data_param", "WindowData": "window_data_param"}
+_MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
+_RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim", "axis"))
+_BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
+
+
+def upgrade_solver(message: Message, node: Node | None = None) -> list[str]:
+    """solver_type (an enum) becomes type (a string); node: where the file says solver_type. Returns notes."""
+    if not message.HasField("solver_type"):
+        return []
+    if message.HasField("type"):
+        raise ConfigError("both 'type' and the older 'solver_type' are given; keep 'type'", node and node.where)
+    message.type = SOLVER_TYPES[message.SolverType.Name(message.solver_type)]
+    message.ClearField("solver_type")
+    return ["upgraded from solver_type to type"]
+
+
+def upgrade_net(message: Message, nodes: dict[str, list[Node]] | None = None) -> tuple[list[Node | None], list[str]]:
+    """Brings a NetParameter to the current format, in place.
+
+    nodes: where the file has its `layer`, `layers` and `input` fields, by that name. Returns the place of each
+    message.layer (None if unknown), and a line for each older format that was met.
+    Raises ConfigError for what has no counterpart today.
+    """
+    nodes = nodes or {}
+    notes: list[str] = []
+    origins = list(nodes.get("layer") or [None] * len(message.layer))
+    if message.layers:
+        old_origins = nodes.get("layers") or [None] * len(message.layers)
+        if message.layer:
+            raise ConfigError("both 'layer' and the older 'layers' are given", _where(old_origins[0]))
+        version = "V0" if any(layer.HasField("layer") for layer in message.layers) else "V1"
+        notes.append(f"upgraded from the {version} format of layers")
+        origins = _upgrade_layers(message, old_origins)
+    if message.input:
+        notes.append("upgraded its inputs to an Input layer")
+        origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
+    for layer, origin in zip(message.layer, origins, strict=True):
+        _upgrade_fields(layer, origin)
+    return origins, notes
+
+
+def _where(node: Node | None) -> str | None:
+    return node.where if node else None
+
+
+def _upgrade_layers(message: Message, origins: list[Node | None]) -> list[Node | None]:
+    """Turns all `layers` into `layer`; returns the places of the new ones (V0's padding layers vanish)."""
+    padding = {}  # top -> the V0 padding layer that makes it
+    kept = []
+    for old, origin in zip(message.layers, origins, strict=True):
+        if old.layer.type == _V0_PADDING:
+            padding[old.top[0] if old.top else ""] = old
+            continue
+        kept.append(origin)
+        layer = message.layer.add()
+        if old.HasField("layer"):
+            _from_v0(old, layer, padding, origin)
+        else:
+            _from_v1(old, layer)
+    message.ClearField("layers")
+    return kept
+
+
+def _copy(message: Message, path: str, value: object) -> None:
+    """message.a.b = value for the path "a.b", whatever the kind of the field; what is repeated grows by the value."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        message = getattr(message, parent)
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if not field.has_presence:
+        values = value if hasattr(value, "extend") else [value]
+        getattr(message, name).extend(values)
+    elif field.message_type is not None:
+        getattr(message, name).CopyFrom(value)
+    else:
+        setattr(message, name, value)
+
+
+def _from_v1(old: Message, layer: Message) -> None:
+    special = {"type", "param", "blobs_lr", "weight_decay", "blob_share_mode"}
+    for field, value in old.ListFields():
+        if field.name not in special:
+            _copy(layer, field.name, value)  # the rest has kept its name
+    name = old.LayerType.Name(old.type)
+    layer.type = _V1_TYPES.get(name, name.title().replace("_", ""))
+    _params(layer, name=old.param, share_mode=old.blob_share_mode, lr_mult=old.blobs_lr, decay_mult=old.weight_decay)
+
+
+def _params(layer: Message, **columns) -> None:
+    """Lists with an entry for each parameter blob become one `param` for each blob."""
+    for _ in range(max(map(len, columns.values()))):
+        layer.param.add()
+    for field, values in columns.items():
+        for param, value in zip(layer.param, values, strict=False):
+            setattr(param, field, value)
+
+
+def _from_v0(old: Message, layer: Message, padding: dict[str, Message], origin: Node | None) -> None:
+    options = old.layer
+    label = f"layer '{options.name}': "
+    if options.type not in _V0_TYPES:
+        raise ConfigError(f"{label}unknown type '{options.type}'{suggestion(options.type, _V0_TYPES)}", _where(origin))
+    layer.type = _V0_TYPES[options.type]
+    layer.top.extend(old.top)
+    for bottom in old.bottom:
+        padded = padding.get(bottom)
+        if padded and options.type not in ("conv", "pool"):
+            raise ConfigError(f"{label}a '{options.type}' cannot follow a padding layer", _where(origin))
+        layer.bottom.append(padded.bottom[0] if padded else bottom)
+        if padded:
+            options.pad = padded.layer.pad
+    for field, value in options.ListFields():
+        if field.name in _V0_ANYWHERE:
+            _copy(layer, _V0_ANYWHERE[field.name], value)
+        elif field.name in _V0_OPTIONS:
+            types, name = _V0_OPTIONS[field.name]
+            if options.type not in types.split():
+                raise ConfigError(f"{label}'{field.name}' is not an option of '{options.type}'", _where(origin))
+            _copy(layer, f"{_V0_MESSAGES[options.type]}.{name}", value)
+        elif field.name not in ("type", "blobs_lr", "weight_decay"):
+            raise ConfigError(f"{label}'{field.name}' has no counterpart today", _where(origin))
+    _params(layer, lr_mult=options.blobs_lr, decay_mult=options.weight_decay)
+
+
+def _upgrade_inputs(message: Message, origin: Node | None) -> list[Node | None]:
+    """`input` with its shapes becomes an Input layer before all others; returns the place of that layer, if any.
+
+    Inputs without shapes are dropped where old weight files have them; in a text the layer will ask for them.
+    """
+    names, dims = list(message.input), list(message.input_dim)
+    shapes = [list(shape.dim) for shape in message.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
+    if shapes and (len(shapes) != len(names) or len(dims) % 4):
+        given = f"{len(message.input_shape)} input_shape" if message.input_shape else f"{len(dims)} input_dim"
+        raise ConfigError(
+            f"{len(names)} input with {given}; expected an input_shape, or 4 input_dim, for each", _where(origin)
+        )
+    for field in ("input", "input_dim", "input_shape"):
+        message.ClearField(field)
+    if not shapes and origin is None:
+        return []
+    upgraded = type(message)()
+    layer = upgraded.layer.add(name="input", type="Input", top=names)
+    for shape in shapes:
+        layer.input_param.shape.add(dim=shape)
+    upgraded.layer.extend(message.layer)
+    message.ClearField("layer")
+    message.MergeFrom(upgraded)
+    return [origin]
+
+
+def _upgrade_fields(layer: Message, origin: Node | None) -> None:
+    """Fields that moved or changed their name within the current format of layers."""
+    data_param = _DATA_PARAMS.get(layer.type)
+    if data_param and layer.HasField(data_param):
+        data = getattr(layer, data_param)
+        for name in _MOVED_TO_TRANSFORM:
+            if data.HasField(name):
+                setattr(layer.transform_param, name, getattr(data, name))
+                data.ClearField(name)
+    for param, old, new in _RENAMED:
+        if layer.HasField(param) and getattr(layer, param).HasField(old):
+            message = getattr(layer, param)
+            if message.HasField(new):
+                raise ConfigError(
+                    f"layer '{layer.name}': both '{new}' and the older '{old}' are given; keep '{new}'", _where(origin)
+                )
+            setattr(message, new, getattr(message, old))
+            message.ClearField(old)
+    loss = layer.loss_param
+    if loss.HasField("normalize"):
+        if not loss.HasField("normalization"):
+            loss.normalization = loss.VALID if loss.normalize else loss.BATCH_SIZE
+        loss.ClearField("normalize")
+    if layer.type == "BatchNorm":
+        for param in layer.param[:_BATCH_NORM_STATISTICS]:
+            param.lr_mult = param.decay_mult = 0

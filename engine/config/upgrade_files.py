@@ -1,0 +1,44 @@
+"""Nets, weights and solvers of older formats, written in the current one: Caffe's upgrade_net_proto_text,
+upgrade_net_proto_binary and upgrade_solver_proto_text.
+"""
+
+from __future__ import annotations
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from engine import proto
+from engine.config import read_net, read_solver
+from engine.config.upgrade import upgrade_net
+from engine.files import atomic_write
+from engine.weights.protobuf import read_message, write_message
+
+
+def upgrade_net_text(source: str, target: str) -> list[str]:
+    """Writes a net's prototxt in the current format, without comments; returns a line for each older format met.
+
+    Raises ConfigError, EngineError.
+    """
+    config = read_net(source)
+    _write_text(target, config.message)
+    return config.notes
+
+
+def upgrade_net_binary(source: str, target: str) -> list[str]:
+    """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError."""
+    net = read_message(source, proto.raw.NetParameter, "caffemodel")
+    _, notes = upgrade_net(net)
+    write_message(target, net)
+    return [f"{source}: {note}" for note in notes]
+
+
+def upgrade_solver_text(source: str, target: str) -> list[str]:
+    """The same for a solver: solver_type becomes type. The nets that it names stay as they are."""
+    config = read_solver(source)
+    _write_text(target, config.message)
+    return config.notes
+
+
+def _write_text(path: str, message: Message) -> None:
+    with atomic_write(path) as file:
+        file.write(text_format.MessageToString(message).encode())

@@ -1,0 +1,210 @@
+"""Connects a net to its data: opens the sources of its data layers and feeds it batch after batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.data import batch_size_of, open_data, source_of
+from engine.data.hdf5_output import HDF5Output
+from engine.data.readers.memory import MemoryReader
+from engine.errors import ConfigError, DataError
+from engine.watchdog.board import DATA
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import Config
+    from engine.data.data_source import DataSource
+    from engine.data.prefetch import Prefetcher
+    from engine.layers.base import Shape
+    from engine.net import Net
+
+
+@dataclass(frozen=True)
+class Fed:
+    """One batch for all data layers of a net; its arrays are valid until the next one is taken.
+
+    first_sample: its place among the samples of all ranks. size: samples in it, less than the net's batch at the end
+    of an epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops.
+    """
+
+    first_sample: int
+    size: int
+    keys: list[str]
+    arrays: dict[str, tuple[np.ndarray, ...]]
+    decoded: tuple[int, int] | None = None  # from when to when, nanoseconds of time.monotonic_ns()
+
+
+@dataclass
+class _Opened:
+    source: DataSource
+    batch_size: int
+
+
+class Feeder:
+    """The data of one net on one rank.
+
+        feeder = Feeder(config, TRAIN, seed, world())
+        net = Net(config, TRAIN, shapes_of=feeder.shapes_of)
+        feeder.start(iteration * samples_per_iteration)
+        for ...:
+            first_sample = feeder.next(net)
+            net.forward(step, first_sample)
+
+    A net without data layers (DummyData, Input) is fed nothing; its samples are counted all the same.
+    """
+
+    def __init__(self, config: Config, phase: int, seed: int, world: World, *, skip_bad_images: bool = False):
+        self._config, self._phase, self._seed = config, phase, seed
+        self._rank, self._ranks, self._board = world.rank, world.size, world.board
+        self._skip_bad_images = skip_bad_images
+        self._opened: dict[str, _Opened] = {}  # by layer
+        self._paths: dict[str, str] = {}
+        self._batches: dict[str, Prefetcher] = {}
+        self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
+        self._keys: list[str] = []  # of the batch in use
+        self._files: dict[str, HDF5Output] = {}  # by layer
+        self.decoded: tuple[int, int] | None = None  # when the batch in use was, see Fed
+
+    def shapes_of(self, message: Any, where: str) -> list[Shape]:
+        """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
+        if message.name not in self._opened:
+            size = batch_size_of(message, where)
+            source = open_data(
+                message, self._phase, self._seed, where, self._skip_bad_images, rank=self._rank, ranks=self._ranks
+            )
+            self._opened[message.name] = _Opened(source, size)
+            self._paths[message.name] = source_of(message)
+        opened = self._opened[message.name]
+        return opened.source.top_shapes(opened.batch_size)
+
+    def shapes_for(self, size: int) -> Callable[[Any, str], list[Shape]]:
+        """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
+
+        def shapes_of(message: Any, where: str) -> list[Shape]:
+            self.shapes_of(message, where)
+            return self._opened[message.name].source.top_shapes(size)
+
+        return shapes_of
+
+    def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray) -> None:
+        """Sets what a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,). Raises
+        DataError."""
+        reader = self._opened[layer].source.reader if layer in self._opened else None
+        if not isinstance(reader, MemoryReader):
+            raise DataError(f"the net has no MemoryData layer '{layer}'", self._config.path)
+        reader.set(data, labels)
+
+    def connect(self, net: Net) -> None:
+        """Makes the net's HDF5Output layers write their bottoms after every forward. Raises ConfigError, DataError."""
+        for layer in net.sinks:
+            if layer.name not in self._files:
+                self._files[layer.name] = HDF5Output(layer.message, layer.where, self._rank, self._ranks)
+        net.on_forward = self._write
+
+    def _write(self, net: Net) -> None:
+        for layer in net.sinks:
+            self._files[layer.name].write([net.tensors[blob].get().reshape(blob.shape) for blob in layer.bottoms])
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one batch of one rank, of the first data layer; 0 if there is none."""
+        return next((opened.batch_size for opened in self._opened.values()), 0)
+
+    @property
+    def size(self) -> int:
+        """Items in the source of the first data layer; 0 if there is none."""
+        return next((opened.source.size for opened in self._opened.values()), 0)
+
+    @property
+    def sources(self) -> list[str]:
+        """What is read, for messages: "layer 'data' (train_lmdb)"."""
+        return [f"layer '{name}'" + (f" ({path})" if path else "") for name, path in self._paths.items()]
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Key -> reason of the undecodable images that were skipped on this rank."""
+        return {key: why for opened in self._opened.values() for key, why in opened.source.skipped.items()}
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long this rank has waited for data since start()."""
+        return sum(batches.wait_seconds for batches in self._batches.values())
+
+    def start(self, start: int = 0) -> None:
+        """Endless batches from sample `start` on, counted over all ranks in samples of the first data layer."""
+        self.stop()
+        for name, opened in self._opened.items():
+            # Layers with other batch sizes are as many batches ahead as the first.
+            begin = start * opened.batch_size // self.batch_size
+            self._batches[name] = opened.source.batches(opened.batch_size, self._rank, self._ranks, begin)
+        self._begin, self._taken = start, 0
+
+    def start_epoch(self) -> None:
+        """Every item exactly once over all ranks, then take() gives None. Raises ConfigError if the layers disagree."""
+        self.stop()
+        extents = {(opened.source.size, opened.batch_size) for opened in self._opened.values()}
+        if len(extents) > 1:
+            raise ConfigError(
+                f"the net's data layers differ in size or batch size, so that it has no epoch: {sorted(extents)}",
+                self._config.path,
+            )
+        for name, opened in self._opened.items():
+            self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
+
+    @property
+    def running(self) -> bool:
+        """Between start() and stop(), of a net that has data layers."""
+        return bool(self._batches)
+
+    def take(self) -> Fed | None:
+        """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
+        self._board.enter(DATA)
+        taken = {name: next(batches, None) for name, batches in self._batches.items()}
+        self._taken += 1
+        if any(batch is None for batch in taken.values()):
+            return None
+        first = next(iter(taken.values()), None)
+        arrays = {name: self._opened[name].source.tops(batch) for name, batch in taken.items()}
+        if first is None:
+            return Fed(self._begin + (self._taken - 1) * self._ranks + self._rank, 0, [], arrays)
+        return Fed(first.first_sample, first.size, first.keys, arrays, first.decoded)
+
+    def feed(self, net: Net, fed: Fed) -> None:
+        """Points the net's inputs at a batch, which the executor reads in place."""
+        for layer in net.graph.layers:
+            for top, values in zip(layer.tops, fed.arrays.get(layer.name, ()), strict=False):
+                net.feed(top, values)
+        self._keys, self.decoded = fed.keys, fed.decoded
+
+    def next(self, net: Net) -> int:
+        """Feeds the next of the endless batches; returns its first sample's number."""
+        fed = self.take()
+        self.feed(net, fed)
+        return fed.first_sample
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the samples in use, of the first data layer."""
+        return list(self._keys)
+
+    def describe_batch(self) -> str:
+        """The keys of the batch in use, for messages: "The batch holds keys 'a.jpg', ... and 29 more. ", or ""."""
+        if not self._keys:
+            return ""
+        more = f" and {len(self._keys) - 3} more" if len(self._keys) > 3 else ""
+        return f"The batch holds keys {', '.join(repr(key) for key in self._keys[:3])}{more}. "
+
+    def stop(self) -> None:
+        """Ends the decoding threads; start() begins anew."""
+        for batches in self._batches.values():
+            batches.close()
+        self._batches = {}
+
+    def close(self) -> None:
+        self.stop()
+        for file in self._files.values():
+            file.close()

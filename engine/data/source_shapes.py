@@ -1,0 +1,60 @@
+"""Shapes of data layers without a feeder, for the verbs that need no data: `engine check` and `engine time`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from engine.data import batch_size_of, open_data, shapes_without_data
+from engine.data.registry import find_reader
+from engine.errors import ConfigError, EngineError, shape_text
+from engine.layers.base import Shape
+
+# Of one item, where nothing tells: by a word in the source's name (public data sets), the first that fits.
+KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)}
+UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
+
+
+class SourceShapes:
+    """For build(): from the source where it is, else from the layer's parameters, which `note` is told.
+
+    batch_size: instead of the layers' own, if it is not 0.
+    """
+
+    def __init__(self, phase: int, note: Callable[[str], None], batch_size: int = 0):
+        self._phase, self._note, self._batch_size = phase, note, batch_size
+
+    def __call__(self, message: Any, where: str) -> list[Shape]:
+        """Shapes of the tops, batch included. Raises ConfigError if nothing tells them."""
+        reader = find_reader(message.type, where)
+        shapes = self._of_item(message, where, reader.source_of(message))
+        batch_size = batch_size_of(message, where)
+        return reader.top_shapes(shapes, self._batch_size or batch_size)[: len(message.top)]
+
+    def _of_item(self, message: Any, where: str, source: str) -> tuple[Shape, ...]:
+        if os.path.exists(source.replace("%#", "0").replace("%*", "1")):
+            return self._of_source(message, where)
+        try:
+            shapes, why = shapes_without_data(message, where), "taking data of"
+        except ConfigError:  # no crop, no resize, no mean file: only the source knows
+            rest = [()] * max(1, len(message.top) - 1)
+            shapes = (_usual(message.type, source), *rest)
+            why = "nothing else tells the size of its items, assuming"
+        if source:
+            self._note(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
+        return shapes
+
+    def _of_source(self, message: Any, where: str) -> tuple[Shape, ...]:
+        try:
+            return open_data(message, self._phase, 1, where).shapes
+        except ConfigError:
+            raise
+        except EngineError as error:  # so that it is found together with the other errors of the net
+            raise ConfigError(str(error).removeprefix(f"{where}: "), where) from None
+
+
+def _usual(layer_type: str, source: str) -> Shape:
+    if layer_type == "HDF5Data":
+        return UNKNOWN_ROW
+    return next((shape for word, shape in KNOWN_SETS.items() if word in source.lower()), UNKNOWN_PICTURE)

@@ -1,0 +1,149 @@
+"""`engine compare`: where two trained nets, or one net in two precisions, begin to differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.config import Config
+from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError, shape_text
+from engine.inference.trained import load
+from engine.net import Net
+from engine.report.table import table
+from engine.weights import read_caffemodel, read_solverstate
+
+HEADER = ("layer", "", "shape", "largest difference", "of largest value", "relative")
+Arrays = dict[tuple[str, str], np.ndarray]  # by layer and what of it
+
+
+@dataclass
+class Difference:
+    """Of one array. largest: of |a - b|; scale: the largest |a|. What is not finite in one only is infinitely far."""
+
+    layer: str
+    what: str
+    shape: tuple[int, ...]
+    largest: float
+    scale: float
+
+    @property
+    def relative(self) -> float:
+        return self.largest / self.scale if self.scale else (math.inf if self.largest else 0.0)
+
+
+@dataclass
+class Comparison:
+    """differences: in the order of a's layers. alone: what only one of the two has."""
+
+    differences: list[Difference]
+    alone: list[str]
+
+    def first_beyond(self, tolerance: float) -> Difference | None:
+        """The first whose relative difference is more than the tolerance."""
+        return next((each for each in self.differences if each.relative > tolerance), None)
+
+
+def compare_files(a: str, b: str) -> Comparison:
+    """Two caffemodels, layer by layer, or the histories of two solverstates.
+
+    Raises WeightsError, ConfigError if shapes differ or nothing is in both.
+    """
+    read = _histories if ".solverstate" in a else _weights
+    return _compare(read(a), read(b), (a, b))
+
+
+def compare_nets(
+    nets: tuple[Config, Config],
+    weights: tuple[Sequence[str], Sequence[str]],
+    phase: int,
+    precision: str = "fp32",
+    seed: int = 1,
+) -> Comparison:
+    """Every top of one forward pass on the same synthetic input; the second net in `precision`.
+
+    weights: files for each; without any, both have the values of their fillers. Raises ConfigErrors, WeightsError.
+    """
+    a, b = (_run(*each, phase, seed) for each in zip(nets, weights, ("fp32", precision), strict=True))
+    return _compare(a, b, (nets[0].path, nets[1].path))
+
+
+def _run(config: Config, weights: Sequence[str], precision: str, phase: int, seed: int) -> Arrays:
+    state = config.message.state
+    net = Net(
+        config,
+        phase,
+        level=state.level,
+        stages=state.stage,
+        shapes_of=SourceShapes(phase, config.notes.append),
+        passes=frozenset(),
+        keep_all=True,
+        precision=precision,
+    )
+    load(net, weights)
+    random = np.random.default_rng(seed)
+    for blob in net.inputs:
+        # Labels, which have no axis but the samples, are class 0.
+        values = random.standard_normal(blob.shape) if len(blob.shape) > 1 else np.zeros(blob.shape)
+        net.feed(blob, values.astype(np.float32))
+    net.forward()
+    return {
+        (layer.name, f"top {top.name}"): net.tensors[top].get().reshape(top.shape)
+        for layer in net.graph.layers
+        for top in layer.tops
+        if layer.type not in ("Split", "Cast") and layer.bottoms
+    }
+
+
+def _weights(path: str) -> Arrays:
+    models = read_caffemodel(path)
+    return {(layer, f"blob {i}"): v for layer, blobs in models.items() for i, v in enumerate(blobs) if v is not None}
+
+
+def _histories(path: str) -> Arrays:
+    return {("history", str(i)): values for i, values in enumerate(read_solverstate(path).history)}
+
+
+def _compare(a: Arrays, b: Arrays, sources: tuple[str, str]) -> Comparison:
+    alone = [f"{layer}, {what}" for layer, what in (*a, *b) if ((layer, what) in a) != ((layer, what) in b)]
+    found = []
+    for (layer, what), values in a.items():
+        other = b.get((layer, what))
+        if other is None:
+            continue
+        if values.size != other.size:
+            shapes = f"{shape_text(values.shape)} in {sources[0]}, {shape_text(other.shape)} in {sources[1]}"
+            raise ConfigError(f"layer '{layer}', {what}: {shapes}")
+        found.append(_difference(layer, what, values, other.reshape(values.shape)))
+    if not found:
+        raise ConfigError(f"{sources[0]} and {sources[1]} have nothing in common")
+    return Comparison(found, alone)
+
+
+def _difference(layer: str, what: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    with np.errstate(invalid="ignore"):
+        gaps = np.abs(np.float64(a) - b)
+    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, gaps)
+    gaps = np.where(np.isnan(gaps), math.inf, gaps)
+    finite = np.abs(a[np.isfinite(a)])
+    largest, scale = (float(values.max()) if values.size else 0.0 for values in (gaps, finite))
+    return Difference(layer, what, a.shape, largest, scale)
+
+
+def to_text(comparison: Comparison, tolerance: float) -> str:
+    """The table, what only one has, and the first that differs."""
+    rows = [
+        (d.layer, d.what, shape_text(d.shape), f"{d.largest:.3g}", f"{d.scale:.3g}", f"{d.relative:.2g}")
+        for d in comparison.differences
+    ]
+    lines = [table(HEADER, rows, "<<<>>>")]
+    if comparison.alone:
+        lines.append(f"only in one of the two: {'; '.join(comparison.alone)}")
+    first, limit = comparison.first_beyond(tolerance), f"by more than {tolerance:g}" if tolerance else "at all"
+    lines.append(
+        f"the first that differs {limit}: {first.layer}, {first.what}" if first else f"nothing differs {limit}"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""This machine: its cores, the launcher that started this process, precision, and the loading of the C++ extension."""

@@ -1,0 +1,29 @@
+"""The C++ extension, engine.host._ext, with oneDNN's library loaded before it. Everything imports it from here."""
+
+import importlib
+import signal
+import threading
+
+from engine.host import _dnnl
+
+
+def _initialise() -> None:
+    """An interrupt in the middle of a C++ module's initialisation would abort, or look like a defect: it waits."""
+    came = []
+    handler = signal.getsignal(signal.SIGINT)
+    waits = callable(handler) and threading.current_thread() is threading.main_thread()
+    if waits:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        importlib.import_module("engine.host._ext")
+    finally:
+        if waits:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(came[0], None)
+
+
+_dnnl.preload()
+_initialise()
+
+from engine.host._ext import *  # noqa: E402, F403

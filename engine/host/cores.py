@@ -1,0 +1,144 @@
+"""Divides the cores of a host among its ranks, unless the user or the launcher has done so."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.host.ranks import Ranks
+
+# How long an idle thread of libgomp spins before it sleeps: libgomp's own value for oversubscribed cores (here they
+# also run communication servers, decoding threads, other ranks); its default is 300 times that. With two ranks of two
+# threads on two cores, the forward pass of a small net takes 1.5 ms instead of 280.
+SPIN_COUNT = "1000"
+
+
+def limit_spinning() -> None:
+    """Sets GOMP_SPINCOUNT. To be called before libgomp is loaded, which reads the variable once, and may bind this
+    thread."""
+    own_cores()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def share_cores(world: Ranks) -> None:
+    """Collective. Sets OMP_NUM_THREADS, unless it is set, so that the ranks of a host do not compute on the same cores.
+
+    To be called before the extension is loaded.
+    """
+    mine, everyone = host_and_cores(), all_hosts_and_cores(world)
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(threads_for(mine, everyone))
+
+
+@functools.cache
+def own_cores() -> tuple[int, ...]:
+    """The cores that this process was given. With OMP_PROC_BIND libgomp then binds the first thread to fewer, which
+    threads that it starts inherit: hence asked once, before."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def helper_cores() -> tuple[int, ...]:
+    """For threads that do not compute: the cores to which OpenMP binds no thread that does, all if there are no others;
+    () where it binds none. To be called by the thread that computes, for it makes its team of threads.
+    """
+    from engine.host import _core
+
+    cores, bound = own_cores(), set(_core.bound_cores())
+    return (tuple(sorted(set(cores) - bound)) or cores) if bound else ()
+
+
+def sit_on(cores: Sequence[int]) -> None:
+    """Pins the calling thread; () leaves it where it is."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def host_and_cores() -> tuple[str, tuple[int, ...]]:
+    """This rank's host name and cores."""
+    return platform.node(), own_cores()
+
+
+def all_hosts_and_cores(world: Ranks) -> list[tuple[str, tuple[int, ...]]]:
+    """Collective. (host, cores) of all ranks, in order."""
+    return world.broadcast_object(world.gather(host_and_cores()))
+
+
+def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]]) -> int:
+    """Threads of a rank: its cores, divided by the number of ranks that are allowed the same ones."""
+    return max(1, len(mine[1]) // everyone.count(mine))
+
+
+def core_plan(
+    mine: tuple[str, tuple[int, ...]],
+    everyone: list[tuple[str, tuple[int, ...]]],
+    *,
+    threads: int,
+    servers: int,
+    server_cores: tuple[int, ...] | None,
+    decoders: int,
+    bound: Sequence[int] = (),
+) -> tuple[str, str]:
+    """Who runs where on this rank, as a line for the log, and a warning, or "".
+
+    mine, everyone: as for threads_for. threads: that compute, per rank. servers: for communication, on server_cores or
+    where the system puts them. decoders: data threads; they sleep unless batches are missing. bound: the cores to which
+    OpenMP binds the threads that compute.
+    """
+    cores, sharers = mine[1], everyone.count(mine)
+    spare = sorted(set(cores) - set(bound)) if bound else []
+    helpers = f" (on {ranges(spare)})" if spare else ""
+    where = f" (pinned to {ranges(server_cores)})" if server_cores else helpers or " (not pinned)"
+    parts = [_count(threads, "compute thread") + (f" (bound to {ranges(bound)})" if bound else "")]
+    parts += [_count(servers, "communication server") + where] if servers else []
+    parts += [_count(decoders, "decoding thread") + helpers] if decoders else []
+    among = f", shared by {sharers} ranks" if sharers > 1 else ""
+    line = f"Cores {ranges(cores)}{among}; on this rank {', '.join(parts)}"
+    computing = threads * sharers
+    if computing > len(cores):
+        fit = max(1, len(cores) // sharers)
+        return line, f"{computing} compute threads on {len(cores)} cores slow each other down: OMP_NUM_THREADS={fit}"
+    if servers and (computing == len(cores) or not set(server_cores or cores) - set(bound or cores[:computing])):
+        advice = f"OMP_NUM_THREADS={threads - 1} and comm_param {{ affinity }}" if threads > 1 else "start fewer ranks"
+        return line, (
+            "communication servers share cores with compute threads; if there are many cores, leave some free: "
+            f"{advice}"
+        )
+    return line, ""
+
+
+def clash(world: Ranks) -> str:
+    """Collective. A warning where OpenMP binds the threads of two ranks to the same core, or ""."""
+    from engine.host import _core
+
+    mine = platform.node(), tuple(_core.bound_cores())
+    taken: dict[tuple[str, int], int] = {}
+    for rank, (host, cores) in enumerate(world.broadcast_object(world.gather(mine))):
+        for core in cores:
+            first = taken.setdefault((host, core), rank)
+            if first != rank:
+                return (
+                    f"ranks {first} and {rank} both compute on core {core} of {host}, to which OMP_PROC_BIND binds "
+                    "them: let the launcher give each rank its cores (srun --cpus-per-task, mpiexec -bind-to), or "
+                    "unset OMP_PROC_BIND"
+                )
+    return ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,1 @@
+"""Trained nets at work: scores over a test set, classification, features."""

@@ -1,0 +1,135 @@
+"""`engine classify`: the most likely classes of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine import proto
+from engine.config import Config
+from engine.data.decode import BGR, GRAY, ImageError, decode_bytes
+from engine.data.keyed_random import KeyedRandom
+from engine.data.mean import read_mean
+from engine.data.source_shapes import SourceShapes
+from engine.data.transform import Transformer
+from engine.errors import ConfigError, DataError, shape_text
+from engine.inference.deploy import deploy, input_layer
+from engine.inference.trained import load
+from engine.net import Net
+from engine.report.log import warn
+
+_RESIZES = ("resize_param", "random_resize_param", "random_aspect_ratio_param")
+
+
+@dataclass
+class Preprocessing:
+    """What becomes of a picture; of a net with a data layer, what is not said here is that layer's transform_param.
+
+    images_dim: (height, width) to resize to before the centre is cropped; None: the net's input. mean_value: one or one
+    for each channel (B, G, R); a mean_file of another size than images_dim serves by its channels' means.
+    """
+
+    images_dim: tuple[int, int] | None = None
+    mean_file: str = ""
+    mean_value: list[float] = field(default_factory=list)
+    input_scale: float | None = None
+
+
+class Classifier:
+    """A trained net on one picture at a time. Raises ConfigError, DataError, WeightsError."""
+
+    def __init__(self, config: Config, weights: Sequence[str], preprocessing: Preprocessing):
+        source = input_layer(config)
+        shape = _input_shape(config, source)
+        self._shape = shape[1:]
+        self._net = Net(deploy(config, (1, *self._shape)), proto.TEST)
+        load(self._net, weights)
+        transform = proto.TransformationParameter()
+        if source is not None:
+            transform.CopyFrom(source.transform_param)
+        self._transformer = Transformer(_transform_param(transform, preprocessing, self._shape), proto.TEST)
+        if len(self._net.graph.outputs) != 1:
+            names = ", ".join(blob.name for blob in self._net.graph.outputs)
+            raise ConfigError(f"expected one output, the scores of the classes; got {names}", config.path)
+
+    def scores(self, picture: str) -> np.ndarray:
+        """(classes,) float32 of the net's only output."""
+        try:
+            content = Path(picture).read_bytes()
+            pixels = np.empty(self._shape, np.float32)
+            self._transformer.apply(
+                decode_bytes(content, GRAY if self._shape[0] == 1 else BGR), KeyedRandom(0, 0, 0), pixels
+            )
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", picture) from None
+        except ImageError as error:
+            raise DataError(str(error), picture) from None
+        self._net.feed(self._net.inputs[0], pixels[np.newaxis])
+        (scores,) = self._net.forward().values()
+        return scores.ravel()
+
+
+def read_labels(path: str) -> list[str]:
+    """A class on each line. Raises DataError."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the labels: {getattr(error, 'strerror', None) or error}", path) from None
+
+
+def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator[tuple[float, str]]:
+    """(score, label or number) of the highest `count`, the highest first. Raises DataError for too few labels."""
+    if labels and len(labels) != scores.size:
+        raise DataError(f"{len(labels)} labels for a net of {scores.size} classes")
+    for index in np.argsort(-scores, kind="stable")[:count]:
+        yield float(scores[index]), labels[index] if labels else str(index)
+
+
+def _input_shape(config: Config, source) -> tuple[int, ...]:
+    """(n, c, h, w): of the Input, or of what the data layer gives, whose source need not be there."""
+    if source is None:
+        layer = next(layer for layer in config.message.layer if layer.type == "Input")
+        shape = tuple(layer.input_param.shape[0].dim) if layer.input_param.shape else ()
+    else:
+        shape = tuple(SourceShapes(proto.TEST, warn)(source, config.path)[0])
+    if len(shape) != 4 or shape[1] not in (1, 3):
+        raise ConfigError(f"expected an input of pictures, n x 1 or 3 x h x w; got {shape_text(shape)}", config.path)
+    return shape
+
+
+def _transform_param(own, asked: Preprocessing, shape: tuple[int, ...]):
+    """The net's own transform_param with what was asked for in its place."""
+    param = type(own)()
+    param.CopyFrom(own)
+    _, height, width = shape
+    dims = asked.images_dim
+    if dims is None and not any(param.HasField(field) for field in _RESIZES):
+        dims = _own_dims(own) or (height, width)
+    if dims:
+        for field in _RESIZES:
+            param.ClearField(field)
+        param.resize_param.height, param.resize_param.width = dims
+    param.crop_h, param.crop_w = height, width
+    if asked.input_scale is not None:
+        param.scale = asked.input_scale
+    if asked.mean_value or asked.mean_file:
+        param.ClearField("mean_file")
+        del param.mean_value[:]
+        param.mean_value.extend(asked.mean_value)
+    mean_file = asked.mean_file or param.mean_file
+    if mean_file:
+        mean = read_mean(mean_file)
+        param.ClearField("mean_file")
+        if dims and mean.shape[1:] == tuple(dims):
+            param.mean_file = mean_file
+        else:
+            param.mean_value.extend(float(value) for value in mean.mean(axis=(1, 2)))
+    return param
+
+
+def _own_dims(own) -> tuple[int, int] | None:
+    """The size of a net's mean image, which is that of the pictures that it was trained on."""
+    return read_mean(own.mean_file).shape[1:] if own.mean_file else None

@@ -1,0 +1,200 @@
+"""Tests a net: averages its outputs over a number of batches, or over the whole set exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.data.feeder import Fed, Feeder
+from engine.errors import ConfigError
+from engine.graph.build import TEST
+from engine.net import WATCHED, Net
+from engine.report.average_precision import Detections
+from engine.report.log import log
+from engine.report.metrics import Averages, output_lines
+from engine.report.progress import Progress
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import Config
+    from engine.layers.base import Layer
+
+Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
+
+
+class Evaluator:
+    """A net, its data and the ranks that share the work.
+
+    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; results are summed in the order of k.
+    So the result does not depend on the number of ranks. share: the train net whose weights are tested.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        phase: int = TEST,
+        *,
+        world: World,
+        share: Net | None = None,
+        seed: int = 1,
+        skip_bad_images: bool = False,
+        precision: str = "fp32",
+        every_blob: bool = False,
+        feeder: Callable[..., Feeder] = Feeder,
+        ap_version: str = "Integral",
+        show_per_class: bool = False,
+        index: int = 0,
+    ):
+        """config: level and stages are those of its `state`. every_blob, feeder: as Solver's. ap_version: how the
+        average precision of detectors is computed; show_per_class: also for each class. index: among the test nets of a
+        solver. Raises ConfigErrors, DataError."""
+        self.world = world
+        self.feeder = feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
+        self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
+        self._options = {**WATCHED, "gradients": True} if every_blob else {}
+        self.net = self._make_net(self.feeder.shapes_of, share)
+        self.number = index + 1
+        self.net.set_board(world.board, self.number, self.feeder.sources)
+        self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
+        self._ap_version, self._show_per_class = ap_version, show_per_class
+        self._detectors = {
+            layer.tops[0].name: layer
+            for layer in self.net.graph.layers
+            if layer.type in _ADD_DETECTIONS and layer.tops[0] in self.net.graph.outputs
+        }
+
+    def _make_net(self, shapes_of, share: Net | None, before: Net | None = None) -> Net:
+        state = self._config.message.state
+        net = Net(
+            self._config,
+            self._phase,
+            level=state.level,
+            stages=state.stage,
+            seed=self._seed,
+            share=share,
+            before=before,
+            shapes_of=shapes_of,
+            precision=self._precision,
+            **self._options,
+        )
+        self.feeder.connect(net)
+        return net
+
+    def rebuild_net(self, config: Config) -> Net:
+        """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
+        self._config, self._small = config, None
+        self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)
+        return self.net
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the outputs that are losses, by name."""
+        return {top: weight for _, top, weight in self.net.losses()}
+
+    def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
+        """Collective. The averages over `iterations` batches; with None over every sample once, each weighted alike.
+
+        on_batch(k, outputs) is called on rank 0, in the order of k: at once on one rank, at the end on several.
+        Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
+        """
+        if iterations is None and not self.feeder.size:
+            raise ConfigError(
+                "the net has no data source whose end could be reached; give --iterations", self._config.path
+            )
+        mine = []
+        self.world.board.net(self.number)
+        for net in [self.net, self._small[1]] if self._small else [self.net]:
+            net.program.parameters_changed()  # by training
+        try:
+            for k, size, outputs in self._batches(iterations):
+                mine.append((k, size, outputs))
+                if on_batch and self.world.size == 1:
+                    on_batch(k, {name: value for name, value in outputs.items() if name not in self._detectors})
+        finally:
+            self.feeder.stop()
+        result = self._merge(mine, on_batch if self.world.size > 1 else None)
+        self.world.board.net(0)
+        return result
+
+    def _batches(self, iterations: int | None) -> Iterator[tuple[int, int, Outputs]]:
+        """(k, samples, outputs) of this rank's batches."""
+        rank, ranks = self.world.rank, self.world.size
+        if iterations is None:
+            self.feeder.start_epoch()
+            total = -(-self.feeder.size // self.feeder.batch_size)
+        else:
+            self.feeder.start()
+            total = iterations
+        with Progress("Testing", total) as progress:
+            k = rank
+            while iterations is None or k < iterations:
+                fed = self.feeder.take()
+                if fed is None:
+                    return
+                yield k, fed.size or 1, self._forward(fed, k)
+                progress.update(min(k + ranks, total))
+                k += ranks
+
+    def _forward(self, fed: Fed, k: int) -> Outputs:
+        net = self.net if fed.size == self.feeder.batch_size else self._net_for(fed.size)
+        self.feeder.feed(net, fed)
+        outputs = net.forward(k, fed.first_sample)
+        makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
+        return {
+            name: value if name in self._detectors else _over_samples(value, fed.size, makers[name].type)
+            for name, value in outputs.items()
+        }
+
+    def _net_for(self, size: int) -> Net:
+        if self._small is None or self._small[0] != size:
+            self._small = size, self._make_net(self.feeder.shapes_for(size), self.net)
+            self._small[1].set_board(self.world.board, self.number, self.feeder.sources)
+        return self._small[1]
+
+    def _merge(self, mine: list[tuple[int, int, Outputs]], on_batch: Callable[[int, Outputs], None] | None) -> Outputs:
+        parts = self.world.gather(mine)
+        result = None
+        if parts is not None:
+            averages, detections = Averages(), {name: Detections() for name in self._detectors}
+            for k, size, outputs in sorted((batch for part in parts for batch in part), key=lambda batch: batch[0]):
+                for name, layer in self._detectors.items():
+                    _ADD_DETECTIONS[layer.type](detections[name], layer, outputs.pop(name))
+                averages.add(outputs, size)
+                if on_batch:
+                    on_batch(k, outputs)
+            result = {**averages.result(), **self._precisions(detections)}
+        return self.world.broadcast_object(result)
+
+    def _precisions(self, detections: dict[str, Detections]) -> Outputs:
+        """The mean average precision of each detector, by the name of its top; then, if asked for, of its classes."""
+        result = {}
+        for name, found in detections.items():
+            result[name] = np.array([found.mean(self._ap_version)])
+            if self._show_per_class:
+                for label, value in found.average_precisions(self._ap_version).items():
+                    result[f"{name}_class{label}"] = np.array([value])
+        return result
+
+    def log_outputs(self, values: Outputs) -> None:
+        """Caffe's lines of a test in training."""
+        for line in output_lines("Test", values, self.loss_weights):
+            log(line)
+
+    def close(self) -> None:
+        self.feeder.close()
+
+
+_ADD_DETECTIONS: dict[str, Callable[[Detections, Layer, np.ndarray], None]] = {
+    "DetectionEvaluate": lambda found, layer, value: found.add_rows(value),
+    "EvalDetection": lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class),
+}
+
+
+def _over_samples(value: np.ndarray, size: int, layer_type: str) -> np.ndarray:
+    """Outputs with a row for each sample are averaged over the batch, since batches can differ in size; a loss, or the
+    accuracies by class, are averages already."""
+    value = np.asarray(value, np.float64)
+    by_sample = value.ndim > 0 and value.shape[0] == size and layer_type != "Accuracy"
+    return (value.mean(axis=0) if by_sample else value).ravel()

@@ -1,0 +1,109 @@
+"""`engine extract_features`: blobs of a trained net, sample by sample, into LMDBs or an .npz."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from engine import proto
+from engine.comm.world import World
+from engine.config import Config
+from engine.data.feeder import Feeder
+from engine.data.lmdb_writer import check_new, new_lmdb
+from engine.errors import ConfigError
+from engine.files import atomic_write
+from engine.inference.trained import load
+from engine.net import Net
+
+Progress = Callable[[int, int], None]
+
+
+def extract_features(
+    config: Config,
+    weights: Sequence[str],
+    blobs: Sequence[str],
+    outputs: Sequence[str],
+    batches: int,
+    *,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Runs the net's phase TEST over its first `batches` batches; returns blob -> shape of what was written.
+
+    outputs: an .npz for all blobs, which holds (samples, ...) float32 under each blob's name; or an LMDB for each,
+    Datums of float_data under keys 0000000000, 0000000001, ..., as Caffe's tool of the same name writes them.
+    Raises ConfigError, DataError, WeightsError.
+    """
+    archive = outputs[0] if len(outputs) == 1 and outputs[0].endswith(".npz") else None
+    if archive is None:
+        if len(outputs) != len(blobs):
+            raise ConfigError(f"{len(blobs)} blobs for {len(outputs)} LMDBs; name one for each, or a single .npz")
+        for output in outputs:
+            check_new(output)
+    with contextlib.closing(_features(config, weights, blobs, batches, seed, progress)) as features:
+        return _write_npz(archive, blobs, features) if archive else _write_lmdbs(outputs, blobs, features)
+
+
+def _features(
+    config: Config, weights: Sequence[str], blobs: Sequence[str], batches: int, seed: int, progress: Progress | None
+) -> Iterator[list[np.ndarray]]:
+    """The blobs' values after each batch, valid until the next."""
+    with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:
+        state = config.message.state
+        # Neither fused nor in shared memory: every blob that the file names is there.
+        net = Net(
+            config,
+            proto.TEST,
+            level=state.level,
+            stages=state.stage,
+            seed=seed,
+            shapes_of=feeder.shapes_of,
+            passes=frozenset(),
+            keep_all=True,
+        )
+        load(net, weights)
+        known = dict.fromkeys(top for layer in config.message.layer for top in layer.top if top in net.blobs)
+        for blob in blobs:
+            if blob not in known:
+                raise ConfigError(f"no blob '{blob}'; known: {', '.join(known)}", config.path)
+        feeder.start()
+        for batch in range(batches):
+            net.forward(batch, feeder.next(net))
+            views = [net.blobs[blob] for blob in blobs]
+            yield [view.data.reshape(view.shape or (1,)) for view in views]
+            if progress:
+                progress(batch + 1, batches)
+
+
+def _write_npz(path: str, blobs: Sequence[str], features: Iterator[list[np.ndarray]]) -> dict[str, tuple[int, ...]]:
+    found = {
+        blob: np.concatenate(values)
+        for blob, values in zip(
+            blobs, zip(*([v.copy() for v in batch] for batch in features), strict=True), strict=True
+        )
+    }
+    with atomic_write(path) as file:
+        np.savez(file, **found)
+    return {blob: values.shape for blob, values in found.items()}
+
+
+def _write_lmdbs(
+    paths: Sequence[str], blobs: Sequence[str], features: Iterator[list[np.ndarray]]
+) -> dict[str, tuple[int, ...]]:
+    counts, shapes = [0] * len(blobs), [()] * len(blobs)
+    with contextlib.ExitStack() as stack:
+        puts = [stack.enter_context(new_lmdb(path)) for path in paths]
+        for batch in features:
+            for i, values in enumerate(batch):
+                shapes[i] = values.shape[1:]
+                for value in values:
+                    puts[i](f"{counts[i]:010d}".encode(), _datum(value).SerializeToString())
+                    counts[i] += 1
+    return {blob: (count, *shape) for blob, count, shape in zip(blobs, counts, shapes, strict=True)}
+
+
+def _datum(value: np.ndarray):
+    channels, height, width = (*value.shape, 1, 1, 1)[:3] if value.ndim <= 3 else (value.size, 1, 1)
+    return proto.Datum(channels=channels, height=height, width=width, float_data=value.ravel())

@@ -1,0 +1,126 @@
+"""What a layer's `lower` sees while the graph becomes a program: tensors of blobs, parameters, a way to add ops."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigError, EngineError
+from engine.layers.base import Blob, Layer, Parameter, Shape
+
+if TYPE_CHECKING:
+    from engine.host._core import Program, Tensor
+
+
+class Builder:
+    """Collects the ops of one net. shared: (layer name, index) of parameters -> tensors of an earlier program: a test
+    net reads the train net's weights. summed: parameters with several writers, each of which adds to the gradient."""
+
+    def __init__(
+        self,
+        program: Program,
+        shared: dict[tuple[str, int], Tensor] | None = None,
+        summed: Collection[Parameter] = (),
+        plain_parameters: bool = False,
+    ):
+        self.program = program
+        self.shared = shared or {}
+        self.summed = summed
+        self.plain_parameters = plain_parameters
+        self.tensors: dict[Blob, Tensor] = {}
+        self.params: dict[Parameter, Tensor] = {}
+        self.inputs: dict[Blob, Tensor] = {}
+        self.op_params: list[list[Parameter]] = []  # owners, op by op
+        self.layer_of_op: list[Layer] = []
+        self.type_of_op: list[str] = []
+
+    def tensor(self, blob: Blob) -> Tensor:
+        """The tensor of a blob that an earlier layer made."""
+        return self.tensors[blob]
+
+    def set(self, blob: Blob, tensor: Tensor) -> None:
+        self.tensors[blob] = tensor
+
+    def input(self, blob: Blob) -> Tensor:
+        """A blob that comes from outside (data, labels): float32, row-major, pointed at the caller's memory before
+        each run."""
+        tensor = self.program.input(blob.name, list(blob.shape), blob.needs_gradient)
+        self.inputs[blob] = self.tensors[blob] = tensor
+        return tensor
+
+    def parameter(self, parameter: Parameter) -> Tensor:
+        """The tensor of a parameter, one for all that share it."""
+        owner = parameter.owner or parameter
+        if owner not in self.params:
+            known = self.shared.get((owner.layer, owner.index))
+            if known is not None:
+                if tuple(known.shape) != tuple(owner.shape):
+                    raise ConfigError(
+                        f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
+                        f"shares has {tuple(known.shape)}"
+                    )
+                self.program.share(known)
+                self.params[owner] = known
+            else:
+                tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)
+                if tensor.diff is not None:
+                    tensor.diff.accumulate = owner in self.summed  # known before the first of its ops is built
+                if self.plain_parameters:
+                    tensor.decide_plain()
+                self.params[owner] = tensor
+        return self.params[owner]
+
+    def has(self, type: str) -> bool:
+        """Whether the extension has an op of that type for this processor."""
+        from engine.host import _core
+
+        return type in _core.op_types()
+
+    def op(
+        self,
+        type: str,
+        layer: Layer,
+        inputs: list[Tensor],
+        attributes: dict[str, Any] | None = None,
+        *,
+        params: list[Parameter] | None = None,
+        tops: list[Blob] | None = None,
+        shapes: list[Shape] | None = None,
+        gradients: list[bool] | None = None,
+    ) -> list[Tensor]:
+        """Adds an op and returns its outputs. By default its params and tops are the layer's; `shapes` overrides the
+        shapes that the op sees (a view of the top), `tops=[]` with `shapes` makes intermediate tensors that belong to
+        no blob; `gradients` overrides which outputs get one."""
+        params = layer.params if params is None else params
+        tops = layer.tops if tops is None else tops
+        shapes = [blob.shape for blob in tops] if shapes is None else shapes
+        tensors = [self.parameter(parameter) for parameter in params]
+        if gradients is None and tops:
+            gradients = [blob.needs_gradient for blob in tops]
+        elif gradients is None:
+            learns = bool(params) and any(blob.needs_gradient for blob in layer.tops)
+            gradients = [learns or any(t.diff is not None for t in inputs)] * len(shapes)
+        try:
+            outputs = self.program.op(
+                type, layer.name, inputs, tensors, attributes or {}, [list(s) for s in shapes], gradients
+            )
+        except (RuntimeError, ValueError) as error:
+            raise EngineError(f"layer '{layer.name}' ({type}): {error}", layer.where) from error
+        self.op_params.append([parameter.owner or parameter for parameter in params])
+        self.layer_of_op.append(layer)
+        self.type_of_op.append(type)
+        for blob, tensor in zip(tops, outputs, strict=False):
+            self.tensors[blob] = tensor
+        return outputs
+
+    def plain(self, layer: Layer, tensor: Tensor) -> Tensor:
+        """The tensor in row-major order; adds a reorder only if it is blocked."""
+        if tensor.is_plain:
+            return tensor
+        return self.op("Plain", layer, [tensor], params=[], tops=[], shapes=[tensor.shape])[0]
+
+    def view(self, layer: Layer, tensor: Tensor, shape: Shape, top: Blob | None = None) -> Tensor:
+        """The same values under another shape of the same count; of the blob `top` when it is the layer's result."""
+        plain = self.plain(layer, tensor)
+        tops = [top] if top else []
+        return self.op("View", layer, [plain], params=[], tops=tops, shapes=[shape])[0]

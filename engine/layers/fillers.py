@@ -1,0 +1,148 @@
+"""Initial values of parameters: a registry of fillers by Caffe's names.
+
+Numbers come from a generator keyed by (seed, layer, index), so a parameter's values depend on nothing else in the
+net, nor on ranks or threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.config.suggestions import suggestion
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.layers.base import Parameter
+
+Shape = tuple[int, ...]
+Filler = Callable[[Shape, Any, np.random.Generator], np.ndarray]
+
+_fillers: dict[str, Filler] = {}
+
+
+def filler(name: str) -> Callable[[Filler], Filler]:
+    """Decorator: the function fill(shape, FillerParameter message, generator) -> float32 array for `type: "<name>"`."""
+
+    def register(function: Filler) -> Filler:
+        _fillers[name] = function
+        return function
+
+    return register
+
+
+def fill(shape: Shape, message: Any, generator: np.random.Generator, where: str | None = None) -> np.ndarray:
+    """float32 array of `shape` by a FillerParameter. Raises ConfigError for an unknown type or an unfit shape."""
+    if message.type not in _fillers:
+        raise ConfigError(f"unknown filler '{message.type}'{suggestion(message.type, _fillers)}", where)
+    try:
+        values = _fillers[message.type](shape, message, generator)
+    except ValueError as error:
+        raise ConfigError(f"filler '{message.type}': {error}", where) from None
+    return values if message.scale == 1 else values * np.float32(message.scale)
+
+
+def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) -> np.ndarray:
+    """Initial values (float32, Caffe's shape) of a parameter; zeros where it has no filler."""
+    if parameter.values is not None:
+        return parameter.values
+    if parameter.filler is None:
+        return np.zeros(parameter.shape, np.float32)
+    generator = keyed_generator(seed, parameter.layer, parameter.index)
+    return parameter.part_of(fill(parameter.whole_shape, parameter.filler, generator, where))
+
+
+def keyed_generator(seed: int, name: str, *numbers: int) -> np.random.Generator:
+    """A generator whose stream depends on the arguments alone."""
+    key = hashlib.sha256("\0".join([str(seed), name, *map(str, numbers)]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+
+
+def _uniform(shape: Shape, low: float, high: float, generator: np.random.Generator) -> np.ndarray:
+    return np.float32(low) + np.float32(high - low) * generator.random(shape, dtype=np.float32)
+
+
+def _gaussian(shape: Shape, mean: float, std: float, generator: np.random.Generator) -> np.ndarray:
+    return np.float32(mean) + np.float32(std) * generator.standard_normal(shape, dtype=np.float32)
+
+
+def _fan(shape: Shape, message: Any) -> float:
+    """How many values meet in one, by variance_norm."""
+    count = math.prod(shape)
+    fan_in = count / shape[0]
+    fan_out = count / shape[1] if len(shape) > 1 else count
+    fans = {message.FAN_IN: fan_in, message.FAN_OUT: fan_out, message.AVERAGE: (fan_in + fan_out) / 2}
+    return fans[message.variance_norm]
+
+
+@filler("constant")
+def constant(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    return np.full(shape, message.value, np.float32)
+
+
+@filler("uniform")
+def uniform(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    if message.min > message.max:
+        raise ValueError(f"expected min up to max, got {message.min:g} and {message.max:g}")
+    return _uniform(shape, message.min, message.max, generator)
+
+
+@filler("gaussian")
+def gaussian(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    """With `sparse` k, about k of the inputs of every output, shape[0], are not zero."""
+    values = _gaussian(shape, message.mean, message.std, generator)
+    if message.sparse >= 0:
+        values *= generator.random(shape, dtype=np.float32) < message.sparse / shape[0]
+    return values
+
+
+@filler("xavier")
+def xavier(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    bound = math.sqrt(3 / _fan(shape, message))
+    return _uniform(shape, -bound, bound, generator)
+
+
+@filler("msra")
+def msra(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    return _gaussian(shape, 0, math.sqrt(2 / _fan(shape, message)), generator)
+
+
+@filler("positive_unitball")
+def positive_unitball(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    """Positive values whose sum over every output, shape[0], is 1."""
+    values = generator.random(shape, dtype=np.float32)
+    return values / values.sum(axis=tuple(range(1, len(shape))), keepdims=True)
+
+
+@filler("bilinear")
+def bilinear(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    """The kernel of bilinear interpolation, for a deconvolution that enlarges."""
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise ValueError(f"expected a blob of 4 axes with a square kernel, got {shape}")
+    size = shape[3]
+    factor = math.ceil(size / 2)
+    center = (2 * factor - 1 - factor % 2) / (2 * factor)
+    line = 1 - np.abs(np.arange(size) / factor - center)
+    return np.broadcast_to(np.outer(line, line).astype(np.float32), shape).copy()
+
+
+@filler("gabor")
+def gabor(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+    """Gratings under a Gaussian window, for the first convolution: each output with a random orientation, wavelength (4
+    pixels up to the kernel's size) and phase, the same in all input channels, of mean 0 and standard deviation `std`.
+    """
+    if len(shape) != 4 or shape[2] < 3 or shape[3] < 3:
+        raise ValueError(f"expected a blob of 4 axes with a kernel of 3 x 3 at least, got {shape}")
+    angle, phase = 2 * math.pi * generator.random((2, shape[0], 1, 1))
+    size = max(shape[2:])
+    wavelength = min(4, size) + (size - min(4, size)) * generator.random((shape[0], 1, 1))
+    y, x = np.mgrid[: shape[2], : shape[3]] - (np.array(shape[2:]).reshape(2, 1, 1) - 1) / 2
+    wave = np.cos(2 * math.pi * (x * np.cos(angle) + y * np.sin(angle)) / wavelength + phase)
+    values = wave * np.exp(-(x**2 + y**2) / (2 * (size / 4) ** 2))
+    values -= values.mean(axis=(1, 2), keepdims=True)
+    values *= message.std / values.std(axis=(1, 2), keepdims=True)
+    return np.repeat(values[:, None], shape[1], axis=1).astype(np.float32)

@@ -1,0 +1,66 @@
+"""Measures what an allreduce costs on the present ranks: the network model of a simulation."""
+
+import os
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.comm.link import Link
+from engine.comm.world import World
+from engine.predict.simulate import Network
+
+SMALL, LARGE = 4 << 10, 8 << 20  # bytes
+SECONDS = 0.5  # of large ones, about
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def measure(world: World, cores: float, sharing: int) -> Network:
+    """Collective, about a second. The link such that the model gives the times of a small and of a large allreduce.
+
+    cores: of a node, as Network takes them. sharing: ranks on this machine, which share its interrupts. Links within a
+    node are as fast as measured alone; with several nodes all the rest is put down to the link between them.
+    """
+    channel = world.channel()
+    small, large = np.zeros(SMALL // 4, np.float32), np.zeros(LARGE // 4, np.float32)
+    for values in (small, large):
+        channel.allreduce(values)
+    latency = float(np.median([_seconds(channel, small) for _ in range(30)]))
+    count = world.broadcast_object(max(1, min(20, int(SECONDS / _seconds(channel, large)))))
+    begin, spent = time.perf_counter(), _processor_seconds(sharing)
+    for _ in range(count):
+        channel.allreduce(large)
+    each = (time.perf_counter() - begin) / count
+    figures = np.array([latency, each, (_processor_seconds(sharing) - spent) / count / LARGE])
+    world.allreduce(figures)
+    channel.close()
+    latency, each, cpu = (figures / world.size).tolist()
+    return fit(world.size, world.local_size, world.links().within, latency, each, cpu, cores)
+
+
+def fit(ranks: int, near: int, within: Link | None, small: float, large: float, cpu: float, cores: float) -> Network:
+    """small, large: seconds of an allreduce of so many bytes."""
+    one_node = ranks <= near
+    unknown = "within" if one_node else "between"
+    network = Network(ranks, None if one_node else Link(), near, within or Link(), cpu, cores)
+    network = replace(network, **{unknown: Link()})  # takes no time
+    known = network.allreduce(LARGE)
+    unit = replace(network, **{unknown: Link(1.0, 1.0)}).allreduce(LARGE)
+    latency = max(0.0, small - known[0]) / (unit[0] - known[0])
+    bandwidth = (unit[1] - known[1]) / max(1e-9, large - small - known[1])
+    return replace(network, **{unknown: Link(latency, bandwidth)})
+
+
+def _seconds(channel, values: np.ndarray) -> float:
+    begin = time.perf_counter()
+    channel.allreduce(values)
+    return time.perf_counter() - begin
+
+
+def _processor_seconds(sharing: int) -> float:
+    """Of this process so far, with its share of the machine's interrupts, in which TCP receives."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return usage.ru_utime + usage.ru_stime + (int(fields[6]) + int(fields[7])) / TICKS / sharing

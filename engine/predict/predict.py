@@ -1,0 +1,269 @@
+"""`engine predict`: step time, efficiency and exposed communication of a net on more ranks than are available.
+
+A profile (what each layer takes on one rank) and a network model go into engine.predict.simulate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from engine import proto
+from engine.comm.buckets import FLOAT_BYTES, Bucket, make_buckets
+from engine.comm.link import Link, Links
+from engine.comm.settings import MB, CommSettings, comm_settings
+from engine.comm.world import World
+from engine.config.prototext import fill, scan
+from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError
+from engine.examine.benchmark import benchmark
+from engine.examine.times import Times, to_json
+from engine.graph.build import TRAIN, build
+from engine.graph.costs import layer_costs
+from engine.host.cores import all_hosts_and_cores, host_and_cores
+from engine.predict import calibrate
+from engine.predict.simulate import Network, Op, Work, step_seconds
+from engine.report.log import log
+from engine.report.table import table
+
+if TYPE_CHECKING:
+    from engine.config import Config
+
+BUCKETS_MB = (0.5, 1, 2, 4, 8, 16, 32)
+SERVERS = (0, 1, 2, 4, 8)
+GAIN = 0.995  # another setting has to be better than the default by this factor to be recommended
+# Assumed where nothing was measured: seconds for a thread to update a float (20 bytes at 3 GB/s); threads of a rank.
+UPDATE, THREADS = 20 / 3e9, 32
+BACKWARD = 2.0  # times the forward's floating-point operations
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One rank. forward, backward: seconds of each layer, forward's order; gradients: floats that the layer's backward
+    completes; update: seconds of one thread for a byte of them; together: while all ranks of the machine computed."""
+
+    net: str
+    batch: int
+    threads: int
+    forward: list[float]
+    backward: list[float]
+    gradients: list[int]
+    update: float
+    together: bool = False
+
+    @property
+    def compute(self) -> float:
+        return sum(self.forward) + sum(self.backward)
+
+    def scaled(self, factor: float, batch: int) -> Profile:
+        forward, backward = ([factor * seconds for seconds in each] for each in (self.forward, self.backward))
+        return replace(self, forward=forward, backward=backward, batch=batch)
+
+    def at_batch(self, batch: int) -> Profile:
+        """Compute in proportion to the batch."""
+        return self.scaled(batch / self.batch, batch)
+
+    def at_rate(self, images_per_second: float) -> Profile:
+        """The same net on another machine, where one rank trains so many images per second, update included."""
+        update = FLOAT_BYTES * sum(self.gradients) * self.update / self.threads
+        compute = self.batch / images_per_second - update
+        if compute <= 0:
+            raise ConfigError(f"{images_per_second:g} images per second: the update alone takes {1e3 * update:.1f} ms")
+        return self.scaled(compute / self.compute, self.batch)
+
+
+def measured(times: dict[str, Any], source: str) -> Profile:
+    """From what `engine time --json` writes. Raises ConfigError if it is not a training profile of one rank."""
+    try:
+        if times["phase"] != "TRAIN" or times["ranks"] != 1:
+            raise ConfigError("expected the profile of one rank in phase TRAIN", source)
+        layers = times["layers"]
+        floats = [layer["gradients"] for layer in layers]
+        forward, backward = ([layer[name] / 1e3 for layer in layers] for name in ("forward_ms", "backward_ms"))
+        beyond = times["step_ms"] / 1e3 - sum(forward) - sum(backward)
+        update = max(0.0, beyond) * times["threads"] / max(1, FLOAT_BYTES * sum(floats))
+        return Profile(times["net"], times["batch"], times["threads"], forward, backward, floats, update)
+    except KeyError as error:
+        raise ConfigError(f"no {error} in it; engine time --json writes such files", source) from None
+
+
+def read_profile(path: str) -> Profile:
+    """Raises ConfigError."""
+    try:
+        with open(path) as file:
+            return measured(json.load(file), path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read as a profile: {error}", path) from None
+
+
+def from_flops(config: Config, batch: int = 0) -> Profile:
+    """Of a machine that is not here: a second for every 1e12 floating-point operations, so that only the proportions
+    count; see at_rate()."""
+    state = config.message.state
+    shapes_of = SourceShapes(TRAIN, log, batch)
+    graph = build(config, TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
+    costs = layer_costs(graph)
+    forward = [cost.flops / 1e12 for cost in costs]
+    learned = [
+        sum(parameter.count for parameter in layer.params if parameter.owner is None and parameter.learnable)
+        for layer in graph.layers
+    ]
+    size = next((shape[0] for cost in costs for _, shape in cost.tops if shape), 1)
+    backward = [BACKWARD * seconds for seconds in forward]
+    return Profile(graph.name, size, THREADS, forward, backward, learned, UPDATE / FLOAT_BYTES)
+
+
+def own_profile(config: Config, iterations: int, precision: str, world: World) -> Profile:
+    """Measured now; under mpiexec on all ranks at once, without communication, as ranks of one host slow each other."""
+    times: Times = benchmark(config, TRAIN, iterations, World(), precision)
+    return replace(measured(to_json(times), "this machine"), together=world.size > 1)
+
+
+def measured_network(world: World) -> Network:
+    """Collective: of the ranks that are here."""
+    mine, everyone = host_and_cores(), all_hosts_and_cores(world)
+    sharing = everyone.count(mine)
+    return calibrate.measure(world, len(mine[1]) * world.local_size / sharing, sharing)
+
+
+# Predictions
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one number of ranks. exposed: what a step takes beyond one on a network that costs nothing. efficiency: images
+    per second / (ranks x those of one rank). best: what is best of BUCKETS_MB and SERVERS."""
+
+    ranks: int
+    step_ms: float
+    images_per_second: float
+    efficiency: float
+    exposed_ms: float
+    bucket_mb: float
+    servers: int
+    best_step_ms: float
+    best_bucket_mb: float
+    best_servers: int
+
+
+def predict(profile: Profile, network: Network, ranks: int, param: Any = None) -> Prediction:
+    """param: a CommParameter; what it does not say follows from the link, as in training. Raises ConfigError."""
+    network = replace(network, ranks=ranks, ranks_per_node=min(ranks, network.ranks_per_node))
+    if network.nodes > 1 and network.between is None:
+        raise ConfigError(
+            f"{ranks} ranks take {network.nodes} nodes, but only one was measured: give --latency and --bandwidth"
+        )
+    settings = settings_for(network, param)
+    alone = seconds(profile, settings, replace(network, ranks=1, ranks_per_node=1))
+    step = seconds(profile, settings, network)
+    free = replace(network, between=network.between and Link(), within=Link(), cpu=0.0)
+    best, best_step = settings, step
+    if ranks > 1:
+        for servers in SERVERS:
+            if network.cores and servers * network.ranks_per_node > network.cores:
+                continue
+            for size in BUCKETS_MB:
+                nbytes = int(size * MB)
+                other = replace(settings, servers=servers, bucket_bytes=nbytes, chunk_bytes=nbytes, cores=None)
+                if (found := seconds(profile, other, network)) < best_step * (1 if best is not settings else GAIN):
+                    best, best_step = other, found
+    return Prediction(
+        ranks,
+        1e3 * step,
+        ranks * profile.batch / step,
+        alone / step,
+        1e3 * max(0.0, step - seconds(profile, settings, free)),
+        settings.bucket_bytes / MB,
+        settings.servers,
+        1e3 * best_step,
+        best.bucket_bytes / MB,
+        best.servers,
+    )
+
+
+def settings_for(network: Network, param: Any = None) -> CommSettings:
+    """Those that training would choose on such a network."""
+    links = Links(network.between if network.nodes > 1 else None, network.within)
+    cores = int(network.cores) or None
+    return comm_settings(param or proto.CommParameter(), links, 0, network.ranks_per_node, {}, cores)
+
+
+def seconds(profile: Profile, settings: CommSettings, network: Network) -> float:
+    """Of a step."""
+    buckets, work = schedule(profile, settings.bucket_bytes)
+    return step_seconds(work, buckets, settings, network)
+
+
+def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
+    """Buckets as training cuts them, and each layer's part in them."""
+    parameters, offset = [], 0
+    for layer in reversed(range(len(profile.forward))):
+        if profile.gradients[layer]:
+            parameters.append((str(layer), offset, profile.gradients[layer]))
+            offset += -(-profile.gradients[layer] // 16) * 16
+    buckets = make_buckets(parameters, bucket_bytes)
+    waits: list[list[int]] = [[] for _ in profile.forward]
+    readies: list[list[int]] = [[] for _ in profile.forward]
+    for bucket in buckets:
+        layers = [int(piece.name) for piece in bucket.pieces]
+        for layer in layers:
+            waits[layer].append(bucket.index)
+        readies[min(layers)].append(bucket.index)
+    forward = [Op(seconds, waits[layer]) for layer, seconds in enumerate(profile.forward)]
+    backward = [Op(seconds, (), readies[layer]) for layer, seconds in enumerate(profile.backward)]
+    return buckets, Work(forward, backward[::-1], profile.update, profile.threads, profile.together)
+
+
+# What is told
+
+
+def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> str:
+    rows = [
+        (
+            each.ranks,
+            f"{each.step_ms:.1f}",
+            f"{each.images_per_second:.1f}",
+            f"{100 * each.efficiency:.1f}%",
+            f"{each.exposed_ms:.1f}",
+            f"{each.bucket_mb:g}",
+            each.servers,
+            f"{each.best_step_ms:.1f}",
+            f"{each.best_bucket_mb:g}",
+            each.best_servers,
+        )
+        for each in found
+    ]
+    header = ("ranks", "step ms", "images/s", "efficiency", "exposed ms", "bucket MB", "servers")
+    header += ("best step ms", "bucket MB", "servers")
+    links = Links(network.between, network.within if network.ranks_per_node > 1 else None)
+    return "\n".join(
+        [
+            f"{profile.net}, batch {profile.batch} per rank, {profile.threads} threads; compute "
+            f"{1e3 * profile.compute:.1f} ms, {4e-6 * sum(profile.gradients):.1f} MB of gradients",
+            f"network: {links}; {network.ranks_per_node} rank{'s' if network.ranks_per_node > 1 else ''} per node",
+            table(header, rows, ">" * len(header)),
+            "best: of the bucket sizes and numbers of servers tried; comm_param { servers bucket_mb chunk_mb }",
+        ]
+    )
+
+
+def to_dict(profile: Profile, network: Network, found: Sequence[Prediction]) -> dict[str, Any]:
+    return {"profile": asdict(profile), "network": asdict(network), "predictions": [asdict(each) for each in found]}
+
+
+def comm_param(text: str) -> Any:
+    """A CommParameter of fields as they stand in a solver. Raises ConfigError."""
+    message = proto.CommParameter()
+    errors = fill(message, scan(text, "--comm"), "--comm")
+    if errors:
+        raise errors[0]
+    return message
+
+
+def given_network(latency_us: float, gbits: float, ranks_per_node: int, cores: float) -> Network:
+    """From the command line's figures; ranks of a node meet in memory, which is taken to cost nothing."""
+    if latency_us < 0 or gbits <= 0:
+        raise ConfigError(f"expected a latency of 0 or more and a bandwidth above 0, got {latency_us:g} and {gbits:g}")
+    return Network(1, Link(latency_us / 1e6, gbits * 1e9 / 8), ranks_per_node, cores=cores)

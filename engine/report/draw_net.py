@@ -1,0 +1,111 @@
+"""`engine draw_net`: a picture of a net, by graphviz if it is installed, else as an SVG drawn here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config.describe import options
+from engine.errors import EngineError, shape_text
+from engine.files import atomic_write
+from engine.graph.build import Graph
+from engine.layers.base import Blob
+from engine.report.layered import draw
+
+# Type -> colour; others are grey.
+COLOURS = {
+    **dict.fromkeys(("Convolution", "Deconvolution", "InnerProduct"), "#cfe2f3"),
+    **dict.fromkeys(("Pooling", "SPP", "ROIPooling", "PSROIPooling"), "#fce5cd"),
+    **dict.fromkeys(("Data", "ImageData", "HDF5Data", "Input", "DummyData", "MemoryData", "WindowData"), "#d9ead3"),
+    **dict.fromkeys(("Concat", "Eltwise", "Slice", "Split"), "#ead1dc"),
+}
+LOSS, MEASURE, OTHER = "#f4cccc", "#fff2cc", "#eeeeee"
+_BY_DOT = (".png", ".svg", ".pdf", ".dot")
+
+
+@dataclass(eq=False)
+class Node:
+    """A layer, with the in-place layers that follow it. lines: of its label."""
+
+    lines: list[str]
+    colour: str
+    edges: list[tuple[Node, str]] = field(default_factory=list)  # to whom, and what of
+
+
+def nodes_of(graph: Graph) -> list[Node]:
+    """In the file's order."""
+    made_by: dict[Blob, Node] = {}
+    nodes = []
+    for layer in graph.layers:
+        label = f"{layer.name} ({layer.type})"
+        if len(layer.bottoms) == 1 and [top.name for top in layer.tops] == [layer.bottoms[0].name]:
+            node = made_by[layer.bottoms[0]]
+            node.lines.append(f"+ {label}")
+        else:
+            said = ", ".join(options(layer.message))
+            node = Node([label, said] if said else [label], _colour(layer.type))
+            nodes.append(node)
+            for bottom in layer.bottoms:
+                made_by[bottom].edges.append((node, f"{bottom.name}: {shape_text(bottom.shape)}"))
+        made_by.update((top, node) for top in layer.tops)
+    return nodes
+
+
+def _colour(layer_type: str) -> str:
+    if layer_type.endswith("Loss"):
+        return LOSS
+    return COLOURS.get(layer_type, MEASURE if layer_type in ("Accuracy", "ArgMax", "Softmax") else OTHER)
+
+
+def draw_net(graph: Graph, target: str, rankdir: str = "TB") -> str:
+    """Writes target (.png, .svg, .pdf or .dot); returns what drew it. rankdir: TB (downwards) or LR.
+
+    Raises EngineError: another suffix, a picture that needs graphviz where there is none, a disk's reasons.
+    """
+    suffix = Path(target).suffix
+    if suffix not in _BY_DOT:
+        raise EngineError(f"cannot draw '{suffix or 'a name without a suffix'}'; known: {', '.join(_BY_DOT)}", target)
+    nodes = nodes_of(graph)
+    if suffix == ".dot":
+        picture, painter = dot_text(graph.name, nodes, rankdir).encode(), "engine"
+    elif shutil.which("dot"):
+        picture, painter = _run_dot(dot_text(graph.name, nodes, rankdir), suffix[1:]), "graphviz"
+    elif suffix == ".svg":
+        picture, painter = draw(graph.name, nodes, rankdir).encode(), "engine"
+    else:
+        raise EngineError(f"{suffix} needs graphviz's program dot; install it, or name a .svg", target)
+    with atomic_write(target) as file:
+        file.write(picture)
+    return painter
+
+
+def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
+    """The net in graphviz's language."""
+    number = {node: i for i, node in enumerate(nodes)}
+    lines = [
+        f"digraph {_quoted(title)} {{",
+        f"  rankdir={rankdir};",
+        '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=11];',
+        '  edge [fontname="Helvetica", fontsize=9, color="#666666"];',
+    ]
+    for node in nodes:
+        label = _quoted("\n".join(node.lines))
+        lines.append(f"  n{number[node]} [label={label}, fillcolor={_quoted(node.colour)}];")
+    for node in nodes:
+        lines += [f"  n{number[node]} -> n{number[to]} [label={_quoted(what)}];" for to, what in node.edges]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _run_dot(text: str, kind: str) -> bytes:
+    done = subprocess.run(["dot", f"-T{kind}"], input=text.encode(), capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise EngineError(f"graphviz's dot failed: {reason[0]}")
+    return done.stdout

@@ -1,0 +1,45 @@
+"""`engine plot_log`: the curves of one run or several, from their logs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import DataError
+from engine.report.parse_log import RunLog, read_log
+from engine.report.plot import History, Panel, write_panels
+
+
+def plot_logs(paths: Sequence[str], target: str) -> None:
+    """Writes a PNG (needs matplotlib) or an SVG, as target's name ends. Raises DataError, EngineError."""
+    names = _names(paths)
+    panels: dict[str, Panel] = {}
+    for path, name in zip(paths, names, strict=True):
+        for panel in _history(read_log(path)).panels():
+            for series in panel.series:
+                if len(paths) > 1:
+                    series.name = f"{name}: {series.name}"
+            panels.setdefault(panel.title, Panel(panel.title, [])).series.extend(panel.series)
+    if not panels:
+        raise DataError("nothing to draw: no loss, no test", ", ".join(paths))
+    write_panels(target, ", ".join(names), list(panels.values()))
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """The files' names, or the whole paths where names are the same."""
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)
+
+
+def _history(run: RunLog) -> History:
+    history = History("")
+    for row in run.train:
+        loss, rate = (math.nan if value is None else value for value in (row.loss, row.rate))
+        history.train(row.iteration, loss, rate)
+    for number, rows in run.tests.items():
+        for row in rows:
+            history.test(row.iteration, {name: np.array([v]) for name, v in row.outputs.items()}, run.losses, number)
+    return history

@@ -1,0 +1,99 @@
+"""What the verbs of the command line share at run time: the ranks, and solvers and nets as changed by the options."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import Config
+
+
+def start(watched: bool = False, output: str | None = None) -> World:
+    """Sets up the ranks, each with its share of the cores, and the log on rank 0. watched: start the watchdog. output:
+    a file that rank 0 will write at the end ("-": standard output). Raises EngineError if it is not writable."""
+    from engine.comm.settings import watchdog_seconds
+    from engine.comm.world import world
+    from engine.files import check_writable
+    from engine.host.cores import limit_spinning, share_cores
+    from engine.report.log import set_up
+
+    limit_spinning()
+    ranks = world()
+    if watched:
+        ranks.watch(watchdog_seconds())
+    set_up(ranks.rank)
+    share_cores(ranks)
+    if ranks.rank == 0 and output not in (None, "-"):
+        check_writable(output)
+    return ranks
+
+
+def _install_caffe() -> None:
+    import engine.caffe
+
+    engine.caffe.install()
+
+
+def _allow_python_layers() -> None:
+    """Modules of Python layers `import caffe`; that is there when the first of them is imported."""
+    from engine.layers.python import before_import
+
+    before_import(_install_caffe)
+
+
+def asked_solver(options: Namespace) -> Config:
+    """The solver of --solver as the options change it."""
+    from engine.config import read_solver
+
+    _allow_python_layers()
+    config = read_solver(options.solver, options.set)
+    message = config.message
+    if options.precision:
+        message.precision = message.Precision.Value(options.precision.upper())
+    if getattr(options, "memory_budget", None):
+        message.memory_budget_mb = options.memory_budget / 1e6
+    if options.level is not None:
+        message.train_state.level = options.level
+    message.train_state.stage.extend(options.stage)
+    return config
+
+
+def asked_net(options: Namespace, path: str) -> Config:
+    """A net in the state that the options give it."""
+    from engine.config import read_net
+
+    _allow_python_layers()
+    config = read_net(path, options.set)
+    if options.level is not None:
+        config.message.state.level = options.level
+    config.message.state.stage.extend(options.stage)
+    return config
+
+
+def asked_model(options: Namespace, phase: int) -> Config:
+    """The net of --model, in a phase."""
+    config = asked_net(options, options.model)
+    config.message.state.phase = phase
+    return config
+
+
+def phase_of(name: str) -> int:
+    from engine import proto
+
+    return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
+
+
+def write_json(value: Any, path: str) -> None:
+    """To a file, or to the standard output for "-"."""
+    import json
+
+    text = json.dumps(value, indent=1)
+    if path == "-":
+        print(text)
+        return
+    from engine.files import atomic_write
+
+    with atomic_write(path) as file:
+        file.write(text.encode() + b"\n")

@@ -1,0 +1,32 @@
+"""Sentinels: processes beside the ranks, which notice when a rank dies or hangs, and end the others.
+
+The sentinel of one rank is `python -I -S engine/watchdog RANK PID BOARD SECONDS`.
+
+It uses the standard library only. Rank 0's is the hub as well. It watches for ranks that die, and for ranks that make
+no progress (guard.py, hub.py); where a rank is stands on its board, which is read without the rank's help.
+
+A rank that dies. Every rank holds a TCP connection to the hub. When a connection ends without a farewell its rank has
+died: the hub says so, once, and what is safe, and has every sentinel kill its own rank. The farewell is the last thing
+that a rank does: what comes after MPI_Finalize can crash, too. One process sees all the ends in the order in
+which the kernel closes the connections; sentinels that each watched their own rank would be overtaken by a launcher
+that kills the others at once.
+
+A rank that hangs. Its sentinel tells the hub, which asks all sentinels where their ranks are, prints the answers, once,
+and ends the ranks likewise. If all ranks have been stopped by a signal it waits: somebody has suspended the run.
+
+What a rank leaves. MPI's files of shared memory outlive a rank that is killed: its sentinel removes them.
+
+    sentinel 0 -> rank 0    TOKEN HOST:PORT ...                  where the hub listens, for all ranks
+    rank -> its sentinel    hub TOKEN HOST:PORT ...              end of file: the rank has ended
+                            ranks NUMBER                 of them all
+                            watch SECONDS                        0: not at all
+                            saved FILE                   rank 0's: where the run could go on
+                            bye
+    rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
+                            fail                                 answer: first, or late if another has failed before
+                            complete                     nobody has anything left to do but to end
+                            bye
+    sentinel -> hub         guard TOKEN                          answer: welcome; later perhaps: where, wait, stop
+                            stuck SECONDS                        answer: where, or wait if it is not to be judged now
+                            at RANK PID HOST IDLE STATE WAITS TEXT   answers `where`; see report.Answer
+"""

@@ -1,0 +1,10 @@
+"""Started by path, without the environment's packages: only engine is to be found, and of it only this folder."""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from engine.watchdog.guard import main
+
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

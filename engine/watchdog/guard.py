@@ -1,0 +1,211 @@
+"""The part that every sentinel has: ends with its rank, notices when it hangs, and kills it when the hub says so."""
+
+import contextlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+
+from engine.watchdog.board import SLOW_FACTOR, Board
+from engine.watchdog.hub import LINGER_SECONDS, Hub, say
+from engine.watchdog.report import rank_name
+from engine.watchdog.shared_memory import SharedMemory
+from engine.watchdog.wire import Lines, connect, own_addresses, send
+
+SOON = 0.05
+HUB_SECONDS = 15.0  # within which the hub says what is to be done about a rank that hangs
+LATER_SECONDS = 5.0  # rank 0's sentinel speaks first where all have the same to say
+
+
+class Watch:
+    """How long a process has made no progress."""
+
+    def __init__(self, board: Board, pid: int, limit: float):
+        """limit: seconds; 0: never is too long."""
+        self.board, self.pid = board, pid
+        self.since = self.looked = time.monotonic()
+        self.stopped_since: float | None = None
+        self.state, self.beats = "", board.beats()
+        self.set_limit(limit)
+
+    def set_limit(self, seconds: float) -> None:
+        self.limit = seconds
+        self.interval = min(1.0, max(SOON, seconds / 5)) if seconds else None
+
+    def look(self, now: float) -> None:
+        if now - self.looked > 5.0:  # nor has this process run: the whole host was suspended
+            self.since = now
+        self.looked, before, self.state = now, self.state, state_of(self.pid)
+        beats = self.board.beats()
+        if beats != self.beats or (before == "T" and self.state != "T"):
+            self.beats, self.since = beats, now
+        if self.state != "T":
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = now
+
+    def idle(self, now: float) -> float:
+        return now - self.since
+
+    def is_stuck(self, now: float) -> bool:
+        """A process in the hands of a debugger ("t") never is."""
+        if not self.limit or self.state == "t":
+            return False
+        if self.stopped_since is not None and now - self.stopped_since >= self.limit:
+            return True
+        return self.idle(now) >= self.limit * (SLOW_FACTOR if self.board.is_slow() else 1)
+
+
+def state_of(pid: int) -> str:
+    """The system's letter: R, S, D (waits for a disk), T (stopped), t (by a debugger), Z; "" if there is no process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ""
+
+
+class Guard:
+    def __init__(self, selector: selectors.BaseSelector, rank: int, watch: Watch, hub: Hub | None):
+        self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
+        self.shared_memory = SharedMemory(watch.pid)
+        self.gone_at: float | None = None  # when the rank ended, well or not
+        self.connection: socket.socket | None = None
+        self.joined = False
+        self.told_at: float | None = None  # the hub, that the rank hangs
+        self.answered = True
+        lines = Lines(0)
+        selector.register(0, selectors.EVENT_READ, lambda: self.hear_rank(lines))
+
+    def hear_rank(self, lines: Lines) -> None:
+        heard = lines.read()
+        for line in heard or []:
+            word, *rest = line.split(" ")
+            if word == "hub":
+                self.join(rest[0], rest[1:])
+            elif word == "ranks" and self.hub:
+                self.hub.expected = int(rest[0])
+            elif word == "saved" and self.hub:
+                self.hub.saved = " ".join(rest)
+            elif word == "watch":
+                self.watch.set_limit(float(rest[0]))
+            elif word == "bye":
+                self.shared_memory.forget()
+        if heard is None:
+            self.leave()
+
+    def join(self, token: str, addresses: list[str]) -> None:
+        if self.hub:  # in this very thread: a socket pair takes the place of a connection
+            self.connection, theirs = socket.socketpair()
+            self.hub.guards.add(theirs)
+            self.hub.listen(theirs)
+        else:
+            self.connection = connect(addresses, f"guard {token}")
+        self.joined = True
+        self.shared_memory.note()
+        if self.connection:
+            lines = Lines(self.connection.fileno())
+            self.selector.register(self.connection, selectors.EVENT_READ, lambda: self.hear_hub(lines))
+
+    def hear_hub(self, lines: Lines) -> None:
+        heard = lines.read()
+        for word in heard or []:
+            self.answered = True
+            if word == "where":
+                now, watch = time.monotonic(), self.watch
+                watch.look(now)
+                waits, text = int(watch.board.waits_for_others()), watch.board.text()
+                place = f"{watch.pid} {socket.gethostname()} {watch.idle(now):.1f} {watch.state or '?'} {waits} {text}"
+                send(self.connection, f"at {self.rank} {place}")
+            elif word == "stop":
+                self.kill()
+                return
+        if heard is None:  # the hub is gone: go on without
+            self.hang_up()
+
+    def tick(self, now: float) -> None:
+        watch = self.watch
+        if self.gone_at is not None:
+            return
+        if not self.joined:  # MPI may come up any moment
+            self.shared_memory.note()
+        if not watch.limit:
+            return
+        watch.look(now)
+        if not watch.is_stuck(now):
+            self.told_at = None
+        elif not self.joined:
+            stopped = watch.stopped_since is not None
+            if stopped or self.rank == 0 or watch.idle(now) >= SLOW_FACTOR * watch.limit + LATER_SECONDS:
+                what = "has been stopped by a signal (SIGSTOP)" if stopped else "waits for MPI: a rank has not come up"
+                self.give_up(f"{what} for {watch.idle(now):.0f} s")
+        elif self.connection is None:
+            self.give_up(
+                f"no progress for {watch.idle(now):.0f} s, and rank 0's sentinel is gone: {watch.board.text()}"
+            )
+        elif self.told_at is None or (self.answered and now - self.told_at >= watch.limit):
+            self.told_at, self.answered = now, False
+            send(self.connection, f"stuck {watch.limit:g}")
+        elif not self.answered and now - self.told_at >= HUB_SECONDS:
+            self.give_up(f"no progress for {watch.idle(now):.0f} s, and rank 0's host is silent: {watch.board.text()}")
+
+    def give_up(self, reason: str) -> None:
+        say(f"engine: {rank_name(self.rank, self.watch.pid, socket.gethostname())} {reason}: stopping it\n")
+        self.kill()
+
+    def kill(self) -> None:
+        self.shared_memory.note()
+        with contextlib.suppress(OSError):
+            os.kill(self.watch.pid, signal.SIGKILL)
+        self.leave()
+
+    def leave(self) -> None:
+        if self.gone_at is None:
+            self.gone_at = time.monotonic()
+            self.shared_memory.remove()
+            self.selector.unregister(0)
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        if self.connection:
+            self.selector.unregister(self.connection)
+            self.connection.close()
+            self.connection = None
+
+
+def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None:
+    """Until the rank has ended; a hub also waits a little for the others to hang up, and to say what it has to say."""
+    while True:
+        now = time.monotonic()
+        if hub:
+            hub.tick(now)
+        guard.tick(now)
+        if guard.gone_at is not None:
+            waited_for = hub and (hub.ranks or hub.guards) and now - guard.gone_at < LINGER_SECONDS
+            if not waited_for:
+                return
+        hurries = not guard.joined or guard.gone_at is not None or (hub and hub.hurries)
+        for key, _ in selector.select(SOON if hurries else guard.watch.interval):
+            # A connection that an earlier event of this round has closed is no longer registered.
+            if selector.get_map().get(key.fd) is key:
+                key.data()
+
+
+def main(rank: int, pid: int, board: int, seconds: float) -> None:
+    """board: the descriptor of the rank's Board; seconds: the limit until the rank says another."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # meant for the rank, which may want to end in order
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two connections for each rank
+    selector = selectors.DefaultSelector()
+    watch = Watch(Board(board), pid, seconds)
+    hub = Hub(selector) if rank == 0 else None
+    if hub:
+        address = f"{hub.token} {' '.join(map(str, own_addresses(hub.listener.getsockname()[1])))}\n"
+        try:
+            os.write(1, address.encode())
+        except BrokenPipeError:
+            return  # the rank has ended before MPI was there, and has said why
+    run(selector, Guard(selector, rank, watch, hub), hub)

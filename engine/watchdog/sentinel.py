@@ -1,0 +1,97 @@
+"""This rank's side of the sentinels, which notice when a rank dies or hangs, and end the others.
+
+Launchers differ in what they do then: some print only a process id, some wait for ever. A sentinel is a small process
+beside each rank, started before MPI, with no descriptor of the rank but stderr and the board, in a session of its own
+so that the launcher's clean-up does not reach it before it has spoken. See __init__.py for what it does.
+"""
+
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.watchdog.board import Board
+from engine.watchdog.wire import connect, send
+
+
+class Sentinel:
+    def __init__(self, rank: int, board: Board, seconds: float = 0):
+        """seconds: how long the rank may take to make progress, ten times as long in its set-up; 0: for ever."""
+        program = Path(__file__).parent
+        arguments = (rank, os.getpid(), board.descriptor, seconds)
+        self._rank = rank
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(program), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[board.descriptor],
+            text=True,
+        )
+        # Python closes its end of the pipe on its way out, where a rank can still be stopped; the system closes this.
+        self._alive = os.dup(self._process.stdin.fileno())
+        self._connection: socket.socket | None = None
+
+    def hub(self) -> str | None:
+        """Where rank 0's sentinel can be reached, for join(); None on the other ranks."""
+        return self._process.stdout.readline().strip() if self._rank == 0 else None
+
+    def join(self, hub: str, ranks: int) -> None:
+        """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
+        self._tell(f"ranks {ranks}")
+        token, *addresses = hub.split()
+        self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
+        if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
+            self._connection = None
+
+    def watch(self, seconds: float) -> None:
+        """How long this rank may make no progress from now on; 0: for ever."""
+        self._tell(f"watch {seconds:g}")
+
+    def failed(self) -> bool:
+        """This rank is about to abort the run: all ends are no news from now on. True if it is the first to fail."""
+        if self._connection is None:
+            return True
+        try:
+            self._connection.sendall(b"fail\n")
+            return self._connection.recv(16) != b"late\n"
+        except OSError:
+            return True
+
+    def saved(self, path: str) -> None:
+        """Rank 0's: the run can go on from this file, which is told when a rank dies."""
+        self._tell(f"saved {path}")
+
+    def complete(self) -> None:
+        """No rank has anything left to do or to write, which is told when one dies on its way out."""
+        if self._connection is not None:
+            send(self._connection, "complete")
+
+    def farewell(self) -> None:
+        """This rank ends well. The watch goes on: it may still hang on its way out."""
+        self._tell("bye")
+        if self._connection is not None:
+            send(self._connection, "bye")
+
+    def farewell_at_exit(self) -> None:
+        """The same, once the last destructor has run: a rank that dies before is noticed. _exit() does not say it."""
+        _write_at_exit(self._process.stdin.fileno(), b"bye\n")
+        if self._connection is not None:
+            _write_at_exit(self._connection.fileno(), b"bye\n")
+
+    def _tell(self, line: str) -> bool:
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+
+def _write_at_exit(fd: int, text: bytes) -> None:
+    """exit() ends with writing what the buffers of C streams hold; a process that is killed or crashes loses it."""
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype, libc.fputs.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p)
+    libc.fputs(text, libc.fdopen(os.dup(fd), b"w"))

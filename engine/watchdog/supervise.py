@@ -1,0 +1,82 @@
+"""`engine train --ranks N --max_restarts M`: starts the ranks on this host, and restarts them after a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from engine.errors import ConfigError
+from engine.host.launch import OVERSUBSCRIBE, command_for, detect
+
+# Statuses after which a restart would not help: done, an error in the input, wrong usage, interrupted.
+FINAL = (0, 1, 2, 130)
+PAUSE_SECONDS = 2.0  # for what is left of the ranks to end
+OWN_OPTIONS = ("ranks", "max_restarts")
+
+
+def supervise(arguments: Sequence[str], ranks: int, max_restarts: int) -> int:
+    """Runs `engine arguments...`, and again with --resume auto after each crash; the last exit status.
+
+    arguments: of the command line, `train` first. Signals are passed on to the ranks; after one, there are no more
+    restarts. Snapshots from before the run do not count, unless the arguments have --resume. Raises ConfigError under a
+    launcher, CommError where there is no mpiexec.
+    """
+    if detect() is not None:
+        raise ConfigError("--ranks and --max_restarts start the ranks themselves: not under mpiexec or srun")
+    command = without(arguments, OWN_OPTIONS)
+    resumes = any(word.lstrip("-").split("=")[0] == "resume" for word in command)
+    environ = {**OVERSUBSCRIBE, **os.environ}
+    if not resumes:
+        environ["ENGINE_RESUME_SINCE"] = str(time.time())
+    for attempt in range(max_restarts + 1):
+        again = attempt > 0 and not resumes
+        status, stopped = _run(command_for(ranks, [*command, *(["--resume", "auto"] if again else [])]), environ)
+        if stopped or status in FINAL:
+            return status
+        if attempt < max_restarts:
+            _say(f"the run has ended with status {status}: restart {attempt + 1} of {max_restarts}")
+            time.sleep(PAUSE_SECONDS)
+    if max_restarts:
+        _say(f"the run has ended with status {status}: no restart is left")
+    return status
+
+
+def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """A command line without the options of these names, and their values."""
+    found, words = [], iter(arguments)
+    for word in words:
+        name, equals, _ = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in names:
+            if not equals:
+                next(words, None)
+        else:
+            found.append(word)
+    return found
+
+
+def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
+    """Exit status, 128 + n for signal n, and whether this process was told to stop meanwhile."""
+    told: list[int] = []
+    # In a session of its own: a terminal's Ctrl-C would reach the ranks twice.
+    process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def pass_on(number: int, frame) -> None:
+        if number != signal.SIGHUP:
+            told.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return (status if status >= 0 else 128 - status), bool(told)
+
+
+def _say(text: str) -> None:
+    print(f"engine: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,63 @@
+"""Reads and writes weights and solver states: by what is in a file, and in the format that a name asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from google.protobuf.message import Message
+
+from engine.errors import WeightsError
+from engine.weights import hdf5, protobuf
+from engine.weights.state import SolverState
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
+    """Layer name -> its parameter blobs (float32, writable, in Caffe's shapes), for the layers that have any.
+
+    Reads the current format, V0, V1 and HDF5. Blobs of files before 2015 have four axes, leading ones included. None
+    is a blob that Caffe left out of an HDF5 file because it belongs to another layer, too.
+    Raises WeightsError for a file that is missing, truncated or something else.
+    """
+    return _format_of(path).read_caffemodel(path)
+
+
+def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """Writes the layers of a NetParameter with their parameter blobs.
+
+    Raises WeightsError for blobs of a layer that the net does not have, EngineError if the file cannot be written.
+    """
+    unknown = set(blobs) - {layer.name for layer in net.layer}
+    if unknown:
+        raise WeightsError(f"blobs of layers that are not in the net: {', '.join(sorted(unknown))}", str(path))
+    _format_for(path).write_caffemodel(path, net, blobs)
+
+
+def read_solverstate(path: str | os.PathLike) -> SolverState:
+    """The state that Caffe or this engine wrote. Raises WeightsError for a file that is missing, truncated or else."""
+    return _format_of(path).read_solverstate(path)
+
+
+def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
+    """Writes a state that Caffe reads, too. Raises EngineError if the file cannot be written."""
+    _format_for(path).write_solverstate(path, state)
+
+
+def _format_of(path: str | os.PathLike):
+    return hdf5 if is_hdf5(path) else protobuf
+
+
+def _format_for(path: str | os.PathLike):
+    return hdf5 if str(path).endswith(".h5") else protobuf
+
+
+def is_hdf5(path: str | os.PathLike) -> bool:
+    """Whether a file begins as HDF5 files do. Raises WeightsError if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+    except OSError as error:
+        raise WeightsError(f"cannot be read: {error.strerror}", str(path)) from None

@@ -1,0 +1,153 @@
+"""Weights and solver states as BVLC's Caffe stores them by default: protobuf messages."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from engine import proto
+from engine.errors import WeightsError, shape_text
+from engine.files import atomic_write
+from engine.weights.state import SolverState, state_fields
+
+PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
+_LEGACY_AXES = ("num", "channels", "height", "width")
+
+
+def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
+    """See engine.weights.files.read_caffemodel(); formats V0 and V1 as well as the current one."""
+    net = read_message(path, proto.raw.NetParameter, "caffemodel")
+    blobs = {}
+    for layer in [*net.layer, *net.layers]:
+        is_v0 = layer.DESCRIPTOR.name == "V1LayerParameter" and layer.HasField("layer")
+        name = layer.layer.name if is_v0 else layer.name
+        stored = [*layer.blobs, *layer.layer.blobs] if is_v0 else layer.blobs
+        if stored:
+            blobs[name] = [
+                _named(path, f"layer '{name}', blob {index}", blob_array, blob) for index, blob in enumerate(stored)
+            ]
+    if not net.layer and not net.layers:
+        raise WeightsError("not a caffemodel (it has no layers)", str(path))
+    return blobs
+
+
+def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """See engine.weights.files.write_caffemodel(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
+    message = proto.raw.NetParameter.FromString(net.SerializePartialToString())
+    for layer in message.layer:
+        layer.ClearField("blobs")
+        for array in blobs.get(layer.name, ()):
+            fill_blob(layer.blobs.add(), array)
+    write_message(path, message)
+
+
+def read_solverstate(path: str | os.PathLike) -> SolverState:
+    """See engine.weights.files.read_solverstate()."""
+    message = read_message(path, proto.raw.SolverState, "solverstate")
+    if not message.HasField("iter"):
+        raise WeightsError("not a solverstate (it has no iteration)", str(path))
+    state = SolverState(
+        history=[_named(path, f"history {index}", blob_array, blob) for index, blob in enumerate(message.history)]
+    )
+    for name, stored in state_fields():
+        present = not message.DESCRIPTOR.fields_by_name[stored].has_presence or message.HasField(stored)
+        if present:
+            value = getattr(message, stored)
+            setattr(state, name, list(value) if isinstance(getattr(state, name), list) else value)
+    return state
+
+
+def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
+    """See engine.weights.files.write_solverstate(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
+    message = proto.raw.SolverState()
+    for name, stored in state_fields():
+        value = getattr(state, name)
+        if isinstance(value, list):
+            getattr(message, stored).extend(value)
+        elif value is not None:
+            setattr(message, stored, value)
+    for array in state.history:
+        fill_blob(message.history.add(), array)
+    write_message(path, message)
+
+
+def read_blob(path: str | os.PathLike) -> np.ndarray:
+    """The array (float32) in a file of one BlobProto, a "binaryproto". Raises WeightsError if there is none."""
+    return _named(path, "blob", blob_array, read_message(path, proto.raw.BlobProto, "binaryproto"))
+
+
+def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
+    """Whether a protobuf message can hold so many float32 values in so many blobs, plus `text` bytes of other data."""
+    return 4 * values + 128 * blobs + text <= PROTOBUF_LIMIT
+
+
+def blob_array(blob: Message) -> np.ndarray:
+    """The data of a proto.raw.BlobProto: float32, writable, in its shape; from doubles if it holds doubles.
+
+    Raises WeightsError if the number of values is not that of the shape.
+    """
+    if blob.HasField("shape"):
+        shape = tuple(blob.shape.dim)
+    elif any(blob.HasField(axis) for axis in _LEGACY_AXES):
+        shape = tuple(getattr(blob, axis) for axis in _LEGACY_AXES)
+    else:
+        shape = None  # a plain list
+    data, dtype = (blob.data, "<f4") if blob.data or not blob.double_data else (blob.double_data, "<f8")
+    content = b"".join(data)
+    values = np.frombuffer(content[: len(content) // int(dtype[2]) * int(dtype[2])], dtype)
+    if shape is not None and values.size != math.prod(shape):
+        values = _unpacked(blob)
+        if values.size != math.prod(shape):
+            raise WeightsError(f"{values.size} values for the shape {shape_text(shape)}")
+    return values.astype(np.float32).reshape(shape if shape is not None else -1)
+
+
+def _unpacked(blob: Message) -> np.ndarray:
+    """The values of a blob that has them one by one, as a writer without `packed` would leave them."""
+    plain = proto.BlobProto.FromString(blob.SerializeToString())
+    return np.array(plain.data or plain.double_data, np.float64)
+
+
+def fill_blob(blob: Message, array: np.ndarray) -> None:
+    """Sets an empty proto.raw.BlobProto to an array's shape and its values as float32."""
+    blob.shape.dim.extend(array.shape)
+    blob.shape.SetInParent()  # also for an array without axes
+    blob.data.append(np.ascontiguousarray(array, "<f4").tobytes())
+
+
+def _named(path, what: str, read, blob: Message) -> np.ndarray:
+    try:
+        return read(blob)
+    except WeightsError as error:
+        raise WeightsError(f"{what}: {error}", str(path)) from None
+
+
+def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
+    """Reads a binary message of type `kind`. word: what to call it in errors. Raises WeightsError."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise WeightsError(f"cannot be read: {error.strerror}", str(path)) from None
+    if not content:
+        raise WeightsError(f"truncated or not a {word} (0 bytes)", str(path))
+    try:
+        return kind.FromString(content)
+    except DecodeError:
+        raise WeightsError(f"truncated or not a {word} ({len(content)} bytes)", str(path)) from None
+
+
+def write_message(path: str | os.PathLike, message: Message) -> None:
+    """Writes it in binary. Raises WeightsError if it is too large, EngineError if the file cannot be written."""
+    try:
+        content = message.SerializePartialToString()
+    except (EncodeError, ValueError) as error:
+        raise WeightsError(
+            f"cannot be written ({error}); snapshot_format: HDF5 has no limit of 2 GB", str(path)
+        ) from None
+    with atomic_write(path) as file:
+        file.write(content)

@@ -1,0 +1,41 @@
+"""What training goes on from, besides the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class SolverState:
+    """What training goes on from, besides the weights.
+
+    history: float32 arrays, one for each parameter; Adam and AdaDelta have a second set after the first.
+    The fields from random_seed on are this engine's own, None or empty in a state that Caffe wrote.
+    """
+
+    iteration: int = 0
+    learned_net: str = ""
+    history: list[np.ndarray] = field(default_factory=list)
+    current_step: int = 0
+    minimum_loss: float = 1e38
+    iter_last_event: int = 0
+    random_seed: int | None = None
+    ranks: int | None = None
+    samples_seen: int | None = None  # position in the global sequence of samples
+    recent_loss: list[float] = field(default_factory=list)  # the window of average_loss, oldest first
+    last_rate: float | None = None  # learning rate of the last update
+    global_batch: int | None = None  # samples in an iteration of all ranks
+    digest: str | None = None  # of the files: see engine.solver.resume.digest
+
+
+# SolverState's names, where they are not the file's.
+_RENAMED = {"iteration": "iter"}
+_ARRAYS = ("history",)
+
+
+def state_fields() -> list[tuple[str, str]]:
+    """(name in SolverState, name in files) of all that is not an array."""
+    names = [name for name in SolverState.__dataclass_fields__ if name not in _ARRAYS]
+    return [(name, _RENAMED.get(name, name)) for name in names]

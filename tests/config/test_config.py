@@ -1,0 +1,430 @@
+"""Reading nets and solvers: upgrades, errors with their places, overrides, and the zoo of public files."""
+
+import os
+
+import pytest
+from google.protobuf import text_format
+
+from engine import proto
+from engine.config.config import net_of_solver, nets_of_solver, parse_net, parse_solver, read, read_net, read_solver
+from engine.config.prototext import fill, scan
+from engine.config.stand_ins import stand_in
+from engine.config.upgrade import upgrade_net, upgrade_solver
+from engine.errors import ConfigError, ConfigErrors
+from tests.shared import SHARED, needs_shared
+
+NET = """name: "tiny"
+layer {
+  name: "data" type: "Data" top: "data" top: "label"
+  include { phase: TRAIN }
+  data_param { source: "train_db" batch_size: 4 backend: LMDB }
+}
+layer {
+  name: "data" type: "Data" top: "data" top: "label"
+  include { phase: TEST }
+  data_param { source: "test_db" batch_size: 4 backend: LMDB }
+}
+layer {
+  name: "inception_3a/1x1" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 3 kernel_size: 3 weight_filler { type: "xavier" } }
+}
+"""
+
+
+def layers(config):
+    return {layer.name: layer for layer in config.message.layer}
+
+
+def errors_of(parse, text, name="x.prototxt"):
+    with pytest.raises(ConfigError) as caught:
+        parse(text, name)
+    return str(caught.value).splitlines()
+
+
+# ---- the text format
+
+
+@needs_shared("zoo")
+def test_the_zoo_reads_as_protobuf_reads_it():
+    upgrades = {"net": upgrade_net, "solver": upgrade_solver}
+    kinds = {"net": 0, "solver": 0}
+    for path in (SHARED / "zoo").rglob("*.prototxt"):
+        config = read(path)
+        kinds[config.kind] += 1
+        text = path.read_text()
+        expected = text_format.Parse(text, type(config.message)())
+        upgrades[config.kind](expected)
+        if config.kind == "net":
+            stand_in(expected, str(path.parent))
+        assert config.message == expected, path
+        lines = text.splitlines()
+        for index in range(len(config.message.layer) if config.kind == "net" else 0):
+            line = int(config.where(index).rsplit(":", 2)[1])
+            assert lines[line - 1].strip().startswith(("layer", "input"))
+    assert kinds == {"net": 152, "solver": 117}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'name: "a" "b\\x41\\n" # a comment\n',
+        "name: 'x';input: \"a\", input: 'b'",
+        "input_dim: [1, 2, 0x10, 017]",
+        "layer < loss_weight: 1.5f loss_weight: .5 loss_weight: -1e-3 loss_weight: inf >",
+        "force_backward: true debug_info: 0",
+        "state { phase: TEST level: -1 } layer { phase: 1 }",
+        "layer: { name: 'x' type: 'y' }\r\nlayer{}\r\n",
+        "",
+    ],
+)
+def test_text_as_protobuf_reads_it(text):
+    message = proto.NetParameter()
+    assert fill(message, scan(text, "x"), "x") == []
+    assert message == text_format.Parse(text, proto.NetParameter())
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("layer {\n name: 'a'\n", "x.prototxt:1:1: the '{' of 'layer' is never closed"),
+        ("name: 'a'\n}", "x.prototxt:2:1: expected the name of a field, got }"),
+        ("name: 'a\n'", "x.prototxt:1:7: this string is not closed on its line"),
+        ("name 'a'", "x.prototxt:1:6: expected ':' or '{' after 'name', got 'a'"),
+        ("name: @", "x.prototxt:1:7: unexpected character '@'"),
+        ("name:", "x.prototxt:1:6: expected a value for 'name', got the end of the file"),
+        ("input: ['a' 'b' 3]", "x.prototxt:1:17: expected ',' or ']' in the list of 'input', got 3"),
+        ("layer {" * 51, "x.prototxt:1:357: more than 50 messages within each other"),
+        ("name: '\\x'", "x.prototxt:1:7: bad escape in a string"),
+    ],
+)
+def test_syntax_errors(text, expected):
+    (error,) = errors_of(parse_net, text)
+    assert error.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        (
+            "convolution_param { kernel_sise: 3 }",
+            "2:21: layer 'a': unknown field 'kernel_sise' in ConvolutionParameter; did you mean 'kernel_size'?",
+        ),
+        ("pooling_param { pool: MAXX }", "2:17: layer 'a': 'pool' has no value MAXX; did you mean 'MAX'?"),
+        (
+            "convolution_param { num_output: -1 }",
+            "2:21: layer 'a': 'num_output' expects a 32-bit integer of at least 0, got -1",
+        ),
+        (
+            "convolution_param { num_output: 1.5 }",
+            "2:21: layer 'a': 'num_output' expects a 32-bit integer of at least 0, got 1.5",
+        ),
+        ("convolution_param { axis: 3000000000 }", "2:21: layer 'a': 'axis' expects a 32-bit integer, got 3000000000"),
+        (
+            "dropout_param { dropout_ratio: 'x' }",
+            "2:17: layer 'a': 'dropout_ratio' expects a number without quotes, got \"x\"",
+        ),
+        ("dropout_param { dropout_ratio: 1e60 }", "2:17: layer 'a': 'dropout_ratio' expects a number, got 1e60"),
+        ("propagate_down: maybe", "2:1: layer 'a': 'propagate_down' expects true or false, got maybe"),
+        ("type: ReLU", "2:1: layer 'a': 'type' expects a string in quotes, got ReLU"),
+        ("type: 'x' type: 'y'", "2:11: layer 'a': 'type' is given twice; first in line 2"),
+        ("relu_param: 3", "2:1: layer 'a': 'relu_param' expects { ... }, got a single value"),
+        ("type { x: 3 }", "2:1: layer 'a': 'type' expects a string, got { ... }"),
+        ("clip_param { min: 0 }", "2:1: layer 'a': 'max' is missing in ClipParameter"),
+    ],
+)
+def test_values_that_do_not_fit(fields, expected):
+    assert errors_of(parse_net, f"layer {{ name: 'a'\n{fields} }}") == [f"x.prototxt:{expected}"]
+
+
+def test_all_errors_of_a_file_at_once():
+    text = NET.replace("batch_size: 4", "batchsize: four", 1).replace('name: "tiny"', 'nane: "tiny"')
+    with pytest.raises(ConfigErrors) as caught:
+        parse_net(text, "x.prototxt")
+    assert [error.where for error in caught.value.errors] == ["x.prototxt:1:1", "x.prototxt:5:35"]
+    assert "did you mean 'name'" in str(caught.value) and "did you mean 'batch_size'" in str(caught.value)
+
+
+def test_files_that_are_something_else(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing.prototxt: cannot be read: No such file"):
+        read_net(tmp_path / "missing.prototxt")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_solver(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\x89PNG\xff\xfe\0")
+    with pytest.raises(ConfigError, match="not a text file"):
+        read_net(tmp_path / "binary")
+    assert errors_of(parse_net, "base_lr: 1 max_iter: 3 lr_policy: 'fixed'") == [
+        "x.prototxt: this is a solver; expected a net"
+    ]
+    assert errors_of(parse_solver, NET) == ["x.prototxt: this is a net; expected a solver"]
+
+
+def test_where():
+    config = parse_net(NET, "x.prototxt")
+    assert config.where() == "x.prototxt"
+    assert config.where(path="name") == "x.prototxt:1:1"
+    assert config.where(2) == "x.prototxt:12:1"
+    assert config.where(2, "convolution_param.kernel_size") == "x.prototxt:14:37"
+    assert config.where(2, "convolution_param.stride") == "x.prototxt:14:3"
+
+
+# ---- upgrades
+
+
+def test_v1_layers():
+    config = parse_net("""
+    layers { name: "d" type: DATA top: "d"
+             data_param { source: "s" scale: 0.5 mean_file: "m" crop_size: 9 mirror: true } }
+    layers { name: "ip" type: INNER_PRODUCT bottom: "d" top: "ip" include { phase: TEST }
+             blobs_lr: 1 blobs_lr: 2 weight_decay: 1 weight_decay: 0 param: "w" param: "b"
+             blob_share_mode: PERMISSIVE inner_product_param { num_output: 3 } }
+    layers { name: "loss" type: SOFTMAX_LOSS bottom: "ip" bottom: "d" loss_weight: 0.3 }
+    """)
+    data, ip, loss = config.message.layer
+    assert [layer.type for layer in config.message.layer] == ["Data", "InnerProduct", "SoftmaxWithLoss"]
+    assert not config.message.layers
+    transform = data.transform_param
+    assert (transform.scale, transform.mean_file, transform.crop_size, transform.mirror) == (0.5, "m", 9, True)
+    assert str(data.data_param).strip() == 'source: "s"'
+    assert [(p.name, p.lr_mult, p.decay_mult) for p in ip.param] == [("w", 1, 1), ("b", 2, 0)]
+    assert ip.param[0].share_mode == proto.ParamSpec.PERMISSIVE
+    assert ip.inner_product_param.num_output == 3 and ip.include[0].phase == proto.TEST
+    assert loss.loss_weight[0] == pytest.approx(0.3)
+    assert config.where(1) == "<net>:4:5"
+    assert config.notes == ["<net>: upgraded from the V1 format of layers"]
+
+
+def test_every_v1_type_has_a_name_of_today():
+    kind = proto.V1LayerParameter.DESCRIPTOR.enum_types_by_name["LayerType"]
+    text = "\n".join(f"layers {{ type: {value.name} }}" for value in kind.values)
+    types = {layer.type for layer in parse_net(text).message.layer}
+    assert {"AbsVal", "BNLL", "HDF5Data", "Im2col", "LRN", "MVN", "ReLU", "TanH", "SigmoidCrossEntropyLoss"} <= types
+    assert len(types) == len(kind.values)
+
+
+def test_v0_layers_and_padding():
+    config = parse_net("""
+    input: "x" input_dim: 1 input_dim: 3 input_dim: 8 input_dim: 8
+    layers { layer { name: "pad" type: "padding" pad: 2 } bottom: "x" top: "px" }
+    layers { layer { name: "c" type: "conv" num_output: 4 kernelsize: 5 biasterm: false blobs_lr: 1 weight_decay: 1
+                     weight_filler { type: "xavier" } } bottom: "px" top: "c" }
+    layers { layer { name: "p" type: "pool" pool: AVE kernelsize: 2 stride: 2 } bottom: "c" top: "p" }
+    layers { layer { name: "i" type: "images" source: "l" batchsize: 2 new_height: 7 cropsize: 5 } top: "i" }
+    """)
+    data, conv, pool, images = config.message.layer
+    assert data.type == "Input" and list(data.input_param.shape[0].dim) == [1, 3, 8, 8]
+    assert list(conv.bottom) == ["x"] and list(conv.convolution_param.pad) == [2]
+    assert list(conv.convolution_param.kernel_size) == [5] and not conv.convolution_param.bias_term
+    assert conv.convolution_param.weight_filler.type == "xavier" and conv.param[0].lr_mult == 1
+    assert pool.pooling_param.pool == pool.pooling_param.AVE and pool.pooling_param.stride == 2
+    assert images.type == "ImageData" and images.image_data_param.batch_size == 2
+    assert images.transform_param.crop_size == 5
+    assert [config.where(i).split(":")[1] for i in range(4)] == ["2", "4", "6", "7"]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("layers { layer { name: 'a' type: 'convv' } }", "1:1: layer 'a': unknown type 'convv'; did you mean 'conv'?"),
+        (
+            "layers { layer { name: 'a' type: 'relu' num_output: 1 } }",
+            "1:1: layer 'a': 'num_output' is not an option of 'relu'",
+        ),
+        (
+            "layers { type: CONVOLUTIONS name: 'a' }",
+            "1:10: layer 'a': 'type' has no value CONVOLUTIONS; did you mean 'CONVOLUTION'?",
+        ),
+        ("layer {} layers {}", "1:10: both 'layer' and the older 'layers' are given"),
+        (
+            "input: 'a' input_dim: 1 input_dim: 2",
+            "1:1: 1 input with 2 input_dim; expected an input_shape, or 4 input_dim, for each",
+        ),
+    ],
+)
+def test_upgrades_that_fail(text, expected):
+    assert errors_of(parse_net, text) == [f"x.prototxt:{expected}"]
+
+
+def test_fields_with_new_names():
+    config = parse_net("""
+    input: "a" input_shape { dim: 2 dim: 3 }
+    layer { type: "Concat" concat_param { concat_dim: 0 } }
+    layer { type: "SoftmaxWithLoss" loss_param { normalize: false } }
+    layer { type: "BatchNorm" param { lr_mult: 1 } param { lr_mult: 1 } param { lr_mult: 1 } param { lr_mult: 2 } }
+    """)
+    _, concat, loss, norm = config.message.layer
+    assert concat.concat_param.axis == 0 and not concat.concat_param.HasField("concat_dim")
+    assert loss.loss_param.normalization == loss.loss_param.BATCH_SIZE
+    assert [param.lr_mult for param in norm.param] == [0, 0, 0, 2]  # the fourth is a scale (Intel's BatchNorm)
+
+
+def test_solver_type():
+    assert parse_solver("solver_type: ADAM").message.type == "Adam"
+    assert parse_solver("").message.type == "SGD"
+    assert "both 'type' and the older 'solver_type'" in errors_of(parse_solver, "solver_type: ADAM type: 'SGD'")[0]
+
+
+# ---- overrides
+
+
+@pytest.mark.parametrize(
+    "override, read_back",
+    [
+        ("max_iter=7", lambda m: m.max_iter == 7),
+        ("stepvalue=10,20, 30", lambda m: list(m.stepvalue) == [10, 20, 30]),
+        ("stepvalue=", lambda m: not m.stepvalue),
+        ("stepvalue[1]=9", lambda m: list(m.stepvalue) == [1, 9]),
+        ("stepvalue[2]=9", lambda m: list(m.stepvalue) == [1, 2, 9]),
+        ("solver_mode=CPU", lambda m: m.solver_mode == m.CPU),
+        ("net=a b=c.prototxt", lambda m: m.net == "a b=c.prototxt"),
+        ("net='quoted'", lambda m: m.net == "quoted"),
+        ("base_lr=", lambda m: not m.HasField("base_lr")),
+        ("train_state.stage=a,b", lambda m: list(m.train_state.stage) == ["a", "b"]),
+        ("test_state[0]={ level: 3 }", lambda m: m.test_state[0].level == 3),
+        ("train_state={level: 2}", lambda m: m.train_state.level == 2),
+    ],
+)
+def test_override_of_a_solver(override, read_back):
+    solver = parse_solver("base_lr: 1 stepvalue: 1 stepvalue: 2 max_iter: 5", overrides=[override])
+    assert read_back(solver.message)
+
+
+def test_override_of_layers():
+    config = parse_net(
+        NET,
+        overrides=[
+            "layer[data].data_param.source=/x",
+            "layer[data@TEST].data_param.batch_size=50",
+            "layer[inception_3a/1x1].convolution_param.kernel_size=5,7",
+            "layer[inception_3a/1x1].param[0].lr_mult=0",
+            "layer[2].convolution_param.weight_filler.type=msra",
+            "layer[data].data_param.crop_size=8",
+        ],
+    )
+    train, test, conv = config.message.layer
+    assert [train.data_param.source, test.data_param.source] == ["/x", "/x"]
+    assert [train.data_param.batch_size, test.data_param.batch_size] == [4, 50]
+    assert [train.transform_param.crop_size, test.transform_param.crop_size] == [8, 8]  # upgraded, too
+    assert list(conv.convolution_param.kernel_size) == [5, 7]
+    assert conv.convolution_param.weight_filler.type == "msra" and conv.param[0].lr_mult == 0
+    assert config.where(1) == "<net>:7:1"
+
+
+@pytest.mark.parametrize(
+    "override, expected",
+    [
+        ("layer[dat].type=x", "no layer 'dat'; did you mean 'data'?"),
+        ("layer[9].type=x", "no layer '9'"),
+        ("layer.type=x", "'layer' is a list; say layer[NAME]"),
+        ("layer[data].tipe=x", "unknown field 'tipe' in LayerParameter; did you mean 'type'?"),
+        ("layer[data].data_param.batch_size=-4", "'batch_size' expects a 32-bit integer of at least 0, got -4"),
+        ("layer[data].data_param.backend=LMDBX", "'backend' has no value LMDBX; did you mean 'LMDB'?"),
+        ("layer[data].include.phase=TEST", "'include' is a list; say include[0]"),
+        ("layer[data].type.x=1", "'type' is a single value, it has no fields"),
+        ("layer[data].data_param={ sorce: 'x' }", "unknown field 'sorce' in DataParameter; did you mean 'source'?"),
+        ("name[0]=x", "'name' is not a list"),
+        ("name", "expected PATH=VALUE, such as max_iter=100"),
+        ("input_dim=3", "'input_dim' is upgraded when the file is read; say layer[input].input_param.shape[0].dim"),
+    ],
+)
+def test_overrides_that_fail(override, expected):
+    with pytest.raises(ConfigError) as caught:
+        parse_net(NET, overrides=[override])
+    assert str(caught.value).startswith(f"--set {override}:")
+    assert expected in str(caught.value)
+
+
+def test_override_of_a_field_that_nobody_has():
+    with pytest.raises(ConfigError, match="neither solvers nor nets have a field 'max_itr'; did you mean 'max_iter'"):
+        parse_solver("", overrides=["max_itr=3"])
+
+
+# ---- the nets of a solver
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """root/nets/tiny.prototxt and the solver root/solvers/solver.prototxt; the current folder is elsewhere."""
+    for name in ("root/nets", "root/solvers", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root/nets/tiny.prototxt").write_text(NET)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "root"
+
+
+def solver_in(folder, text, overrides=()):
+    (folder / "solvers/solver.prototxt").write_text(text)
+    return read_solver(folder / "solvers/solver.prototxt", overrides)
+
+
+def test_net_of_a_solver(folder):
+    solver = solver_in(
+        folder,
+        "net: 'nets/tiny.prototxt' test_iter: [1, 2] train_state { stage: 'a' } test_state: [{ level: 1 }, {}]",
+        ["layer[data@TEST].data_param.source=/t"],
+    )
+    train = net_of_solver(solver, proto.TRAIN)
+    assert train.message.state.phase == proto.TRAIN and list(train.message.state.stage) == ["a"]
+    assert os.path.samefile(train.path, folder / "nets/tiny.prototxt")
+    tests = nets_of_solver(solver).tests
+    assert [net.message.state.level for net in tests] == [1, 0]
+    assert all(net.message.state.phase == proto.TEST for net in tests)
+    assert [layer.data_param.source for layer in tests[0].message.layer][:2] == ["train_db", "/t"]
+    assert net_of_solver(solver_in(folder, "net: 'nets/tiny.prototxt'"), proto.TEST).message.state.phase == proto.TEST
+
+
+def test_nets_in_files_of_their_own(folder):
+    (folder / "nets/test.prototxt").write_text(NET.replace('"inception_3a/1x1"', '"other"'))
+    text = "train_net: 'nets/tiny.prototxt' test_net: 'nets/test.prototxt' test_iter: 3"
+    nets = nets_of_solver(solver_in(folder, text, ["layer[other].top=z", "layer[data@TRAIN].data_param.source=/t"]))
+    assert layers(nets.tests[0])["other"].top == ["z"]
+    assert nets.train.message.layer[0].data_param.source == "/t"
+    assert nets.tests[0].message.layer[0].data_param.source == "train_db"  # this file is for tests only
+    with pytest.raises(ConfigError, match="no layer 'othr'; did you mean 'other'"):
+        nets_of_solver(solver_in(folder, text, ["layer[othr].top=z"]))
+
+
+def test_net_within_the_solver(folder):
+    solver = solver_in(folder, f"base_lr: 1\nnet_param {{\n{NET}\n}}\ntest_iter: 1")
+    net = net_of_solver(solver, proto.TEST)
+    assert net.where(2) == f"{solver.path}:14:1"
+    v1 = solver_in(folder, "train_net_param { layers { name: 'a' type: RELU } }")
+    assert net_of_solver(v1, proto.TRAIN).message.layer[0].type == "ReLU"
+
+
+def test_net_of_each_rank(folder):
+    (folder / "nets/tiny_3_of_8.prototxt").write_text(NET)
+    net = net_of_solver(solver_in(folder, "train_net: 'nets/tiny_%#_of_%*.prototxt'"), proto.TRAIN, rank=3, ranks=8)
+    assert os.path.samefile(net.path, folder / "nets/tiny_3_of_8.prototxt")
+
+
+def test_net_that_lies_beside_the_solver(folder):
+    (folder / "solvers/near.prototxt").write_text(NET)
+    net = net_of_solver(solver_in(folder, "net: 'models/of/caffe/near.prototxt'"), proto.TRAIN)
+    assert os.path.samefile(net.path, folder / "solvers/near.prototxt")
+    assert "solver.prototxt:1:1: net 'models/of/caffe/near.prototxt' is not there; taking " in net.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "base_lr: 1",
+            "solver.prototxt: the solver names no net; set one of net, net_param, train_net, train_net_param",
+        ),
+        (
+            "net: 'nets/gone.prototxt'",
+            "solver.prototxt:1:1: net 'nets/gone.prototxt' is not in the current folder",
+        ),
+        (
+            "net: 'a' train_net: 'b'",
+            "solver.prototxt:1:10: only one of net, net_param, train_net, train_net_param can be given",
+        ),
+        ("train_net: 'nets/tiny.prototxt' test_iter: 1", "1:33: 1 test_iter for 0 test nets; expected one for each"),
+        ("net: 'nets/tiny.prototxt' test_iter: 1 test_state {} test_state {}", "1:40: 2 test_state for 1 test nets"),
+        ("net: 'solver.prototxt'", "solver.prototxt: this is a solver; expected a net"),
+    ],
+)
+def test_solvers_whose_nets_cannot_be_had(folder, text, expected):
+    with pytest.raises(ConfigError) as caught:
+        nets_of_solver(solver_in(folder, text))
+    assert expected in str(caught.value)

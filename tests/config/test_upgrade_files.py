@@ -1,0 +1,79 @@
+"""Old nets, weights and solvers say the same in the current format, and stay as they are when upgraded again."""
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.config import read_net, read_solver
+from engine.config.upgrade_files import upgrade_net_binary, upgrade_net_text, upgrade_solver_text
+from engine.errors import EngineError
+from engine.weights import read_caffemodel
+from tests.shared import SHARED, needs_shared
+
+V1 = """
+name: "old"  input: "x" input_dim: 1 input_dim: 3 input_dim: 4 input_dim: 5
+layers { name: "conv" type: CONVOLUTION bottom: "x" top: "y" blobs_lr: 1 blobs_lr: 2 weight_decay: 1 weight_decay: 0
+  convolution_param { num_output: 2 kernel_size: 3 weight_filler { type: "gaussian" std: 0.01 } } }
+"""
+
+
+def test_a_net_in_text(tmp_path):
+    old, new, again = (tmp_path / name for name in ("old", "new", "again"))
+    old.write_text(V1)
+    notes = upgrade_net_text(str(old), str(new))
+    assert [note.removeprefix(f"{old}: ") for note in notes] == [
+        "upgraded from the V1 format of layers",
+        "upgraded its inputs to an Input layer",
+    ]
+    assert read_net(new).message == read_net(old).message
+    assert 'type: "Convolution"' in new.read_text() and "layers" not in new.read_text()
+    assert "std: 0.01\n" in new.read_text()
+    assert upgrade_net_text(str(new), str(again)) == []
+    assert again.read_bytes() == new.read_bytes()
+
+
+def test_a_solver(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text('net: "n.prototxt" base_lr: 0.1 lr_policy: "fixed" solver_type: ADAM')
+    assert upgrade_solver_text(str(old), str(new)) == [f"{old}: upgraded from solver_type to type"]
+    assert read_solver(new).message.type == "Adam" and "solver_type" not in new.read_text()
+    assert upgrade_solver_text(str(new), str(old)) == []
+
+
+@pytest.mark.parametrize("version", ["V0", "V1"])
+def test_weights(tmp_path, version):
+    net = proto.NetParameter(input=["x"], input_dim=[1, 1, 2, 3])
+    layer = net.layers.add(bottom=["x"], top=["y"])
+    if version == "V0":
+        layer.layer.name, layer.layer.type, layer.layer.num_output = "ip", "innerproduct", 1
+        blobs = layer.layer.blobs
+    else:
+        layer.name, layer.type = "ip", layer.INNER_PRODUCT
+        blobs = layer.blobs
+    blobs.add(num=1, channels=1, height=1, width=6, data=range(6))
+    old, new = tmp_path / "old.caffemodel", tmp_path / "new.caffemodel"
+    old.write_bytes(net.SerializeToString())
+    notes = upgrade_net_binary(str(old), str(new))
+    assert notes[0] == f"{old}: upgraded from the {version} format of layers"
+    upgraded = proto.NetParameter.FromString(new.read_bytes())
+    assert [(layer.name, layer.type) for layer in upgraded.layer] == [("input", "Input"), ("ip", "InnerProduct")]
+    assert not upgraded.layers and not upgraded.input
+    before, after = read_caffemodel(old), read_caffemodel(new)
+    np.testing.assert_array_equal(after["ip"][0], before["ip"][0])
+    assert after["ip"][0].tolist() == [[[[0, 1, 2, 3, 4, 5]]]]
+
+
+@needs_shared("zoo")
+def test_every_net_and_solver_of_the_zoo(tmp_path):
+    seen = 0
+    for path in sorted((SHARED / "zoo").rglob("*.prototxt")):
+        solver = "solver" in path.name
+        read, upgrade = (read_solver, upgrade_solver_text) if solver else (read_net, upgrade_net_text)
+        try:
+            before = read(path).message
+        except EngineError:
+            continue  # other tests say which files are wrong
+        upgrade(str(path), str(tmp_path / "new"))
+        assert read(tmp_path / "new").message == before, path
+        seen += 1
+    assert seen > 200

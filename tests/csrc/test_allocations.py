@@ -1,0 +1,115 @@
+"""Training steps, updates included, allocate nothing: calls of the C library's allocators are counted, in all threads.
+
+Not those that oneDNN makes for itself: a table of arguments whenever a primitive runs, and the buffers into which its
+float32 matrix product packs; neither can be handed in.
+"""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.mpi import REPO
+
+COUNTER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include <execinfo.h>
+#include <string.h>
+
+static _Atomic long ours, all;
+static _Atomic int counting;
+static _Thread_local int inside;
+long allocations(void) { return ours; }
+long all_allocations(void) { return all; }
+void start(int on) { counting = on; }
+
+// Whose a call is: of the first of the two libraries on the stack.
+static void count(void) {
+    if (!counting || inside) return;
+    inside = 1;
+    all++;
+    void* stack[32];
+    const int depth = backtrace(stack, 32);
+    for (int i = 0; i < depth; i++) {
+        Dl_info info;
+        if (!dladdr(stack[i], &info) || !info.dli_fname) continue;
+        if (strstr(info.dli_fname, "libdnnl")) break;
+        if (!strstr(info.dli_fname, "engine/host/_ext")) continue;
+        ours++;
+        break;
+    }
+    inside = 0;
+}
+void* malloc(size_t size) {
+    static void* (*real)(size_t);
+    if (!real) *(void**)&real = dlsym(RTLD_NEXT, "malloc");
+    count();
+    return real(size);
+}
+void* realloc(void* old, size_t size) {
+    static void* (*real)(void*, size_t);
+    if (!real) *(void**)&real = dlsym(RTLD_NEXT, "realloc");
+    count();
+    return real(old, size);
+}
+void* aligned_alloc(size_t alignment, size_t size) {
+    static void* (*real)(size_t, size_t);
+    if (!real) *(void**)&real = dlsym(RTLD_NEXT, "aligned_alloc");
+    count();
+    return real(alignment, size);
+}
+int posix_memalign(void** into, size_t alignment, size_t size) {
+    static int (*real)(void**, size_t, size_t);
+    if (!real) *(void**)&real = dlsym(RTLD_NEXT, "posix_memalign");
+    count();
+    return real(into, alignment, size);
+}
+"""
+
+STEPS = """
+import ctypes, sys
+from engine import proto
+from engine.examine.benchmark import connect, step
+from engine.examine.synthetic import feed_synthetic
+from engine.comm.world import World
+from engine.config import read_net
+from engine.net import Net
+
+shapes = [(8, 3, 28, 28), (8,)]
+net = Net(read_net(sys.argv[1]), proto.TRAIN, shapes_of=lambda layer, where: shapes, precision=sys.argv[2])
+feed_synthetic(net, seed=1)
+strategy = connect(net, World())
+for iteration in range(5):
+    step(net, strategy, iteration)
+strategy.wait_all()
+counter = ctypes.CDLL(None)
+counter.allocations.restype = counter.all_allocations.restype = ctypes.c_long
+counter.start(1)
+for iteration in range(5, 15):
+    step(net, strategy, iteration)
+counter.start(0)
+print(counter.allocations(), counter.all_allocations())
+strategy.close()
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_running_a_net_allocates_nothing(tmp_path, precision):
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler for the counter")
+    source, library = tmp_path / "count.c", tmp_path / "count.so"
+    source.write_text(COUNTER)
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+    command = [sys.executable, "-c", STEPS, str(REPO / "nets/cifar10.prototxt"), precision]
+    environ = {"LD_PRELOAD": str(library), "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "2", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, everything = map(int, done.stdout.split())
+    assert everything > 0, "the counter counts: oneDNN's and Python's are there"
+    assert ours == 0

@@ -1,0 +1,249 @@
+"""The update rules against their formulas in float64, and against what BVLC Caffe computed."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from engine.host import _core
+from tests.shared import SHARED, needs_shared
+
+COUNT = 70_000  # several chunks, an odd tail
+HYPER = {"momentum": 0.9, "momentum2": 0.99, "delta": 1e-4, "rms_decay": 0.95}
+
+
+def reference(rule: str, w, d, h, u, rate: float, iteration: int, correction: float = 1.0):
+    """One step of `rule` in float64: weights, regularised gradient d, two histories -> the same, new."""
+    momentum, beta2, delta = HYPER["momentum"], HYPER["momentum2"], HYPER["delta"]
+    if rule == "sgd":
+        h = momentum * correction * h + rate * d
+        return w - h, h, u
+    if rule == "nesterov":
+        before, h = correction * h, momentum * correction * h + rate * d
+        return w - ((1 + momentum) * h - momentum * before), h, u
+    if rule == "adagrad":
+        h = h + d**2
+        return w - rate * d / (np.sqrt(h) + delta), h, u
+    if rule == "rmsprop":
+        h = HYPER["rms_decay"] * h + (1 - HYPER["rms_decay"]) * d**2
+        return w - rate * d / (np.sqrt(h) + delta), h, u
+    if rule == "adadelta":
+        h = momentum * h + (1 - momentum) * d**2
+        step = d * np.sqrt((u + delta) / (h + delta))
+        return w - rate * step, h, momentum * u + (1 - momentum) * step**2
+    t = iteration + 1
+    h = momentum * h + (1 - momentum) * d
+    u = beta2 * u + (1 - beta2) * d**2
+    return w - rate * np.sqrt(1 - beta2**t) / (1 - momentum**t) * h / (np.sqrt(u) + delta), h, u
+
+
+class Arenas:
+    """Weights, gradients and histories of COUNT floats in two buckets; one segment has multipliers of its own."""
+
+    def __init__(self, rule: str, seed: int = 3, **hyper):
+        random = np.random.default_rng(seed)
+        self.weights = random.standard_normal(COUNT).astype(np.float32)
+        self.weights[:9] = 0  # the sign of 0 is 0
+        self.gradients = random.standard_normal(COUNT).astype(np.float32)
+        self.histories = [np.zeros(COUNT, np.float32) for _ in range(_core.update_rules()[rule])]
+        cut = COUNT // 3 + 5
+        segments = [[(0, 1000, 1, 1), (1000, cut, 2, 0.5)], [(cut, COUNT, 1, 1)]]
+        self.lr_mult, self.decay_mult = np.ones(COUNT), np.ones(COUNT)
+        self.lr_mult[1000:cut], self.decay_mult[1000:cut] = 2, 0.5
+        buckets = [[_core.Segment(*segment) for segment in bucket] for bucket in segments]
+        self.updater = _core.Updater(
+            rule, self.weights, self.gradients, self.histories, buckets, _core.Hyper(**{**HYPER, **hyper})
+        )
+
+    def step(self, threads: int = 1, clip_factor: float = 1, **step) -> None:
+        self.updater.set_step(**step)
+        self.updater.set_clip_factor(clip_factor)
+        for bucket in range(self.updater.buckets):
+            self.updater.apply(bucket, threads)
+
+
+@pytest.mark.parametrize("rule", sorted(_core.update_rules()))
+@pytest.mark.parametrize("l1", [False, True])
+def test_rule_matches_its_formula(rule, l1):
+    arenas = Arenas(rule, weight_decay=0.01, l1=l1)
+    w, h, u = arenas.weights.astype(np.float64), np.zeros(COUNT), np.zeros(COUNT)
+    for iteration in range(5):
+        rate, clip, scale = 0.1 / (iteration + 1), 0.5 if iteration == 2 else 1, 0.25
+        d = scale * clip * arenas.gradients
+        if rule == "adamw":  # knows no L1
+            w = w - (0 if l1 else rate * arenas.lr_mult * 0.01 * arenas.decay_mult * w)
+        else:
+            d = d + 0.01 * arenas.decay_mult * (np.sign(w) if l1 else w)
+        w, h, u = reference(rule, w, d, h, u, rate * arenas.lr_mult, iteration)
+        arenas.step(rate=rate, scale=scale, iteration=iteration, clip_factor=clip)
+    np.testing.assert_allclose(arenas.weights, w, rtol=1e-5, atol=2e-5)
+    for history, expected in zip(arenas.histories, (h, u)):
+        np.testing.assert_allclose(history, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "nesterov"])
+def test_momentum_correction(rule):
+    arenas = Arenas(rule)
+    w, h = arenas.weights.astype(np.float64), np.zeros(COUNT)
+    for iteration, (rate, correction) in enumerate([(0.1, 1.0), (0.4, 4.0), (0.2, 0.5)]):
+        w, h, _ = reference(rule, w, arenas.gradients, h, None, rate * arenas.lr_mult, iteration, correction)
+        arenas.step(rate=rate, scale=1, iteration=iteration, momentum_correction=correction)
+    np.testing.assert_allclose(arenas.weights, w, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("local_clip", [False, True])
+def test_local_rates(local_clip):
+    """Of a parameter in two buckets, of one that does not learn, of one whose weights are all 0."""
+    random = np.random.default_rng(5)
+    weights, gradients = random.standard_normal((2, 50_000)).astype(np.float32)
+    weights[48_000:] = 0
+    before, w = weights.copy(), weights.astype(np.float64)
+    segments = [[(0, 100, 1, 1, 0), (100, 20_000, 2, 1, 1)], [(20_000, 40_000, 2, 1, 1), (40_000, 48_000, 0, 1, 2)]]
+    segments.append([(48_000, 50_000, 1, 1, 3)])
+    ratio, decay, rate, scale, clip = (0.5 if local_clip else 0.01), 0.003, 0.4, 0.25, 0.5
+    hyper = _core.Hyper(weight_decay=decay, local_ratio=ratio, local_clip=local_clip)
+    buckets = [[_core.Segment(*segment) for segment in bucket] for bucket in segments]
+    updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], buckets, hyper)
+    updater.set_step(rate, scale, 0)
+    updater.set_clip_factor(clip)
+    for bucket in (2, 0, 1):  # as servers come along
+        updater.measure(bucket, 2)
+    updater.set_local_rates()
+    for bucket in (1, 2, 0):
+        updater.apply(bucket)
+
+    limited = []
+    for begin, end in itertools.pairwise((0, 100, 40_000, 48_000, 50_000)):
+        g, norm = scale * clip * gradients[begin:end].astype(np.float64), np.linalg.norm(w[begin:end])
+        local = ratio * norm / (np.linalg.norm(g) + decay * norm) if norm else 1
+        limited.append(local > rate)
+        taken = min(rate, local) if local_clip else rate * local
+        w[begin:end] -= (taken if begin != 40_000 else 0) * (g + decay * w[begin:end])
+    assert local_clip == all(limited)
+    np.testing.assert_allclose(weights, w, rtol=1e-6, atol=1e-7)
+    assert np.array_equal(weights[40_000:48_000], before[40_000:48_000])
+
+
+@pytest.mark.parametrize("rule", sorted(_core.update_rules()))
+def test_same_bits_for_any_number_of_threads(rule):
+    results = []
+    for threads in (1, 2, 5):
+        arenas = Arenas(rule, weight_decay=0.01)
+        for iteration in range(3):
+            arenas.step(threads, rate=0.1, scale=0.5, iteration=iteration)
+        results.append([arenas.weights, *arenas.histories])
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_sum_of_squares():
+    arenas = Arenas("sgd")
+    sums = [[arenas.updater.measure(bucket, threads) for bucket in range(2)] for threads in (1, 2, 5)]
+    assert sums[0] == sums[1] == sums[2]
+    np.testing.assert_allclose(sum(sums[0]), (arenas.gradients.astype(np.float64) ** 2).sum(), rtol=1e-13)
+
+
+def test_denormals_are_flushed():
+    arenas = Arenas("sgd")
+    arenas.gradients[:] = 0
+    arenas.histories[0][:] = 1e-38
+    for iteration in range(3):
+        arenas.step(rate=0.1, scale=1, iteration=iteration)
+    assert not arenas.histories[0].any()
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize(("packed", "keep"), [(False, True), (True, True), (True, False)])
+def test_an_update_by_ranges_gives_the_same_bits(rule, packed, keep):
+    whole, parts = Arenas(rule, weight_decay=0.01), Arenas(rule, weight_decay=0.01)
+    sums = np.zeros(COUNT, np.uint16)
+    if packed:
+        _core.pack_bf16(whole.gradients, sums)
+        _core.unpack_bf16(sums, whole.gradients)
+        parts.gradients[:] = np.nan  # not to be read
+    whole.step(rate=0.1, scale=0.5, iteration=3)
+    parts.updater.set_step(rate=0.1, scale=0.5, iteration=3)
+    for bucket, (begin, end) in enumerate([(0, COUNT // 3 + 5), (COUNT // 3 + 5, COUNT)]):
+        cuts = [begin, begin + 7, begin + 1003, end]
+        for first, last in itertools.pairwise(cuts):
+            parts.updater.apply_range(bucket, first, last, sums[first:last] if packed else None, keep)
+    for one, other in zip([whole.weights, *whole.histories], [parts.weights, *parts.histories], strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(parts.gradients, whole.gradients) == keep
+
+
+def test_bad_arguments_are_named():
+    arenas = Arenas("sgd")
+    arrays = arenas.weights, arenas.gradients
+    with pytest.raises(ValueError, match='unknown update rule "sgdd"; known: sgd, nesterov'):
+        _core.Updater("sgdd", *arrays, [], [], _core.Hyper())
+    with pytest.raises(ValueError, match="adam keeps 2 histories, got 1"):
+        _core.Updater("adam", *arrays, arenas.histories, [], _core.Hyper())
+    with pytest.raises(ValueError, match=f"in an arena of {COUNT} floats"):
+        _core.Updater("SGD", *arrays, arenas.histories, [[_core.Segment(0, COUNT + 1)]], _core.Hyper())
+    with pytest.raises(ValueError, match="gradients: expected a writable float32 array"):
+        _core.Updater("SGD", arenas.weights, arenas.gradients.astype(np.float64), arenas.histories, [], _core.Hyper())
+    with pytest.raises(IndexError, match="bucket 2 of 2"):
+        arenas.updater.apply(2)
+    with pytest.raises(ValueError, match="packed: expected a writable"):
+        arenas.updater.apply_range(0, 0, 10, np.zeros(9, np.uint16))
+
+
+def golden_net(parameters, x, labels):
+    """Loss and gradients, in float64, of golden/net.prototxt: 3x3 convolution, ReLU, inner product, softmax loss."""
+    conv_w, conv_b, ip_w, ip_b = parameters
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))  # n, c, y, x, ky, kx
+    conv = np.einsum("ncyxij,ocij->noyx", windows, conv_w) + conv_b[:, None, None]
+    flat = np.maximum(conv, 0).reshape(len(x), -1)
+    scores = flat @ ip_w.T + ip_b
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    loss = -np.log(p[np.arange(len(x)), labels]).mean()
+    p[np.arange(len(x)), labels] -= 1
+    p /= len(x)
+    conv_d = (p @ ip_w).reshape(conv.shape) * (conv > 0)
+    return loss, [np.einsum("ncyxij,noyx->ocij", windows, conv_d), conv_d.sum((0, 2, 3)), p.T @ flat, p.sum(0)]
+
+
+def solver_field(text: str, name: str, default):
+    found = re.search(rf'\b{name}: "?([\w.-]+)', text)
+    return type(default)(found.group(1)) if found else default
+
+
+NAMES = ("conv_0", "conv_1", "ip_0", "ip_1")
+MULTIPLIERS = ((1, 1), (2, 0), (1, 1), (1, 1))
+
+
+@needs_shared("golden/solvers")
+@pytest.mark.parametrize("case", "sgd sgd_l1 sgd_clip sgd_iter_size nesterov adagrad rmsprop adadelta adam".split())
+def test_ten_steps_as_caffe_took_them(case):
+    golden = np.load(SHARED / "golden/solvers" / f"{case}.npz")
+    text = str(golden["solver"])
+    rule, iter_size = solver_field(text, "type", "SGD").lower(), solver_field(text, "iter_size", 1)
+    hyper = {name: solver_field(text, name, 0.0) for name in ("momentum", "weight_decay")}
+    hyper |= {"momentum2": solver_field(text, "momentum2", 0.999), "delta": solver_field(text, "delta", 1e-8)}
+    hyper |= {
+        "rms_decay": solver_field(text, "rms_decay", 0.99),
+        "l1": solver_field(text, "regularization_type", "L2") == "L1",
+    }
+    before = [golden[f"before_{name}"] for name in NAMES]
+    ends = np.cumsum([0] + [blob.size for blob in before])
+    weights = np.concatenate([blob.ravel() for blob in before])
+    gradients = np.zeros_like(weights)
+    histories = [np.zeros_like(weights) for _ in range(_core.update_rules()[rule])]
+    segments = [_core.Segment(a, b, *mult) for a, b, mult in zip(ends[:-1], ends[1:], MULTIPLIERS)]
+    updater = _core.Updater(rule, weights, gradients, histories, [segments], _core.Hyper(**hyper))
+    clip, losses = solver_field(text, "clip_gradients", -1.0), []
+    for iteration in range(10):
+        blobs = [weights[a:b].reshape(blob.shape) for a, b, blob in zip(ends[:-1], ends[1:], before)]
+        loss, diffs = golden_net(blobs, golden["x"].astype(np.float64), golden["l"].astype(int))
+        losses.append(loss)
+        gradients[:] = iter_size * np.concatenate([diff.ravel() for diff in diffs])
+        updater.set_step(solver_field(text, "base_lr", 0.1), 1 / iter_size, iteration)
+        norm = np.sqrt(updater.measure(0))
+        updater.set_clip_factor(clip / norm if 0 < clip < norm else 1)
+        updater.apply(0)
+    np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5, atol=1e-6)  # in float32 a small loss is 1 - p
+    for name, a, b in zip(NAMES, ends[:-1], ends[1:]):
+        np.testing.assert_allclose(weights[a:b], golden[f"after10_{name}"].ravel(), rtol=1e-4, atol=2e-5)

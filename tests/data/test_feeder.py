@@ -1,0 +1,125 @@
+"""How nets get their data."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from engine.comm.world import World
+from engine.config import parse_net, read_net
+from engine.data import open_data
+from engine.data.feeder import Feeder
+from engine.errors import EngineError
+from engine.graph.build import TEST, TRAIN
+from engine.net import Net
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_repo(monkeypatch):
+    monkeypatch.chdir(REPO)
+
+
+def rank(number: int, ranks: int) -> World:
+    world = World()
+    world.rank, world.size = number, ranks
+    return world
+
+
+def digits(world: World, phase: int = TRAIN, batch_size: int = 32):
+    config = read_net("nets/digits.prototxt", [f"layer[data].data_param.batch_size={batch_size}"])
+    feeder = Feeder(config, phase, 1, world)
+    return Net(config, phase, shapes_of=feeder.shapes_of), feeder
+
+
+def test_a_net_is_fed_in_place():
+    net, feeder = digits(World())
+    assert (feeder.batch_size, feeder.size) == (32, 1437)
+    feeder.start()
+    assert feeder.next(net) == 0
+    assert feeder.next(net) == 32
+    data = net.blobs["data"].data
+    feeder.start(32)
+    fed = feeder.take()
+    np.testing.assert_array_equal(fed.arrays["data"][0], data)
+    assert len(fed.keys) == 32 and fed.first_sample == 32
+    feeder.close()
+
+
+def test_ranks_share_what_one_rank_would_read():
+    _, alone = digits(World(), batch_size=8)
+    alone.start(16)
+    whole = alone.take().keys + alone.take().keys
+    alone.close()
+    parts = []
+    for number in range(2):
+        _, feeder = digits(rank(number, 2), batch_size=8)
+        feeder.start(16)
+        fed = feeder.take()
+        assert fed.first_sample == 16 + 8 * number
+        parts += fed.keys
+        feeder.close()
+    assert parts == whole
+
+
+def test_an_epoch_is_every_item_once():
+    keys, sizes = [], []
+    for number in range(2):
+        _, feeder = digits(rank(number, 2), TEST, batch_size=100)
+        feeder.start_epoch()
+        while (fed := feeder.take()) is not None:
+            keys += fed.keys
+            sizes.append(fed.size)
+        feeder.close()
+    assert sorted(sizes) == [60, 100, 100, 100]
+    assert len(keys) == len(set(keys)) == 360
+
+
+def test_shapes_for_another_batch_size():
+    _, feeder = digits(World(), TEST)
+    message = SimpleNamespace(name="data", type="Data")
+    assert feeder.shapes_for(5)(message, "") == [(5, 1, 8, 8), (5,)]
+
+
+def test_messages_name_the_keys():
+    net, feeder = digits(World())
+    assert feeder.describe_batch() == ""
+    feeder.start()
+    feeder.next(net)
+    assert feeder.describe_batch().startswith("The batch holds keys '0") and "29 more" in feeder.describe_batch()
+    feeder.close()
+
+
+def test_a_net_without_data_layers_counts_its_samples():
+    config = parse_net('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }')
+    feeder = Feeder(config, TRAIN, 1, rank(1, 2))
+    net = Net(config, TRAIN, shapes_of=feeder.shapes_of)
+    feeder.start(10)
+    assert [feeder.next(net), feeder.next(net)] == [11, 13]
+    assert (feeder.batch_size, feeder.size) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "layer, reason",
+    [
+        ('type: "HDF5Data" hdf5_data_param { source: "x" batch_size: 1 }', "cannot read the list x"),
+        ('type: "Data" data_param { source: "x" }', "batch_size above 0, got 0"),
+    ],
+)
+def test_data_layers_that_cannot_be_opened(layer, reason):
+    config = parse_net(f'layer {{ name: "data" top: "data" {layer} }}')
+    with pytest.raises(EngineError, match=reason):
+        Net(config, TRAIN, shapes_of=Feeder(config, TRAIN, 1, World()).shapes_of)
+
+
+def test_the_first_batch_is_the_sources():
+    config = read_net("nets/digits.prototxt")
+    source = open_data(config.message.layer[0], TRAIN, 1)
+    with source.batches(32) as batches:
+        expected = next(batches).keys
+    _, feeder = digits(World())
+    feeder.start()
+    assert feeder.take().keys == expected
+    feeder.close()

@@ -1,0 +1,140 @@
+"""Who computes with how many threads."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.comm.world import World
+from engine.host.cores import core_plan, limit_spinning, ranges, share_cores, threads_for
+from tests.mpi import run_ranks
+
+
+def test_ranks_on_the_same_cores_divide_them():
+    shared = ("node1", (0, 1, 2, 3))
+    assert threads_for(shared, [shared, shared]) == 2
+    assert threads_for(shared, [shared] * 3) == 1
+    assert threads_for(shared, [shared] * 9) == 1
+
+
+def test_ranks_that_are_pinned_apart_or_elsewhere_keep_theirs():
+    first, second, other = ("node1", (0, 1)), ("node1", (2, 3)), ("node2", (0, 1))
+    assert threads_for(first, [first, second, other]) == 2
+
+
+def test_what_the_user_set_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    share_cores(World())
+    limit_spinning()
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("7", "5")
+
+
+@pytest.mark.parametrize(
+    "variable, value", [("OMP_NUM_THREADS", len(os.sched_getaffinity(0))), ("GOMP_SPINCOUNT", 1000)]
+)
+def test_defaults(monkeypatch, variable, value):
+    # Set before they are deleted, so that they are put back to what they were.
+    monkeypatch.setenv(variable, "")
+    monkeypatch.delenv(variable)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    share_cores(World())
+    limit_spinning()
+    assert os.environ[variable] == str(value)
+
+
+def test_the_extension_takes_the_threads():
+    program = """
+from engine.comm.world import world
+from engine.host.cores import limit_spinning, share_cores
+import os
+os.environ.pop("OMP_NUM_THREADS", None)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+limit_spinning()
+share_cores(world())
+from engine import _core
+assert _core.threads() == 1, _core.threads()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_ranges():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and ranges([3]) == "3"
+
+
+BOUND = """
+import os
+from engine.host.cores import helper_cores, limit_spinning, own_cores
+limit_spinning()
+cores = own_cores()
+from engine import _core
+from engine.data.prefetch import Prefetcher
+from engine.data.sampler import Share
+bound = set(_core.bound_cores())
+assert os.sched_getaffinity(0) == bound and cores == own_cores()
+seats = []
+def load(sample, arrays):
+    seats.append(os.sched_getaffinity(0))
+    return "key"
+share = Share(0, [(0, 0)])
+with Prefetcher(load, iter([share]), [(1,)], 1, 1) as batches:
+    batches.next()
+assert seats == [set(cores) - bound or set(cores)], seats
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_threads_that_do_not_compute_leave_the_cores_that_do():
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
+    done = subprocess.run([sys.executable, "-c", BOUND], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.mpi
+def test_ranks_that_openmp_binds_to_one_core_are_told():
+    program = """
+from engine.comm.world import world
+from engine.host.cores import clash, limit_spinning
+limit_spinning()
+found = clash(world())
+if world().rank == 0:
+    print(found)
+world().close()
+"""
+    done = run_ranks(2, program, environ={"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"})
+    assert done.stdout.startswith("ranks 0 and 1 both compute on core "), done.stderr
+    assert run_ranks(2, program).stdout == "\n"
+
+
+FOUR = ("node1", (0, 1, 2, 3))
+
+
+def plan(ranks: int, threads: int, servers: int = 0, server_cores=None) -> tuple[str, str]:
+    return core_plan(FOUR, [FOUR] * ranks, threads=threads, servers=servers, server_cores=server_cores, decoders=2)
+
+
+def test_the_plan_of_cores():
+    assert plan(1, 4) == ("Cores 0-3; on this rank 4 compute threads, 2 decoding threads", "")
+    line, warning = plan(2, 1, servers=2, server_cores=(2, 3))
+    assert line == (
+        "Cores 0-3, shared by 2 ranks; on this rank 1 compute thread, 2 communication servers (pinned to 2-3), "
+        "2 decoding threads"
+    )
+    assert warning == ""
+
+
+def test_the_plan_of_cores_that_openmp_has_bound():
+    line, warning = core_plan(FOUR, [FOUR], threads=3, servers=1, server_cores=None, decoders=2, bound=(0, 1, 2))
+    assert line == (
+        "Cores 0-3; on this rank 3 compute threads (bound to 0-2), 1 communication server (on 3), "
+        "2 decoding threads (on 3)"
+    )
+    assert warning == ""
+
+
+def test_overlaps_are_told():
+    assert "8 compute threads on 4 cores" in plan(2, 4)[1] and plan(2, 4)[1].endswith("OMP_NUM_THREADS=2")
+    assert plan(2, 2, servers=2)[1].startswith("communication servers share cores with compute threads")
+    assert plan(4, 1, servers=2)[1].endswith("leave some free: start fewer ranks")
+    assert plan(1, 3, servers=1, server_cores=(0,))[1] and not plan(1, 3, servers=1)[1]

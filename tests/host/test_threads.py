@@ -1,0 +1,77 @@
+"""Denormals are zero in every thread that computes: a net whose gradients have faded keeps its pace, and its bits do
+not depend on which thread computed them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.layers.harness import run
+from tests.mpi import REPO
+
+DENORMAL = 1e-39
+SMALLEST = np.finfo(np.float32).tiny  # of the normal ones
+SHAPE = (64, 64, 16, 16)  # enough for a share for every thread
+
+PRODUCT = (
+    'layer { name: "y" type: "Eltwise" bottom: "x" bottom: "x" top: "y" eltwise_param { coeff: 0.25 coeff: 0.25 } }'
+)
+DENSE = """layer { name: "y" type: "InnerProduct" bottom: "x" top: "y" inner_product_param {
+  num_output: 64 weight_filler { type: "constant" value: 1e-20 } } }"""
+NORM = 'layer { name: "y" type: "BatchNorm" bottom: "x" top: "y" batch_norm_param { use_global_stats: true } }'
+
+CASES = {  # input, and what would come out if denormals were kept: not zero
+    "engine's kernels": (PRODUCT, SMALLEST),
+    "oneDNN's kernels": (DENSE, 1e-20),
+    "denormal input": (NORM, DENORMAL),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_too_small_are_zero_in_every_thread(case):
+    layer, value = CASES[case]
+    net = run(layer, x=np.full(SHAPE, value, np.float32))
+    np.testing.assert_array_equal(net.blobs["y"].data, 0)
+
+
+def test_with_more_threads_too():
+    """In a process of its own: the number of threads is decided at start."""
+    code = "import tests.test_threads as t; [t.test_results_too_small_are_zero_in_every_thread(c) for c in t.CASES]"
+    command = ["env", "OMP_NUM_THREADS=5", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+SIGNALS = """
+import signal, sys
+import numpy as np
+from engine import proto
+from engine.comm.world import World
+from engine.config import read_net
+from engine.examine import benchmark
+from engine.examine.synthetic import feed_synthetic
+from engine.data.source_shapes import SourceShapes
+from engine.net import Net
+count = 0
+def handler(number, frame):
+    global count
+    count += 1
+signal.signal(signal.SIGALRM, handler)
+net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, print))
+feed_synthetic(net, seed=1)
+strategy = benchmark.connect(net, World())
+signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)
+for iteration in range(int(sys.argv[1])):
+    benchmark.step(net, strategy, iteration)
+signal.setitimer(signal.ITIMER_REAL, 0)
+strategy.close()
+assert count > 100, count
+"""
+
+
+def test_signals_do_not_disturb_kernels():
+    """Without a stack of their own the heap is overwritten, and glibc notices, within 2000 steps."""
+    command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", SIGNALS, "3000"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)

@@ -1,0 +1,114 @@
+"""Classes of pictures: what is done to a picture before the net sees it, and what is said of the scores."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.cli import main
+from engine.config import parse_net, read_net
+from engine.data.mean import write_mean
+from engine.errors import ConfigError, DataError
+from engine.inference.classify import Classifier, Preprocessing, best
+from engine.inference.deploy import deploy
+from engine.weights import write_caffemodel
+from tests.data.pictures import random_pixels
+from tests.mpi import REPO
+
+DEPLOY = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 10 dim: 3 dim: 4 dim: 6 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 7 } }
+layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
+"""
+# The same net as it trains.
+TRAIN = """
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
+  transform_param { crop_h: 4 crop_w: 6 scale: 0.02 mean_value: 100 mirror: true
+    resize_param { height: 8 width: 9 } } data_param { source: "not there" batch_size: 5 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 7 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" }
+"""
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "x.png"
+    Image.fromarray(random_pixels(3, 8, 9)).save(path)
+    return path
+
+
+@pytest.fixture
+def weights(tmp_path):
+    random = np.random.default_rng(2)
+    blobs = [random.normal(0, 0.1, (7, 72)).astype(np.float32), random.normal(0, 1, 7).astype(np.float32)]
+    write_caffemodel(tmp_path / "x.caffemodel", parse_net(DEPLOY).message, {"ip": blobs})
+    return tmp_path / "x.caffemodel", blobs
+
+
+def expected(picture, blobs, mean=0.0, scale=1.0):
+    """Of the crop in the middle of 8 x 9 pixels: 4 x 6, in the order B, G, R."""
+    pixels = np.asarray(Image.open(picture).convert("RGB"), np.float64)[:, :, ::-1].transpose(2, 0, 1)
+    crop = ((pixels - mean) * scale)[:, 2:6, 1:7]
+    scores = blobs[0].astype(np.float64) @ crop.ravel() + blobs[1]
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()
+
+
+def test_a_deployed_net(picture, weights, tmp_path):
+    path, blobs = weights
+    config = parse_net(DEPLOY)
+    scores = Classifier(config, [path], Preprocessing((8, 9), input_scale=0.02)).scores(str(picture))
+    np.testing.assert_allclose(scores, expected(picture, blobs, scale=0.02), rtol=1e-4, atol=1e-6)
+    mean = np.random.default_rng(1).uniform(90, 130, (3, 8, 9)).astype(np.float32)
+    write_mean(str(tmp_path / "mean"), mean)
+    asked = Preprocessing((8, 9), mean_file=str(tmp_path / "mean"), input_scale=0.02)
+    scores = Classifier(config, [path], asked).scores(str(picture))
+    np.testing.assert_allclose(scores, expected(picture, blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
+    # A mean image of another size serves by its channels.
+    write_mean(str(tmp_path / "mean"), mean[:, :5])
+    scores = Classifier(config, [path], asked).scores(str(picture))
+    by_channel = mean[:, :5].mean(axis=(1, 2)).reshape(3, 1, 1)
+    np.testing.assert_allclose(scores, expected(picture, blobs, by_channel, 0.02), rtol=1e-4, atol=1e-6)
+
+
+def test_the_net_that_trains_treats_pictures_as_its_data(picture, weights):
+    path, blobs = weights
+    scores = Classifier(parse_net(TRAIN), [path], Preprocessing()).scores(str(picture))
+    np.testing.assert_allclose(scores, expected(picture, blobs, 100, 0.02), rtol=1e-4, atol=1e-6)
+    scores = Classifier(parse_net(TRAIN), [path], Preprocessing(mean_value=[1, 2, 3])).scores(str(picture))
+    mean = np.array([1, 2, 3]).reshape(3, 1, 1)
+    np.testing.assert_allclose(scores, expected(picture, blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "googlenet", "inception_v3", "digits"])
+def test_deployed_nets_have_one_output(name):
+    net = deploy(read_net(REPO / f"nets/{name}.prototxt"), (1, 3, 224, 224)).message
+    read = {bottom for layer in net.layer for bottom in layer.bottom}
+    outputs = {top for layer in net.layer for top in layer.top} - read
+    assert outputs == {"prob"} and net.layer[0].type == "Input" and net.layer[-1].type == "Softmax"
+    assert not any(layer.type == "Accuracy" or layer.type.endswith("Loss") for layer in net.layer)
+
+
+def test_the_verb(picture, weights, tmp_path, capsys):
+    (tmp_path / "net.prototxt").write_text(DEPLOY)
+    (tmp_path / "labels").write_text("".join(f"n{i:08d} thing {i}\n" for i in range(7)))
+    arguments = ["--model", str(tmp_path / "net.prototxt"), "--weights", str(weights[0]), "--images_dim", "8,9"]
+    assert main(["classify", *arguments, "--labels", str(tmp_path / "labels"), "--top", "3", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    scores = expected(picture, weights[1])
+    assert lines[0] == f"---------- Prediction for {picture} ----------"
+    assert lines[1:] == [f'{scores[i]:.4f} - "n{i:08d} thing {i}"' for i in np.argsort(-scores)[:3]]
+
+
+def test_what_cannot_be_done(weights, tmp_path):
+    with pytest.raises(DataError, match="3 labels for a net of 7 classes"):
+        list(best(np.zeros(7), 5, ["a", "b", "c"]))
+    classifier = Classifier(parse_net(DEPLOY), [weights[0]], Preprocessing())
+    with pytest.raises(DataError, match=r"missing.png: cannot be read: No such file"):
+        classifier.scores(str(tmp_path / "missing.png"))
+    (tmp_path / "text.png").write_text("text")
+    with pytest.raises(DataError, match=r"text.png: cannot decode 4 bytes as an image"):
+        classifier.scores(str(tmp_path / "text.png"))
+    two = DEPLOY + 'layer { name: "more" type: "ReLU" bottom: "ip" top: "more" }'
+    with pytest.raises(ConfigError, match="expected one output, the scores of the classes; got"):
+        Classifier(parse_net(two, "x"), [weights[0]], Preprocessing())

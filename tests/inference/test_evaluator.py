@@ -1,0 +1,91 @@
+"""Tests of nets: exact over the set, the same on any number of ranks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.comm.world import World
+from engine.config import parse_net, read_net
+from engine.errors import ConfigError
+from engine.inference.evaluator import Evaluator
+from tests.mpi import run_ranks
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_repo(monkeypatch):
+    monkeypatch.chdir(REPO)
+
+
+def evaluator(batch_size: int) -> Evaluator:
+    config = read_net("nets/digits.prototxt", [f"layer[data@TEST].data_param.batch_size={batch_size}"])
+    return Evaluator(config, world=World())
+
+
+def test_the_whole_set_once_whatever_the_batch_size():
+    # 60 divides the 360 samples, 47 and 400 do not: their last batch runs through a smaller net.
+    results = [evaluator(batch_size).run() for batch_size in (60, 47, 400)]
+    for result in results[1:]:
+        for name, value in result.items():
+            np.testing.assert_allclose(value, results[0][name], rtol=1e-6)
+    assert set(results[0]) == {"loss", "accuracy", "accuracy_top5"}
+
+
+def test_batches_are_told_and_averaged():
+    seen = []
+    test = evaluator(100)
+    result = test.run(3, lambda k, outputs: seen.append((k, outputs["accuracy"][0])))
+    assert [k for k, _ in seen] == [0, 1, 2]
+    assert result["accuracy"][0] == pytest.approx(np.mean([value for _, value in seen]))
+    assert test.run(3)["accuracy"] == result["accuracy"]  # begins at sample 0 again
+    assert test.loss_weights == {"loss": 1.0}
+
+
+def test_a_net_without_an_end_needs_iterations():
+    config = parse_net(
+        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }', "x.prototxt"
+    )
+    test = Evaluator(config, world=World())
+    with pytest.raises(ConfigError, match=r"x\.prototxt: .*--iterations"):
+        test.run()
+    assert test.run(2)["x"].tolist() == [0.0] * 8
+
+
+def test_outputs_by_sample_are_averaged():
+    text = (
+        REPO / "nets/digits.prototxt"
+    ).read_text() + 'layer { name: "prob" type: "Softmax" bottom: "ip2" top: "prob" }'
+    config = parse_net(text, "digits", ["layer[data@TEST].data_param.batch_size=200"])
+    prob = Evaluator(config, world=World()).run()["prob"]
+    assert prob.shape == (10,) and prob.sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_give_the_figures_of_one(ranks):
+    expected = evaluator(47).run()
+    program = """
+import json
+from engine.comm.world import world
+from engine.config import read_net
+from engine.inference.evaluator import Evaluator
+config = read_net("nets/digits.prototxt", ["layer[data@TEST].data_param.batch_size=47"])
+seen = []
+test = Evaluator(config, world=world())
+values = test.run(None, lambda k, outputs: seen.append(k))
+assert test.run(5)["loss"] == test.run(5)["loss"]
+assert seen == (list(range(8)) if world().rank == 0 else []), seen
+results = world().gather({name: value.tolist() for name, value in values.items()})
+if results:
+    print(json.dumps(results), flush=True)
+world().close()
+"""
+    done = run_ranks(ranks, program, timeout=60)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[0])
+    assert len(results) == ranks and all(result == results[0] for result in results)
+    for name, value in results[0].items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)

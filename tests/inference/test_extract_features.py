@@ -1,0 +1,64 @@
+"""Features of a trained net in LMDBs and .npz are what the net computes of each sample, in the order of the data."""
+
+import lmdb
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.cli import main
+from engine.config import parse_net
+from engine.errors import ConfigError, DataError
+from engine.inference.extract_features import extract_features
+from tests.solver.harness import digits_net, in_files, solve
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of net_iter_3.caffemodel and net.prototxt."""
+    folder = tmp_path_factory.mktemp("trained")
+    solve("max_iter: 3 momentum: 0.9", digits_net(), folder)
+    (folder / "net.prototxt").write_text(digits_net())
+    return folder
+
+
+def test_an_npz_holds_what_the_weights_say(trained, tmp_path):
+    config = parse_net(digits_net())
+    weights = str(trained / "net_iter_3.caffemodel")
+    shapes = extract_features(config, [weights], ["ip1", "ip2", "label"], [str(tmp_path / "x.npz")], 2)
+    assert shapes == {"ip1": (94, 32), "ip2": (94, 10), "label": (94,)}
+    found = np.load(tmp_path / "x.npz")
+    assert {name: found[name].shape for name in found} == shapes
+    learned = in_files(trained, 3)
+    expected = found["ip1"] @ learned["ip2[0]"].T + learned["ip2[1]"]
+    np.testing.assert_allclose(found["ip2"], expected, rtol=1e-4, atol=1e-5)
+    with lmdb.open("examples/digits/digits_test_lmdb", readonly=True, lock=False) as db, db.begin() as transaction:
+        labels = [proto.Datum.FromString(value).label for _, value in transaction.cursor()]
+    assert found["label"].tolist() == labels[:94]
+
+
+def test_lmdbs_as_caffe_writes_them(trained, tmp_path):
+    weights = str(trained / "net_iter_3.caffemodel")
+    arguments = ["extract_features", weights, str(trained / "net.prototxt"), "conv,ip2"]
+    assert main([*arguments, f"{tmp_path}/conv_lmdb,{tmp_path}/ip2_lmdb", "1", "lmdb"]) == 0
+    assert main([*arguments, f"{tmp_path}/x.npz", "1"]) == 0
+    expected = np.load(tmp_path / "x.npz")
+    for blob in ("conv", "ip2"):
+        with lmdb.open(f"{tmp_path}/{blob}_lmdb", readonly=True, lock=False) as db, db.begin() as transaction:
+            entries = list(transaction.cursor())
+        assert [key for key, _ in entries] == [b"%010d" % i for i in range(47)]
+        for (_, value), values in zip(entries, expected[blob], strict=True):
+            datum = proto.Datum.FromString(value)
+            assert (datum.channels, datum.height, datum.width) == (*values.shape, 1, 1)[:3]
+            np.testing.assert_array_equal(np.array(datum.float_data, np.float32), values.ravel())
+
+
+def test_what_cannot_be_done(trained, tmp_path):
+    config, weights = parse_net(digits_net(), "x.prototxt"), [str(trained / "net_iter_3.caffemodel")]
+    with pytest.raises(ConfigError, match=r"2 blobs for 1 LMDBs; name one for each, or a single .npz"):
+        extract_features(config, weights, ["ip1", "ip2"], [str(tmp_path / "a")], 1)
+    with pytest.raises(ConfigError, match=r"x.prototxt: no blob 'ip3'; known: data, label, conv, ip1"):
+        extract_features(config, weights, ["ip3"], [str(tmp_path / "a")], 1)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match="a exists already"):
+        extract_features(config, weights, ["ip1"], [str(tmp_path / "a")], 1)

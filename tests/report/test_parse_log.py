@@ -1,0 +1,103 @@
+"""Logs of this engine and of Caffe become rows, CSV and curves."""
+
+import csv
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from engine.errors import DataError, EngineError
+from engine.report.parse_log import parse, read_log, write_csv
+from engine.report.plot_log import plot_logs
+
+# As Caffe writes it: the year ends during the run, the second test net has two elements of one output.
+CAFFE = """Log file created at: 2017/12/31 23:59:00
+I1231 23:59:10.000000  7 solver.cpp:279] Solving LeNet
+I1231 23:59:10.000000  7 solver.cpp:280] Learning Rate Policy: step
+I1231 23:59:10.500000  7 solver.cpp:337] Iteration 0, Testing net (#0)
+I1231 23:59:11.000000  7 solver.cpp:404]     Test net output #0: accuracy = 0.1
+I1231 23:59:11.000000  7 solver.cpp:404]     Test net output #1: loss = 2.3 (* 1 = 2.3 loss)
+I1231 23:59:11.500000  7 solver.cpp:337] Iteration 0, Testing net (#1)
+I1231 23:59:12.000000  7 solver.cpp:404]     Test net output #0: accuracy = 0.25
+I1231 23:59:12.000000  7 solver.cpp:404]     Test net output #1: accuracy = 0.5
+I1231 23:59:20.000000  7 solver.cpp:228] Iteration 0 (0 iter/s, 0s/100 iters), loss = 2.5
+I1231 23:59:20.000000  7 solver.cpp:244]     Train net output #0: loss = 2.4 (* 1 = 2.4 loss)
+I1231 23:59:20.000000  7 sgd_solver.cpp:106] Iteration 0, lr = 0.01
+I0101 00:00:10.250000  7 solver.cpp:228] Iteration 100, loss = 1.5e-05
+I0101 00:00:10.250000  7 solver.cpp:244]     Train net output #0: loss = nan (* 1 = nan loss)
+I0101 00:00:10.250000  7 sgd_solver.cpp:106] Iteration 100, lr = 1e-3
+I0101 00:00:11.000000  7 solver.cpp:454] Snapshotting to binary proto file x_iter_100.caffemodel
+I0101 00:00:12.000000  7 solver.cpp:337] Iteration 100, Testing net (#0)
+I0101 00:00:13.000000  7 solver.cpp:404]     Test net output #0: accuracy = 0.9
+"""
+
+
+def test_caffe_s_log():
+    run = parse(CAFFE.splitlines())
+    assert [(row.iteration, row.seconds, row.rate, row.loss) for row in run.train] == [
+        (0, 10.0, 0.01, 2.5),
+        (100, 60.25, 0.001, 1.5e-05),
+    ]
+    assert run.train[0].outputs == {"loss": 2.4} and math.isnan(run.train[1].outputs["loss"])
+    assert [(row.iteration, row.rate) for row in run.tests[0]] == [(0, 0.01), (100, 0.001)]
+    assert run.tests[0][1].outputs == {"accuracy": 0.9} and run.tests[0][1].seconds == 62.0
+    assert run.tests[1][0].outputs == {"accuracy": 0.25, "accuracy[1]": 0.5}
+    assert run.losses == {"loss"}
+
+
+def test_csv(tmp_path):
+    (tmp_path / "run.log").write_text(CAFFE)
+    written = write_csv(str(tmp_path / "run.log"), str(tmp_path), ";")
+    assert [path.name for path in written] == ["run.log.train", "run.log.test", "run.log.test1"]
+    with open(written[0]) as file:
+        rows = list(csv.reader(file, delimiter=";"))
+    assert rows[0] == ["NumIters", "Seconds", "LearningRate", "loss", "SmoothedLoss"]
+    assert rows[1] == ["0", "10.000000", "0.01", "2.4", "2.5"]
+    with open(written[1]) as file:
+        rows = list(csv.reader(file, delimiter=";"))
+    assert rows[0] == ["NumIters", "Seconds", "LearningRate", "accuracy", "loss"]
+    assert rows[2] == ["100", "62.000000", "0.001", "0.9", ""]
+
+
+def test_our_own_log(tmp_path, capfd):
+    from engine.report.log import set_up
+    from tests.solver.harness import digits_net, make_solver
+
+    set_up()
+    text = "max_iter: 12 display: 6 test_interval: 6 test_iter: 1 average_loss: 3"
+    solver = make_solver(text, digits_net())
+    solver.solve()
+    solver.close()
+    (tmp_path / "run.log").write_text(capfd.readouterr().err)
+    run = read_log(str(tmp_path / "run.log"))
+    assert [row.iteration for row in run.train] == [0, 6, 12] and run.train[0].rate == 0.01
+    assert [row.iteration for row in run.tests[0]] == [0, 6, 12]
+    assert set(run.tests[0][0].outputs) == {"loss", "accuracy"}
+    assert run.train[1].seconds >= run.train[0].seconds >= 0
+    assert run.train[2].loss == pytest.approx(solver.smoothed_loss(), rel=1e-5)
+
+
+def test_curves(tmp_path):
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(CAFFE)
+    plot_logs([str(tmp_path / "a.log"), str(tmp_path / "b.log")], str(tmp_path / "x.svg"))
+    texts = {e.text for e in ElementTree.parse(tmp_path / "x.svg").iter("{http://www.w3.org/2000/svg}text")}
+    assert {"a.log: train loss (smoothed)", "b.log: test accuracy", "a.log: learning rate"} <= texts
+    pytest.importorskip("matplotlib")
+    plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_png_without_matplotlib(tmp_path, monkeypatch):
+    (tmp_path / "a.log").write_text(CAFFE)
+    monkeypatch.setattr("engine.report.plot._matplotlib", lambda: None)
+    with pytest.raises(EngineError, match=r"x.png: a PNG needs matplotlib: pip install engine\[plot\]"):
+        plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
+
+
+def test_something_else(tmp_path):
+    (tmp_path / "x").write_text("no log\n")
+    with pytest.raises(DataError, match="x: no log of a training run"):
+        read_log(str(tmp_path / "x"))
+    with pytest.raises(DataError, match="missing: cannot be read"):
+        read_log(str(tmp_path / "missing"))

@@ -1,0 +1,85 @@
+"""Learning-rate policies against their formulas, and what a wrong one is told."""
+
+import math
+
+import pytest
+
+from engine import proto
+from engine.config import parse_solver
+from engine.errors import ConfigError
+from engine.solver.schedules import learning_rate
+
+
+def rate(text):
+    return learning_rate(parse_solver(f'net: "x" {text}').message)
+
+
+FORMULAS = {
+    'lr_policy: "fixed" base_lr: 0.1': lambda i: 0.1,
+    'lr_policy: "step" base_lr: 0.1 gamma: 0.5 stepsize: 7': lambda i: 0.1 * 0.5 ** (i // 7),
+    'lr_policy: "exp" base_lr: 0.1 gamma: 0.9': lambda i: 0.1 * 0.9**i,
+    'lr_policy: "inv" base_lr: 0.1 gamma: 0.01 power: 0.75': lambda i: 0.1 * (1 + 0.01 * i) ** -0.75,
+    'lr_policy: "multistep" base_lr: 0.1 gamma: 0.5 stepvalue: 5 stepvalue: 9': lambda i: (
+        0.1 * 0.5 ** ((i >= 5) + (i >= 9))
+    ),
+    'lr_policy: "poly" base_lr: 0.1 power: 2 max_iter: 100': lambda i: 0.1 * (1 - i / 100) ** 2,
+    'lr_policy: "poly_cyc" base_lr: 0.1 power: 1 max_iter: 50 lr_iter: 100': lambda i: 0.1 * (1 - i / 100),
+    'lr_policy: "sigmoid" base_lr: 0.1 gamma: 0.2 stepsize: 9': lambda i: 0.1 / (1 + math.exp(-0.2 * (i - 9))),
+    'lr_policy: "multifixed" stagelr: 0.3 stagelr: 0.2 stageiter: 10 stageiter: 20': lambda i: 0.3 if i <= 10 else 0.2,
+}
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_formula(text):
+    policy = rate(text)
+    for iteration in range(40):
+        assert policy(iteration) == pytest.approx(FORMULAS[text](iteration), rel=3e-6)
+
+
+def test_warm_up_does_not_shift_the_policy():
+    """P's recipe: 0.1 to 4.8 in 446 iterations, then linear decay as if it had run from the start."""
+    policy = rate('lr_policy: "poly" base_lr: 4.8 power: 1 max_iter: 8040 warmup_iter: 446 warmup_start_lr: 0.1')
+    assert policy(0) == pytest.approx(0.1)
+    assert policy(223) == pytest.approx(0.1 + 4.7 / 2, rel=1e-6)
+    assert policy(446) == pytest.approx(4.8 * (1 - 446 / 8040), rel=1e-6)
+    assert policy(8040) == 0
+
+
+def test_plateau_lowers_after_a_window_without_a_new_minimum():
+    policy = rate('lr_policy: "plateau" base_lr: 1 gamma: 0.1 plateau_winsize: 3 plateau_winsize: 2')
+    seen = []
+    for iteration, loss in enumerate([5, 4, 4, 4, 4, 3, 3, 3, 3]):
+        policy.see(loss)
+        seen.append(policy(iteration))
+    assert seen == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_plateau_begins_to_look_when_the_rate_has_warmed_up():
+    policy = rate('lr_policy: "plateau" base_lr: 1 gamma: 0.1 plateau_winsize: 2 warmup_iter: 4 warmup_start_lr: 0.2')
+    seen = []
+    for iteration, loss in enumerate([1, 5, 5, 5, 4, 4, 4, 4]):
+        policy.see(loss)
+        seen.append(policy(iteration))
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('lr_policy: "stepp" base_lr: 1', "did you mean 'step'"),
+        ("base_lr: 1", "lr_policy is missing"),
+        ('lr_policy: "step" base_lr: 1 gamma: 0.1', "needs stepsize"),
+        ('lr_policy: "multifixed" stagelr: 1 stageiter: 1 stageiter: 2', "1 stagelr for 2 stageiter"),
+    ],
+)
+def test_wrong_policies_say_what_is_missing(text, words):
+    with pytest.raises(ConfigError, match=words):
+        rate(text)
+
+
+def test_every_policy_of_the_reference_is_known():
+    from engine.solver.schedules import REQUIRED
+
+    known = {"fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau", "multifixed"}
+    assert known == set(REQUIRED)
+    assert proto.SolverParameter().lr_policy == ""

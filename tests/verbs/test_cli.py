@@ -1,0 +1,260 @@
+"""The command line, as a user meets it."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from engine.verbs.arguments import parse
+from engine.verbs.tools_verbs import VERBS as TOOLS
+from tests.mpi import ENVIRON, run_ranks
+
+REPO = Path(__file__).resolve().parents[2]
+DIGITS = ["--solver", "solvers/digits.prototxt"]
+VERBS = ("train", "test", "time", "verify", "predict", "check", "convert_imageset", "compute_image_mean")
+VERBS += ("device_query", "doctor", *TOOLS)
+
+
+def start(*arguments, **options) -> subprocess.Popen:
+    environ = {**ENVIRON, **os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "engine", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=REPO, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+
+
+def engine(*arguments) -> subprocess.CompletedProcess:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def fails(*arguments) -> str:
+    """The one line on stderr of a command that must end with status 1."""
+    done = engine(*arguments)
+    lines = [line for line in done.stderr.splitlines() if not re.match(r"[IW]\d{4} ", line)]
+    assert (done.returncode, len(lines)) == (1, 1), done.stderr
+    assert lines[0].startswith("engine: ")
+    return lines[0]
+
+
+def test_help_names_every_verb():
+    done = engine("--help")
+    assert done.returncode == 0 and all(verb in done.stdout for verb in VERBS)
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys; from engine.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, text=True, capture_output=True, check=True)
+    assert not {"numpy", "google.protobuf", "lmdb", "PIL", "mpi4py", "engine.proto"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_a_description_and_examples(verb, capsys):
+    with pytest.raises(SystemExit) as left:
+        parse([verb, "--help"])
+    text = capsys.readouterr().out
+    assert left.value.code == 0 and f"examples:\n  engine {verb}" in text
+
+
+@pytest.mark.parametrize("form", [["--solver", "x"], ["--solver=x"], ["-solver", "x"], ["-solver=x"]])
+def test_flags_in_caffes_forms(form):
+    options = parse(["train", *form, "-weights", "a,b", "--set", "max_iter=1", "--set", "base_lr=-2", "-stage=x,y"])
+    assert options.solver == "x" and options.weights == ["a", "b"] and options.stage == ["x", "y"]
+    assert options.set == ["max_iter=1", "base_lr=-2"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["trane"],
+        ["train"],
+        ["train", "--solver", "x", "--snapshot", "y", "--weights", "z"],
+        ["time", "--model", "x", "--iterations", "0"],
+        ["predict", "--model", "x", "--ranks", "2,x"],
+        ["predict", "--model", "x", "--ranks", "2", "--latency", "-1"],
+        ["predict", "--model", "x", "--ranks", "2", "--bandwidth", "nan"],
+        ["predict", "--model", "x", "--ranks", "2", "--images_per_second", "0"],
+        ["verify", "--solver", "x", "--tolerance", "inf"],
+    ],
+)
+def test_wrong_usage_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        parse(arguments)
+    assert left.value.code == 2 and "usage: engine" in capsys.readouterr().err
+
+
+def test_errors_are_one_line_each(tmp_path):
+    assert "no_such.prototxt" in fails("train", "--solver", "no_such.prototxt")
+    assert "did you mean 'base_lr'?" in fails("train", *DIGITS, "--set", "base_lrr=1")
+    assert "did you mean 'step'?" in fails("train", *DIGITS, "--set", "lr_policy=stepp")
+    assert f"{tmp_path}/no.caffemodel" in fails(
+        "test", "--model", "nets/digits.prototxt", "--weights", tmp_path / "no.caffemodel"
+    )
+    (tmp_path / "data.mdb").write_bytes(b"x" * 100)
+    line = fails("train", *DIGITS, "--set", f"layer[data@TRAIN].data_param.source={tmp_path}")
+    assert f"{tmp_path}" in line and "nets/digits.prototxt:3:1" in line
+    assert "no folder /nowhere" in fails("train", *DIGITS, "--set", "snapshot_prefix=/nowhere/digits")
+
+
+def test_check_shows_all_errors(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.prototxt").write_text(f'layer {{ name: "{name}" type: "Nope" }}')
+    done = engine("check", tmp_path / "a.prototxt", tmp_path / "b.prototxt", "solvers/digits.prototxt")
+    assert done.returncode == 1 and "conv2" in done.stdout
+    assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["layer 'a'", "layer 'b'"]
+
+
+def test_check_json():
+    done = engine("check", "--json", "solvers/digits.prototxt")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and [net["phases"] for net in found["files"][0]["nets"]] == [["TRAIN"], ["TEST"]]
+
+
+def test_device_query():
+    found = json.loads(engine("device_query", "--json").stdout)
+    assert found["onednn"] and found["cores_allowed"] == sorted(os.sched_getaffinity(0))
+
+
+def test_time(tmp_path):
+    done = engine("time", "--model", "nets/digits.prototxt", "--iterations", "2", "--json", tmp_path / "times.json")
+    assert done.returncode == 0 and "images_per_second" in done.stdout
+    assert json.loads((tmp_path / "times.json").read_text())["images_per_second"] > 0
+
+
+def test_images_to_trained_net(tmp_path):
+    """Pictures of two kinds become an LMDB and a mean; a net trains on them and is tested; the log is Caffe's."""
+    for kind, value in (("dark", 20), ("light", 230)):
+        (tmp_path / "images" / kind).mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (8, 8), (value, value, value + number)).save(tmp_path / f"images/{kind}/{number}.png")
+    done = engine("convert_imageset", tmp_path / "images", tmp_path / "lmdb", "--shuffle")
+    assert done.returncode == 0 and "Wrote 16 images" in done.stderr
+    done = engine("compute_image_mean", tmp_path / "lmdb", tmp_path / "mean.binaryproto")
+    assert done.returncode == 0 and "mean_value channel [2]: 125" in done.stderr
+    net, solver = tmp_path / "net.prototxt", tmp_path / "solver.prototxt"
+    net.write_text(f"""
+        name: "kinds"
+        layer {{ name: "data" type: "Data" top: "data" top: "label"
+          data_param {{ source: "{tmp_path}/lmdb" batch_size: 4 }}
+          transform_param {{ mean_file: "{tmp_path}/mean.binaryproto" scale: 0.01 }} }}
+        layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+          inner_product_param {{ num_output: 2 weight_filler {{ type: "xavier" }} }} }}
+        layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+        layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy"
+          include {{ phase: TEST }} }}
+    """)
+    solver.write_text(
+        f'net: "{net}" base_lr: 0.01 lr_policy: "fixed" max_iter: 20 display: 10 test_iter: 4 test_interval: 10 '
+        f'snapshot_prefix: "{tmp_path}/kinds"'
+    )
+    done = engine("train", "--solver", solver)
+    assert done.returncode == 0, done.stderr
+    assert all(re.match(r"I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ \w+\.py:\d+\] ", line) for line in done.stderr.splitlines())
+    for expected in ("Solving kinds", "Iteration 10, Testing net (#0)", "Iteration 10, lr = 0.01", "Test net output #"):
+        assert expected in done.stderr
+    assert (tmp_path / "kinds_iter_20.solverstate").exists() and list(tmp_path.glob("kinds_curve.*"))
+    done = engine("test", "--model", net, "--weights", tmp_path / "kinds_iter_20.caffemodel", "--json", "-")
+    assert done.returncode == 0 and json.loads(done.stdout)["accuracy"] == [1.0]
+
+
+def test_undecodable_images(tmp_path):
+    (tmp_path / "images/a").mkdir(parents=True)
+    (tmp_path / "images/a/bad.png").write_bytes(b"no picture")
+    Image.new("RGB", (8, 8)).save(tmp_path / "images/a/good.png")
+    assert "bad.png" in fails("convert_imageset", tmp_path / "images", tmp_path / "lmdb")
+    assert not (tmp_path / "lmdb").exists()
+    done = engine("convert_imageset", tmp_path / "images", tmp_path / "lmdb", "--skip_bad_images")
+    assert done.returncode == 0 and "Skipped 1 images" in done.stderr and "a/bad.png" in done.stderr
+
+
+def test_interrupt_ends_with_130():
+    # A shell's background jobs ignore SIGINT, and hand that on.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = start("time", "--model", "nets/digits.prototxt", "--iterations", "1000000", preexec_fn=heed)
+    try:
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and err.splitlines()[-1] == "interrupted"
+
+
+def test_a_closed_pipe_is_no_defect():
+    shell = f"{sys.executable} -m engine check solvers/digits.prototxt | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], cwd=REPO, text=True, capture_output=True, timeout=60, check=False)
+    assert done.stderr == ""
+
+
+# Under mpiexec
+
+
+def on_ranks(ranks: int, *arguments, timeout: float = 90) -> subprocess.CompletedProcess:
+    return run_ranks(ranks, ["-m", "engine", *map(str, arguments)], timeout=timeout)
+
+
+@pytest.fixture
+def in_repo(monkeypatch):
+    monkeypatch.chdir(REPO)
+
+
+@pytest.mark.mpi
+def test_two_ranks_train_and_test(tmp_path, in_repo):
+    prefix = tmp_path / "digits"
+    done = on_ranks(
+        2,
+        *("train", *DIGITS, "--set", "max_iter=300", "--set", f"snapshot_prefix={prefix}"),
+        *("--timeline", tmp_path / "t.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Solving digits") == 1
+    accuracy = float(re.findall(r"Test net output #\d+: accuracy = (\S+)", done.stderr)[-1])
+    assert accuracy > 0.97
+    names = {
+        event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["pid"] == 1
+    }
+    assert {"conv2 fwd", "conv2 bwd"} <= names and any(name.startswith("reduce ") for name in names)
+    model = ["--model", "nets/digits.prototxt", "--weights", f"{prefix}_iter_300.caffemodel"]
+    for ranks in (1, 2):
+        assert on_ranks(ranks, "test", *model, "--json", tmp_path / f"{ranks}.json").returncode == 0
+    one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
+    assert one["accuracy"] == two["accuracy"] == [pytest.approx(accuracy, abs=1e-5)]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["train", *DIGITS, "--set", "base_lrr=1"], "base_lr"),
+        (["train", *DIGITS, "--set", "layer[data@TRAIN].data_param.source=/nowhere/lmdb"], "/nowhere/lmdb"),
+    ],
+)
+def test_an_error_of_all_ranks_is_printed_once(arguments, expected, in_repo):
+    done = on_ranks(2, *arguments)
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert len(lines) == 1 and expected in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.mpi
+def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
+    # %# is the rank: rank 1's part of the data does not exist.
+    shutil.copytree("examples/digits/digits_train_lmdb", tmp_path / "part0")
+    done = on_ranks(2, "train", *DIGITS, "--set", f"layer[data@TRAIN].data_param.source={tmp_path}/part%#", timeout=30)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert len(lines) == 1 and lines[0].startswith("engine: [rank 1] ") and "part1" in lines[0]

@@ -1,0 +1,262 @@
+"""A run that hangs ends by itself, and says where every rank was."""
+
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from engine import proto
+from engine.comm.settings import watchdog_seconds
+from engine.config import parse_net
+from engine.errors import ConfigError
+from engine.net import Net
+from engine.watchdog import board as places
+from engine.watchdog.board import Board
+from engine.watchdog.guard import Watch
+from engine.watchdog.hub import Hub
+from engine.watchdog.report import Answer, report
+from tests.mpi import ENVIRON, REPO, mpiexec, run_ranks
+from tests.watchdog.test_dead_rank import SOLVER, pid_of_rank
+
+SECONDS = 5.0  # a step takes no longer, also on a machine that is busy
+
+
+def train(folder, ranks: int, servers: int = 2, *arguments: str) -> subprocess.Popen:
+    (folder / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=folder))
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "MLSL_NUM_SERVERS": str(servers)}
+    environ["ENGINE_TEST"] = str(os.getpid())
+    command = [sys.executable, "-m", "engine", "train", "--solver", folder / "solver.prototxt", *arguments]
+    if ranks > 1:
+        command = [mpiexec(), "-n", str(ranks), *command]
+    return subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(process: subprocess.Popen, text: str) -> None:
+    lines = []
+    while text not in (line := process.stderr.readline()):
+        lines.append(line)
+        assert line, "".join(lines)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "victim", "servers"), [(2, 0, 2), (2, 1, 0), (4, 2, 2)])
+def test_a_stopped_rank_is_named(tmp_path, ranks, victim, servers):
+    process = train(tmp_path, ranks, servers, "--watchdog", str(SECONDS))
+    try:
+        wait_for(process, "Iteration 60,")
+        stopped = pid_of_rank(victim)
+        os.kill(stopped, signal.SIGSTOP)
+        begin = time.monotonic()
+        _, rest = process.communicate(timeout=40)
+    finally:
+        process.terminate()
+    assert process.returncode != 0 and SECONDS <= time.monotonic() - begin < SECONDS + 15
+    lines = [line for line in rest.splitlines() if line.startswith("engine:")]
+    assert lines[0].startswith(
+        f"engine: no progress for {SECONDS:g} s, stopping all ranks: rank {victim} (pid {stopped} on "
+    ), rest
+    assert "is stopped by a signal (SIGSTOP): iteration " in lines[0]
+    assert re.fullmatch(rf"engine:   the last snapshot is {tmp_path}/net_iter_\d+\.solverstate", lines.pop()), rest
+    told = [number for line in lines[1:] for number in re.match(r"engine:   ranks? ([\d,-]+), for", line)[1].split(",")]
+    assert len(told) >= 1 and all("iteration" in line for line in lines[1:]), rest
+    assert [line for line in lines if "no progress" in line] == lines[:1]
+    assert pid_of_rank(victim) is None
+
+
+@pytest.mark.mpi
+def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
+    process = train(tmp_path, 2, 2, "--watchdog", str(SECONDS), "--set", "max_iter=400", "--set", "snapshot=1000")
+    try:
+        wait_for(process, "Iteration 60,")
+        pids = [pid_of_rank(0), pid_of_rank(1)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(SECONDS + 3)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.terminate()
+    assert process.returncode == 0 and "Optimization Done." in rest and "no progress" not in rest, rest
+
+
+COMPLETE = """
+import os, signal
+from engine.comm.world import world
+w = world()
+w.watch(1)
+complete = w._sentinel.complete
+def stop():
+    complete()
+    if w.rank == {rank}:
+        os.kill(os.getpid(), signal.SIGSTOP)
+w._sentinel.complete = stop
+w.close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_stopped_when_the_run_is_complete(rank):
+    begin = time.monotonic()
+    done = run_ranks(3, COMPLETE.format(rank=rank), timeout=60)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert done.returncode != 0 and time.monotonic() - begin < 40
+    assert len([line for line in lines if f"rank {rank} (pid" in line and "(SIGSTOP)" in line]) == 1, done.stderr
+    assert "died" not in done.stderr
+
+
+EXIT = """
+import os, signal
+from engine.comm.world import world
+w = world()
+w.watch(1)
+w.close()
+w._sentinel._process.stdin.close()  # as the interpreter does when it ends
+if w.rank == {rank}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_on_its_way_out(rank):
+    done = run_ranks(2, EXIT.format(rank=rank), timeout=60)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert f"rank {rank} (pid" in lines[0] and "(SIGSTOP)" in lines[0], done.stderr
+    assert lines[1:] == ["engine:   the run was complete, all its files are written"]
+
+
+SLEEPS = """
+import sys, time
+from engine.cli import main
+from engine.data.prefetch import Prefetcher
+from engine.comm.world import world
+take = Prefetcher.next
+count = 0
+def slow(self):
+    global count
+    count += 1
+    if count == 40 and world().rank == {rank}:
+        time.sleep(60)
+    return take(self)
+Prefetcher.__next__ = slow
+sys.exit(main(["train", "--solver", "solvers/digits.prototxt", "--watchdog", "5",
+    "--set", "test_initialization=false", "--set", "snapshot_prefix={folder}/net"]))
+"""
+
+
+@pytest.mark.mpi
+def test_a_rank_that_waits_for_data_is_named(tmp_path):
+    done = run_ranks(3, SLEEPS.format(rank=1, folder=tmp_path), timeout=90)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine:")]
+    assert done.returncode != 0
+    assert "stopping all ranks: rank 1 (pid " in lines[0], done.stderr
+    assert lines[0].endswith("): iteration 39, waits for data from layer 'data' (examples/digits/digits_train_lmdb)")
+    assert re.match(r"engine:   ranks 0,2, for \d+ s: iteration (39|40), .*waits for the ", lines[1]), lines
+
+
+def test_one_rank_is_watched_too(tmp_path):
+    program = SLEEPS.format(rank=0, folder=tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=90)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine:")]
+    assert done.returncode == -signal.SIGKILL and len(lines) == 1
+    assert lines[0].endswith("): iteration 39, waits for data from layer 'data' (examples/digits/digits_train_lmdb)")
+
+
+def test_a_board_is_read_by_another():
+    mine = Board()
+    theirs = Board(mine.descriptor)
+    assert theirs.text() == "set-up" and theirs.is_slow()
+    mine.describe_net(0, ["conv1", "ip"], ["layer 'data'"], ["ip", "conv1"])
+    mine.iteration(7)
+    mine.numbers[places.PLACE], mine.numbers[places.OP] = places.BACKWARD, 1
+    assert theirs.text() == "iteration 7, backward of layer ip" and not theirs.waits_for_others()
+    mine.enter(places.UPDATE, 1)
+    assert theirs.text() == "iteration 7, waits for the last update, waits for the gradients of bucket 1 (conv1)"
+    mine.net(2)
+    mine.enter(places.DATA)
+    assert theirs.text() == "iteration 7, test net #1, waits for data from its source"
+
+
+def test_the_executor_writes_to_the_board():
+    text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+    layer { name: "tanh" type: "TanH" bottom: "x" top: "y" }"""
+    board, net = Board(), Net(parse_net(text), proto.TEST)
+    net.set_board(board, 0, [])
+    net.forward()
+    assert board.text() == "iteration 0, forward of layer tanh" and board.beats() == (len(net.program), 0)
+
+
+def test_how_long_is_too_long():
+    board = Board()
+    watch = Watch(board, os.getpid(), 2.0)
+    begin = watch.since
+    watch.look(begin + 1)
+    assert not watch.is_stuck(begin + 2.5), "set-up may take ten times as long"
+    board.enter(places.DATA)
+    for seconds in (2.0, 3.5):
+        watch.look(begin + seconds)
+    assert not watch.is_stuck(begin + 3.5) and watch.is_stuck(begin + 4)
+    watch.look(begin + 60)  # it has not looked for so long because it was stopped itself
+    assert not watch.is_stuck(begin + 61)
+    watch.set_limit(0)
+    assert not watch.is_stuck(begin + 1000)
+
+
+def test_the_hub_names_nobody_before_all_have_joined(capfd):
+    """The launcher kills the others when one dies: the first that the hub misses need not be the first that died."""
+    for joined, named in ((2, False), (3, True)):
+        hub = Hub(selectors.DefaultSelector())
+        hub.expected = 3
+        pairs = [socket.socketpair() for _ in range(joined)]
+        for number, (ours, theirs) in enumerate(pairs):
+            hub.listen(theirs)
+            ours.sendall(f"rank {hub.token} {number} {10 + number} n1\n".encode())
+        for event in (None, pairs[1][0].close):
+            if event:
+                event()
+            for key, _ in hub.selector.select(1):
+                key.data()
+        assert hub.ended and hub.stop_at is not None
+        assert ("rank 1 (pid 11 on n1) died" in capfd.readouterr().err) == named
+
+
+@pytest.mark.parametrize(("left", "judged"), [(2, False), (1, True)])
+def test_stopped_ranks_are_a_suspended_run_only_if_they_are_all(capfd, left, judged):
+    hub = Hub(selectors.DefaultSelector())
+    hub.expected, hub.seconds = 2, 5.0
+    hub.answers = {f"{rank}": Answer(rank, 10 + rank, "n1", 9.0, "T", False, "end of the run") for rank in range(left)}
+    hub.judge()
+    assert hub.ended == judged and ("rank 0 (pid 10 on n1) is stopped" in capfd.readouterr().err) == judged
+
+
+def test_who_is_blamed():
+    def answer(rank: int, idle: float, state: str = "S", waits: bool = True, text: str = "iteration 3, here") -> Answer:
+        return Answer(rank, 10 + rank, "n1", idle, state, waits, text)
+
+    waiting = [answer(rank, 60) for rank in (0, 1, 3)]
+    lines = report(60, [*waiting, answer(2, 61, waits=False, text="iteration 3, backward of layer x")], []).splitlines()
+    assert lines == [
+        "engine: no progress for 60 s, stopping all ranks: rank 2 (pid 12 on n1): iteration 3, backward of layer x",
+        "engine:   ranks 0-1,3, for 60 s: iteration 3, here",
+    ]
+    assert "rank 2 (pid 12 on n1) waits for a disk" in report(60, [*waiting, answer(2, 61, "D")], [])
+    assert "rank 2 (pid 12 on n1): no answer, is the host down?" in report(60, waiting, ["rank 2 (pid 12 on n1)"])
+    assert "all ranks wait for each other" in report(60, waiting, [])
+
+
+def test_the_limit():
+    class Param:
+        watchdog = 5.0
+
+    assert watchdog_seconds(environ={}) == 60 and watchdog_seconds(Param, {}) == 5
+    assert watchdog_seconds(Param, {"ENGINE_WATCHDOG": "2.5"}) == 2.5
+    with pytest.raises(ConfigError, match=r'ENGINE_WATCHDOG="soon": expected seconds, 0 or more'):
+        watchdog_seconds(None, {"ENGINE_WATCHDOG": "soon"})

@@ -1,0 +1,272 @@
+"""Files of weights and states: Caffe's own, ours and back, damaged ones, and a disk that is full."""
+
+import errno
+import io
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from engine import files, proto
+from engine.errors import EngineError, WeightsError
+from engine.files import atomic_write
+from engine.weights import (
+    SolverState,
+    read_caffemodel,
+    read_solverstate,
+    write_caffemodel,
+    write_solverstate,
+)
+from tests.shared import SHARED, needs_shared
+
+FILES = SHARED / "golden" / "files"
+HISTORIES = {"adam": 2, "adadelta": 2}  # sets of history; 1 for the other rules
+
+
+@pytest.fixture
+def net():
+    net = proto.NetParameter(name="tiny")
+    net.layer.add(name="data", type="Input", top=["data"])
+    net.layer.add(name="inception/1x1", type="Convolution").convolution_param.num_output = 3
+    net.layer.add(name="scalar", type="Scale")
+    return net
+
+
+@pytest.fixture
+def blobs():
+    random = np.random.default_rng(1)
+    return {
+        "inception/1x1": [
+            random.normal(size=(3, 2, 1, 1)).astype(np.float32),
+            random.normal(size=3).astype(np.float32),
+        ],
+        "scalar": [np.array(2.5, np.float32)],
+    }
+
+
+def assert_same(ours, theirs):
+    assert list(ours) == list(theirs)
+    for name in ours:
+        for a, b in zip(ours[name], theirs[name], strict=True):
+            assert a.dtype == np.float32 and a.shape == b.shape and a.flags.writeable
+            np.testing.assert_array_equal(a, b)
+
+
+# ---- what Caffe wrote
+
+
+@needs_shared("golden/files")
+@pytest.mark.parametrize("name", sorted(path.name.split("_iter_")[0] for path in FILES.glob("*.caffemodel")))
+def test_files_of_caffe(name, tmp_path):
+    model = read_caffemodel(FILES / f"{name}_iter_10.caffemodel")
+    after = np.load(SHARED / "golden" / "solvers" / f"{name}.npz")
+    expected = sorted(key for key in after.files if key.startswith("after10_"))
+    assert expected == sorted(f"after10_{layer}_{i}" for layer in model for i in range(len(model[layer])))
+    for layer, arrays in model.items():
+        for index, array in enumerate(arrays):
+            np.testing.assert_array_equal(array, after[f"after10_{layer}_{index}"])
+    state = read_solverstate(FILES / f"{name}_iter_10.solverstate")
+    assert state.iteration == 10 and state.learned_net.endswith(f"{name}_iter_10.caffemodel")
+    shapes = [array.shape for arrays in model.values() for array in arrays]
+    assert [array.shape for array in state.history] == shapes * HISTORIES.get(name, 1)
+    assert (state.ranks, state.last_rate, state.recent_loss) == (None, None, [])
+    # Written again, it is what Caffe wrote, and Intel's two fields.
+    write_solverstate(tmp_path / "x", state)
+    ours = proto.SolverState.FromString((tmp_path / "x").read_bytes())
+    ours.ClearField("minimum_loss")
+    ours.ClearField("iter_last_event")
+    assert ours == proto.SolverState.FromString((FILES / f"{name}_iter_10.solverstate").read_bytes())
+
+
+@needs_shared("golden/files")
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_files_of_caffe_go_through_hdf5(name, tmp_path):
+    pytest.importorskip("h5py")
+    model, state = (FILES / f"{name}_iter_10.{kind}" for kind in ("caffemodel", "solverstate"))
+    net = proto.NetParameter.FromString(model.read_bytes())
+    write_caffemodel(tmp_path / "x.caffemodel.h5", net, read_caffemodel(model))
+    assert_same(read_caffemodel(tmp_path / "x.caffemodel.h5"), read_caffemodel(model))
+    write_solverstate(tmp_path / "x.solverstate.h5", read_solverstate(state))
+    back, before = read_solverstate(tmp_path / "x.solverstate.h5"), read_solverstate(state)
+    assert_same({"history": back.history}, {"history": before.history})
+    back.history = before.history = []
+    assert back == before
+
+
+def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
+    """Caffe leaves them out."""
+    h5py = pytest.importorskip("h5py")
+    write_caffemodel(path := tmp_path / "x.h5", net, blobs)
+    with h5py.File(path, "r+") as file:
+        del file["data/inception/1x1/0"], file["data/scalar/0"]
+    read = read_caffemodel(path)
+    assert list(read) == ["inception/1x1"] and read["inception/1x1"][0] is None
+    np.testing.assert_array_equal(read["inception/1x1"][1], blobs["inception/1x1"][1])
+
+
+# ---- ours and back
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_caffemodel_round_trip(tmp_path, net, blobs, suffix):
+    if suffix:
+        pytest.importorskip("h5py")
+    path = tmp_path / f"x.caffemodel{suffix}"
+    write_caffemodel(path, net, blobs)
+    assert_same(read_caffemodel(path), blobs)
+    assert os.listdir(tmp_path) == [path.name]
+    write_caffemodel(path, net, {})
+    assert read_caffemodel(path) == {}
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_solverstate_round_trip(tmp_path, suffix):
+    if suffix:
+        pytest.importorskip("h5py")
+    path = tmp_path / f"x.solverstate{suffix}"
+    history = [np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.float32([1, 2])]
+    state = SolverState(7, "/a/x_iter_7.caffemodel", history, 3, 0.5, 5, 2**40, 4, 2**33 + 1, [1 / 3, 0.1], 0.1)
+    write_solverstate(path, state)
+    back = read_solverstate(path)
+    for a, b in zip(back.history, history, strict=True):
+        np.testing.assert_array_equal(a, b)
+    back.history = state.history = []
+    assert back == state
+
+
+def test_layout_of_hdf5_files(tmp_path, net, blobs):
+    h5py = pytest.importorskip("h5py")
+    write_caffemodel(tmp_path / "x.caffemodel.h5", net, {"scalar": blobs["scalar"]})
+    write_solverstate(tmp_path / "x.solverstate.h5", SolverState(7, "net", [np.zeros(2)]))
+    with h5py.File(tmp_path / "x.caffemodel.h5") as file:
+        assert file["data/scalar/0"].dtype == np.float32
+    with h5py.File(tmp_path / "x.solverstate.h5") as file:
+        assert file["iter"].shape == (1,) and file["iter"].dtype == np.int32
+        assert file["learned_net"].dtype.itemsize == 4  # with its zero byte
+        assert list(file["history"]) == ["0"]
+
+
+def test_hdf5_without_h5py(tmp_path, net, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(EngineError, match=r"x.h5: HDF5 files need h5py: pip install engine\[hdf5\]"):
+        write_caffemodel(tmp_path / "x.h5", net, {})
+
+
+def test_large_blobs_are_quick(tmp_path, net):
+    array = np.zeros((3, 2_000_000), np.float32)
+    write_caffemodel(tmp_path / "x", net, {"scalar": [array]})
+    assert read_caffemodel(tmp_path / "x")["scalar"][0].shape == array.shape
+
+
+# ---- older writers
+
+
+def test_v1_and_v0_files(tmp_path):
+    old = proto.NetParameter()
+    old.layers.add(name="ip", type=14).blobs.add(num=1, channels=1, height=2, width=3, data=range(6))
+    v0 = old.layers.add()
+    v0.layer.name = "conv"
+    v0.layer.blobs.add(data=[1, 2])
+    (tmp_path / "x").write_bytes(old.SerializeToString())
+    blobs = read_caffemodel(tmp_path / "x")
+    assert blobs["ip"][0].shape == (1, 1, 2, 3)
+    assert blobs["ip"][0].ravel().tolist() == [0, 1, 2, 3, 4, 5]
+    assert blobs["conv"][0].tolist() == [1, 2]
+
+
+def test_doubles_and_values_that_are_not_packed(tmp_path):
+    net = proto.NetParameter()
+    layer = net.layer.add(name="a")
+    layer.blobs.add(shape={"dim": [2]}, double_data=[0.5, 0.25])
+    content = net.SerializeToString()
+    blob = b"\x3a\x03\x0a\x01\x02" + b"\x2d" + np.float32(1).tobytes() + b"\x2d" + np.float32(2).tobytes()
+    layer = b"\x0a\x01b" + b"\x3a" + bytes([len(blob)]) + blob
+    content += b"\xa2\x06" + bytes([len(layer)]) + layer
+    (tmp_path / "x").write_bytes(content)
+    blobs = read_caffemodel(tmp_path / "x")
+    assert blobs["a"][0].tolist() == [0.5, 0.25]
+    assert blobs["b"][0].tolist() == [1, 2]
+
+
+def test_a_file_of_another_fork_with_a_clashing_field(tmp_path):
+    """Number 148 is a message without `min` and `max` in Intel's fork, and ClipParameter needs them here."""
+    layer = b"\x0a\x01b" + b"\x3a\x06\x2a\x04" + np.float32(1).tobytes() + b"\xa2\x09\x05\x0d" + np.float32(3).tobytes()
+    (tmp_path / "x").write_bytes(b"\xa2\x06" + bytes([len(layer)]) + layer)
+    assert read_caffemodel(tmp_path / "x")["b"][0].tolist() == [1]
+
+
+# ---- damage
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_truncated_files(tmp_path, net, blobs, suffix):
+    if suffix:
+        pytest.importorskip("h5py")
+    path = tmp_path / f"x{suffix}"
+    write_caffemodel(path, net, blobs)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(WeightsError, match="truncated or not a caffemodel") as caught:
+        read_caffemodel(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+    write_solverstate(path, SolverState(3, "x", [np.ones(9)]))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(WeightsError, match="truncated or not a solverstate"):
+        read_solverstate(path)
+
+
+def test_files_that_are_something_else(tmp_path, net, blobs):
+    path = tmp_path / "x"
+    for content in (b"", b'name: "a text"\n'):
+        path.write_bytes(content)
+        with pytest.raises(WeightsError, match="truncated or not a caffemodel"):
+            read_caffemodel(path)
+    write_caffemodel(path, net, blobs)
+    with pytest.raises(WeightsError, match="not a solverstate"):
+        read_solverstate(path)
+    with pytest.raises(WeightsError, match=r"missing: cannot be read: No such file"):
+        read_caffemodel(tmp_path / "missing")
+    with pytest.raises(WeightsError, match="layers that are not in the net: x"):
+        write_caffemodel(path, net, {"x": []})
+
+
+def test_blob_whose_values_are_not_those_of_its_shape(tmp_path):
+    net = proto.NetParameter()
+    net.layer.add(name="a").blobs.add(shape={"dim": [2, 3]}, data=[1, 2])
+    (tmp_path / "x").write_bytes(net.SerializeToString())
+    with pytest.raises(WeightsError, match="x: layer 'a', blob 0: 2 values for the shape 2 x 3"):
+        read_caffemodel(tmp_path / "x")
+
+
+# ---- writing whole or not at all
+
+
+class _FullDisk(io.FileIO):
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_full_disk(tmp_path, net, blobs, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(files, "open", lambda name, mode: _FullDisk(name, "x"), raising=False)
+    with pytest.raises(EngineError, match="x: cannot be written: No space left on device"):
+        write_caffemodel(path, net, blobs)
+    assert os.listdir(tmp_path) == ["x"] and path.read_bytes() == b"old"
+
+
+def test_missing_folder_and_an_error_of_the_caller(tmp_path):
+    with (
+        pytest.raises(EngineError, match="cannot be written: No such file or directory"),
+        atomic_write(tmp_path / "a/b"),
+    ):
+        pass
+    with pytest.raises(KeyError), atomic_write(tmp_path / "x") as file:
+        file.write(b"half")
+        raise KeyError
+    assert os.listdir(tmp_path) == []
+
+
+def test_folder_in_place_of_a_file(tmp_path):
+    with pytest.raises(WeightsError, match="cannot be read: Is a directory"):
+        read_caffemodel(tmp_path)
