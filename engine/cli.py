@@ -90,6 +90,9 @@ def train(options: Namespace) -> int:
     from engine.comm.preflight import preflight
     from engine.comm.settings import watchdog_seconds
     from engine.config.config import texts_of
+    from engine.report.display import TrainingBar
+    from engine.report.layer_times import LayerTimes
+    from engine.report.observer import Observer
     from engine.report.timeline import Timeline
     from engine.solver.resume import resume
     from engine.solver.signals import Signals
@@ -105,12 +108,16 @@ def train(options: Namespace) -> int:
     snapshot = options.snapshot
     if options.resume:
         snapshot = resume(config, world, float(os.environ.get("ENGINE_RESUME_SINCE", 0))) or snapshot
+    observers: list[Observer] = [TrainingBar()]
+    if options.layer_times:
+        observers.append(LayerTimes())
+    if options.timeline:
+        observers.append(Timeline(options.timeline))
     solver = Solver(
         config,
         world,
         signals=Signals(options.sigint_effect, options.sighup_effect),
-        timeline=Timeline(options.timeline) if options.timeline else None,
-        layer_times=options.layer_times,
+        observers=observers,
         skip_bad_images=options.skip_bad_images,
     )
     if snapshot:

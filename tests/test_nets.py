@@ -107,12 +107,12 @@ def test_nets_train(name):
     """One step on noise: with weights that are hardly trained, each loss is about that of a guess."""
     solver = make_solver("max_iter: 1 random_seed: 1", generate(name, "--batch_size", "2", "--data", "synthetic"))
     try:
-        before = solver.weights.copy()
+        before = solver.optimizer.weights.copy()
         assert solver.solve()
-        solver.strategy.wait_all()
-        losses = [float(tensor.get().ravel()[0]) for tensor, _ in solver.losses]
+        solver.optimizer.wait()
+        losses = [float(tensor.get().ravel()[0]) for tensor, _ in solver._losses]
         assert losses and np.isfinite(losses).all() and min(losses) > 1
-        assert np.isfinite(solver.weights).all() and (before != solver.weights).any()
+        assert np.isfinite(solver.optimizer.weights).all() and (before != solver.optimizer.weights).any()
     finally:
         solver.close()
 

@@ -17,7 +17,6 @@ from engine import proto
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
-from engine.comm.strategies.strategy import Step
 from engine.config import Config, nets_of_solver, read_solver
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
@@ -36,12 +35,7 @@ class _Solver(EngineSolver):
     def step(self) -> None:
         if self.on_start is not None:
             self.on_start()
-        try:
-            super().step()
-        except BaseException as error:
-            if self.queue.missing():  # backward has not ended: nobody may wait for its gradients
-                self.queue.fail(f"iteration {self.iteration} has failed: {error}")
-            raise
+        super().step()
 
     def _forward(self, micro: int, first_sample: int) -> float:
         while True:
@@ -50,12 +44,17 @@ class _Solver(EngineSolver):
             except ShapesChanged as change:
                 self.on_change(change)
 
+    def apply_update(self) -> None:
+        """The update of an iteration, of gradients that are there; its loss is that of the last forward."""
+        self.state.recent_loss.append(self._loss())
+        with self.optimizer.update(self.state):
+            self.optimizer.release()
+        self.state.advance(self.samples_per_iteration)
+
     def rebuild_net(self, config: Config) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
-        self.strategy.wait_all()
-        self.net = EngineNet(config, proto.TRAIN, share=self.net, before=self.net, **self._net_options)
-        self.feeder.connect(self.net)
-        self._attach()
+        self.optimizer.wait()
+        self.use_net(EngineNet(config, proto.TRAIN, share=self.net, before=self.net, **self.net_options))
         return self.net
 
     def close(self) -> None:
@@ -101,7 +100,7 @@ class Solver:
             self._solver.share_weights()
             self._shared = True
         if not self._solver.feeder.running:
-            self._solver.feeder.start(self._solver.samples_seen())
+            self._solver.feeder.start(self._solver.state.samples_seen)
 
     # What was written into arrays goes into a run, and what the run has done comes back.
 
@@ -111,13 +110,13 @@ class Solver:
             net._live.push()
 
     def _pull(self) -> None:
-        self._solver.strategy.wait_all()
+        self._solver.optimizer.wait()
         for net in (self.net, *self.test_nets):
             net._live.ran_through()
             net._live.pull()
 
     def _follow(self, change: ShapesChanged) -> None:
-        self._solver.strategy.wait_all()
+        self._solver.optimizer.wait()
         self.net._live.pull()  # what the steps so far have made of the weights
         self.net._follow(change)
 
@@ -125,15 +124,9 @@ class Solver:
 
     def step(self, iterations: int) -> None:
         """Trains for `iterations`, with the tests and snapshots that fall due. Collective."""
-        solver = self._solver
         self._push()
         self._start()
-        for _ in range(iterations):
-            if solver.testing.is_due():
-                solver.test()
-            solver.step()
-            if solver.param.snapshot and solver.iteration % solver.param.snapshot == 0:
-                solver.snapshot()
+        self._solver.run(self._solver.iteration + iterations)
         self._pull()
 
     def solve(self, resume_file: str | os.PathLike | None = None) -> None:
@@ -158,14 +151,9 @@ class Solver:
 
     def apply_update(self) -> None:
         """An iteration's update, with the gradients that net.params holds."""
-        solver = self._solver
         self._push()
         self._start()
-        rate, clip = solver.rate(solver.iteration), max(0.0, solver.param.clip_gradients)
-        solver.strategy.start(Step(solver.iteration, rate, solver.iter_size, clip, 1.0))
-        solver.release_gradients()
-        solver.strategy.backward_done()
-        solver.iteration += 1
+        self._solver.apply_update()
         self._pull()
 
     def share_weights(self, net: Net) -> None:
@@ -182,7 +170,7 @@ class Solver:
 
     def _call_back(self, which: int) -> None:
         if which == 0:
-            self._solver.strategy.wait_all()
+            self._solver.optimizer.wait()
         for net in (self.net, *self.test_nets):
             net._live.pull()
         for callbacks in self._callbacks:

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import proto
-from engine.comm.buckets import buckets_of, make_buckets, segments_of
-from engine.comm.factory import make_strategy, settings_of
-from engine.comm.strategies.strategy import Step
 from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
 from engine.net import Net
-from engine.net.gates import gates
 from engine.report.log import log
 from engine.report.progress import Progress
+from engine.solver.optimizer import Optimizer
+from engine.solver.state import TrainingState
 
 if TYPE_CHECKING:
-    from engine.comm.strategies.strategy import Strategy
     from engine.comm.world import World
     from engine.config import Config
 
@@ -51,23 +48,23 @@ def benchmark(
         memory_budget=memory_budget,
     )
     feed_synthetic(net, seed=1 + world.rank)
-    strategy = connect(net, world) if phase == TRAIN else None
+    training = Training(net, world) if phase == TRAIN else None
     age = process_age()
-    first = (step(net, strategy, 0), age)
+    first = (step(net, training, 0), age)
     spans, reorders, repeats, steps, ends = [], [], [], [], []
     begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
-            steps.append(step(net, strategy, iteration, ends))
+            steps.append(step(net, training, iteration, ends))
             spans.append(net.program.spans())
             repeats.append(net.program.repeat_ns / 1e6)
             reorders.append([each[-1] for op in range(len(net.program)) for each in net.program.reorders(op)])
             progress.update(iteration)
-    if strategy:
-        strategy.wait_all()
+    if training:
+        training.optimizer.wait()
     seconds = time.perf_counter() - begin
-    if strategy:
-        strategy.close()
+    if training:
+        training.optimizer.close()
     spans = np.diff(np.array(spans), axis=2)[:, :, 0]
     times = _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
     if ends and world.size == 1:
@@ -83,36 +80,30 @@ def process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def step(net: Net, strategy: Strategy | None, iteration: int, ends: list[float] | None = None) -> float:
+class Training:
+    """SGD with momentum and weight decay, connected to the net's gradients as the solver's is."""
+
+    def __init__(self, net: Net, world: World, comm_param: Any = None):
+        param = proto.SolverParameter(type="SGD", base_lr=RATE, lr_policy="fixed", momentum=0.9, weight_decay=1e-4)
+        if comm_param is not None:
+            param.comm_param.CopyFrom(comm_param)
+        self.optimizer, self.state = Optimizer(net, param, world), TrainingState.new(1)
+
+
+def step(net: Net, training: Training | None, iteration: int, ends: list[float] | None = None) -> float:
     """One step; its seconds. ends: gets those after backward."""
     begin = time.perf_counter()
     net.run_forward(iteration)
-    if strategy:
-        strategy.wait_all()
+    if training:
+        training.optimizer.wait()
         net.program.zero_gradients()
-        strategy.start(Step(iteration, RATE))
-        net.program.backward()
-        computed = time.perf_counter()
-        strategy.backward_done()
+        with training.optimizer.update(training.state):
+            net.program.backward()
+            computed = time.perf_counter()
         if ends is not None:
             ends.append(time.perf_counter() - computed)
+        training.state.advance(0)
     return time.perf_counter() - begin
-
-
-def connect(net: Net, world: World, comm_param: Any = None) -> Strategy:
-    """SGD with momentum and weight decay, connected to the net's gradients as the solver does it."""
-    from engine.host import _core
-
-    settings = settings_of(world, comm_param or proto.CommParameter())
-    buckets = make_buckets([(p.name, p.offset, p.count) for p in net.parameters], settings.bucket_bytes)
-    weights, gradients = (np.frombuffer(arena, np.float32)[: net.arena_size] for arena in (net.weights, net.gradients))
-    segments = [[_core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, {})]
-    hyper = _core.Hyper(momentum=0.9, weight_decay=1e-4)
-    updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], segments, hyper)
-    queue = _core.ReadyQueue(len(buckets))
-    strategy = make_strategy(world, queue, updater, buckets, gradients, settings, _core.threads())
-    net.program.set_queue(queue, gates(net, buckets_of(buckets)))
-    return strategy
 
 
 def _times(

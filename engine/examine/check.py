@@ -18,7 +18,7 @@ from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.report.table import human, table
-from engine.solver.schedules import Plateau, learning_rate
+from engine.solver.schedules import LearningRate
 from engine.solver.validate import check_snapshots, notes, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
@@ -124,10 +124,10 @@ def _check_solver(config: Config, report: FileReport) -> None:
 
 def _schedule(param: Any) -> list[tuple[int, float]]:
     """The learning rate at the start, at the end of the warm-up, at the quarters of the run."""
-    rate = learning_rate(param)
+    rate = LearningRate(param)
     last = max(0, param.max_iter - 1)
-    if isinstance(rate, Plateau):
-        return [(0, rate(0))]
+    if rate.reads_loss:  # only its beginning is known
+        return [(0, param.warmup_start_lr if param.warmup_iter > 0 else param.base_lr)]
     points = {0, *(last * quarter // 4 for quarter in range(1, 5))}
     if 0 < param.warmup_iter < last:
         points.add(param.warmup_iter)

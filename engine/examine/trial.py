@@ -93,7 +93,7 @@ def _train(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
     solver = Solver(config, World(), feeder=feeder)
     try:
         solver.solve()
-        if not np.isfinite(solver.weights).all():
+        if not np.isfinite(solver.optimizer.weights).all():
             raise NumericalError("the weights are not finite after the update")
         return solver.net.outputs()
     finally:

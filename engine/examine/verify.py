@@ -93,11 +93,11 @@ def verify(read: Callable[[], Config], world: World, iterations: int, tolerance:
         for _ in range(iterations):
             if one:
                 one.step()
-                one.strategy.wait_all()
+                one.optimizer.wait()
             world.agree(0).finish()  # the others wait for rank 0, asleep
             many.step()
-            many.strategy.wait_all()
-            keys, losses = world.gather(many.feeder.batches), world.gather(many.recent_loss.recent[-1])
+            many.optimizer.wait()
+            keys, losses = world.gather(many.feeder.batches), world.gather(many.state.recent_loss[-1])
             many.feeder.batches = []
             parts = many.model_parallel.gather(lambda placed: _gradient(many, placed)), many.model_parallel.weights()
             if compare:
@@ -126,7 +126,7 @@ def _solver(config: Config, world: World, ranks: int = 1, at_once: bool = False)
     else:
         set_iter_size(param, ranks * max(1, param.iter_size))
     solver = Solver(config, world, feeder=KeepingFeeder)
-    solver.strategy.keep_gradients = True
+    solver.optimizer.keep_gradients()
     if param.weights:
         solver.load_weights(list(param.weights))
     solver.share_weights()
@@ -146,7 +146,7 @@ class Comparison:
 
     def __init__(self, one: Solver, many: Solver, tolerance: float = 0.0):
         self.one, self.many = one, many
-        rounds = many.precision == "bf16" or many.strategy.settings.reduction.bf16
+        rounds = many.precision == "bf16" or many.optimizer.strategy.settings.reduction.bf16
         self.tolerance = tolerance or (TOLERANCE_BF16 if rounds else TOLERANCE)
         self.rows: list[Row] = []
         self._mine = {placed.name: placed for placed in one.net.parameters}
@@ -165,7 +165,7 @@ class Comparison:
         whole = weights
         gradients, weights = list(self._gradients(gradients)), list(self._weight_differences(weights))
         loss = float(np.mean(losses))
-        row = Row(number, (self.one.recent_loss.recent[-1], loss), _largest(gradients), _largest(weights))
+        row = Row(number, (self.one.state.recent_loss[-1], loss), _largest(gradients), _largest(weights))
         self.rows.append(row)
         for what, found in (("gradient", gradients), ("weights", weights)):
             bad = next((each for each in found if not each.size <= self.tolerance), None)

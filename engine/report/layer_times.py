@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.report.log import log
+from engine.report.observer import Observer, Run, StepRecord, Trace
 from engine.report.table import table
 
 if TYPE_CHECKING:
-    from engine.comm.buckets import Bucket
-    from engine.comm.strategies.strategy import Event
     from engine.comm.world import World
-    from engine.net import Net
 
 COLUMNS = ("forward", "backward", "start", "reduce", "update", "wait")
 LEGEND = (
@@ -24,26 +22,27 @@ LEGEND = (
 FORWARD, BACKWARD, START, REDUCE, UPDATE, WAIT = range(len(COLUMNS))
 
 
-class LayerTimes:
-    """Sums over the iterations of one rank, all but the first.
+class LayerTimes(Observer):
+    """Sums over the iterations of one rank, all but the first; the table comes at the end.
 
     forward, backward: compute, all micro-batches. start: from ready gradients until their reduction begins. reduce,
     update: by a server, beside the compute. wait: what the next forward waited for the weights. A bucket's times are
     divided among its layers by their parameters; a wait is that of the layer that reads the bucket first.
-
-        times.passed(net) after every micro-batch, times.stepped(...) after every iteration; times.table(world)
     """
 
-    def __init__(self, net: Net, buckets: Iterable[Bucket]):
+    def begin(self, run: Run) -> None:
+        net = run.net
+        self._world = run.world
         self._layers = list(dict.fromkeys(layer.name for layer in net.builder.layer_of_op))
         row = {name: number for number, name in enumerate(self._layers)}
         self._types = {layer.name: layer.type for layer in net.builder.layer_of_op}
         self._rows = np.array([row[layer.name] for layer in net.builder.layer_of_op])
+        self._needs_backward = np.array([net.program.needs_backward(op) for op in range(len(net.program))])
         self._sums = np.zeros((len(self._layers), len(COLUMNS)))
         uses = {parameter.name: op for parameter, op in net.first_uses().items()}
         self._shares: list[list[tuple[int, float]]] = []  # of each bucket: row, part of its floats
         self._readers: list[int] = []
-        for bucket in buckets:
+        for bucket in run.buckets:
             ops = [uses[piece.name] for piece in bucket.pieces]
             sizes = np.array([piece.end - piece.begin for piece in bucket.pieces], float)
             self._shares.append([(self._rows[op], size) for op, size in zip(ops, sizes / sizes.sum(), strict=True)])
@@ -52,23 +51,35 @@ class LayerTimes:
         self._last = 0
         self._waited = self._waited_first = np.zeros(len(self._shares))
 
-    def passed(self, net: Net) -> None:
-        """After the forward and backward of a micro-batch."""
-        if self._first is None:
-            return
-        count = len(net.program)
-        lengths = np.diff(net.program.spans(), axis=1)[:, 0]
-        needs = np.array([net.program.needs_backward(op) for op in range(count)])
-        np.add.at(self._sums[:, FORWARD], self._rows, lengths[:count])
-        np.add.at(self._sums[:, BACKWARD], self._rows, np.where(needs, lengths[: count - 1 : -1], 0))
+    def wants_trace(self, iteration: int) -> bool:
+        return True
 
-    def stepped(self, iteration: int, events: Iterable[Event], waited: Iterable[int]) -> None:
-        """After an iteration. events: what has been reduced and updated since the last call. waited: nanoseconds by
-        bucket since the start of the run."""
-        self._last, self._waited = iteration, np.array(list(waited), float)
+    def step(self, record: StepRecord) -> None:
+        trace = record.trace
+        assert trace is not None, "every iteration's trace is wanted"
+        self._last = record.iteration
         if self._first is None:
-            self._first, self._waited_first = iteration, self._waited
-        for event in events:
+            self._first, self._waited_first = record.iteration, np.array(trace.waited, float)
+        else:
+            for spans in trace.spans:
+                self._add_spans(spans)
+        self._add_events(trace)
+
+    def end(self, trace: Trace | None) -> None:
+        if trace is not None:
+            self._add_events(trace)
+        log(self.table(self._world))
+
+    def _add_spans(self, spans: np.ndarray) -> None:
+        count = len(self._rows)
+        lengths = np.diff(spans, axis=1)[:, 0]
+        np.add.at(self._sums[:, FORWARD], self._rows, lengths[:count])
+        backward = np.where(self._needs_backward, lengths[: count - 1 : -1], 0)
+        np.add.at(self._sums[:, BACKWARD], self._rows, backward)
+
+    def _add_events(self, trace: Trace) -> None:
+        self._waited = np.array(trace.waited, float)
+        for event in trace.events:
             if event.step == self._first:
                 continue
             for row, part in self._shares[event.bucket]:

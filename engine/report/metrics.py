@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
-
-
-class LossWindow:
-    """The smoothed loss: the mean of the last `size` (average_loss) losses."""
-
-    def __init__(self, size: int, recent: Iterable[float] = ()):
-        """recent: the window of a run that is resumed."""
-        self._losses: deque[float] = deque(recent, maxlen=max(1, size))
-
-    def add(self, loss: float) -> float:
-        """Returns the smoothed loss."""
-        self._losses.append(float(loss))
-        return self.value
-
-    @property
-    def value(self) -> float:
-        """NaN before the first loss."""
-        return sum(self._losses) / len(self._losses) if self._losses else float("nan")
-
-    @property
-    def recent(self) -> list[float]:
-        """The losses in the window, for a snapshot."""
-        return list(self._losses)
 
 
 class Averages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,30 +11,16 @@ if TYPE_CHECKING:
 
 
 class StepTimes:
-    """Of one rank, step by step, but for the first, in which kernels are generated; `line` puts the ranks together.
-
-    times.begin(data, communication)      counters, in nanoseconds, of all waiting so far
-    ... times.aside(nanoseconds) ...      what does not belong to the step: display
-    times.end(data, communication)
-    """
+    """Of one rank, step by step, but for the first, in which kernels are generated; `line` puts the ranks together."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[int, int, int]] = []  # whole, waiting for data, waiting for reduced gradients
-        self._begin = (0, 0, 0)
-        self._aside = 0
+        self._steps: list[tuple[int, int, int]] = []
         self._warm = False
 
-    def begin(self, data: int, communication: int) -> None:
-        self._begin, self._aside = (time.monotonic_ns(), data, communication), 0
-
-    def aside(self, nanoseconds: int) -> None:
-        self._aside += nanoseconds
-
-    def end(self, data: int, communication: int) -> None:
-        begin, data_before, communication_before = self._begin
-        whole = time.monotonic_ns() - begin - self._aside
+    def add(self, whole: int, data: int, communication: int) -> None:
+        """A step, in nanoseconds: of which waiting for data, and for reduced gradients."""
         if self._warm:
-            self._steps.append((whole, data - data_before, communication - communication_before))
+            self._steps.append((whole, data, communication))
         self._warm = True
 
     def line(self, world: World) -> str:

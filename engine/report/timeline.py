@@ -6,14 +6,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+
 from engine.files import atomic_write
+from engine.report.log import log
+from engine.report.observer import Observer, Run, StepRecord, Trace
 
 WARM_UP = 2  # iterations: kernels are generated and memory is touched in the first
 GAP_NS = 20_000  # a shorter pause between two layers is no waiting
 
 
-class Timeline:
-    """Collects this rank's spans; `write` merges the ranks'.
+class Timeline(Observer):
+    """Collects this rank's spans; at the end of the run the ranks' are merged and written.
 
     All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()) of the rank. It shows `iterations` iterations
     after the first `warm_up` of the run; what was over before the first of these begins is not in the file.
@@ -22,19 +26,41 @@ class Timeline:
     def __init__(self, path: str, iterations: int = 4, warm_up: int = WARM_UP):
         self.path = path
         self._iterations, self._warm_up = iterations, warm_up
-        self._first: int | None = None  # iteration of the run
-        self._computed: set[int] = set()
+        self._first = 0  # iteration of the run
         self._begin: int | None = None  # of the first iteration that is shown
         self._end = 0  # of the last one so far
         self._busy: dict[str, int] = {}  # row -> end of its last span, where spans may not overlap
         self._offset: int | None = None  # of this rank's clock from rank 0's
         self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
 
-    def wants(self, iteration: int) -> bool:
-        """Asked for every iteration of the run in turn: the first one that it hears of is the run's first."""
-        if self._first is None:
-            self._first = iteration
+    def begin(self, run: Run) -> None:
+        self._world, self._first = run.world, run.first
+        self._buckets = [bucket.name for bucket in run.buckets]
+        self._layers = [layer.name for layer in run.net.builder.layer_of_op]
+        self._needs_backward = [run.net.program.needs_backward(op) for op in range(len(run.net.program))]
+
+    def wants_trace(self, iteration: int) -> bool:
         return self._warm_up <= iteration - self._first < self._warm_up + self._iterations
+
+    def step(self, record: StepRecord) -> None:
+        number = record.iteration
+        for begin, end in record.decoded:
+            self.decoded(number, begin, end)
+        if self.wants_trace(number):
+            for wait in record.waits:
+                self.waiting(number, wait.what, wait.begin, wait.end)
+            self.iteration(number, record.begin, record.end)
+            if record.trace is not None:
+                self.compute(record.trace.spans[-1], number)
+        if record.trace is not None:
+            self.communication(record.trace)
+        self.synchronise(number)
+
+    def end(self, trace: Trace | None) -> None:
+        if trace is not None:
+            self.communication(trace)
+        self.write()
+        log(f"Timeline in {self.path}: open it in ui.perfetto.dev or chrome://tracing")
 
     def span(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
         """Anything that takes time: data, a test, a snapshot."""
@@ -47,39 +73,37 @@ class Timeline:
         self._end = end
         self.span("iterations", f"iteration {iteration}", begin, end, iteration=iteration)
 
-    def compute(self, net, iteration: int) -> None:
-        """The last forward and backward of `net`, op by op; once for each iteration.
+    def compute(self, spans: np.ndarray, iteration: int) -> None:
+        """The last forward and backward of an iteration, op by op, as Program.spans() gives them.
 
         Between two ops of forward the executor does nothing but wait for updated weights: such pauses are shown."""
-        if iteration in self._computed:
-            return
-        self._computed.add(iteration)
-        spans = net.program.spans()
-        count = len(net.program)
-        layers = [layer.name for layer in net.builder.layer_of_op]
+        count = len(self._layers)
         before = None
         for op, (start, end) in enumerate(spans[:count].tolist()):
             if before is not None and start - before > GAP_NS:
-                self.span("compute", f"wait for the weights of {layers[op]}", before, start, iteration=iteration)
+                self.span("compute", f"wait for the weights of {self._layers[op]}", before, start, iteration=iteration)
             before = end
-            self.span("compute", f"{layers[op]} fwd", start, end, iteration=iteration)
+            self.span("compute", f"{self._layers[op]} fwd", start, end, iteration=iteration)
         for op in reversed(range(count)):
             start, end = spans[2 * count - 1 - op].tolist()
-            if net.program.needs_backward(op) and end > start:
-                self.span("compute", f"{layers[op]} bwd", start, end, iteration=iteration)
+            if self._needs_backward[op] and end > start:
+                self.span("compute", f"{self._layers[op]} bwd", start, end, iteration=iteration)
 
-    def communication(self, events, names: list[str]) -> None:
-        """Events of the strategy: (step, bucket, server, ready, start, reduced, end). names: what each bucket holds."""
+    def communication(self, trace: Trace) -> None:
+        """What servers did for the iterations that are shown."""
+        events = [event for event in trace.events if self.wants_trace(event.step)]
         for step, bucket, server, ready, start, reduced, end in sorted(events, key=lambda event: event[6]):
             arguments = {"iteration": step, "bucket": bucket, "waited_us": max(0, start - ready) / 1000}
             if reduced > start:
-                self.span(f"server {server}: reduce", f"reduce {names[bucket]}", start, reduced, **arguments)
+                name = f"reduce {self._buckets[bucket]}"
+                self.span(f"server {server}: reduce", name, start, reduced, **arguments)
             # With clipping, reduced buckets wait for the norm: an update begins when the one before is done.
-            self._after(f"server {server}: update", f"update {names[bucket]}", max(reduced, start), end, **arguments)
+            name = f"update {self._buckets[bucket]}"
+            self._after(f"server {server}: update", name, max(reduced, start), end, **arguments)
 
     def decoded(self, iteration: int, begin: int, end: int) -> None:
         """When data threads have worked on this iteration's batch: told for all, as they are ahead by several."""
-        if self.wants(iteration) or begin < self._end:
+        if self.wants_trace(iteration) or begin < self._end:
             self._after("data", "decode a batch", begin, end, iteration=iteration)
 
     def waiting(self, iteration: int, what: str, begin: int, end: int) -> None:
@@ -93,16 +117,16 @@ class Timeline:
         self._busy[row] = max(begin, end)
         self.span(row, name, begin, self._busy[row], **arguments)
 
-    def synchronise(self, iteration: int, world) -> None:
+    def synchronise(self, iteration: int) -> None:
         """Collective, after every iteration: compares the ranks' clocks when the last one to be shown is over."""
-        if self._first is not None and iteration - self._first == self._warm_up + self._iterations:
-            self._offset = world.clock_offset()
+        if iteration - self._first == self._warm_up + self._iterations:
+            self._offset = self._world.clock_offset()
 
-    def write(self, world) -> None:
+    def write(self) -> None:
         """Collective. Rank 0 writes the trace of all ranks; raises EngineError if it cannot."""
-        offset = world.clock_offset() if self._offset is None else self._offset
-        parts = world.gather((offset, self._shown()))
-        if world.rank != 0:
+        offset = self._world.clock_offset() if self._offset is None else self._offset
+        parts = self._world.gather((offset, self._shown()))
+        if parts is None:
             return
         origin = min((span[2] + offset for offset, spans in parts for span in spans), default=0)
         events: list[dict] = []

@@ -9,29 +9,30 @@ import numpy as np
 from engine.errors import NumericalError
 
 if TYPE_CHECKING:
-    from engine.solver.solver import Solver
+    from engine.net import Net
 
 ADVICE = "Lower base_lr or warm up, or set clip_gradients"
 
 
-def check_loss(solver: Solver, loss: float) -> None:
-    """After a forward. Raises NumericalError naming iteration and layer."""
+def check_loss(loss: float, iteration: int, net: Net, batch: str) -> None:
+    """After a forward, when no update is under way. batch: a sentence about its samples. Raises NumericalError naming
+    iteration and layer."""
     if np.isfinite(loss):
         return
-    solver.strategy.wait_all()
-    culprit = solver.net.program.first_nonfinite() or "the update"
+    culprit = net.program.first_nonfinite() or "the update"
     raise NumericalError(
-        f"iteration {solver.iteration}: the loss is {loss}; layer '{culprit}' is the first whose output is not finite. "
-        f"{solver.feeder.describe_batch()}{ADVICE}"
+        f"iteration {iteration}: the loss is {loss}; layer '{culprit}' is the first whose output is not finite. "
+        f"{batch}{ADVICE}"
     )
 
 
-def check_weights(solver: Solver) -> None:
-    """The loss does not always tell: kernels with a ReLU make 0 of NaN. Raises NumericalError naming a parameter."""
-    if np.isfinite(solver.weights).all():
+def check_weights(weights: np.ndarray, iteration: int, net: Net) -> None:
+    """The loss does not always tell: kernels with a ReLU make 0 of NaN. weights: the arena, float32. Raises
+    NumericalError naming a parameter."""
+    if np.isfinite(weights).all():
         return
-    bad = next(placed for placed in solver.net.parameters if not np.isfinite(placed.tensor.get()).all())
+    bad = next(placed for placed in net.parameters if not np.isfinite(placed.tensor.get()).all())
     raise NumericalError(
-        f"iteration {solver.iteration}: the update has made weights of {bad.name} infinite or NaN; no snapshot is "
+        f"iteration {iteration}: the update has made weights of {bad.name} infinite or NaN; no snapshot is "
         f"written. {ADVICE}"
     )

@@ -1,7 +1,7 @@
 """Learning-rate policies: closures from the iteration (the count of finished updates) to a rate.
 
-A policy is one registered function that reads the solver once and returns `rate(iteration)`. Formulas are Caffe's;
-`poly_cyc` is SURFsara's, `plateau` and `multifixed` Intel's.
+A policy is one registered function that reads the solver once and returns `rate(iteration)`; see `policy`. Formulas are
+Caffe's; `poly_cyc` is SURFsara's, `plateau` and `multifixed` Intel's.
 """
 
 from __future__ import annotations
@@ -9,51 +9,71 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
+from engine.solver.state import PlateauState
 
 Rate = Callable[[int], float]
 
-_policies: dict[str, Callable[[Any], Rate]] = {}
-REQUIRED: dict[str, tuple[str, ...]] = {}
+
+@dataclass(frozen=True)
+class _Policy:
+    make: Callable[[Any], Callable[..., float]]
+    required: tuple[str, ...]
+    reads_loss: bool
 
 
-def policy(name: str, *required: str):
-    """Registers a policy; `required` are the solver fields without which it means nothing."""
+_policies: dict[str, _Policy] = {}
 
-    def add(make: Callable[[Any], Rate]) -> Callable[[Any], Rate]:
-        _policies[name] = make
-        REQUIRED[name] = required
+
+def policy(name: str, *required: str, reads_loss: bool = False):
+    """Registers a policy: a function that takes the SolverParameter and returns its rate by iteration.
+
+    required: the solver fields without which it means nothing. reads_loss: the function that it returns takes
+    (iteration, loss, PlateauState) instead, where loss is the smoothed one of all ranks.
+    """
+
+    def add(make: Callable[[Any], Callable[..., float]]) -> Callable[[Any], Callable[..., float]]:
+        _policies[name] = _Policy(make, required, reads_loss)
         return make
 
     return add
 
 
-def learning_rate(param: Any, where: str | None = None) -> Rate:
+def policies() -> dict[str, tuple[str, ...]]:
+    """The known policies, and the fields that each requires."""
+    return {name: each.required for name, each in _policies.items()}
+
+
+class LearningRate:
     """The rate of a SolverParameter, warm-up included: while iteration < warmup_iter it rises linearly from
     warmup_start_lr to base_lr; afterwards the policy sees the absolute iteration (Goyal et al. 2017, arXiv
     1706.02677, section 2.2).
-
-    Raises ConfigError for an unknown policy or a field that it needs and does not find.
     """
-    name = param.lr_policy
-    if name not in _policies:
-        what = f"lr_policy '{name}' is unknown" if name else "lr_policy is missing"
-        raise ConfigError(what + suggestion(name, _policies), where)
-    for field in REQUIRED[name]:
-        if not _given(param, field):
-            raise ConfigError(f"lr_policy '{name}' needs {field}", where)
-    rate = _policies[name](param)
-    if param.warmup_iter <= 0 or isinstance(rate, Plateau):  # a Plateau, whose loss the solver sets, warms up by itself
-        return rate
-    return lambda iteration: _warm_up(param, iteration) if iteration < param.warmup_iter else rate(iteration)
 
+    def __init__(self, param: Any, where: str | None = None):
+        """Raises ConfigError for an unknown policy or a field that it needs and does not find."""
+        name = param.lr_policy
+        if name not in _policies:
+            what = f"lr_policy '{name}' is unknown" if name else "lr_policy is missing"
+            raise ConfigError(what + suggestion(name, _policies), where)
+        chosen = _policies[name]
+        for field in chosen.required:
+            if not _given(param, field):
+                raise ConfigError(f"lr_policy '{name}' needs {field}", where)
+        self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
+        self._param, self._rate = param, chosen.make(param)
 
-def _warm_up(param: Any, iteration: int) -> float:
-    start = param.warmup_start_lr
-    return start + (param.base_lr - start) * iteration / param.warmup_iter
+    def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
+        """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
+        the loss."""
+        if iteration < self._param.warmup_iter:
+            start = self._param.warmup_start_lr
+            return start + (self._param.base_lr - start) * iteration / self._param.warmup_iter
+        return self._rate(iteration, loss, plateau) if self.reads_loss else self._rate(iteration)
 
 
 def _given(param: Any, field: str) -> bool:
@@ -113,34 +133,18 @@ def _multifixed(param):
     return lambda iteration: rates[min(bisect.bisect_left(ends, iteration), len(rates) - 1)]
 
 
-class Plateau:
-    """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
-    loss.
-
-    `see(loss)` takes the loss of the iteration about to be rated, averaged over ranks so that all agree. The fields are
-    those of SolverState.
-    """
-
-    def __init__(self, param):
-        self.param = param
-        self.current_step, self.minimum_loss, self.last_event = 0, float("inf"), 0
-        self.loss = float("inf")
-
-    def see(self, loss: float) -> None:
-        self.loss = loss
-
-    def __call__(self, iteration: int) -> float:
-        if iteration < self.param.warmup_iter:
-            return _warm_up(self.param, iteration)
-        if self.loss < self.minimum_loss:
-            self.minimum_loss, self.last_event = self.loss, iteration
-        windows = self.param.plateau_winsize
-        if self.current_step < len(windows) and iteration >= self.last_event + windows[self.current_step]:
-            self.current_step += 1
-            self.last_event = iteration
-        return self.param.base_lr * self.param.gamma**self.current_step
-
-
-@policy("plateau", "base_lr", "gamma", "plateau_winsize")
+@policy("plateau", "base_lr", "gamma", "plateau_winsize", reads_loss=True)
 def _plateau(param):
-    return Plateau(param)
+    """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
+    loss (Intel's Caffe)."""
+    windows = list(param.plateau_winsize)
+
+    def rate(iteration: int, loss: float, seen: PlateauState) -> float:
+        if loss < seen.minimum_loss:
+            seen.minimum_loss, seen.iter_last_event = loss, iteration
+        if seen.current_step < len(windows) and iteration >= seen.iter_last_event + windows[seen.current_step]:
+            seen.current_step += 1
+            seen.iter_last_event = iteration
+        return param.base_lr * param.gamma**seen.current_step
+
+    return rate

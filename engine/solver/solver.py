@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from engine import proto
-from engine.comm.buckets import buckets_of
-from engine.comm.factory import make_strategy, settings_of
 from engine.comm.precision import usable_precision
-from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
 from engine.data.feeder import Feeder
-from engine.errors import DataError
-from engine.net.gates import gates
+from engine.errors import DataError, WeightsError
+from engine.inference.evaluator import Evaluator
+from engine.report.curve import Curve
+from engine.report.display import Display
 from engine.report.log import log
-from engine.report.metrics import LossWindow
-from engine.report.progress import Progress
-from engine.report.timeline import Timeline
-from engine.solver.display import Display
+from engine.report.observer import Figures, Observer, Run, TestRecord
 from engine.solver.drift import check_drift
 from engine.solver.finite import check_loss, check_weights
-from engine.solver.history import History
 from engine.solver.model_parallel import ModelParallel
-from engine.solver.schedules import Plateau, learning_rate
+from engine.solver.optimizer import Optimizer
+from engine.solver.plan import log_plan, log_skipped
+from engine.solver.recorder import Recorder
 from engine.solver.signals import SNAPSHOT, STOP, Signals
-from engine.solver.snapshots import SnapshotFiles
-from engine.solver.testing import Testing
-from engine.solver.timing import Timing
+from engine.solver.snapshots import Snapshots
+from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.update import HISTORIES, buckets_for, make_updater, rule_of
 from engine.solver.validate import validate
 from engine.watchdog import board
 
@@ -43,11 +37,10 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    timeline: collects the spans of a few iterations. layer_times: logs a table of times at the end. skip_bad_images:
-    replaces images that cannot be decoded. every_blob: nothing is fused, so that programs can read every blob and
-    gradient. feeder: what feeds the nets, made as a Feeder is. `on_gradients`, if set, is called before each update,
-    when this rank's gradients are complete. Raises the exceptions of engine.errors for whatever cannot be read, built
-    or run.
+    observers: watch the run, beside the display and the curve. skip_bad_images: replaces images that cannot be decoded.
+    every_blob: nothing is fused, so that programs can read every blob and gradient. feeder: what feeds the nets, made
+    as a Feeder is. `on_gradients`, if set, is called before each update, when this rank's gradients are complete.
+    Raises the exceptions of engine.errors for whatever cannot be read, built or run.
     """
 
     def __init__(
@@ -56,8 +49,7 @@ class Solver:
         world: World,
         *,
         signals: Signals | None = None,
-        timeline: Timeline | None = None,
-        layer_times: bool = False,
+        observers: Sequence[Observer] = (),
         skip_bad_images: bool = False,
         every_blob: bool = False,
         feeder: Callable[..., Feeder] = Feeder,
@@ -67,68 +59,88 @@ class Solver:
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
         validate(self.param, lambda field: config.where(path=field))
-        self.rate = learning_rate(self.param, config.where(path="lr_policy"))
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
-        self.iteration = 0
         self.iter_size = max(1, self.param.iter_size)
-        self.recent_loss = LossWindow(self.param.average_loss)
-        self.last_rate: float | None = None
+        self.state = TrainingState.new(self.param.average_loss)
         nets = nets_of_solver(config)
         self.feeder = feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
-        self.groups, parts = divide(nets.train, world)
-        self._net_options = net_options(self, nets.train, parts)
-        self.net = build_alike(nets.train, self._net_options, world)
+        groups, parts = divide(nets.train, world)
+        self.net_options = net_options(self, nets.train, parts)
+        self.net = build_alike(nets.train, self.net_options, world)
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
-        self._connect()
-        self.timing = Timing(self, timeline, layer_times)
-        self.display = Display(self)
-        self.testing = Testing(self, nets.tests, skip_bad_images, feeder)
-        self.evaluators = self.testing.evaluators
-        self.files = SnapshotFiles(self)
+        where = config.where(path="lr_policy")
+        self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
+        if every_blob:
+            self.optimizer.keep_gradients()
+        self._find_losses()
+        self.snapshots = Snapshots(config, world, self.optimizer, self.model_parallel)
+        self.evaluators = [
+            self._evaluator(index, net, skip_bad_images, feeder)
+            for index, net in enumerate(nets.tests if self.param.test_interval or self.param.test_iter else [])
+        ]
+        self.observers: list[Observer] = [Display(self.param.display), Curve(self.param.display), *observers]
+        self._observed = False  # observers know of the run
+        self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
 
-    def _connect(self) -> None:
-        """Makes buckets, update rule, and the strategy that reduces gradients while backward runs."""
-        from engine.host import _core
+    def _evaluator(self, index: int, config: Config, skip_bad_images: bool, feeder: Callable[..., Feeder]) -> Evaluator:
+        return Evaluator(
+            config,
+            proto.TEST,
+            share=self.net,
+            world=self.world,
+            seed=self.seed,
+            skip_bad_images=skip_bad_images,
+            precision=self.precision,
+            every_blob=self.every_blob,
+            feeder=feeder,
+            ap_version=self.param.ap_version,
+            show_per_class=self.param.show_per_class_result,
+            index=index,
+        )
 
-        net, param = self.net, self.param
-        settings = settings_of(self.world, param.comm_param)
-        buckets = buckets_for(net, settings)
-        self.history = History(net, HISTORIES[rule_of(param)])
-        self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
-        self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
-        updater = make_updater(param, net, buckets, self.weights, self.gradients, self.history.arrays)
-        self.queue, self.threads = _core.ReadyQueue(len(buckets)), _core.threads()
-        self.strategy = make_strategy(self.world, self.queue, updater, buckets, self.gradients, settings, self.threads)
-        self.strategy.keep_gradients = self.every_blob
-        # On the main thread, between ops: a stream of its own, beside those of the servers.
-        self.sync_channel = self.world.channel() if net.synchronised else None
-        self._attach()
+    def _find_losses(self) -> None:
+        self._losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
 
-    def _attach(self) -> None:
-        """Connects the net's program to the ready queue, the board and the sums over ranks (synchronised BatchNorm)."""
-        net = self.net
-        self.losses = [(net.blobs[top].tensor, weight) for _, top, weight in net.losses()]
-        net.program.set_queue(self.queue, gates(net, buckets_of(self.strategy.buckets)))
-        net.set_board(self.world.board, 0, self.feeder.sources, [bucket.name for bucket in self.strategy.buckets])
-        if self.sync_channel is not None:
-            net.program.set_ranks(self.world.size, self.sync_channel.allreduce)
+    def use_net(self, net) -> None:
+        """Goes on with the same net in other shapes, which has taken over the parameters."""
+        self.net = net
+        self.feeder.connect(net)
+        self.optimizer.attach(net)
+        self._find_losses()
+
+    @property
+    def iteration(self) -> int:
+        """Updates begun so far."""
+        return self.state.iteration
+
+    @property
+    def samples_per_iteration(self) -> int:
+        """Of all ranks and micro-batches."""
+        return max(1, self.feeder.batch_size) * self.world.size * self.iter_size
 
     # Weights and state
 
     def load_weights(self, paths: list[str]) -> None:
         """For fine-tuning: takes values by layer name, file after file; all others keep their initial values."""
-        self.files.load_weights(paths)
+        self.snapshots.load_weights(paths)
 
     def restore(self, path: str) -> None:
-        """Continues from a solverstate and the weights that it names."""
-        self.files.restore(path)
+        """Continues from a solverstate and the weights that it names. The order of samples goes on where it stopped,
+        also with another number of ranks. Raises WeightsError."""
+        saved = self.snapshots.read(path)
+        if saved.random_seed is not None and self.param.random_seed < 0 and saved.random_seed != self.seed:
+            raise WeightsError(
+                f"{path}: was trained with random_seed {saved.random_seed}; set it to go on with the same order of "
+                "samples"
+            )
+        self.state.restore(saved, self.samples_per_iteration)
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
-        arenas = [self.weights, *self.history.arrays]
+        arenas = [self.optimizer.weights, *self.optimizer.history.arrays]
         with self.model_parallel.kept(arenas):
             for array in (*arenas, np.frombuffer(self.net.fixed, np.float32)):
                 self.world.broadcast(array)
@@ -137,13 +149,13 @@ class Solver:
 
     def solve(self) -> bool:
         """Trains up to max_iter. Returns False if a signal stopped it early (after taking the snapshot)."""
-        self.display.plan()
-        self.files.check_size()
+        log_plan(self)
+        self.snapshots.check_size()
         self.share_weights()
-        self.feeder.start(self.samples_seen())
+        self.feeder.start(self.state.samples_seen)
         try:
             with self.signals:
-                finished = self._run(self.param.max_iter)
+                finished = self.run(self.param.max_iter)
             if not finished:
                 log("Optimization stopped early.")
                 return False
@@ -152,41 +164,36 @@ class Solver:
             return True
         finally:
             self.feeder.close()
-            self.display.skipped()
+            for observer in self.observers:
+                observer.close()
+            log_skipped(self.feeder)
 
-    def close(self) -> None:
-        """Ends servers and data threads. Not for a run that failed: that one aborts."""
-        self.world.board.enter(board.END)
-        self.strategy.close()
-        if self.sync_channel is not None:
-            self.sync_channel.close()
-        self.testing.close()
-
-    def samples_seen(self) -> int:
-        """Position in the global sequence of samples."""
-        return self.files.samples_before + (self.iteration - self.files.first_iteration) * self.samples_per_iteration
-
-    @property
-    def samples_per_iteration(self) -> int:
-        return max(1, self.feeder.batch_size) * self.world.size * self.iter_size
-
-    def _run(self, until: int) -> bool:
-        self.display.begin()
+    def run(self, until: int) -> bool:
+        """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. Returns False
+        if a signal stopped it."""
         every = self.param.comm_param.drift_check
-        with Progress("Training", until, begin=self.iteration) as progress:
-            while self.iteration < until:
-                asked = self.world.agree(self.signals.flags)
-                if self.testing.is_due():
-                    self.test()
-                self.step()
-                progress.update(self.iteration, note=f"loss = {self.recent_loss.value:.4g}")
-                if every and self.iteration % every == 0:
-                    self._check_drift()
-                if self.param.snapshot and self.iteration % self.param.snapshot == 0:
-                    self.snapshot()
-                if not self._obey(asked.finish()):
-                    return False
+        while self.iteration < until:
+            asked = self.world.agree(self.signals.flags)
+            if self._test_is_due():
+                self.test()
+            self.step()
+            if every and self.iteration % every == 0:
+                self._check_drift()
+            if self.param.snapshot and self.iteration % self.param.snapshot == 0:
+                self.snapshot()
+            if not self._obey(asked.finish()):
+                return False
         return True
+
+    def _begin_observing(self) -> None:
+        if self._observed:
+            return
+        self._observed = True
+        saves = self.param.snapshot_prefix or self.param.snapshot or self.param.snapshot_after_train
+        prefix = self.snapshots.prefix() if saves else ""
+        run = Run(self.world, self.net, self.optimizer.buckets, self.iteration, self.param.max_iter, prefix)
+        for observer in self.observers:
+            observer.begin(run)
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
@@ -200,34 +207,38 @@ class Solver:
         """One iteration: iter_size micro-batches and an update, which the next forward waits for, parameter by
         parameter.
         """
-        loss = 0.0
-        self.timing.begin()
+        self._begin_observing()
+        self._recorder.begin(self.iteration)
         self.world.board.iteration(self.iteration)
+        program, loss = self.net.program, 0.0
         for micro in range(self.iter_size):
-            last = micro == self.iter_size - 1
-            first_sample = self.timing.next_batch()
+            with self._recorder.wait("data"):
+                first_sample = self.feeder.next(self.net)
             loss += self._forward(micro, first_sample)
-            program = self.net.program
-            program.mark_ready(last and self.on_gradients is None)
+            program = self.net.program  # layers of programs may have changed the net's shapes
             if micro == 0:
-                self.timing.wait_for_updates()
+                with self._recorder.wait("all updates"):
+                    self.optimizer.wait()  # nothing may still read the gradients
                 program.zero_gradients()
-            if last:
-                self._start_update(loss / self.iter_size)
+            if micro < self.iter_size - 1:
+                program.mark_ready(False)
+                program.backward()
+                self._recorder.passed(self.net)
+        self.state.recent_loss.append(loss / self.iter_size)
+        wanted = any(observer.wants_figures(self.iteration) for observer in self.observers)
+        if wanted:
+            check_weights(self.optimizer.weights, self.iteration, self.net)
+        with self.optimizer.update(self.state) as rate:
+            program.mark_ready(self.on_gradients is None)
             program.backward()
-            self.timing.passed()
-        if self.on_gradients is not None:
-            self.on_gradients()
-            self.release_gradients()
-        self.strategy.backward_done()
-        self.timing.end()
-        self.iteration += 1
-        self.timing.stepped()
-
-    def release_gradients(self) -> None:
-        """Marks all buckets ready at once, in the order in which backward would have."""
-        for bucket in self.strategy.buckets:
-            self.queue.ready(bucket.index)
+            if self.on_gradients is not None:
+                self.on_gradients()
+                self.optimizer.release()
+        self._recorder.passed(self.net)
+        self.state.advance(self.samples_per_iteration)
+        record = self._recorder.end(rate, self.state.loss, self._figures() if wanted else None)
+        for observer in self.observers:
+            observer.step(record)
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
@@ -236,36 +247,46 @@ class Solver:
             self.net.run_forward(self.iteration, first_sample, feed_step=self.iteration * self.iter_size + micro)
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
-        loss = float(sum(weight * tensor.get().sum() for tensor, weight in self.losses))
-        check_loss(self, loss)
+        loss = self._loss()
+        if not np.isfinite(loss):
+            self.optimizer.wait()
+            check_loss(loss, self.iteration, self.net, self.feeder.describe_batch())
         return loss
 
-    def _start_update(self, loss: float) -> None:
-        begin = time.monotonic_ns()
-        self.recent_loss.add(loss)
-        if isinstance(self.rate, Plateau):
-            self.rate.see(self.smoothed_loss())
-        rate = self.rate(self.iteration)
-        if self.param.display and self.iteration % self.param.display == 0:
-            check_weights(self)
-            self.display.iteration(rate)
-        self.timing.aside(begin)
-        correction = 1.0
-        if self.param.momentum_correction and self.last_rate:
-            correction = rate / self.last_rate
-        self.last_rate = rate
-        self.strategy.start(Step(self.iteration, rate, self.iter_size, max(0.0, self.param.clip_gradients), correction))
+    def _loss(self) -> float:
+        """Of this rank, in the last forward."""
+        return float(sum(weight * tensor.get().sum() for tensor, weight in self._losses))
 
-    def smoothed_loss(self) -> float:
-        """Mean loss of the last average_loss iterations, over all ranks."""
-        total = np.array([self.recent_loss.value])
-        self.world.allreduce(total)
-        return float(total[0]) / self.world.size
+    def _figures(self) -> Figures:
+        """Collective. What the last iteration showed."""
+        outputs = {}
+        for name, values in self.net.outputs().items():
+            outputs[name] = values.astype(np.float64).ravel()
+            self.world.allreduce(outputs[name])
+            outputs[name] /= self.world.size
+        weights = {top: weight for _, top, weight in self.net.losses()}
+        return Figures(self.optimizer.mean_loss(self.state), outputs, weights)
+
+    # Tests and snapshots
+
+    def _test_is_due(self) -> bool:
+        """Before the next iteration."""
+        interval = self.param.test_interval
+        if not interval or self.iteration % interval or not self.evaluators:
+            return False
+        return self.iteration > 0 or self.param.test_initialization
 
     def test(self) -> None:
         """All test nets on the weights as they are, statistics of BatchNorm averaged over ranks."""
+        self._begin_observing()
         self._settle()
-        self.testing.run()
+        for index, evaluator in enumerate(self.evaluators):
+            log(f"Iteration {self.iteration}, Testing net (#{index})")
+            self.model_parallel.copy_to(evaluator.net)
+            count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
+            record = TestRecord(self.iteration, index, evaluator.run(count), evaluator.loss_weights)
+            for observer in self.observers:
+                observer.test(record)
 
     def snapshot(self) -> None:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
@@ -273,28 +294,40 @@ class Solver:
         self._settle()
         self.world.board.enter(board.SNAPSHOT)
         self._check_drift()
-        check_weights(self)
-        self.files.write()
+        check_weights(self.optimizer.weights, self.iteration, self.net)
+        recent_loss = np.array(self.state.recent_loss)
+        self.world.allreduce(recent_loss)
+        saved = self.state.save((recent_loss / self.world.size).tolist())
+        saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.samples_per_iteration
+        self.snapshots.write(saved)
 
     def _settle(self) -> None:
         """Every update is in the weights, and statistics are the ranks' mean."""
-        self.strategy.wait_all()
+        self.optimizer.wait()
         self.world.allreduce_mean(self.net.statistics())
-
-    def _finish(self) -> None:
-        """The last snapshot and test, the curve beside the snapshots (rank 0), and the timeline (all ranks)."""
-        if self.param.snapshot_after_train and not (self.param.snapshot and self.iteration % self.param.snapshot == 0):
-            self.snapshot()
-        if self.recent_loss.recent:
-            log(f"Iteration {self.iteration}, loss = {self.smoothed_loss():.6g}")
-        if self.evaluators:
-            self.test()
-        self.strategy.wait_all()
-        self.world.board.enter(board.END)
-        self.display.write_curve()
-        self.timing.write()
 
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
-        self.strategy.wait_all()
-        check_drift(self.world, self.net, self.weights, self.history.named, self.iteration)
+        self.optimizer.wait()
+        check_drift(self.world, self.net, self.optimizer.weights, self.optimizer.history.named, self.iteration)
+
+    def _finish(self) -> None:
+        """The last snapshot and test, and what observers have to say at the end."""
+        if self.param.snapshot_after_train and not (self.param.snapshot and self.iteration % self.param.snapshot == 0):
+            self.snapshot()
+        if self.state.recent_loss:
+            log(f"Iteration {self.iteration}, loss = {self.optimizer.mean_loss(self.state):.6g}")
+        if self.evaluators:
+            self.test()
+        self.optimizer.wait()
+        self.world.board.enter(board.END)
+        trace = self._recorder.trace()
+        for observer in self.observers:
+            observer.end(trace)
+
+    def close(self) -> None:
+        """Ends servers and data threads. Not for a run that failed: that one aborts."""
+        self.world.board.enter(board.END)
+        self.optimizer.close()
+        for evaluator in self.evaluators:
+            evaluator.close()

@@ -12,7 +12,7 @@ from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
 from engine.report.average_precision import AP_VERSIONS
-from engine.solver.schedules import learning_rate
+from engine.solver.schedules import LearningRate
 from engine.solver.update import RULES
 
 NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too
@@ -53,7 +53,7 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
     place = where if callable(where) else lambda field: where
     errors = [ConfigError(message, place(field)) for field, message in _complaints(param)]
     try:
-        learning_rate(param, place("lr_policy"))
+        LearningRate(param, place("lr_policy"))
     except ConfigError as error:
         errors.append(error)
     try:

@@ -74,7 +74,7 @@ int posix_memalign(void** into, size_t alignment, size_t size) {
 STEPS = """
 import ctypes, sys
 from engine import proto
-from engine.examine.benchmark import connect, step
+from engine.examine.benchmark import Training, step
 from engine.examine.synthetic import feed_synthetic
 from engine.comm.world import World
 from engine.config import read_net
@@ -83,18 +83,18 @@ from engine.net import Net
 shapes = [(8, 3, 28, 28), (8,)]
 net = Net(read_net(sys.argv[1]), proto.TRAIN, shapes_of=lambda layer, where: shapes, precision=sys.argv[2])
 feed_synthetic(net, seed=1)
-strategy = connect(net, World())
+training = Training(net, World())
 for iteration in range(5):
-    step(net, strategy, iteration)
-strategy.wait_all()
+    step(net, training, iteration)
+training.optimizer.wait()
 counter = ctypes.CDLL(None)
 counter.allocations.restype = counter.all_allocations.restype = ctypes.c_long
 counter.start(1)
 for iteration in range(5, 15):
-    step(net, strategy, iteration)
+    step(net, training, iteration)
 counter.start(0)
 print(counter.allocations(), counter.all_allocations())
-strategy.close()
+training.optimizer.close()
 """
 
 

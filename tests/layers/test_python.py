@@ -195,7 +195,7 @@ def test_micro_batches_add_up_the_gradients_of_parameters():
         solver = make_solver(f"iter_size: {iter_size} base_lr: 1", net)
         solver.feeder.start()
         solver.step()
-        solver.strategy.wait_all()
+        solver.optimizer.wait()
         np.testing.assert_allclose(solver.net.params["user"][0].get(), 2 - 4)
 
 

@@ -8,6 +8,7 @@ PROGRAM = """
 import time
 from engine.comm.mpi_channel import MpiChannel
 from engine.comm.world import world
+from engine.report.layer_times import LayerTimes
 from tests.solver.harness import digits_net, make_solver
 world = world()
 reduce = MpiChannel.allreduce
@@ -16,9 +17,10 @@ def slow(self, values, residual=None):
     reduce(self, values, residual)
 MpiChannel.allreduce = slow
 text = "max_iter: 6 iter_size: 2 comm_param {{ bucket_mb: 1 }}"
-solver = make_solver(text, digits_net(), world=world, layer_times=True)
+times = LayerTimes()
+solver = make_solver(text, digits_net(), world=world, observers=[times])
 solver.solve()
-table = solver.timing.layer_times.table(world)
+table = times.table(world)
 if world.rank == 0:
     print(table)
 solver.close()
@@ -60,11 +62,13 @@ def test_columns_of_two_ranks(servers):
 
 def test_one_rank_has_no_communication():
     from engine.comm.world import World
+    from engine.report.layer_times import LayerTimes
     from tests.solver.harness import digits_net, make_solver
 
-    solver = make_solver("max_iter: 4", digits_net(), layer_times=True)
+    times = LayerTimes()
+    solver = make_solver("max_iter: 4", digits_net(), observers=[times])
     solver.solve()
-    text = solver.timing.layer_times.table(World())
+    text = times.table(World())
     assert "mean of 3 iterations and 1 rank:" in text
     assert text.splitlines()[1].split() == ["layer", "type", "forward", "backward", "update"]
     assert numbers(text)["ip1"]["update"] > 0

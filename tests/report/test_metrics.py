@@ -1,24 +1,16 @@
 """Averages and the lines that are printed of them."""
 
-import math
 import re
 
 import numpy as np
 
 from engine.errors import shape_text
-from engine.report.metrics import Averages, LossWindow, output_lines
+from engine.report.metrics import Averages, output_lines
 from engine.report.progress import Progress, clock
 from engine.report.table import human, table
 
 # How parse_log.py finds the outputs of a net.
 OUTPUT = re.compile(r"(Train|Test) net output #(\d+): (\S+) = ([\.\deE+-]+)")
-
-
-def test_loss_window_is_the_mean_of_the_last():
-    window = LossWindow(3)
-    assert math.isnan(window.value)
-    assert [window.add(loss) for loss in (3.0, 1.0, 2.0, 6.0)] == [3.0, 2.0, 2.0, 3.0]
-    assert LossWindow(3, window.recent).value == window.value
 
 
 def test_averages_are_weighted_by_samples():

@@ -1,5 +1,6 @@
 """Chrome traces, from made-up spans."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -8,20 +9,15 @@ import pytest
 
 from engine.comm.strategies.strategy import Event
 from engine.comm.world import World
+from engine.report.observer import Run, StepRecord, Trace, Wait
 from engine.report.timeline import Timeline
 
 
 class Program:
-    """Two ops of which the second alone runs backward; times in microseconds for readability."""
-
-    def __init__(self, spans):
-        self._spans = np.array(spans, np.int64) * 1000
+    """Two ops of which the second alone runs backward."""
 
     def __len__(self):
         return 2
-
-    def spans(self):
-        return self._spans
 
     def needs_backward(self, op):
         return op == 1
@@ -37,9 +33,20 @@ class TwoRanks(World):
         return [value, (offset + 1000, spans)]
 
 
-def net(spans):
-    layers = [SimpleNamespace(name=name) for name in ("conv1", "loss")]
-    return SimpleNamespace(program=Program(spans), builder=SimpleNamespace(layer_of_op=layers))
+LAYERS = [SimpleNamespace(name=name) for name in ("conv1", "loss")]
+NET = SimpleNamespace(program=Program(), builder=SimpleNamespace(layer_of_op=LAYERS))
+
+
+def started(path, world=None, buckets=("loss[0]",), first=0, **options):
+    """The timeline of a run of conv1 and loss that has begun."""
+    timeline = Timeline(path, **options)
+    timeline.begin(Run(world or World(), NET, [SimpleNamespace(name=name) for name in buckets], first, first + 100))
+    return timeline
+
+
+def trace(*events, spans=()):
+    """Of one micro-batch; spans in microseconds for readability."""
+    return Trace((np.array(spans, np.int64) * 1000,), tuple(Event(*event) for event in events), ())
 
 
 def spans_of(path, pid=0):
@@ -54,11 +61,12 @@ def spans_of(path, pid=0):
 
 
 def test_compute_and_servers(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json")
+    timeline = started(tmp_path / "trace.json", warm_up=0, first=5)
     # conv1 forward, loss forward after a pause, loss backward; conv1 has no backward.
-    timeline.compute(net([[10, 20], [60, 70], [70, 90], [0, 0]]), 5)
-    timeline.communication([Event(5, 0, 0, 90_000, 95_000, 120_000, 125_000)], ["loss[0]"])
-    timeline.write(World())
+    spans = [[10, 20], [60, 70], [70, 90], [0, 0]]
+    timeline.compute(np.array(spans) * 1000, 5)
+    timeline.communication(trace((5, 0, 0, 90_000, 95_000, 120_000, 125_000)))
+    timeline.write()
     assert spans_of(tmp_path / "trace.json") == [
         ("compute", "conv1 fwd", 0.0, 10.0),
         ("compute", "wait for the weights of loss", 10.0, 40.0),
@@ -70,39 +78,54 @@ def test_compute_and_servers(tmp_path):
 
 
 def test_updates_that_waited_for_the_norm_do_not_overlap(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json")
-    events = [Event(0, 0, 0, 0, 0, 10_000, 50_000), Event(0, 2, 0, 0, 10_000, 30_000, 60_000)]
-    timeline.communication(events, ["a", "b", "c"])
-    timeline.write(World())
+    timeline = started(tmp_path / "trace.json", buckets="abc", warm_up=0)
+    timeline.communication(trace((0, 0, 0, 0, 0, 10_000, 50_000), (0, 2, 0, 0, 10_000, 30_000, 60_000)))
+    timeline.write()
     updates = [span[2:] for span in spans_of(tmp_path / "trace.json") if span[0].endswith("update")]
     assert updates == [(10.0, 40.0), (50.0, 10.0)]
 
 
 def test_ranks_are_merged(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json")
+    timeline = started(tmp_path / "trace.json", TwoRanks())
     timeline.span("test", "test net 0", 5000, 9000)
-    timeline.write(TwoRanks())
+    timeline.write()
     assert spans_of(tmp_path / "trace.json", 0) == [("test", "test net 0", 0.0, 4.0)]
     assert spans_of(tmp_path / "trace.json", 1) == [("test", "test net 0", 1.0, 4.0)]
 
 
 @pytest.mark.parametrize("first", [0, 50])
 def test_it_wants_a_few_iterations_after_the_warm_up(first):
-    timeline = Timeline("x", iterations=2, warm_up=1)
-    assert [timeline.wants(iteration) for iteration in range(first, first + 5)] == [False, True, True, False, False]
-    timeline.compute(net([[10, 20], [20, 30], [30, 40], [0, 0]]), first)
-    timeline.compute(net([[10, 20], [20, 30], [30, 40], [0, 0]]), first)
-    assert len(timeline._spans) == 3  # an iteration is shown once
+    timeline = started("x", iterations=2, warm_up=1, first=first)
+    wanted = [timeline.wants_trace(iteration) for iteration in range(first, first + 5)]
+    assert wanted == [False, True, True, False, False]
+
+
+def test_a_step_is_shown_with_its_parts(tmp_path):
+    timeline = started(tmp_path / "trace.json", warm_up=0)
+    spans = [[40, 50], [50, 60], [60, 90], [0, 0]]
+    record = StepRecord(0, 0.1, 1.0, 0, 100_000, 30_000, 0, (Wait("data", 0, 30_000),), ((5_000, 20_000),))
+    timeline.step(dataclasses.replace(record, trace=trace((0, 0, 0, 90_000, 90_000, 95_000, 99_000), spans=spans)))
+    timeline.end(None)
+    assert sorted(span[:2] for span in spans_of(tmp_path / "trace.json")) == [
+        ("compute", "conv1 fwd"),
+        ("compute", "loss bwd"),
+        ("compute", "loss fwd"),
+        ("compute", "wait for data"),
+        ("data", "decode a batch"),
+        ("iterations", "iteration 0"),
+        ("server 0: reduce", "reduce loss[0]"),
+        ("server 0: update", "update loss[0]"),
+    ]
 
 
 def test_data_is_decoded_ahead(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json", warm_up=0)
+    timeline = started(tmp_path / "trace.json", warm_up=0)
     timeline.waiting(0, "data", 100_000, 150_000)
     timeline.decoded(0, 10_000, 140_000)
     timeline.waiting(1, "data", 300_000, 301_000)  # nothing to speak of
     timeline.decoded(1, 130_000, 200_000)  # two threads, two batches at once
     timeline.waiting(1, "all updates", 400_000, 430_000)
-    timeline.write(World())
+    timeline.write()
     assert spans_of(tmp_path / "trace.json") == [
         ("compute", "wait for data", 90.0, 50.0),
         ("data", "decode a batch", 0.0, 130.0),
@@ -112,7 +135,7 @@ def test_data_is_decoded_ahead(tmp_path):
 
 
 def test_what_came_before_the_first_iteration_is_left_out(tmp_path):
-    timeline = Timeline(tmp_path / "trace.json", iterations=2, warm_up=1)
+    timeline = started(tmp_path / "trace.json", iterations=2, warm_up=1, first=11)
     timeline.decoded(11, 50_000, 100_000)
     timeline.decoded(12, 100_000, 400_000)  # long ahead
     timeline.iteration(12, 1_000_000, 1_500_000)
@@ -120,7 +143,7 @@ def test_what_came_before_the_first_iteration_is_left_out(tmp_path):
     timeline.iteration(13, 1_500_000, 1_900_000)
     timeline.decoded(14, 1_400_000, 1_600_000)  # for an iteration that is not shown
     timeline.decoded(15, 1_900_000, 2_000_000)  # begun after
-    timeline.write(World())
+    timeline.write()
     assert spans_of(tmp_path / "trace.json") == [
         ("iterations", "iteration 12", 0.0, 500.0),
         ("data", "decode a batch", 0.0, 200.0),
@@ -137,10 +160,9 @@ def test_clocks_are_compared_when_the_last_iteration_is_over(tmp_path):
             asked.append(len(asked))
             return 0
 
-    timeline = Timeline(tmp_path / "trace.json", iterations=2, warm_up=1)
+    timeline = started(tmp_path / "trace.json", Asked(), iterations=2, warm_up=1, first=10)
     for iteration in range(10, 16):
-        timeline.wants(iteration)
-        timeline.synchronise(iteration, Asked())
+        timeline.synchronise(iteration)
         assert bool(asked) == (iteration >= 13)
-    timeline.write(Asked())
+    timeline.write()
     assert asked == [0]

@@ -73,11 +73,11 @@ def solve(
 
 def learned(solver: Solver) -> dict[str, np.ndarray]:
     """Weights, histories and statistics by name: copies, in Caffe's shapes."""
-    solver.strategy.wait_all()
+    solver.optimizer.wait()
     values = {
         f"{layer}[{i}]": blob for layer, blobs in solver.net.weights_by_layer().items() for i, blob in enumerate(blobs)
     }
-    return values | {f"history {i}": blob for i, blob in enumerate(solver.history.to_blobs())}
+    return values | {f"history {i}": blob for i, blob in enumerate(solver.optimizer.history.to_blobs())}
 
 
 def in_files(folder: Path, iteration: int) -> dict[str, np.ndarray]:

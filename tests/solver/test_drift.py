@@ -17,7 +17,7 @@ step = solver.step
 def faulty():
     step()
     if (world().rank, solver.iteration) == ({rank}, 3):
-        solver.strategy.wait_all()
+        solver.optimizer.wait()
         placed = {{p.name: p for p in solver.net.parameters}}
         {fault}
 solver.step = faulty
@@ -30,8 +30,8 @@ except CommError as error:
         print(messages[0] if len(set(messages)) == 1 else messages)
 world().close()
 """
-WEIGHT = "solver.weights[placed['ip1[0]'].offset + 5] += 1e-6"
-HISTORY = "solver.history.arrays[0][placed['ip2[1]'].offset] *= -1"
+WEIGHT = "solver.optimizer.weights[placed['ip1[0]'].offset + 5] += 1e-6"
+HISTORY = "solver.optimizer.history.arrays[0][placed['ip2[1]'].offset] *= -1"
 
 
 @pytest.mark.mpi

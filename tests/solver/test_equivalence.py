@@ -35,11 +35,12 @@ from tests.solver.test_equivalence import BUCKETS, COMMON, OPTIONS
 world = world()
 for name, text in OPTIONS.items():
     solver = solve(with_defaults(text, COMMON) + BUCKETS, digits_net(16 // world.size), world=world)
-    assert len(solver.strategy.buckets) > 2
-    digests = world.gather(hashlib.sha256(solver.weights.tobytes() + solver.history.arrays[0].tobytes()).hexdigest())
+    assert len(solver.optimizer.buckets) > 2
+    learnt = solver.optimizer.weights.tobytes() + solver.optimizer.history.arrays[0].tobytes()
+    digests = world.gather(hashlib.sha256(learnt).hexdigest())
     if world.rank == 0:
         assert len(set(digests)) == 1, f"{{name}}: the ranks differ"
-        np.savez({folder!r} + f"/{{name}}.npz", rate=solver.last_rate, **learned(solver))
+        np.savez({folder!r} + f"/{{name}}.npz", rate=solver.state.last_rate, **learned(solver))
 world.close()
 """
 
@@ -80,10 +81,10 @@ from tests.solver.test_equivalence import COMMON, OPTIONS
 world = world()
 set_up(world.rank)
 solver = solve(with_defaults(OPTIONS["sgd"], COMMON), digits_net(8), world=world)
-digests = world.gather(hashlib.sha256(solver.weights.tobytes()).hexdigest())
+digests = world.gather(hashlib.sha256(solver.optimizer.weights.tobytes()).hexdigest())
 if world.rank == 0:
     assert len(set(digests)) == 1, "the ranks differ"
-    np.savez({file!r}, rate=solver.last_rate, **learned(solver))
+    np.savez({file!r}, rate=solver.state.last_rate, **learned(solver))
 world.close()
 """
 

@@ -30,11 +30,11 @@ def weights(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, list[np.nda
 
 def run(solver: Solver, steps: int) -> list[float]:
     """The loss before each update."""
-    solver.feeder.start(solver.samples_seen())
+    solver.feeder.start(solver.state.samples_seen)
     losses = []
     for _ in range(steps):
         solver.step()
-        losses.append(solver.recent_loss.recent[-1])
+        losses.append(solver.state.recent_loss[-1])
     return losses
 
 

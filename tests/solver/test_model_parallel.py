@@ -254,7 +254,7 @@ solver.share_weights()
 solver._check_drift()
 if world.rank == 3:
     placed = solver.model_parallel.divided[0]
-    solver.weights[placed.offset] += 1
+    solver.optimizer.weights[placed.offset] += 1
 try:
     solver._check_drift()
 except CommError as error:

@@ -68,8 +68,8 @@ def test_the_same_bits(photos, tmp_path, text):
     resumed = solve(text, photos, tmp_path, restore=tmp_path / "net_iter_9.solverstate")
     assert different(without, in_files(tmp_path, 20)) == []
     assert different(learned(whole), learned(resumed)) == []
-    assert resumed.recent_loss.recent == whole.recent_loss.recent
-    assert resumed.last_rate == whole.last_rate
+    assert resumed.state.recent_loss == whole.state.recent_loss
+    assert resumed.state.last_rate == whole.state.last_rate
 
 
 def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, caplog):
@@ -79,7 +79,7 @@ def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, 
     monkeypatch.setattr("engine.weights.protobuf.PROTOBUF_LIMIT", 5_000)
     caplog.set_level("INFO", "engine")
     solver = solve(MOMENTUM + "max_iter: 9", photos, tmp_path)
-    assert [path.suffix for path in solver.files.names()] == [".h5", ".h5"]
+    assert [path.suffix for path in solver.snapshots.names(solver.iteration)] == [".h5", ".h5"]
     assert "a caffemodel and a solverstate of this net is more than a protobuf message can hold (2 GB)" in caplog.text
     assert f"Snapshotting solver state to HDF5 file {tmp_path}/net_iter_9.solverstate.h5" in caplog.text
     monkeypatch.undo()
@@ -101,7 +101,7 @@ def test_weights_that_moved_with_their_state(photos, tmp_path):
         (tmp_path / name).rename(moved / name)
     solver = make_solver("", photos)
     solver.restore(str(moved / "net_iter_3.solverstate"))
-    assert (solver.iteration, solver.samples_seen()) == (3, 15)
+    assert (solver.iteration, solver.state.samples_seen) == (3, 15)
     (moved / "net_iter_3.caffemodel").unlink()
     with pytest.raises(WeightsError, match=r"net_iter_3\.solverstate: neither its weights '.*' nor '.*' exist"):
         solver.restore(str(moved / "net_iter_3.solverstate"))

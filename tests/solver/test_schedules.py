@@ -7,11 +7,12 @@ import pytest
 from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError
-from engine.solver.schedules import learning_rate
+from engine.solver.schedules import LearningRate, policies
+from engine.solver.state import PlateauState
 
 
 def rate(text):
-    return learning_rate(parse_solver(f'net: "x" {text}').message)
+    return LearningRate(parse_solver(f'net: "x" {text}').message)
 
 
 FORMULAS = {
@@ -47,19 +48,15 @@ def test_warm_up_does_not_shift_the_policy():
 
 def test_plateau_lowers_after_a_window_without_a_new_minimum():
     policy = rate('lr_policy: "plateau" base_lr: 1 gamma: 0.1 plateau_winsize: 3 plateau_winsize: 2')
-    seen = []
-    for iteration, loss in enumerate([5, 4, 4, 4, 4, 3, 3, 3, 3]):
-        policy.see(loss)
-        seen.append(policy(iteration))
+    state = PlateauState()
+    seen = [policy(iteration, loss, state) for iteration, loss in enumerate([5, 4, 4, 4, 4, 3, 3, 3, 3])]
     assert seen == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
 
 
 def test_plateau_begins_to_look_when_the_rate_has_warmed_up():
     policy = rate('lr_policy: "plateau" base_lr: 1 gamma: 0.1 plateau_winsize: 2 warmup_iter: 4 warmup_start_lr: 0.2')
-    seen = []
-    for iteration, loss in enumerate([1, 5, 5, 5, 4, 4, 4, 4]):
-        policy.see(loss)
-        seen.append(policy(iteration))
+    state = PlateauState()
+    seen = [policy(iteration, loss, state) for iteration, loss in enumerate([1, 5, 5, 5, 4, 4, 4, 4])]
     assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 0.1, 0.1])
 
 
@@ -78,8 +75,6 @@ def test_wrong_policies_say_what_is_missing(text, words):
 
 
 def test_every_policy_of_the_reference_is_known():
-    from engine.solver.schedules import REQUIRED
-
     known = {"fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau", "multifixed"}
-    assert known == set(REQUIRED)
+    assert known == set(policies())
     assert proto.SolverParameter().lr_policy == ""

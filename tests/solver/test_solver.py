@@ -219,7 +219,7 @@ def test_fine_tuning_starts_a_renamed_layer_afresh(tmp_path, log):
             np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(before["ip_new"][0], fresh.net.weights_by_layer()["ip_new"][0])
     assert log.has("Layer ip_new is not in") and tuned.iteration == 0
-    assert not any(blob.any() for blob in tuned.history.to_blobs())
+    assert not any(blob.any() for blob in tuned.optimizer.history.to_blobs())
     tuned.solve()
     assert different(learned(tuned), learned(fresh))
 
@@ -321,7 +321,7 @@ solver.snapshot()
 parts = world().gather(mine)
 if world().rank == 0:
     assert parts[0] != parts[1], "the ranks have seen the same samples"
-    for blob, *values in zip(read_caffemodel(solver.files.names()[0])["bn"], *parts):
+    for blob, *values in zip(read_caffemodel(solver.snapshots.names(solver.iteration)[0])["bn"], *parts):
         np.testing.assert_allclose(blob, np.mean(values, axis=0), rtol=1e-6)
     print("averaged")
 solver.close()

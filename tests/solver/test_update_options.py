@@ -9,11 +9,14 @@ from tests.solver.harness import digits_net, make_solver
 def one_step(text: str) -> list[tuple]:
     """(parameter, weights before, gradient, weights after) of each, float64, in the kernels' layout."""
     solver = make_solver(f"iter_size: 2 {text}", digits_net())
-    before = solver.weights.astype(np.float64)
+    before = solver.optimizer.weights.astype(np.float64)
     solver.feeder.start()
     solver.step()
-    solver.strategy.wait_all()
-    gradients, after = solver.gradients.astype(np.float64) / solver.iter_size, solver.weights.astype(np.float64)
+    solver.optimizer.wait()
+    gradients, after = (
+        solver.optimizer.gradients.astype(np.float64) / solver.iter_size,
+        solver.optimizer.weights.astype(np.float64),
+    )
     result = []
     for placed in solver.net.parameters:
         piece = slice(placed.offset, placed.offset + placed.count)

@@ -70,7 +70,7 @@ def work(options: argparse.Namespace) -> None:
     from engine.comm.world import world
     from engine.config import read_net
     from engine.data.source_shapes import SourceShapes
-    from engine.examine.benchmark import connect, step
+    from engine.examine.benchmark import Training, step
     from engine.examine.synthetic import feed_synthetic
     from engine.net import Net
 
@@ -80,24 +80,24 @@ def work(options: argparse.Namespace) -> None:
     precision = {} if options.precision == "fp32" else {"precision": options.precision}
     net = Net(config, proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, lambda line: None), **precision)
     feed_synthetic(net, seed=1 + ranks.rank)
-    strategy = connect(net, ranks, text_format.Parse(options.comm, proto.CommParameter()))
+    training = Training(net, ranks, text_format.Parse(options.comm, proto.CommParameter()))
     for iteration in range(2):
-        step(net, strategy, iteration)
-    seconds, before = [], (*thread_ms(), interrupts_ms(), strategy.waited_ns() / 1e6)
+        step(net, training, iteration)
+    seconds, before = [], (*thread_ms(), interrupts_ms(), training.optimizer.waited_ns() / 1e6)
     ranks.barrier()
     for iteration in range(2, 2 + options.iterations):
         begin = time.perf_counter()
-        step(net, strategy, iteration)
+        step(net, training, iteration)
         seconds.append(time.perf_counter() - begin)
-    after = (*thread_ms(), interrupts_ms(), strategy.waited_ns() / 1e6)
-    strategy.wait_all()
+    after = (*thread_ms(), interrupts_ms(), training.optimizer.waited_ns() / 1e6)
+    training.optimizer.wait()
     spent = [(b - a) / options.iterations for a, b in zip(before, after, strict=True)]
     figures = dict(zip(("solver", "servers", "kernel", "waiting"), spent, strict=True))
-    figures |= {"step": 1000 * statistics.median(seconds), "bytes": strategy.gradients.nbytes}
+    figures |= {"step": 1000 * statistics.median(seconds), "bytes": training.optimizer.gradients.nbytes}
     every = ranks.gather(figures)
     if every:
-        print(json.dumps({"how": strategy.describe(), "link": str(ranks.links()), "ranks": every}), flush=True)
-    strategy.close()
+        print(json.dumps({"how": training.optimizer.describe(), "link": str(ranks.links()), "ranks": every}), flush=True)
+    training.optimizer.close()
     ranks.close()
 
 

@@ -1,0 +1,65 @@
+"""What a run prints while it trains: Caffe's lines, which parse_log reads, and where the time goes."""
+
+from __future__ import annotations
+
+import time
+
+from engine.report.log import log
+from engine.report.metrics import output_lines
+from engine.report.observer import Observer, Run, StepRecord, TestRecord
+from engine.report.progress import Progress
+from engine.report.step_times import StepTimes
+
+
+class Display(Observer):
+    """Lines every `interval` iterations (0: none), and after each test."""
+
+    def __init__(self, interval: int):
+        self._interval = interval
+        self._times = StepTimes()
+
+    def begin(self, run: Run) -> None:
+        self._world = run.world
+        self._shown = time.monotonic(), run.first  # when the last lines came, and at which iteration
+
+    def wants_figures(self, iteration: int) -> bool:
+        return bool(self._interval) and iteration % self._interval == 0
+
+    def step(self, record: StepRecord) -> None:
+        self._times.add(record.end - record.begin, record.waited_data, record.waited_ranks)
+        if record.figures is None or not self.wants_figures(record.iteration):
+            return
+        number, figures = record.iteration, record.figures
+        now, (before, since) = time.monotonic(), self._shown
+        self._shown = now, number
+        count, elapsed = number - since, now - before
+        speed = f" ({count / elapsed:.6g} iter/s, {elapsed:.6g}s/{count} iters)" if count else ""
+        log(f"Iteration {number}{speed}, loss = {figures.loss:.6g}")
+        for line in output_lines("Train", figures.outputs, figures.loss_weights):
+            log(line)
+        log(f"Iteration {number}, lr = {record.rate:.6g}")
+        line = self._times.line(self._world)
+        if line:
+            log(f"    {line}")
+
+    def test(self, record: TestRecord) -> None:
+        for line in output_lines("Test", record.outputs, record.loss_weights):
+            log(line)
+
+
+class TrainingBar(Observer):
+    """A progress bar on a terminal; elsewhere nothing, for the lines of Display tell the same."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def begin(self, run: Run) -> None:
+        self._bar = Progress("Training", run.last, begin=run.first)
+
+    def step(self, record: StepRecord) -> None:
+        if self._bar:
+            self._bar.update(record.iteration + 1, note=f"loss = {record.loss:.4g}")
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.close()

@@ -1,0 +1,121 @@
+"""What watches a run: an observer is told what happened, in records that nothing can be changed through.
+
+An observer neither feeds data nor waits for updates nor reads the solver. On several ranks every rank has the same
+observers, told of the same things in the same order, so that they may use collective operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.comm.buckets import Bucket
+    from engine.comm.strategies.strategy import Event
+    from engine.comm.world import World
+    from engine.net import Net
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained. first, last: iterations. prefix: of the snapshots' names, "" for a run that saves nothing."""
+
+    world: World
+    net: Net
+    buckets: Sequence[Bucket]
+    first: int
+    last: int
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an iteration showed, as means over the ranks. loss: that of the last average_loss iterations. outputs: by
+    name, float64, flat. loss_weights: of the outputs that are losses."""
+
+    loss: float
+    outputs: Mapping[str, np.ndarray]
+    loss_weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The solver's thread waited for `what` ("data", "all updates"); nanoseconds of time.monotonic_ns()."""
+
+    what: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Where the time of an iteration went, op by op. spans: of each micro-batch, as Program.spans() gives them. events:
+    what has been reduced and updated since the last trace. waited: nanoseconds by bucket since the run began."""
+
+    spans: tuple[np.ndarray, ...]
+    events: tuple[Event, ...]
+    waited: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One iteration of this rank; times in nanoseconds of time.monotonic_ns(), from the first batch until backward is
+    over and every server knows of its gradients.
+
+    loss: smoothed, of this rank. waited_data, waited_ranks: how long the solver's thread stood still for data, and for
+    reduced gradients or other ranks' parts. decoded: when data threads worked on each micro-batch. figures, trace: for
+    observers that want them.
+    """
+
+    iteration: int
+    rate: float
+    loss: float
+    begin: int
+    end: int
+    waited_data: int
+    waited_ranks: int
+    waits: tuple[Wait, ...] = ()
+    decoded: tuple[tuple[int, int], ...] = ()
+    figures: Figures | None = None
+    trace: Trace | None = None
+
+
+@dataclass(frozen=True)
+class TestRecord:
+    """What test net number `index` gave on the weights of an iteration: outputs as Evaluator.run() returns them."""
+
+    iteration: int
+    index: int
+    outputs: Mapping[str, np.ndarray]
+    loss_weights: Mapping[str, float]
+
+
+class Observer:
+    """Base of what watches a run; a subclass overrides what it needs."""
+
+    def wants_figures(self, iteration: int) -> bool:
+        """Returns True if step() needs the means over the ranks of this iteration, which take time."""
+        return False
+
+    def wants_trace(self, iteration: int) -> bool:
+        """Returns True if step() needs the trace of this iteration."""
+        return False
+
+    def begin(self, run: Run) -> None:
+        """Called once, before the first iteration."""
+
+    def step(self, record: StepRecord) -> None:
+        """Called after each iteration; its update may still be under way."""
+
+    def test(self, record: TestRecord) -> None:
+        """Called after each test of each test net."""
+
+    def end(self, trace: Trace | None) -> None:
+        """Called when the run is complete and nothing is in flight. trace: what came after the last record's, if
+        wants_trace() was ever True."""
+
+    def close(self) -> None:
+        """Called however the run ends, also after an error: on this rank alone, so nothing collective belongs here."""

@@ -1,0 +1,143 @@
+"""What a step does to parameters: everybody who trains uses this, the loop, Caffe's interface, `engine time`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from engine.comm.buckets import Bucket, buckets_of
+from engine.comm.factory import make_strategy, settings_of
+from engine.comm.strategies.strategy import Event, Step
+from engine.comm.world import World
+from engine.net import Net
+from engine.net.gates import gates
+from engine.solver.history import History
+from engine.solver.schedules import LearningRate
+from engine.solver.state import TrainingState
+from engine.solver.update import HISTORIES, buckets_for, make_updater, rule_of
+
+
+class Optimizer:
+    """History, buckets, update rule, and the strategy that reduces gradients while backward runs.
+
+        optimizer = Optimizer(net, solver_param, world())
+        optimizer.wait()                      # nothing may still read the gradients
+        net.program.zero_gradients()
+        with optimizer.update(state):
+            net.program.backward()            # its buckets are reduced and applied meanwhile
+
+    After it the next forward waits, parameter by parameter, for the updates under way; `wait` before anybody else looks
+    at weights. weights, gradients: the arenas, float32, as views.
+    """
+
+    def __init__(self, net: Net, param: Any, world: World, *, where: str | None = None, sources: Sequence[str] = ()):
+        """param: a SolverParameter; where: the place of its lr_policy; sources: of the net's data, for the watchdog.
+        Raises ConfigError for rates or rules that are unknown, CommError if ranks disagree about buckets."""
+        from engine.host import _core
+
+        self.net, self.param, self.world = net, param, world
+        self.rate = LearningRate(param, where)
+        self.iter_size = max(1, param.iter_size)
+        self._sources = sources
+        settings = settings_of(world, param.comm_param)
+        self.buckets: list[Bucket] = buckets_for(net, settings)
+        self.history = History(net, HISTORIES[rule_of(param)])
+        self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
+        self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
+        updater = make_updater(param, net, self.buckets, self.weights, self.gradients, self.history.arrays)
+        self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
+        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, self.threads)
+        # On the main thread, between ops: a stream of its own, beside those of the servers.
+        self._sync_channel = world.channel() if net.synchronised else None
+        self.attach(net)
+
+    def attach(self, net: Net) -> None:
+        """Connects a net's program to the ready queue, the board and the sums over ranks (synchronised BatchNorm).
+        net: the one that this was made for, or the same in other shapes, with the same parameters."""
+        self.net = net
+        net.program.set_queue(self.queue, gates(net, buckets_of(self.buckets)))
+        net.set_board(self.world.board, 0, self._sources, [bucket.name for bucket in self.buckets])
+        if self._sync_channel is not None:
+            net.program.set_ranks(self.world.size, self._sync_channel.allreduce)
+
+    def keep_gradients(self) -> None:
+        """From now on the arena holds the reduced gradients after an update, for those who look at them."""
+        self.strategy.keep_gradients = True
+
+    # The step
+
+    @contextmanager
+    def update(self, state: TrainingState) -> Iterator[float]:
+        """The update of one iteration, around the backward pass that completes its gradients: yields its rate.
+
+        An error inside ends the servers' wait for gradients that will not come.
+        """
+        try:
+            yield self.begin(state)
+        except BaseException as error:
+            if self.queue.missing():
+                self.queue.fail(f"iteration {state.iteration} has failed: {error}")
+            raise
+        self.finish()
+
+    def begin(self, state: TrainingState) -> float:
+        """Collective. Opens the step with the rate and momentum of this iteration; returns the rate."""
+        loss = self.mean_loss(state) if self.rate.reads_loss else None
+        rate = self.rate(state.iteration, loss, state.plateau)
+        correction = 1.0
+        if self.param.momentum_correction and state.last_rate:
+            correction = rate / state.last_rate
+        state.last_rate = rate
+        clip = max(0.0, self.param.clip_gradients)
+        self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))
+        return rate
+
+    def release(self) -> None:
+        """Marks all buckets ready at once, in the order in which backward would have, for gradients that are there."""
+        for bucket in self.buckets:
+            self.queue.ready(bucket.index)
+
+    def finish(self) -> None:
+        """After backward: what strategies without servers do. Raises CommError if gradients are missing."""
+        self.strategy.backward_done()
+
+    def wait(self) -> None:
+        """Returns when every update is in the weights: before a test, a snapshot, the end."""
+        self.strategy.wait_all()
+
+    def mean_loss(self, state: TrainingState) -> float:
+        """Collective. The smoothed loss, averaged over the ranks."""
+        total = np.array([state.loss])
+        self.world.allreduce(total)
+        return float(total[0]) / self.world.size
+
+    # What observers are told
+
+    def trace(self, on: bool) -> None:
+        """Keep the events of buckets from now on, or stop."""
+        self.strategy.record(on)
+
+    def events(self) -> tuple[Event, ...]:
+        """What has been reduced and updated since the last call, while traced."""
+        return tuple(self.strategy.events())
+
+    def waited_by_bucket(self) -> tuple[int, ...]:
+        """Nanoseconds that forward has waited for each bucket so far."""
+        return tuple(self.queue.waited_ns(bucket.index) for bucket in self.buckets)
+
+    def waited_ns(self) -> int:
+        """Exposed communication so far: how long the solver's thread has waited for reduced gradients."""
+        return self.strategy.waited_ns()
+
+    def describe(self) -> str:
+        """How gradients are reduced, for the log."""
+        return self.strategy.describe()
+
+    def close(self) -> None:
+        """Ends servers and channels. Not for a run that failed: that one aborts."""
+        self.strategy.close()
+        if self._sync_channel is not None:
+            self._sync_channel.close()

@@ -1,0 +1,71 @@
+"""What a solver says before its first iteration: what is trained, in which batches, on which cores and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.comm.settings import ignored_variables
+from engine.data.prefetch import data_threads
+from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
+from engine.report.log import log, warn
+
+if TYPE_CHECKING:
+    from engine.data.feeder import Feeder
+    from engine.solver.solver import Solver
+
+
+def log_plan(solver: Solver) -> None:
+    """Collective."""
+    log(f"Solving {solver.net.name}")
+    log(f"Learning Rate Policy: {solver.param.lr_policy}")
+    log(_batches(solver))
+    if solver.model_parallel:
+        log(f"Model parallelism: {solver.model_parallel.describe()}")
+    _log_cores(solver)
+    if solver.world.size > 1:
+        log(f"Link: {solver.world.links()}")
+        for line in ignored_variables():
+            log(line)
+
+
+def _batches(solver: Solver) -> str:
+    batch, images, samples = solver.feeder.batch_size, solver.feeder.size, solver.samples_per_iteration
+    known = images and batch
+    epoch = f", {images / samples:.1f} iterations per epoch of {images} samples" if known else ""
+    ranks, threads = (
+        f"{number} {what}{'s' if number > 1 else ''}"
+        for number, what in ((solver.world.size, "rank"), (solver.optimizer.threads, "thread"))
+    )
+    return (
+        f"Global batch {samples} = {ranks} x {batch} x iter_size {solver.iter_size}{epoch}; "
+        f"{solver.optimizer.describe()}; {threads} per rank"
+    )
+
+
+def _log_cores(solver: Solver) -> None:
+    """Collective. Which threads there are, and a warning where they are in each other's way."""
+    from engine.host import _core
+
+    world, alone, settings = solver.world, solver.world.size == 1, solver.optimizer.strategy.settings
+    line, warning = core_plan(
+        host_and_cores(),
+        all_hosts_and_cores(world),
+        threads=solver.optimizer.threads,
+        servers=0 if alone else settings.servers,
+        server_cores=None if alone else settings.cores,
+        decoders=data_threads() if solver.feeder.size else 0,
+        bound=_core.bound_cores(),
+    )
+    log(line)
+    for text in (warning, clash(world)):
+        if text and world.rank == 0:
+            warn(text)
+
+
+def log_skipped(feeder: Feeder) -> None:
+    """The images of this rank that --skip_bad_images left out, after a run."""
+    skipped = feeder.skipped
+    for key, reason in list(skipped.items())[:10]:
+        warn(f"Skipped '{key}': {reason}")
+    if skipped:
+        warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")

@@ -1,0 +1,86 @@
+"""Puts together what observers are told of an iteration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.report.observer import Figures, Observer, StepRecord, Trace, Wait
+
+if TYPE_CHECKING:
+    from engine.comm.mpi_group import MpiGroup
+    from engine.data.feeder import Feeder
+    from engine.net import Net
+    from engine.solver.optimizer import Optimizer
+
+
+class Recorder:
+    """begin(); within a step wait() around what the solver's thread stands still for, and passed() after each
+    backward; end() gives the record. groups: of ranks that hold layers together."""
+
+    def __init__(
+        self, observers: Sequence[Observer], feeder: Feeder, optimizer: Optimizer, groups: Sequence[MpiGroup] = ()
+    ):
+        self._observers, self._feeder, self._optimizer, self._groups = observers, feeder, optimizer, groups
+        self._traced = False  # some iteration so far
+        self._iteration, self._wants_trace = 0, False
+        self._spans: list[np.ndarray] = []
+
+    def begin(self, iteration: int) -> None:
+        self._iteration, self._begin = iteration, time.monotonic_ns()
+        self._waited_before = self._waited()
+        self._waits: list[Wait] = []
+        self._decoded: list[tuple[int, int]] = []
+        self._spans = []
+        self._wants_trace = any(observer.wants_trace(iteration) for observer in self._observers)
+
+    @contextmanager
+    def wait(self, what: str) -> Iterator[None]:
+        begin = time.monotonic_ns()
+        yield
+        self._waits.append(Wait(what, begin, time.monotonic_ns()))
+
+    def passed(self, net: Net) -> None:
+        """After the backward of a micro-batch."""
+        if self._feeder.decoded:
+            self._decoded.append(self._feeder.decoded)
+        if self._wants_trace:
+            self._spans.append(net.program.spans())
+
+    def end(self, rate: float, loss: float, figures: Figures | None) -> StepRecord:
+        """After an iteration. figures: if some observer wants them."""
+        end = time.monotonic_ns()
+        waited = [after - before for before, after in zip(self._waited_before, self._waited(), strict=True)]
+        return StepRecord(
+            iteration=self._iteration,
+            rate=rate,
+            loss=loss,
+            begin=self._begin,
+            end=end,
+            waited_data=waited[0],
+            waited_ranks=waited[1],
+            waits=tuple(self._waits),
+            decoded=tuple(self._decoded),
+            figures=figures,
+            trace=self.trace(),
+        )
+
+    def trace(self) -> Trace | None:
+        """What there is to tell by now; None while no observer has ever wanted it. Servers may still be busy with the
+        last iteration, whose events come later."""
+        following = any(observer.wants_trace(self._iteration + 1) for observer in self._observers)
+        self._traced = self._traced or self._wants_trace or following
+        if not self._traced:
+            return None
+        events = self._optimizer.events()
+        self._optimizer.trace(self._wants_trace or following)
+        return Trace(tuple(self._spans), events, self._optimizer.waited_by_bucket())
+
+    def _waited(self) -> tuple[int, int]:
+        """Nanoseconds that this rank has waited so far: for data; for reduced gradients, and for other ranks' parts."""
+        exchanged = sum(group.waited_ns for group in self._groups)
+        return int(self._feeder.wait_seconds * 1e9), self._optimizer.waited_ns() + exchanged

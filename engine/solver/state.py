@@ -1,0 +1,65 @@
+"""What a run has come to: the live object of a solver, and what its snapshots save beside weights and history."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from engine.weights import SolverState
+
+
+@dataclass
+class PlateauState:
+    """What lr_policy "plateau" remembers, under the names of SolverState's fields."""
+
+    current_step: int = 0
+    minimum_loss: float = 1e38
+    iter_last_event: int = 0
+
+
+@dataclass
+class TrainingState:
+    """iteration: updates begun so far. samples_seen: the position in the global sequence of samples. recent_loss: the
+    window of average_loss, oldest first, of this rank. last_rate: the learning rate of the last update."""
+
+    iteration: int = 0
+    samples_seen: int = 0
+    recent_loss: deque[float] = field(default_factory=lambda: deque(maxlen=1))
+    last_rate: float | None = None
+    plateau: PlateauState = field(default_factory=PlateauState)
+
+    @classmethod
+    def new(cls, average_loss: int) -> TrainingState:
+        """Returns the state before the first iteration."""
+        return cls(recent_loss=deque(maxlen=max(1, average_loss)))
+
+    @property
+    def loss(self) -> float:
+        """The smoothed loss of this rank; NaN before the first."""
+        return sum(self.recent_loss) / len(self.recent_loss) if self.recent_loss else float("nan")
+
+    def advance(self, samples: int) -> None:
+        """Counts an iteration of so many samples over all ranks."""
+        self.iteration += 1
+        self.samples_seen += samples
+
+    def restore(self, saved: SolverState, samples_per_iteration: int) -> None:
+        """Goes on from a snapshot. Caffe's do not tell samples: all iterations had as many as this solver's, then."""
+        self.iteration = saved.iteration
+        known = saved.samples_seen is not None
+        self.samples_seen = saved.samples_seen if known else saved.iteration * samples_per_iteration
+        self.recent_loss.extend(saved.recent_loss)
+        self.last_rate = saved.last_rate
+        self.plateau = PlateauState(saved.current_step, saved.minimum_loss, saved.iter_last_event)
+
+    def save(self, recent_loss: list[float]) -> SolverState:
+        """Returns a SolverState without history and weights. recent_loss: the window, averaged over the ranks."""
+        return SolverState(
+            iteration=self.iteration,
+            samples_seen=self.samples_seen,
+            recent_loss=recent_loss,
+            last_rate=self.last_rate,
+            current_step=self.plateau.current_step,
+            minimum_loss=self.plateau.minimum_loss,
+            iter_last_event=self.plateau.iter_last_event,
+        )
