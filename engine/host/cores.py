@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +15,23 @@ if TYPE_CHECKING:
 # also run communication servers, decoding threads, other ranks); its default is 300 times that. With two ranks of two
 # threads on two cores, the forward pass of a small net takes 1.5 ms instead of 280.
 SPIN_COUNT = "1000"
+
+
+# Variables of Intel's OpenMP and MKL, which recipes for Caffe set, and what does the same here.
+OTHERS_VARIABLES = {
+    "KMP_AFFINITY": "set OMP_PROC_BIND=close and OMP_PLACES=cores",
+    "KMP_PLACE_THREADS": "set OMP_PLACES and OMP_NUM_THREADS",
+    "KMP_HW_SUBSET": "set OMP_PLACES and OMP_NUM_THREADS",
+    "KMP_BLOCKTIME": "set OMP_WAIT_POLICY or GOMP_SPINCOUNT",
+    "MKL_NUM_THREADS": "set OMP_NUM_THREADS",
+    "MKL_DYNAMIC": "set OMP_DYNAMIC",
+}
+
+
+def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns a line for each variable of Intel's OpenMP and MKL that has no effect here, with what to set instead."""
+    why = "is ignored: engine computes with GNU OpenMP"
+    return [f"{name} {why}; {instead}" for name, instead in OTHERS_VARIABLES.items() if name in environ]
 
 
 def limit_spinning() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.comm.settings import ignored_variables
+from engine.comm import settings as comm_settings
 from engine.data.prefetch import data_threads
-from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
+from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ def log_plan(solver: Solver) -> None:
     _log_cores(solver)
     if solver.world.size > 1:
         log(f"Link: {solver.world.links()}")
-        for line in ignored_variables():
-            log(line)
+    ignored = comm_settings.ignored_variables() if solver.world.size > 1 else []
+    for line in [*ignored, *ignored_variables()]:
+        log(line)
 
 
 def _batches(solver: Solver) -> str:

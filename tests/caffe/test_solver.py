@@ -168,17 +168,40 @@ def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
     np.testing.assert_allclose(losses, [0, weights.item(), 2 * weights.item()], rtol=1e-5)
 
 
-def test_updates_by_hand(tmp_path):
-    by_hand = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET)))
-    stepped = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET)))
-    for _ in range(3):
+CORRECTED = 'base_lr: 0.5 lr_policy: "exp" gamma: 0.5 max_iter: 100 momentum: 0.9 momentum_correction: true'
+BY_HAND = {
+    "momentum": PLAIN_SGD + " momentum: 0.9",
+    "momentum correction": CORRECTED,
+    # So large a rate that the loss rises, and the rate falls at once.
+    "plateau": 'base_lr: 50 lr_policy: "plateau" gamma: 0.01 plateau_winsize: 1 plateau_winsize: 2 max_iter: 99',
+}
+
+
+@pytest.mark.parametrize("text", BY_HAND.values(), ids=BY_HAND)
+def test_updates_by_hand(text, tmp_path):
+    by_hand = with_input(caffe.SGDSolver(write(tmp_path, text, INPUT_NET)))
+    stepped = with_input(caffe.SGDSolver(write(tmp_path, text, INPUT_NET)))
+    for _ in range(6):
         by_hand.net.clear_param_diffs()
         by_hand.net.forward()
         by_hand.net.backward()
         by_hand.apply_update()
-    stepped.step(3)
-    assert (by_hand.iter, stepped.iter) == (3, 3)
-    np.testing.assert_allclose(by_hand.net.params["ip"][0].data, stepped.net.params["ip"][0].data, atol=1e-6)
+    stepped.step(6)
+    assert (by_hand.iter, stepped.iter) == (6, 6)
+    mine, its = by_hand._solver.state, stepped._solver.state
+    assert mine.last_rate == its.last_rate
+    assert (mine.plateau.current_step, mine.plateau.iter_last_event) == (
+        its.plateau.current_step,
+        its.plateau.iter_last_event,
+    )
+    np.testing.assert_allclose(by_hand.net.params["ip"][0].data, stepped.net.params["ip"][0].data, rtol=1e-5, atol=1e-6)
+
+
+def test_a_script_s_plateau_lowers_the_rate(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, BY_HAND["plateau"], INPUT_NET)))
+    solver.step(6)
+    assert solver._solver.state.plateau.current_step == 2
+    assert solver._solver.state.last_rate == pytest.approx(50 * 0.01**2)
 
 
 def test_callbacks(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from engine.comm.world import World
-from engine.host.cores import core_plan, limit_spinning, ranges, share_cores, threads_for
+from engine.host.cores import core_plan, ignored_variables, limit_spinning, ranges, share_cores, threads_for
 from tests.mpi import run_ranks
 
 
@@ -138,3 +138,11 @@ def test_overlaps_are_told():
     assert plan(2, 2, servers=2)[1].startswith("communication servers share cores with compute threads")
     assert plan(4, 1, servers=2)[1].endswith("leave some free: start fewer ranks")
     assert plan(1, 3, servers=1, server_cores=(0,))[1] and not plan(1, 3, servers=1)[1]
+
+
+def test_variables_of_other_libraries_are_named():
+    environ = {"KMP_AFFINITY": "granularity=fine,compact", "MKL_NUM_THREADS": "8", "OMP_NUM_THREADS": "8"}
+    assert ignored_variables(environ) == [
+        "KMP_AFFINITY is ignored: engine computes with GNU OpenMP; set OMP_PROC_BIND=close and OMP_PLACES=cores",
+        "MKL_NUM_THREADS is ignored: engine computes with GNU OpenMP; set OMP_NUM_THREADS",
+    ]
