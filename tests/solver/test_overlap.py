@@ -29,7 +29,7 @@ from engine.report.timeline import Timeline
 from tests.solver.harness import make_solver
 timeline = Timeline({path!r}, iterations=6)
 text = "max_iter: 9 random_seed: 1 comm_param {{ bucket_mb: 1 }}"
-solver = make_solver(text, {net!r}, world=world(), timeline=timeline)
+solver = make_solver(text, {net!r}, world=world(), observers=[timeline])
 solver.solve()
 solver.close()
 world().close()

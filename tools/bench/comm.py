@@ -96,7 +96,8 @@ def work(options: argparse.Namespace) -> None:
     figures |= {"step": 1000 * statistics.median(seconds), "bytes": training.optimizer.gradients.nbytes}
     every = ranks.gather(figures)
     if every:
-        print(json.dumps({"how": training.optimizer.describe(), "link": str(ranks.links()), "ranks": every}), flush=True)
+        how = training.optimizer.describe()
+        print(json.dumps({"how": how, "link": str(ranks.links()), "ranks": every}), flush=True)
     training.optimizer.close()
     ranks.close()
 
