@@ -53,7 +53,7 @@ class _Solver(EngineSolver):
     def rebuild_net(self, config: Config) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
         self.strategy.wait_all()
-        self.net = EngineNet(config, proto.TRAIN, share=self.net, before=self.net, **self._net_options)
+        self.net = EngineNet(config, proto.TRAIN, self.net.options, share=self.net, before=self.net)
         self.feeder.connect(self.net)
         self._attach()
         return self.net

@@ -48,7 +48,7 @@ class Feeder:
     """The data of one net on one rank.
 
         feeder = Feeder(config, TRAIN, seed, world())
-        net = Net(config, TRAIN, shapes_of=feeder.shapes_of)
+        net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
         feeder.start(iteration * samples_per_iteration)
         for ...:
             first_sample = feeder.next(net)

@@ -17,7 +17,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
-from engine.net import Net
+from engine.net import Net, NetOptions
 from engine.net.gates import gates
 from engine.report.log import log
 from engine.report.progress import Progress
@@ -39,17 +39,8 @@ def benchmark(
     memory_budget: int | None = None,
 ) -> Times:
     """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
-    state = config.message.state
     shapes_of = SourceShapes(phase, log)
-    net = Net(
-        config,
-        phase,
-        level=state.level,
-        stages=state.stage,
-        shapes_of=shapes_of,
-        precision=precision,
-        memory_budget=memory_budget,
-    )
+    net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision, memory_budget=memory_budget))
     feed_synthetic(net, seed=1 + world.rank)
     strategy = connect(net, world) if phase == TRAIN else None
     age = process_age()

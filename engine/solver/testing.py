@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from engine import proto
 from engine.inference.evaluator import Evaluator
+from engine.net import NetOptions
 from engine.report.log import log
 
 if TYPE_CHECKING:
@@ -21,17 +22,16 @@ class Testing:
     def __init__(self, solver: Solver, configs: list[Config], skip_bad_images: bool, feeder: Callable[..., Feeder]):
         self._solver = solver
         param = solver.param
+        options = NetOptions(seed=solver.seed, precision=solver.precision)
+        if solver.every_blob:
+            options = options.watched().replace(gradients=True)
         self.evaluators = [
             Evaluator(
                 config,
-                proto.TEST,
+                solver.world,
+                options,
                 share=solver.net,
-                world=solver.world,
-                seed=solver.seed,
-                skip_bad_images=skip_bad_images,
-                precision=solver.precision,
-                every_blob=solver.every_blob,
-                feeder=feeder,
+                feeder=partial(feeder, skip_bad_images=skip_bad_images),
                 ap_version=param.ap_version,
                 show_per_class=param.show_per_class_result,
                 index=index,

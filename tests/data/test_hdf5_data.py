@@ -14,7 +14,7 @@ from engine.data import open_data
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST
-from engine.net import Net
+from engine.net import Net, NetOptions
 from tests.solver.harness import solve
 
 h5py = pytest.importorskip("h5py")
@@ -66,7 +66,7 @@ def test_a_net_reads_it(listed):
       hdf5_data_param {{ source: "{listed}" batch_size: 2 }} }}"""
     config = parse_net(text)
     feeder = Feeder(config, TEST, 1, World())
-    net = Net(config, TEST, shapes_of=feeder.shapes_of)
+    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(6)
     feeder.next(net)
     assert net.forward()["label"].tolist() == [6, 7] and net.outputs()["data"].shape == (2, 2, 3, 4)
