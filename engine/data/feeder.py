@@ -52,7 +52,7 @@ class Feeder:
         feeder.start(iteration * samples_per_iteration)
         for ...:
             first_sample = feeder.next(net)
-            net.forward(step, first_sample)
+            net.forward(Counters(step, first_sample))
 
     A net without data layers (DummyData, Input) is fed nothing; its samples are counted all the same.
     """

@@ -17,7 +17,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
-from engine.net import Net, NetOptions
+from engine.net import Counters, Net, NetOptions
 from engine.net.gates import gates
 from engine.report.log import log
 from engine.report.progress import Progress
@@ -77,7 +77,7 @@ def process_age() -> float:
 def step(net: Net, strategy: Strategy | None, iteration: int, ends: list[float] | None = None) -> float:
     """One step; its seconds. ends: gets those after backward."""
     begin = time.perf_counter()
-    net.run_forward(iteration)
+    net.run_forward(Counters(iteration))
     if strategy:
         strategy.wait_all()
         net.program.zero_gradients()

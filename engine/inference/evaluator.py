@@ -10,7 +10,7 @@ import numpy as np
 from engine.data.feeder import Fed, Feeder
 from engine.errors import ConfigError
 from engine.graph.build import TEST, ShapesOf
-from engine.net import DEFAULT, Net, NetOptions
+from engine.net import DEFAULT, Counters, Net, NetOptions
 from engine.report.average_precision import Detections
 from engine.report.log import log
 from engine.report.metrics import Averages, output_lines
@@ -123,7 +123,7 @@ class Evaluator:
     def _forward(self, fed: Fed, k: int) -> Outputs:
         net = self.net if fed.size == self.feeder.batch_size else self._net_for(fed.size)
         self.feeder.feed(net, fed)
-        outputs = net.forward(k, fed.first_sample)
+        outputs = net.forward(Counters(k, fed.first_sample))
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
             name: value if name in self._detectors else _over_samples(value, fed.size, makers[name].type)

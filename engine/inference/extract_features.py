@@ -15,7 +15,7 @@ from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.errors import ConfigError
 from engine.files import atomic_write
 from engine.inference.trained import load
-from engine.net import Net, NetOptions
+from engine.net import Counters, Net, NetOptions
 
 Progress = Callable[[int, int], None]
 
@@ -60,7 +60,7 @@ def _features(
                 raise ConfigError(f"no blob '{blob}'; known: {', '.join(known)}", config.path)
         feeder.start()
         for batch in range(batches):
-            net.forward(batch, feeder.next(net))
+            net.forward(Counters(batch, feeder.next(net)))
             views = [net.blobs[blob] for blob in blobs]
             yield [view.data.reshape(view.shape or (1,)) for view in views]
             if progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,21 @@ if TYPE_CHECKING:
     from engine.watchdog.board import Board
 
 ALL = slice(None)
+
+
+class Counters(NamedTuple):
+    """From what one forward pass counts its randomness: the same for a sample on any rank, at any iter_size.
+
+    first_sample: the number of this rank's first sample among those of all ranks. batch: the number of this pass among
+    all of this rank, micro-batches included, by which layers make up their own input (DummyData); by default iteration.
+    """
+
+    iteration: int = 0
+    first_sample: int = 0
+    batch: int | None = None
+
+
+FIRST = Counters()
 
 
 class Net:
@@ -240,23 +255,20 @@ class Net:
         self.tensors[blob].attach(values)
         self.fed[blob] = values
 
-    def forward(self, step: int = 0, first_sample: int = 0) -> dict[str, np.ndarray]:
-        """Runs all layers; returns the outputs (blobs that nobody reads) by name. `step` and `first_sample` (this
-        rank's place in the global batch) count the randomness of this pass."""
-        self.run_forward(step, first_sample)
+    def forward(self, counters: Counters = FIRST) -> dict[str, np.ndarray]:
+        """Runs all layers; returns the outputs (blobs that nobody reads) by name."""
+        self.run_forward(counters)
         return self.outputs()
 
-    def run_forward(
-        self, step: int = 0, first_sample: int = 0, layers: slice = ALL, feed_step: int | None = None
-    ) -> None:
-        """forward() without looking at the outputs, of a slice of graph.layers. feed_step: the step
-        for which layers make up their own input (DummyData), by default `step`. Raises DataError for input that an op
+    def run_forward(self, counters: Counters = FIRST, layers: slice = ALL) -> None:
+        """forward() without looking at the outputs, of a slice of graph.layers. Raises DataError for input that an op
         cannot take."""
+        iteration, first_sample, batch = counters
         for layer in self.self_fed:
             if layers == ALL or layer in self.graph.layers[layers]:
-                for blob, values in layer.feed(step if feed_step is None else feed_step, self.seed).items():
+                for blob, values in layer.feed(iteration if batch is None else batch, self.seed).items():
                     self.feed(blob, values)
-        self.program.set_counter(self.seed, step, first_sample)
+        self.program.set_counter(self.seed, iteration, first_sample)
         try:
             self.program.forward(*self.ops_of(layers))
         except RuntimeError as error:  # what an op found in its input: a label out of range

@@ -16,6 +16,7 @@ from engine.comm.world import World
 from engine.config import Config, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import DataError
+from engine.net import Counters
 from engine.net.gates import gates
 from engine.report.log import log
 from engine.report.metrics import LossWindow
@@ -232,7 +233,7 @@ class Solver:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
         try:
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
-            self.net.run_forward(self.iteration, first_sample, feed_step=self.iteration * self.iter_size + micro)
+            self.net.run_forward(Counters(self.iteration, first_sample, self.iteration * self.iter_size + micro))
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = float(sum(weight * tensor.get().sum() for tensor, weight in self.losses))

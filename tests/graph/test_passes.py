@@ -9,7 +9,7 @@ from engine import proto
 from engine.config import Config, parse_net, read_net
 from engine.errors import ConfigError
 from engine.graph.build import build
-from engine.net import PASSES, Net, NetOptions, prepare
+from engine.net import PASSES, Counters, Net, NetOptions, prepare
 from tests.mpi import REPO
 
 # Readers of one blob, in-place chains, joins, a shared parameter, a loss that is also read.
@@ -76,7 +76,7 @@ def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
     randomise(net)
     found = {}
     for step in range(2):
-        net.run_forward(step)
+        net.run_forward(Counters(step))
         for layer, top, _ in net.losses():
             found[f"{layer.name} {step}"] = net.blobs[top].data
         net.backward()

@@ -8,7 +8,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.errors import EngineError
-from engine.net import Net, NetOptions
+from engine.net import Counters, Net, NetOptions
 from tests.graph.test_passes import NETS, randomise
 from tests.layers.harness import needs_bf16
 
@@ -25,7 +25,7 @@ def results(net: Net) -> list[np.ndarray]:
     """Losses, gradients and BatchNorm's sums after two steps on the same weights."""
     randomise(net)
     for step in range(2):
-        net.run_forward(step)
+        net.run_forward(Counters(step))
         net.backward()
     found = [tensor.diff.get() for tensor in net.tensor_of.values() if tensor.diff]
     return [*found, *(np.array(each) for each in net.statistics()), *net.outputs().values()]
