@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.data.feeder import Fed, Feeder
+from engine.data.feeder import Feeder
+from engine.data.prefetch import Batch
 from engine.errors import ConfigError
 from engine.graph.build import TEST, ShapesOf
 from engine.net import DEFAULT, Counters, Net, NetOptions
@@ -113,20 +114,20 @@ class Evaluator:
         with Progress("Testing", total) as progress:
             k = rank
             while iterations is None or k < iterations:
-                fed = self.feeder.take()
-                if fed is None:
+                batch = self.feeder.take()
+                if batch is None:
                     return
-                yield k, fed.size or 1, self._forward(fed, k)
+                yield k, batch.size or 1, self._forward(batch, k)
                 progress.update(min(k + ranks, total))
                 k += ranks
 
-    def _forward(self, fed: Fed, k: int) -> Outputs:
-        net = self.net if fed.size == self.feeder.batch_size else self._net_for(fed.size)
-        self.feeder.feed(net, fed)
-        outputs = net.forward(Counters(k, fed.first_sample))
+    def _forward(self, batch: Batch, k: int) -> Outputs:
+        net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
+        self.feeder.feed(net, batch)
+        outputs = net.forward(Counters(k, batch.first_sample))
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
-            name: value if name in self._detectors else _over_samples(value, fed.size, makers[name].type)
+            name: value if name in self._detectors else _over_samples(value, batch.size, makers[name].type)
             for name, value in outputs.items()
         }
 

@@ -56,7 +56,7 @@ def layer_of(source, transform=RESIZE, more="") -> proto.LayerParameter:
 def batch_of(layer, phase=proto.TRAIN):
     source = open_data(layer, phase)
     with source.batches(3) as batches:
-        data, label = source.tops(batches.next())
+        data, label = batches.next().arrays["data"]
         return data.copy(), label
 
 
@@ -74,7 +74,7 @@ def test_mirrored_pictures_have_mirrored_boxes(database):
     for seed in range(8):
         source = open_data(layer_of(database, RESIZE + " mirror: true"), proto.TRAIN, seed=seed)
         with source.batches(3) as batches:
-            data, label = source.tops(batches.next())
+            data, label = batches.next().arrays["data"]
         flipped = not np.array_equal(data[0], bgr(random_pixels(0)))
         seen.add(flipped)
         expected = [0.5, 0.25, 0.75, 0.75] if flipped else [0.25, 0.25, 0.5, 0.75]

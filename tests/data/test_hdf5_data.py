@@ -48,7 +48,7 @@ def test_rows_of_all_files_one_after_the_other(listed):
     found = []
     with source.batches(3, threads=2) as batches:
         for batch in islice(batches, 5):
-            data, target, label = batch.arrays
+            data, target, label = batch.arrays["data"]
             assert data.dtype == target.dtype == label.dtype == np.float32
             assert (data == label.reshape(3, 1, 1, 1)).all() and np.array_equal(target[:, 0], label)
             found += label.tolist()
@@ -57,7 +57,7 @@ def test_rows_of_all_files_one_after_the_other(listed):
 
 def test_shuffled_epochs_hold_every_row_once(listed):
     with open_data(layer_of(listed, "shuffle: true"), proto.TRAIN).epoch(4) as batches:
-        labels = [label for batch in batches for label in batch.arrays[2].tolist()]
+        labels = [label for batch in batches for label in batch.arrays["data"][2].tolist()]
     assert sorted(labels) == list(range(11)) != labels
 
 

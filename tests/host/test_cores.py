@@ -70,15 +70,19 @@ limit_spinning()
 cores = own_cores()
 from engine import _core
 from engine.data.prefetch import Prefetcher
+from engine.data.reader import Reader
 from engine.data.sampler import Share
 bound = set(_core.bound_cores())
 assert os.sched_getaffinity(0) == bound and cores == own_cores()
 seats = []
-def load(sample, arrays):
-    seats.append(os.sched_getaffinity(0))
-    return "key"
+class Recording(Reader):
+    shapes = [(1,)]
+    def __init__(self): pass
+    def load(self, sample, out):
+        seats.append(os.sched_getaffinity(0))
+        return "key"
 share = Share(0, [(0, 0)])
-with Prefetcher(load, iter([share]), [(1,)], 1, 1) as batches:
+with Prefetcher(Recording(), "data", iter([share]), 1) as batches:
     batches.next()
 assert seats == [set(cores) - bound or set(cores)], seats
 """
