@@ -10,6 +10,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from engine.errors import CommError, ConfigError, EngineError
 from engine.verbs.arguments import parse
@@ -132,14 +133,17 @@ def train(options: Namespace) -> int:
 def test(options: Namespace) -> int:
     world = start(output=options.json)
     from engine.comm.precision import usable_precision
+    from engine.data.feeder import Feeder
     from engine.inference.evaluator import Evaluator
+    from engine.net import NetOptions
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
     from engine.weights import read_caffemodel
 
     config = asked_model(options, phase_of("TEST"))
     precision = usable_precision(options.precision or "fp32", world)
-    evaluator = Evaluator(config, world=world, skip_bad_images=options.skip_bad_images, precision=precision)
+    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
+    evaluator = Evaluator(config, world, NetOptions(precision=precision), feeder=feeder)
     for path in options.weights:
         for layer in evaluator.net.load_weights(read_caffemodel(path), path):
             log(f"Layer {layer} is not in {path}: it keeps its initial values")

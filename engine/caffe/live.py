@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.caffe.views import Views
 from engine.layers.base import Blob, Layer, Parameter
-from engine.net import ALL, Net
+from engine.net import ALL, Counters, Net
 
 
 @dataclass
@@ -146,7 +146,7 @@ class LiveNet:
             if wanted not in (None, current):
                 self._data(wanted.blob)[...] = self._data(current.blob)
         self.push()
-        self.net.run_forward(self.step, layers=self._slice(start, end))
+        self.net.run_forward(Counters(self.step), self._slice(start, end))
         self.pull()
         self.step += 1
         self._last_forward = end

@@ -26,8 +26,8 @@ from engine.errors import EngineError
 from engine.layers.base import Parameter
 from engine.layers.python import ShapesChanged
 from engine.layers.python_layer import Shape
-from engine.net import WATCHED
 from engine.net import Net as EngineNet
+from engine.net import NetOptions
 from engine.weights import hdf5, read_caffemodel, write_caffemodel
 
 
@@ -83,20 +83,10 @@ class Net(Properties, BatchedRuns):
         return self
 
     def _build(self, config: Config, share: EngineNet | None = None, before: EngineNet | None = None) -> EngineNet:
-        state = config.message.state
-        net = EngineNet(
-            config,
-            state.phase,
-            level=state.level,
-            stages=state.stage,
-            seed=mode.seed(),
-            share=share,
-            before=before,
-            shapes_of=self._inputs_of.shapes_of,
-            accumulate=True,
-            gradients=True,
-            **WATCHED,
-        )
+        options = NetOptions(
+            seed=mode.seed(), shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=True
+        ).watched()
+        net = EngineNet(config, config.message.state.phase, options, share=share, before=before)
         self._inputs_of.connect(net)
         return net
 

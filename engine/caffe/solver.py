@@ -54,7 +54,7 @@ class _Solver(EngineSolver):
     def rebuild_net(self, config: Config) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
         self.optimizer.wait()
-        self.use_net(EngineNet(config, proto.TRAIN, share=self.net, before=self.net, **self.net_options))
+        self.use_net(EngineNet(config, proto.TRAIN, self.net.options, share=self.net, before=self.net))
         return self.net
 
     def close(self) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-
-from engine.data.prefetch import Batch, Prefetcher
+from engine.data.prefetch import Prefetcher
 from engine.data.reader import Reader, Request, Shape
-from engine.data.sampler import Sampler, Share
+from engine.data.sampler import Sampler
 from engine.errors import DataError
 
 
@@ -38,29 +34,21 @@ class DataSource:
         """Of the layer's tops, batch included."""
         return self.reader.top_shapes(self.shapes, batch_size)
 
-    def tops(self, batch: Batch) -> tuple[np.ndarray, ...]:
-        """Values of the layer's tops."""
-        return self.reader.tops(batch.arrays)
-
     def batches(
         self, batch_size: int, rank: int = 0, ranks: int = 1, start: int = 0, threads: int | None = None
     ) -> Prefetcher:
         """Endless batches of this rank, beginning at sample `start` (counted over all ranks)."""
         begin = self.reader.first + start
         shares = self._sampler().shares(batch_size, rank, ranks, begin, own_part=self.reader.own_part)
-        return self._prefetch(shares, batch_size, threads)
+        return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def epoch(self, batch_size: int, rank: int = 0, ranks: int = 1, threads: int | None = None) -> Prefetcher:
         """Every item exactly once over all ranks, then StopIteration: full batches, and at most one smaller one at the
         end of each rank. The ranks' numbers of batches can differ by one."""
         shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, own_part=self.reader.own_part)
-        return self._prefetch(shares, batch_size, threads)
+        return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def _sampler(self) -> Sampler:
         if self.size == 0:
             raise DataError(f"layer '{self._name}' has no data yet: set its arrays first", self._request.where)
         return Sampler(self.size, self._request.seed, self.reader.shuffle)
-
-    def _prefetch(self, shares: Iterator[Share], batch_size: int, threads: int | None) -> Prefetcher:
-        reader = self.reader
-        return Prefetcher(reader.load, shares, reader.shapes, batch_size, reader.depth, threads)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.data import batch_size_of, open_data, source_of
 from engine.data.hdf5_output import HDF5Output
+from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
 from engine.errors import ConfigError, DataError
 from engine.watchdog.board import DATA
@@ -18,24 +19,8 @@ if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import Config
     from engine.data.data_source import DataSource
-    from engine.data.prefetch import Prefetcher
     from engine.layers.base import Shape
     from engine.net import Net
-
-
-@dataclass(frozen=True)
-class Fed:
-    """One batch for all data layers of a net; its arrays are valid until the next one is taken.
-
-    first_sample: its place among the samples of all ranks. size: samples in it, less than the net's batch at the end
-    of an epoch. keys: of those samples, of the first data layer. arrays: layer name -> values of its tops.
-    """
-
-    first_sample: int
-    size: int
-    keys: list[str]
-    arrays: dict[str, tuple[np.ndarray, ...]]
-    decoded: tuple[int, int] | None = None  # from when to when, nanoseconds of time.monotonic_ns()
 
 
 @dataclass
@@ -48,11 +33,11 @@ class Feeder:
     """The data of one net on one rank.
 
         feeder = Feeder(config, TRAIN, seed, world())
-        net = Net(config, TRAIN, shapes_of=feeder.shapes_of)
+        net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
         feeder.start(iteration * samples_per_iteration)
         for ...:
             first_sample = feeder.next(net)
-            net.forward(step, first_sample)
+            net.forward(Counters(step, first_sample))
 
     A net without data layers (DummyData, Input) is fed nothing; its samples are counted all the same.
     """
@@ -67,7 +52,7 @@ class Feeder:
         self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
         self._keys: list[str] = []  # of the batch in use
         self._files: dict[str, HDF5Output] = {}  # by layer
-        self.decoded: tuple[int, int] | None = None  # when the batch in use was, see Fed
+        self.decoded: tuple[int, int] | None = None  # when the batch in use was
 
     def shapes_of(self, message: Any, where: str) -> list[Shape]:
         """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
@@ -160,31 +145,29 @@ class Feeder:
         """Between start() and stop(), of a net that has data layers."""
         return bool(self._batches)
 
-    def take(self) -> Fed | None:
+    def take(self) -> Batch | None:
         """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
         self._board.enter(DATA)
-        taken = {name: next(batches, None) for name, batches in self._batches.items()}
+        taken = [next(batches, None) for batches in self._batches.values()]
         self._taken += 1
-        if any(batch is None for batch in taken.values()):
+        if any(batch is None for batch in taken):
             return None
-        first = next(iter(taken.values()), None)
-        arrays = {name: self._opened[name].source.tops(batch) for name, batch in taken.items()}
-        if first is None:
-            return Fed(self._begin + (self._taken - 1) * self._ranks + self._rank, 0, [], arrays)
-        return Fed(first.first_sample, first.size, first.keys, arrays, first.decoded)
+        if not taken:
+            return Batch(self._begin + (self._taken - 1) * self._ranks + self._rank, 0)
+        return replace(taken[0], arrays={name: tops for each in taken for name, tops in each.arrays.items()})
 
-    def feed(self, net: Net, fed: Fed) -> None:
+    def feed(self, net: Net, batch: Batch) -> None:
         """Points the net's inputs at a batch, which the executor reads in place."""
         for layer in net.graph.layers:
-            for top, values in zip(layer.tops, fed.arrays.get(layer.name, ()), strict=False):
+            for top, values in zip(layer.tops, batch.arrays.get(layer.name, ()), strict=False):
                 net.feed(top, values)
-        self._keys, self.decoded = fed.keys, fed.decoded
+        self._keys, self.decoded = batch.keys, batch.decoded
 
     def next(self, net: Net) -> int:
         """Feeds the next of the endless batches; returns its first sample's number."""
-        fed = self.take()
-        self.feed(net, fed)
-        return fed.first_sample
+        batch = self.take()
+        self.feed(net, batch)
+        return batch.first_sample
 
     @property
     def keys(self) -> list[str]:

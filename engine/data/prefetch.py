@@ -5,29 +5,32 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.data.reader import Sample, Shape
+from engine.data.reader import Reader, Sample, Shape
 from engine.data.sampler import Share
 from engine.errors import ConfigError
 from engine.host.cores import helper_cores, own_cores, sit_on
 
-# Fills the float32 arrays with one item, returns its key. Called by many threads.
-LoadItem = Callable[[Sample, Sequence[np.ndarray]], str]
-
 
 @dataclass(frozen=True)
 class Batch:
-    """Valid until the next call of Prefetcher.next(): the arrays are views of the ring's memory."""
+    """One batch, of one data layer or of all data layers of a net; valid until the next one is taken.
 
-    arrays: tuple[np.ndarray, ...]  # each (size, ...) float32, C-contiguous, 64-byte aligned
-    keys: list[str]
-    first_sample: int  # number of the first one among all samples of the training, over all ranks
-    size: int  # batch_size, or less at the end of an epoch()
-    decoded: tuple[int, int] = (0, 0)  # from when to when, nanoseconds of time.monotonic_ns()
+    first_sample: its place among the samples of all ranks since the training began. size: samples in it; less than the
+    layer's batch_size at the end of an epoch, 0 where nothing tells. keys: of those samples; with several layers, of
+    the first. arrays: by data layer the values of its tops, views of the ring's memory, C-contiguous float32. decoded:
+    from when to when that was done, nanoseconds of time.monotonic_ns(); of the first layer.
+    """
+
+    first_sample: int
+    size: int
+    keys: list[str] = field(default_factory=list)
+    arrays: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    decoded: tuple[int, int] | None = None
 
 
 def data_threads() -> int:
@@ -74,20 +77,19 @@ class Prefetcher:
 
     def __init__(
         self,
-        load: LoadItem,
+        reader: Reader,
+        layer: str,
         shares: Iterator[Share],
-        shapes: Sequence[Shape],
         batch_size: int,
-        depth: int,
         threads: int | None = None,
     ):
-        """shapes: of one item's arrays. depth: how many batches are decoded ahead of the one in use. threads: None for
-        data_threads()."""
+        """layer: the name of the data layer that reads. threads: None for data_threads()."""
         threads = threads or data_threads()
         self.wait_seconds = 0.0
-        self._load = load
+        self._reader, self._layer = reader, layer
         self._shares = shares
-        self._slots = [_Slot(batch_size, shapes) for _ in range(max(1, depth) + 1)]
+        # Those that are decoded ahead, and the one in use.
+        self._slots = [_Slot(batch_size, reader.shapes) for _ in range(max(1, reader.depth) + 1)]
         # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
         self._piece = max(1, min(32, batch_size // (4 * threads)))
         self._changed = threading.Condition()
@@ -131,9 +133,9 @@ class Prefetcher:
                 raise slot.error[1]
             self._taken += 1
         size = len(slot.share.samples)
-        arrays = tuple(array[:size] for array in slot.arrays)
+        tops = self._reader.tops([array[:size] for array in slot.arrays])
         decoded = slot.begun, slot.done
-        return Batch(arrays, slot.keys[:size], slot.share.first_sample, size, decoded)
+        return Batch(slot.share.first_sample, size, slot.keys[:size], {self._layer: tops}, decoded)
 
     def release(self) -> None:
         """Gives the buffers of the last batch back before the next one is needed."""
@@ -164,7 +166,7 @@ class Prefetcher:
             for i in range(begin, end):
                 try:
                     sample = Sample(*slot.share.samples[i], place=i)
-                    slot.keys[i] = self._load(sample, [array[i, ...] for array in slot.arrays])
+                    slot.keys[i] = self._reader.load(sample, [array[i, ...] for array in slot.arrays])
                 except BaseException as raised:
                     error = error or (i, raised)
             self._finish_piece(slot, end - begin, error)

@@ -14,7 +14,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
-from engine.net import Net
+from engine.net import Counters, Net, NetOptions
 from engine.report.log import log
 from engine.report.progress import Progress
 from engine.solver.optimizer import Optimizer
@@ -36,17 +36,8 @@ def benchmark(
     memory_budget: int | None = None,
 ) -> Times:
     """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
-    state = config.message.state
     shapes_of = SourceShapes(phase, log)
-    net = Net(
-        config,
-        phase,
-        level=state.level,
-        stages=state.stage,
-        shapes_of=shapes_of,
-        precision=precision,
-        memory_budget=memory_budget,
-    )
+    net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision, memory_budget=memory_budget))
     feed_synthetic(net, seed=1 + world.rank)
     training = Training(net, world) if phase == TRAIN else None
     age = process_age()
@@ -93,7 +84,7 @@ class Training:
 def step(net: Net, training: Training | None, iteration: int, ends: list[float] | None = None) -> float:
     """One step; its seconds. ends: gets those after backward."""
     begin = time.perf_counter()
-    net.run_forward(iteration)
+    net.run_forward(Counters(iteration))
     if training:
         training.optimizer.wait()
         net.program.zero_gradients()

@@ -12,7 +12,7 @@ from engine.config import Config
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, shape_text
 from engine.inference.trained import load
-from engine.net import Net
+from engine.net import Net, NetOptions
 from engine.report.table import table
 from engine.weights import read_caffemodel, read_solverstate
 
@@ -72,17 +72,8 @@ def compare_nets(
 
 
 def _run(config: Config, weights: Sequence[str], precision: str, phase: int, seed: int) -> Arrays:
-    state = config.message.state
-    net = Net(
-        config,
-        phase,
-        level=state.level,
-        stages=state.stage,
-        shapes_of=SourceShapes(phase, config.notes.append),
-        passes=frozenset(),
-        keep_all=True,
-        precision=precision,
-    )
+    shapes_of = SourceShapes(phase, config.notes.append)
+    net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision).watched())
     load(net, weights)
     random = np.random.default_rng(seed)
     for blob in net.inputs:

@@ -57,12 +57,11 @@ def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
 def _layouts(world: World, config: Config) -> str:
     """Whether the ranks' kernels want the parameters of the train net laid out alike."""
     from engine.data.source_shapes import SourceShapes
-    from engine.net import Net
+    from engine.net import Net, NetOptions
 
     train = nets_of_solver(config).train
-    state = train.message.state
     shapes = SourceShapes(proto.TRAIN, lambda note: None)
-    net = Net(train, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes)
+    net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes))
     prints = world.broadcast_object(world.gather(net.fingerprint()))
     other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
     if other is None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.data.feeder import Fed, Feeder
+from engine.data.feeder import Feeder
+from engine.data.prefetch import Batch
 from engine.data.source_shapes import SourceShapes
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
@@ -47,11 +48,11 @@ class SyntheticFeeder(Feeder):
     def start(self, start: int = 0) -> None:
         self._taken = 0
 
-    def take(self) -> Fed:
+    def take(self) -> Batch:
         self._taken += 1
-        return Fed(self._taken - 1, self._size, [], {})
+        return Batch(self._taken - 1, self._size)
 
-    def feed(self, net: Net, fed: Fed) -> None:
+    def feed(self, net: Net, batch: Batch) -> None:
         _feed(net, self._generator)
 
     def connect(self, net: Net) -> None:

@@ -124,7 +124,7 @@ def _test(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
     config.message.state.phase = proto.TEST
     config.message.state.level = trial.level
     config.message.state.stage.extend(trial.stages)
-    evaluator = Evaluator(config, world=World(), feeder=feeder)
+    evaluator = Evaluator(config, World(), feeder=feeder)
     _give_statistics(evaluator.net)
     return evaluator.run(1)
 

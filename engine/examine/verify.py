@@ -18,7 +18,8 @@ import numpy as np
 from engine.comm.world import World
 from engine.config import Config, nets_of_solver
 from engine.data import batch_size_of, set_batch_size
-from engine.data.feeder import Fed, Feeder
+from engine.data.feeder import Feeder
+from engine.data.prefetch import Batch
 from engine.errors import CommError, ConfigError
 from engine.report.table import table
 from engine.solver.resume import data_layers, set_iter_size
@@ -67,9 +68,9 @@ class KeepingFeeder(Feeder):
         super().__init__(*args, **options)
         self.batches: list[list[str]] = []  # keys; whoever compares them empties it
 
-    def feed(self, net: Net, fed: Fed) -> None:
-        super().feed(net, fed)
-        self.batches.append(list(fed.keys))
+    def feed(self, net: Net, batch: Batch) -> None:
+        super().feed(net, batch)
+        self.batches.append(list(batch.keys))
 
 
 def verify(read: Callable[[], Config], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:

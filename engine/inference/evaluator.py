@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.data.feeder import Fed, Feeder
+from engine.data.feeder import Feeder
+from engine.data.prefetch import Batch
 from engine.errors import ConfigError
-from engine.graph.build import TEST
-from engine.net import WATCHED, Net
+from engine.graph.build import TEST, ShapesOf
+from engine.net import DEFAULT, Counters, Net, NetOptions
 from engine.report.average_precision import Detections
 from engine.report.log import log
 from engine.report.metrics import Averages, output_lines
@@ -34,26 +35,21 @@ class Evaluator:
     def __init__(
         self,
         config: Config,
-        phase: int = TEST,
-        *,
         world: World,
+        options: NetOptions = DEFAULT,
+        *,
         share: Net | None = None,
-        seed: int = 1,
-        skip_bad_images: bool = False,
-        precision: str = "fp32",
-        every_blob: bool = False,
         feeder: Callable[..., Feeder] = Feeder,
         ap_version: str = "Integral",
         show_per_class: bool = False,
         index: int = 0,
     ):
-        """config: level and stages are those of its `state`. every_blob, feeder: as Solver's. ap_version: how the
-        average precision of detectors is computed; show_per_class: also for each class. index: among the test nets of a
-        solver. Raises ConfigErrors, DataError."""
+        """options: of the net; its shapes come from the data. feeder: what feeds the net, made as a Feeder is.
+        ap_version: how the average precision of detectors is computed; show_per_class: also for each class. index:
+        among the test nets of a solver. Raises ConfigErrors, DataError."""
         self.world = world
-        self.feeder = feeder(config, phase, seed, world, skip_bad_images=skip_bad_images)
-        self._config, self._phase, self._seed, self._precision = config, phase, seed, precision
-        self._options = {**WATCHED, "gradients": True} if every_blob else {}
+        self.feeder = feeder(config, TEST, options.seed, world)
+        self._config, self._options = config, options
         self.net = self._make_net(self.feeder.shapes_of, share)
         self.number = index + 1
         self.net.set_board(world.board, self.number, self.feeder.sources)
@@ -65,20 +61,8 @@ class Evaluator:
             if layer.type in _ADD_DETECTIONS and layer.tops[0] in self.net.graph.outputs
         }
 
-    def _make_net(self, shapes_of, share: Net | None, before: Net | None = None) -> Net:
-        state = self._config.message.state
-        net = Net(
-            self._config,
-            self._phase,
-            level=state.level,
-            stages=state.stage,
-            seed=self._seed,
-            share=share,
-            before=before,
-            shapes_of=shapes_of,
-            precision=self._precision,
-            **self._options,
-        )
+    def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None) -> Net:
+        net = Net(self._config, TEST, self._options.replace(shapes_of=shapes_of), share=share, before=before)
         self.feeder.connect(net)
         return net
 
@@ -130,20 +114,20 @@ class Evaluator:
         with Progress("Testing", total) as progress:
             k = rank
             while iterations is None or k < iterations:
-                fed = self.feeder.take()
-                if fed is None:
+                batch = self.feeder.take()
+                if batch is None:
                     return
-                yield k, fed.size or 1, self._forward(fed, k)
+                yield k, batch.size or 1, self._forward(batch, k)
                 progress.update(min(k + ranks, total))
                 k += ranks
 
-    def _forward(self, fed: Fed, k: int) -> Outputs:
-        net = self.net if fed.size == self.feeder.batch_size else self._net_for(fed.size)
-        self.feeder.feed(net, fed)
-        outputs = net.forward(k, fed.first_sample)
+    def _forward(self, batch: Batch, k: int) -> Outputs:
+        net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
+        self.feeder.feed(net, batch)
+        outputs = net.forward(Counters(k, batch.first_sample))
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
-            name: value if name in self._detectors else _over_samples(value, fed.size, makers[name].type)
+            name: value if name in self._detectors else _over_samples(value, batch.size, makers[name].type)
             for name, value in outputs.items()
         }
 

@@ -15,7 +15,7 @@ from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.errors import ConfigError
 from engine.files import atomic_write
 from engine.inference.trained import load
-from engine.net import Net
+from engine.net import Counters, Net, NetOptions
 
 Progress = Callable[[int, int], None]
 
@@ -51,18 +51,8 @@ def _features(
 ) -> Iterator[list[np.ndarray]]:
     """The blobs' values after each batch, valid until the next."""
     with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:
-        state = config.message.state
         # Neither fused nor in shared memory: every blob that the file names is there.
-        net = Net(
-            config,
-            proto.TEST,
-            level=state.level,
-            stages=state.stage,
-            seed=seed,
-            shapes_of=feeder.shapes_of,
-            passes=frozenset(),
-            keep_all=True,
-        )
+        net = Net(config, proto.TEST, NetOptions(seed=seed, shapes_of=feeder.shapes_of).watched())
         load(net, weights)
         known = dict.fromkeys(top for layer in config.message.layer for top in layer.top if top in net.blobs)
         for blob in blobs:
@@ -70,7 +60,7 @@ def _features(
                 raise ConfigError(f"no blob '{blob}'; known: {', '.join(known)}", config.path)
         feeder.start()
         for batch in range(batches):
-            net.forward(batch, feeder.next(net))
+            net.forward(Counters(batch, feeder.next(net)))
             views = [net.blobs[blob] for blob in blobs]
             yield [view.data.reshape(view.shape or (1,)) for view in views]
             if progress:

@@ -2,6 +2,7 @@
 
 from engine.graph.prepare import PASSES, prepare
 from engine.net.blobs import BlobView, Placed
-from engine.net.net import ALL, WATCHED, Net
+from engine.net.net import ALL, Counters, Net
+from engine.net.options import DEFAULT, NetOptions
 
-__all__ = ["ALL", "PASSES", "WATCHED", "BlobView", "Net", "Placed", "prepare"]
+__all__ = ["ALL", "DEFAULT", "PASSES", "BlobView", "Counters", "Net", "NetOptions", "Placed", "prepare"]

@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from engine.config import Config
 from engine.errors import DataError
-from engine.graph.build import TRAIN, ShapesOf, build
+from engine.graph.build import TRAIN, build
 from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
 from engine.graph.passes.recompute import choose
-from engine.graph.prepare import PASSES, prepare
+from engine.graph.prepare import prepare
 from engine.layers.base import Blob, Layer, Parameter
 from engine.layers.builder import Builder
 from engine.layers.fillers import fill_parameter
-from engine.layers.model_parallel import Part
 from engine.net.blobs import BlobView, Placed
+from engine.net.options import DEFAULT, NetOptions
 from engine.net.weights import copies_by_layer, load_by_layer
 
 if TYPE_CHECKING:
     from engine.watchdog.board import Board
 
-WATCHED = {"passes": frozenset(), "keep_all": True}  # arguments of a Net into which a program looks
 ALL = slice(None)
 
 
-class Net:
-    """One phase of a net, ready to run.
+class Counters(NamedTuple):
+    """From what one forward pass counts its randomness: the same for a sample on any rank, at any iter_size.
 
-    level, stages: of the net's state. seed: of fillers and dropout. share: a net whose weights this one reads (for a
-    test net, its train net). shapes_of(layer, where): the shapes that data layers are fed. passes: those that may
-    rewrite the graph. keep_all: every blob and gradient stays readable after a run. accumulate: parameter gradients add
-    up over several backward passes (iter_size). plain_parameters: row-major, for ranks whose processors would choose
-    different layouts. precision: "bf16" for activations and their gradients in the layers that support it; parameters
-    stay float32. gradients: whether there is a backward; by default in phase TRAIN, and with force_backward.
-    memory_budget: limit in bytes for blobs, gradients and masks; `repeats` lists what is computed twice to meet it.
-    parts: the layers of which this rank holds a part, by name; a net that shares the weights of such a net has them
-    whole. before: the same net in other shapes, which this one replaces.
+    first_sample: the number of this rank's first sample among those of all ranks. batch: the number of this pass among
+    all of this rank, micro-batches included, by which layers make up their own input (DummyData); by default iteration.
+    """
+
+    iteration: int = 0
+    first_sample: int = 0
+    batch: int | None = None
+
+
+FIRST = Counters()
+
+
+class Net:
+    """One phase of a net, ready to run; `state` of the config says which level and stages.
+
+    share: a net whose weights this one reads (for a test net, its train net); where that net has parts of layers, this
+    one has them whole. before: the same net in other shapes, which this one replaces. `repeats` lists what is computed
+    twice to meet the memory budget.
 
     Raises ConfigErrors for a net that does not fit together, EngineError for a memory_budget that is too small.
     """
@@ -50,30 +58,28 @@ class Net:
         self,
         config: Config,
         phase: int = TRAIN,
+        options: NetOptions = DEFAULT,
         *,
-        level: int = 0,
-        stages=(),
-        seed: int = 1,
         share: Net | None = None,
-        shapes_of: ShapesOf | None = None,
-        passes: frozenset[str] = PASSES,
-        keep_all: bool = False,
-        accumulate: bool = False,
-        plain_parameters: bool = False,
-        precision: str = "fp32",
-        gradients: bool | None = None,
-        memory_budget: int | None = None,
         before: Net | None = None,
-        parts: Mapping[str, Part] = MappingProxyType({}),
     ):
-        self.phase, self.seed, self.message = phase, seed, config.message
-        self.has_backward = phase == TRAIN or config.message.force_backward if gradients is None else gradients
-        built_before = before and before.graph
-        graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of, before=built_before, parts=parts)
-        self.graph = prepare(graph, passes, precision, self.has_backward)
+        self.phase, self.options, self.message = phase, options, config.message
+        by_default = phase == TRAIN or config.message.force_backward
+        self.has_backward = by_default if options.gradients is None else options.gradients
+        state = config.message.state
+        graph = build(
+            config,
+            phase,
+            level=state.level,
+            stages=state.stage,
+            shapes_of=options.shapes_of,
+            before=before and before.graph,
+            parts=options.parts,
+        )
+        self.graph = prepare(graph, options.passes, options.precision, self.has_backward)
         self.name = self.graph.name
-        self._lower(share, accumulate, plain_parameters, parts)
-        self._place(passes, keep_all, memory_budget)
+        self._lower(share)
+        self._place()
         self._place_parameters(set() if share is None else set(share.tensor_of.values()))
         if share is not None:  # which this net may outlive
             self._arenas += share._arenas
@@ -84,20 +90,26 @@ class Net:
         if before is not None and before is share:
             self._take_place_of(before)
 
-    def _lower(self, share: Net | None, accumulate: bool, plain_parameters: bool, parts: Collection[str]) -> None:
+    @property
+    def seed(self) -> int:
+        """Of fillers and of what is random in a pass."""
+        return self.options.seed
+
+    def _lower(self, share: Net | None) -> None:
         from engine.host import _core
 
         self.program = _core.Program(self.has_backward)
         shared = {}
         if share is not None:
-            here = [(p, tensor) for p, tensor in share.tensor_of.items() if p.parts == 1 or p.layer in parts]
+            divided = self.options.parts
+            here = [(p, tensor) for p, tensor in share.tensor_of.items() if p.parts == 1 or p.layer in divided]
             shared = {(p.layer, p.index): tensor for p, tensor in here}
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())
-        if accumulate:
+        if self.options.accumulate:
             summed.update(self.graph.params)
-        self.builder = Builder(self.program, shared, summed, plain_parameters)
+        self.builder = Builder(self.program, shared, summed, self.options.plain_parameters)
         for layer in self.graph.layers:
             layer.lower(self.builder)
         self.tensors = self.builder.tensors
@@ -108,17 +120,17 @@ class Net:
         self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
-    def _place(self, passes: frozenset[str], keep_all: bool, memory_budget: int | None) -> None:
+    def _place(self) -> None:
         read_by_others = {*self.graph.outputs, *(blob for layer in self.sinks for blob in layer.bottoms)}
         read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
         for blob, tensor in self.tensors.items():
-            if keep_all or blob in read_by_others:
+            if self.options.keep_all or blob in read_by_others:
                 self.program.own(tensor)
         self._own_losses()
-        self.repeats, lifetimes = choose(self.program, memory_budget)
+        self.repeats, lifetimes = choose(self.program, self.options.memory_budget)
         for each in self.repeats:
             self.program.repeat(each.op, each.step)
-        memory_plan.place(self.program, lifetimes, "memory_plan" in passes)
+        memory_plan.place(self.program, lifetimes, "memory_plan" in self.options.passes)
 
     def _own_losses(self) -> None:
         """Keeps losses readable for the solver, even where another layer reads them, too. The gradient of such a top is
@@ -243,23 +255,20 @@ class Net:
         self.tensors[blob].attach(values)
         self.fed[blob] = values
 
-    def forward(self, step: int = 0, first_sample: int = 0) -> dict[str, np.ndarray]:
-        """Runs all layers; returns the outputs (blobs that nobody reads) by name. `step` and `first_sample` (this
-        rank's place in the global batch) count the randomness of this pass."""
-        self.run_forward(step, first_sample)
+    def forward(self, counters: Counters = FIRST) -> dict[str, np.ndarray]:
+        """Runs all layers; returns the outputs (blobs that nobody reads) by name."""
+        self.run_forward(counters)
         return self.outputs()
 
-    def run_forward(
-        self, step: int = 0, first_sample: int = 0, layers: slice = ALL, feed_step: int | None = None
-    ) -> None:
-        """forward() without looking at the outputs, of a slice of graph.layers. feed_step: the step
-        for which layers make up their own input (DummyData), by default `step`. Raises DataError for input that an op
+    def run_forward(self, counters: Counters = FIRST, layers: slice = ALL) -> None:
+        """forward() without looking at the outputs, of a slice of graph.layers. Raises DataError for input that an op
         cannot take."""
+        iteration, first_sample, batch = counters
         for layer in self.self_fed:
             if layers == ALL or layer in self.graph.layers[layers]:
-                for blob, values in layer.feed(step if feed_step is None else feed_step, self.seed).items():
+                for blob, values in layer.feed(iteration if batch is None else batch, self.seed).items():
                     self.feed(blob, values)
-        self.program.set_counter(self.seed, step, first_sample)
+        self.program.set_counter(self.seed, iteration, first_sample)
         try:
             self.program.forward(*self.ops_of(layers))
         except RuntimeError as error:  # what an op found in its input: a label out of range

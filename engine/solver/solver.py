@@ -13,6 +13,7 @@ from engine.config import Config, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import DataError, WeightsError
 from engine.inference.evaluator import Evaluator
+from engine.net import Counters, Net, NetOptions
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
@@ -37,9 +38,8 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    observers: watch the run, beside the display and the curve. skip_bad_images: replaces images that cannot be decoded.
-    every_blob: nothing is fused, so that programs can read every blob and gradient. feeder: what feeds the nets, made
-    as a Feeder is. `on_gradients`, if set, is called before each update, when this rank's gradients are complete.
+    observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
+    every blob and gradient. feeder: what feeds the nets, made as a Feeder is. `on_gradients`, if set, is called before each update, when this rank's gradients are complete.
     Raises the exceptions of engine.errors for whatever cannot be read, built or run.
     """
 
@@ -50,7 +50,6 @@ class Solver:
         *,
         signals: Signals | None = None,
         observers: Sequence[Observer] = (),
-        skip_bad_images: bool = False,
         every_blob: bool = False,
         feeder: Callable[..., Feeder] = Feeder,
     ):
@@ -63,11 +62,10 @@ class Solver:
         self.iter_size = max(1, self.param.iter_size)
         self.state = TrainingState.new(self.param.average_loss)
         nets = nets_of_solver(config)
-        self.feeder = feeder(nets.train, proto.TRAIN, self.seed, world, skip_bad_images=skip_bad_images)
+        self.feeder = feeder(nets.train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         groups, parts = divide(nets.train, world)
-        self.net_options = net_options(self, nets.train, parts)
-        self.net = build_alike(nets.train, self.net_options, world)
+        self.net = build_alike(nets.train, net_options(self, parts), world)
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
@@ -77,34 +75,34 @@ class Solver:
             self.optimizer.keep_gradients()
         self._find_losses()
         self.snapshots = Snapshots(config, world, self.optimizer, self.model_parallel)
-        self.evaluators = [
-            self._evaluator(index, net, skip_bad_images, feeder)
-            for index, net in enumerate(nets.tests if self.param.test_interval or self.param.test_iter else [])
-        ]
+        self.evaluators = self._make_evaluators(nets.tests, feeder)
         self.observers: list[Observer] = [Display(self.param.display), Curve(self.param.display), *observers]
         self._observed = False  # observers know of the run
         self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
 
-    def _evaluator(self, index: int, config: Config, skip_bad_images: bool, feeder: Callable[..., Feeder]) -> Evaluator:
-        return Evaluator(
-            config,
-            proto.TEST,
-            share=self.net,
-            world=self.world,
-            seed=self.seed,
-            skip_bad_images=skip_bad_images,
-            precision=self.precision,
-            every_blob=self.every_blob,
-            feeder=feeder,
-            ap_version=self.param.ap_version,
-            show_per_class=self.param.show_per_class_result,
-            index=index,
-        )
+    def _make_evaluators(self, configs: Sequence[Config], feeder: Callable[..., Feeder]) -> list[Evaluator]:
+        """One for each test net; none if the solver does not test."""
+        param, options = self.param, NetOptions(seed=self.seed, precision=self.precision)
+        if self.every_blob:
+            options = options.watched().replace(gradients=True)
+        return [
+            Evaluator(
+                config,
+                self.world,
+                options,
+                share=self.net,
+                feeder=feeder,
+                ap_version=param.ap_version,
+                show_per_class=param.show_per_class_result,
+                index=index,
+            )
+            for index, config in enumerate(configs if param.test_interval or param.test_iter else [])
+        ]
 
     def _find_losses(self) -> None:
         self._losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
 
-    def use_net(self, net) -> None:
+    def use_net(self, net: Net) -> None:
         """Goes on with the same net in other shapes, which has taken over the parameters."""
         self.net = net
         self.feeder.connect(net)
@@ -244,7 +242,7 @@ class Solver:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
         try:
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
-            self.net.run_forward(self.iteration, first_sample, feed_step=self.iteration * self.iter_size + micro)
+            self.net.run_forward(Counters(self.iteration, first_sample, self.iteration * self.iter_size + micro))
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = self._loss()

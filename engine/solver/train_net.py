@@ -9,7 +9,7 @@ from engine.comm.world import World
 from engine.config import Config
 from engine.graph.model_parallel import model_parts
 from engine.layers.model_parallel import Part
-from engine.net import WATCHED, Net
+from engine.net import Net, NetOptions
 from engine.report.log import log
 from engine.report.table import human
 
@@ -25,32 +25,25 @@ def divide(config: Config, world: World) -> tuple[list[Any], dict[str, Part]]:
     return list(groups.values()), parts
 
 
-def net_options(solver: Solver, config: Config, parts: dict[str, Part]) -> dict[str, Any]:
-    """Arguments of a Net, but for its layouts."""
-    state, budget = config.message.state, solver.param.memory_budget_mb
-    return {
-        "level": state.level,
-        "stages": state.stage,
-        "seed": solver.seed,
-        "shapes_of": solver.feeder.shapes_of,
-        "accumulate": solver.iter_size > 1 or solver.every_blob,
-        "precision": solver.precision,
-        "parts": parts,
-        "memory_budget": None if solver.every_blob else int(1e6 * budget) or None,
-        **(WATCHED if solver.every_blob else {}),
-    }
+def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
+    """Those of a solver's train net."""
+    options = NetOptions(
+        seed=solver.seed,
+        shapes_of=solver.feeder.shapes_of,
+        accumulate=solver.iter_size > 1,
+        precision=solver.precision,
+        memory_budget=int(1e6 * solver.param.memory_budget_mb) or None,
+        parts=parts,
+    )
+    return options.watched().replace(accumulate=True) if solver.every_blob else options
 
 
-def build_alike(config: Config, options: dict[str, Any], world: World) -> Net:
+def build_alike(config: Config, options: NetOptions, world: World) -> Net:
     """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ."""
-
-    def make(plain: bool) -> Net:
-        return Net(config, proto.TRAIN, plain_parameters=plain, **options)
-
-    net = make(plain=False)
-    if options["memory_budget"]:
+    net = Net(config, proto.TRAIN, options)
+    if options.memory_budget:
         log(
-            f"Memory budget {options['memory_budget'] / 1e6:g} MB: blobs, gradients and masks take "
+            f"Memory budget {options.memory_budget / 1e6:g} MB: blobs, gradients and masks take "
             f"{human(net.program.activation_bytes, 'B')}; {len(net.repeats)} layers are computed twice"
         )
     prints = world.gather(net.fingerprint()) or [""]
@@ -58,6 +51,6 @@ def build_alike(config: Config, options: dict[str, Any], world: World) -> Net:
     if other is None:
         return net
     log(f"Ranks 0 and {other} have different processors or oneDNN versions: parameters stay in plain layouts.")
-    net = make(plain=True)
+    net = Net(config, proto.TRAIN, options.plain())
     world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
     return net

@@ -78,10 +78,10 @@ from engine.examine.benchmark import Training, step
 from engine.examine.synthetic import feed_synthetic
 from engine.comm.world import World
 from engine.config import read_net
-from engine.net import Net
+from engine.net import Net, NetOptions
 
 shapes = [(8, 3, 28, 28), (8,)]
-net = Net(read_net(sys.argv[1]), proto.TRAIN, shapes_of=lambda layer, where: shapes, precision=sys.argv[2])
+net = Net(read_net(sys.argv[1]), proto.TRAIN, NetOptions(shapes_of=lambda layer, where: shapes, precision=sys.argv[2]))
 feed_synthetic(net, seed=1)
 training = Training(net, World())
 for iteration in range(5):

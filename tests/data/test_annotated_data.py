@@ -19,7 +19,7 @@ from engine.data.keyed_random import KeyedRandom
 from engine.data.patches import make_expand, make_patches
 from engine.data.readers.annotated import MAX_BOXES
 from engine.errors import ConfigError, DataError
-from engine.net import Net
+from engine.net import Net, NetOptions
 from tests.data.pictures import bgr, random_pixels, raw_datum
 
 RESIZE = "resize_param { height: 12 width: 16 }"
@@ -56,7 +56,7 @@ def layer_of(source, transform=RESIZE, more="") -> proto.LayerParameter:
 def batch_of(layer, phase=proto.TRAIN):
     source = open_data(layer, phase)
     with source.batches(3) as batches:
-        data, label = source.tops(batches.next())
+        data, label = batches.next().arrays["data"]
         return data.copy(), label
 
 
@@ -74,7 +74,7 @@ def test_mirrored_pictures_have_mirrored_boxes(database):
     for seed in range(8):
         source = open_data(layer_of(database, RESIZE + " mirror: true"), proto.TRAIN, seed=seed)
         with source.batches(3) as batches:
-            data, label = source.tops(batches.next())
+            data, label = batches.next().arrays["data"]
         flipped = not np.array_equal(data[0], bgr(random_pixels(0)))
         seen.add(flipped)
         expected = [0.5, 0.25, 0.75, 0.75] if flipped else [0.25, 0.25, 0.5, 0.75]
@@ -94,7 +94,7 @@ def test_a_net_reads_it(database):
     text = f'{layer} data_param {{ source: "{database}" batch_size: 2 }} transform_param {{ {RESIZE} }} }}'
     config = parse_net(text)
     feeder = Feeder(config, proto.TEST, 1, World())
-    net = Net(config, proto.TEST, shapes_of=feeder.shapes_of)
+    net = Net(config, proto.TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start()
     feeder.next(net)
     assert net.forward()["label"][0, 0, :3, 1].tolist() == [3, 3, 7]

@@ -28,7 +28,11 @@ def lmdb_path(image_folder, tmp_path):
 def take(source, batches, *args, **options):
     """The first batches: (data, labels, keys, first sample)."""
     with source.batches(*args, **options) as prefetcher:
-        return [(b.arrays[0].copy(), b.arrays[1].copy(), b.keys, b.first_sample) for b in islice(prefetcher, batches)]
+        found = []
+        for batch in islice(prefetcher, batches):
+            data, labels = batch.arrays["data"]
+            found.append((data.copy(), labels.copy(), batch.keys, batch.first_sample))
+        return found
 
 
 def joined(batches):
@@ -50,18 +54,19 @@ def test_buffers_are_aligned_and_dense(lmdb_path, open_layer):
     with open_layer(lmdb_path, "crop_size: 5").batches(3) as prefetcher:
         for _ in range(6):
             batch = prefetcher.next()
-            assert batch.arrays[0].shape == (3, 3, 5, 5) and batch.arrays[0].flags.c_contiguous and batch.size == 3
-            assert batch.arrays[0].ctypes.data % 64 == batch.arrays[1].ctypes.data % 64 == 0
+            data, labels = batch.arrays["data"]
+            assert data.shape == (3, 3, 5, 5) and data.flags.c_contiguous and batch.size == 3
+            assert data.ctypes.data % 64 == labels.ctypes.data % 64 == 0
 
 
 def test_a_batch_stays_valid_until_the_next_one(lmdb_path, open_layer):
     with open_layer(lmdb_path, data="prefetch: 1").batches(5, threads=3) as prefetcher:
         for _ in range(30):
             batch = prefetcher.next()
-            before = batch.arrays[0].copy()
+            before = batch.arrays["data"][0].copy()
             for _ in range(3):
                 os.sched_yield()
-            assert np.array_equal(batch.arrays[0], before)
+            assert np.array_equal(batch.arrays["data"][0], before)
 
 
 def test_content_does_not_depend_on_threads_or_ranks(lmdb_path, open_layer):
@@ -100,7 +105,7 @@ def test_epoch_covers_everything_once(lmdb_path, open_layer, batch_size, ranks):
         with source.epoch(batch_size, rank, ranks) as prefetcher:
             sizes = []
             for batch in prefetcher:
-                assert len(batch.arrays[0]) == len(batch.arrays[1]) == len(batch.keys) == batch.size
+                assert len(batch.arrays["data"][0]) == len(batch.arrays["data"][1]) == len(batch.keys) == batch.size
                 sizes.append(batch.size)
                 keys += batch.keys
         assert all(size == batch_size for size in sizes[:-1])
@@ -249,4 +254,4 @@ def test_several_labels_as_a_datum_of_floats(make_lmdb, open_layer):
         for i, row in enumerate(labels)
     }
     with open_layer(make_lmdb(items), "scale: 2").batches(3) as batches:
-        assert np.array_equal(batches.next().arrays[0], 2 * labels.reshape(3, 5, 1, 1))
+        assert np.array_equal(batches.next().arrays["data"][0], 2 * labels.reshape(3, 5, 1, 1))

@@ -12,7 +12,7 @@ from engine.data import open_data
 from engine.data.feeder import Feeder
 from engine.errors import EngineError
 from engine.graph.build import TEST, TRAIN
-from engine.net import Net
+from engine.net import Net, NetOptions
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ def rank(number: int, ranks: int) -> World:
 def digits(world: World, phase: int = TRAIN, batch_size: int = 32):
     config = read_net("nets/digits.prototxt", [f"layer[data].data_param.batch_size={batch_size}"])
     feeder = Feeder(config, phase, 1, world)
-    return Net(config, phase, shapes_of=feeder.shapes_of), feeder
+    return Net(config, phase, NetOptions(shapes_of=feeder.shapes_of)), feeder
 
 
 def test_a_net_is_fed_in_place():
@@ -95,7 +95,7 @@ def test_messages_name_the_keys():
 def test_a_net_without_data_layers_counts_its_samples():
     config = parse_net('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }')
     feeder = Feeder(config, TRAIN, 1, rank(1, 2))
-    net = Net(config, TRAIN, shapes_of=feeder.shapes_of)
+    net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(10)
     assert [feeder.next(net), feeder.next(net)] == [11, 13]
     assert (feeder.batch_size, feeder.size) == (0, 0)
@@ -111,7 +111,7 @@ def test_a_net_without_data_layers_counts_its_samples():
 def test_data_layers_that_cannot_be_opened(layer, reason):
     config = parse_net(f'layer {{ name: "data" top: "data" {layer} }}')
     with pytest.raises(EngineError, match=reason):
-        Net(config, TRAIN, shapes_of=Feeder(config, TRAIN, 1, World()).shapes_of)
+        Net(config, TRAIN, NetOptions(shapes_of=Feeder(config, TRAIN, 1, World()).shapes_of))
 
 
 def test_the_first_batch_is_the_sources():

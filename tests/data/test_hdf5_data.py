@@ -14,7 +14,7 @@ from engine.data import open_data
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST
-from engine.net import Net
+from engine.net import Net, NetOptions
 from tests.solver.harness import solve
 
 h5py = pytest.importorskip("h5py")
@@ -48,7 +48,7 @@ def test_rows_of_all_files_one_after_the_other(listed):
     found = []
     with source.batches(3, threads=2) as batches:
         for batch in islice(batches, 5):
-            data, target, label = batch.arrays
+            data, target, label = batch.arrays["data"]
             assert data.dtype == target.dtype == label.dtype == np.float32
             assert (data == label.reshape(3, 1, 1, 1)).all() and np.array_equal(target[:, 0], label)
             found += label.tolist()
@@ -57,7 +57,7 @@ def test_rows_of_all_files_one_after_the_other(listed):
 
 def test_shuffled_epochs_hold_every_row_once(listed):
     with open_data(layer_of(listed, "shuffle: true"), proto.TRAIN).epoch(4) as batches:
-        labels = [label for batch in batches for label in batch.arrays[2].tolist()]
+        labels = [label for batch in batches for label in batch.arrays["data"][2].tolist()]
     assert sorted(labels) == list(range(11)) != labels
 
 
@@ -66,7 +66,7 @@ def test_a_net_reads_it(listed):
       hdf5_data_param {{ source: "{listed}" batch_size: 2 }} }}"""
     config = parse_net(text)
     feeder = Feeder(config, TEST, 1, World())
-    net = Net(config, TEST, shapes_of=feeder.shapes_of)
+    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(6)
     feeder.next(net)
     assert net.forward()["label"].tolist() == [6, 7] and net.outputs()["data"].shape == (2, 2, 3, 4)

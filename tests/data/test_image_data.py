@@ -31,7 +31,7 @@ def test_pictures_and_labels_in_the_order_of_the_list(listed):
     source = open_data(layer_of(listed), proto.TEST)
     assert (source.size, source.shapes) == (12, ((3, 12, 16), ()))
     with source.batches(5) as batches:
-        first, second = ([array.copy() for array in batch.arrays] for batch in islice(batches, 2))
+        first, second = ([array.copy() for array in batch.arrays["data"]] for batch in islice(batches, 2))
     for i in range(5):
         assert np.array_equal(first[0][i], bgr(random_pixels(10 * (i // 4) + i % 4)))
     assert first[1].tolist() == [0, 0, 0, 0, 1] and second[1].tolist() == [1, 1, 1, 2, 2]
@@ -52,7 +52,7 @@ def test_resize_grey_and_transforms(listed, image_folder):
     source = open_data(layer_of(listed + " new_height: 10 new_width: 8 is_color: false", "crop_size: 6"), proto.TEST)
     assert source.shapes[0] == (1, 6, 6)
     with source.batches(1) as batches:
-        data = batches.next().arrays[0]
+        data = batches.next().arrays["data"][0]
     image = Image.open(image_folder / "ant/0.png").convert("L").resize((8, 10), Image.Resampling.BILINEAR)
     assert np.array_equal(data[0, 0], as_array(image)[2:8, 1:7, 0])
 

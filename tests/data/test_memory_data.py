@@ -8,7 +8,7 @@ from engine.config import parse_net
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST
-from engine.net import Net
+from engine.net import Net, NetOptions
 
 LAYER = """layer {{ name: "memory" type: "MemoryData" top: "data" top: "label"
   memory_data_param {{ batch_size: 2 channels: 3 height: {height} width: 5 }} }}"""
@@ -18,7 +18,7 @@ LAYER = """layer {{ name: "memory" type: "MemoryData" top: "data" top: "label"
 def fed():
     config = parse_net(LAYER.format(height=4))
     feeder = Feeder(config, TEST, 1, World())
-    net = Net(config, TEST, shapes_of=feeder.shapes_of)
+    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
     yield net, feeder
     feeder.close()
 
@@ -51,4 +51,4 @@ def test_arrays_that_do_not_fit(fed):
         feeder.set_arrays("other", np.zeros((2, 3, 4, 5)), np.zeros(2))
     config = parse_net(LAYER.format(height=0))
     with pytest.raises(ConfigError, match="channels, height and width above 0"):
-        Net(config, TEST, shapes_of=Feeder(config, TEST, 1, World()).shapes_of)
+        Net(config, TEST, NetOptions(shapes_of=Feeder(config, TEST, 1, World()).shapes_of))

@@ -39,7 +39,7 @@ def test_cifar_with_its_mean(tmp_path, open_layer):
     totals = []
     for name in ("raw", "jpeg"):
         with open_layer(tmp_path / name, f'mean_file: "{tmp_path}/mean.binaryproto"').epoch(30) as batches:
-            found = [(batch.arrays[0].copy(), batch.arrays[1].tolist()) for batch in batches]
+            found = [(batch.arrays["data"][0].copy(), batch.arrays["data"][1].tolist()) for batch in batches]
         assert [len(data) for data, _ in found] == [30, 30, 30, 10]
         assert [label for _, labels in found for label in labels] == list(range(10)) * 10
         totals.append(np.concatenate([data for data, _ in found]))
@@ -68,7 +68,8 @@ def test_imagenet_through_the_layers_of_resnet50(imagenet_lmdb, phase, layer):
     results = []
     for threads in (1, 3):
         with source.batches(16, threads=threads) as prefetcher:
-            results.append([(batch.arrays[0].copy(), batch.arrays[1].tolist()) for batch in islice(prefetcher, 2)])
+            batches = (batch.arrays["data"] for batch in islice(prefetcher, 2))
+            results.append([(data.copy(), labels.tolist()) for data, labels in batches])
     for (data, labels), (again, same) in zip(*results):
         assert np.array_equal(data, again) and labels == same
         # Around the means, in units of 128: not a format's noise, not all of one kind.
@@ -78,14 +79,14 @@ def test_imagenet_through_the_layers_of_resnet50(imagenet_lmdb, phase, layer):
 @needs_shared("data/imagenet-sample.zip")
 def test_augmentation_keeps_the_picture(imagenet_lmdb):
     """The average over many random parts looks like the centre of the picture."""
-    layer = proto.LayerParameter()
+    layer = proto.LayerParameter(name="data")
     text_format.Parse("crop_size: 16 random_aspect_ratio_param { }", layer.transform_param)
     layer.data_param.source = str(imagenet_lmdb)
     with open_data(layer, proto.TRAIN).batches(200) as prefetcher:
-        parts = sum(batch.arrays[0].astype(np.float64) for batch in islice(prefetcher, 3)) / 3
+        parts = sum(batch.arrays["data"][0].astype(np.float64) for batch in islice(prefetcher, 3)) / 3
     layer.transform_param.ClearField("random_aspect_ratio_param")
     layer.transform_param.resize_param.height = layer.transform_param.resize_param.width = 16
     with open_data(layer, proto.TEST).batches(200) as prefetcher:
-        wholes = prefetcher.next().arrays[0]
+        wholes = prefetcher.next().arrays["data"][0]
         match = [np.corrcoef(part.ravel(), whole.ravel())[0, 1] for part, whole in zip(parts, wholes)]
     assert np.median(match) > 0.6

@@ -48,7 +48,7 @@ def layer_of(folder, window="", transform="crop_size: 8"):
 def first_batch(layer, **options):
     with open_data(layer, proto.TRAIN, **options).batches(8) as batches:
         batch = batches.next()
-        return batch.arrays[0].copy(), batch.arrays[1].tolist(), batch.keys
+        return batch.arrays["data"][0].copy(), batch.arrays["data"][1].tolist(), batch.keys
 
 
 def stretched(box, size):

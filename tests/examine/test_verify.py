@@ -86,7 +86,7 @@ Feeder.feed = twice
 """
 # The update of several ranks decays twice as much.
 DECAYED = """
-from engine import _core
+from engine.host import _core
 from engine.host.launch import detect
 class Hyper:
     count = 0

@@ -7,7 +7,7 @@ from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.inference.evaluator import Evaluator
-from engine.net import PASSES, Net
+from engine.net import PASSES, Net, NetOptions
 from tests.layers.harness import needs_bf16
 
 INPUT = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 8 dim: 6 dim: 6 } } }'
@@ -39,7 +39,8 @@ NETS = {
 
 
 def make(layers: list[str], passes=PASSES, phase: int = proto.TEST, **options) -> Net:
-    return Net(parse_net("\n".join([INPUT, *layers]), "test.prototxt"), phase, passes=passes, **options)
+    config = parse_net("\n".join([INPUT, *layers]), "test.prototxt")
+    return Net(config, phase, NetOptions(passes=passes, **options))
 
 
 def fill(net: Net, seed: int) -> None:

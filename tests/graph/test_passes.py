@@ -9,7 +9,7 @@ from engine import proto
 from engine.config import Config, parse_net, read_net
 from engine.errors import ConfigError
 from engine.graph.build import build
-from engine.net import PASSES, Net, prepare
+from engine.net import PASSES, Counters, Net, NetOptions, prepare
 from tests.mpi import REPO
 
 # Readers of one blob, in-place chains, joins, a shared parameter, a loss that is also read.
@@ -72,11 +72,11 @@ def randomise(net: Net) -> None:
 def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
     """Losses, gradients by parameter and BatchNorm's sums after two steps on the same weights."""
     make, shapes = NETS[name]
-    net = Net(make(), proto.TRAIN, passes=passes, shapes_of=lambda layer, where: shapes)
+    net = Net(make(), proto.TRAIN, NetOptions(passes=passes, shapes_of=lambda layer, where: shapes))
     randomise(net)
     found = {}
     for step in range(2):
-        net.run_forward(step)
+        net.run_forward(Counters(step))
         for layer, top, _ in net.losses():
             found[f"{layer.name} {step}"] = net.blobs[top].data
         net.backward()
@@ -90,7 +90,7 @@ def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
 
 def one_step(config: Config, passes: frozenset[str]) -> tuple[list[str], dict[str, np.ndarray]]:
     """Types of the layers that the passes leave; gradients by parameter, and the loss, for random inputs."""
-    net = Net(config, proto.TRAIN, passes=passes)
+    net = Net(config, proto.TRAIN, NetOptions(passes=passes))
     randomise(net)
     net.run_forward()
     net.backward()
@@ -128,7 +128,7 @@ def test_both_passes_do_something():
     config, shapes = NETS["cifar10"][0](), NETS["cifar10"][1]
 
     def net(passes):
-        return Net(config, proto.TRAIN, passes=passes, shapes_of=lambda layer, where: shapes)
+        return Net(config, proto.TRAIN, NetOptions(passes=passes, shapes_of=lambda layer, where: shapes))
 
     whole, unfused, unplanned = (net(PASSES - off) for off in (set(), {"fuse"}, {"memory_plan"}))
     assert len(whole.program) == len(unfused.program) - 12, "6 pairs of Scale and ReLU behind BatchNorm"
@@ -292,7 +292,7 @@ layer {{ name: "after" type: "{kind}" bottom: "sum" top: "after" {param} }}""",
     )
     found = []
     for passes in (PASSES, frozenset()):
-        net = Net(config, proto.TEST, passes=passes)
+        net = Net(config, proto.TEST, NetOptions(passes=passes))
         net.feed(net.inputs[0], np.random.default_rng(2).normal(size=net.inputs[0].shape))
         found.append(net.forward()["after"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.graph.build import build
-from engine.net import Net, prepare
+from engine.net import Net, NetOptions, prepare
 from engine.weights import read_caffemodel, write_caffemodel
 from tests.graph.test_passes import NETS, randomise
 from tests.layers.harness import needs_bf16
@@ -34,7 +34,7 @@ def test_casts_stand_only_where_the_precision_changes():
 
 def gradients(name: str, precision: str) -> dict[str, np.ndarray]:
     make, shapes = NETS[name]
-    net = Net(make(), proto.TRAIN, precision=precision, shapes_of=lambda layer, where: shapes)
+    net = Net(make(), proto.TRAIN, NetOptions(precision=precision, shapes_of=lambda layer, where: shapes))
     randomise(net)
     net.run_forward()
     found = {layer.name: net.blobs[top].data for layer, top, _ in net.losses()}
@@ -117,7 +117,7 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "target" top: "lo
 def test_every_layer_within_a_few_roundings(kind, channels):
     found = []
     for precision in ("fp32", "bf16"):
-        net = Net(parse_net(AROUND % (channels, ALONE[kind]), "alone"), proto.TRAIN, precision=precision)
+        net = Net(parse_net(AROUND % (channels, ALONE[kind]), "alone"), proto.TRAIN, NetOptions(precision=precision))
         randomise(net)
         net.run_forward()
         net.backward()
@@ -131,7 +131,10 @@ def test_every_layer_within_a_few_roundings(kind, channels):
 @needs_bf16
 def test_files_hold_float32_and_serve_both(tmp_path):
     make, shapes = NETS["cifar10"]
-    nets = {p: Net(make(), proto.TRAIN, precision=p, seed=3, shapes_of=lambda m, w: shapes) for p in ("bf16", "fp32")}
+    nets = {
+        p: Net(make(), proto.TRAIN, NetOptions(precision=p, seed=3, shapes_of=lambda m, w: shapes))
+        for p in ("bf16", "fp32")
+    }
     path = tmp_path / "net.caffemodel"
     for source, target in (("bf16", "fp32"), ("fp32", "bf16")):
         weights = nets[source].weights_by_layer()

@@ -8,7 +8,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.errors import EngineError
-from engine.net import Net
+from engine.net import Counters, Net, NetOptions
 from tests.graph.test_passes import NETS, randomise
 from tests.layers.harness import needs_bf16
 
@@ -18,14 +18,14 @@ HUGE_PAGE = 2 << 20
 
 def make(precision: str, budget: int | None) -> Net:
     read, shapes = NETS["resnet50"]
-    return Net(read(), proto.TRAIN, shapes_of=lambda *_: shapes, precision=precision, memory_budget=budget)
+    return Net(read(), proto.TRAIN, NetOptions(shapes_of=lambda *_: shapes, precision=precision, memory_budget=budget))
 
 
 def results(net: Net) -> list[np.ndarray]:
     """Losses, gradients and BatchNorm's sums after two steps on the same weights."""
     randomise(net)
     for step in range(2):
-        net.run_forward(step)
+        net.run_forward(Counters(step))
         net.backward()
     found = [tensor.diff.get() for tensor in net.tensor_of.values() if tensor.diff]
     return [*found, *(np.array(each) for each in net.statistics()), *net.outputs().values()]
@@ -60,7 +60,7 @@ def test_a_frozen_normalisation_is_not_repeated():
     layers.append('type: "EuclideanLoss" bottom: "a" bottom: "b" top: "loss"')
     text = "\n".join(f'layer {{ name: "{i}" {layer} }}' for i, layer in enumerate(layers))
     with pytest.raises(EngineError, match="even when 0 layers are computed twice"):
-        Net(parse_net(text, "test.prototxt"), proto.TRAIN, memory_budget=1000)
+        Net(parse_net(text, "test.prototxt"), proto.TRAIN, NetOptions(memory_budget=1000))
 
 
 def test_what_cannot_be_reached_is_told_with_what_can():

@@ -53,7 +53,7 @@ os.environ.pop("OMP_NUM_THREADS", None)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 limit_spinning()
 share_cores(world())
-from engine import _core
+from engine.host import _core
 assert _core.threads() == 1, _core.threads()
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -68,17 +68,21 @@ import os
 from engine.host.cores import helper_cores, limit_spinning, own_cores
 limit_spinning()
 cores = own_cores()
-from engine import _core
+from engine.host import _core
 from engine.data.prefetch import Prefetcher
+from engine.data.reader import Reader
 from engine.data.sampler import Share
 bound = set(_core.bound_cores())
 assert os.sched_getaffinity(0) == bound and cores == own_cores()
 seats = []
-def load(sample, arrays):
-    seats.append(os.sched_getaffinity(0))
-    return "key"
+class Recording(Reader):
+    shapes = [(1,)]
+    def __init__(self): pass
+    def load(self, sample, out):
+        seats.append(os.sched_getaffinity(0))
+        return "key"
 share = Share(0, [(0, 0)])
-with Prefetcher(load, iter([share]), [(1,)], 1, 1) as batches:
+with Prefetcher(Recording(), "data", iter([share]), 1) as batches:
     batches.next()
 assert seats == [set(cores) - bound or set(cores)], seats
 """

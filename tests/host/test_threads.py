@@ -52,13 +52,13 @@ from engine.config import read_net
 from engine.examine import benchmark
 from engine.examine.synthetic import feed_synthetic
 from engine.data.source_shapes import SourceShapes
-from engine.net import Net
+from engine.net import Net, NetOptions
 count = 0
 def handler(number, frame):
     global count
     count += 1
 signal.signal(signal.SIGALRM, handler)
-net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, print))
+net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, NetOptions(shapes_of=SourceShapes(proto.TRAIN, print)))
 feed_synthetic(net, seed=1)
 strategy = benchmark.connect(net, World())
 signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)

@@ -10,7 +10,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.host import _core
-from engine.net import PASSES, BlobView, Net
+from engine.net import PASSES, BlobView, Net, NetOptions
 from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/layers"
@@ -26,9 +26,9 @@ def net_text(layer: str, **shapes: tuple[int, ...]) -> str:
     return text + layer
 
 
-def make_net(text: str, phase: int = proto.TRAIN, **options) -> Net:
-    """A net whose blobs can all be read."""
-    return Net(parse_net(text, "test.prototxt"), phase, **{"keep_all": True, **options})
+def make_net(text: str, phase: int = proto.TRAIN, share: Net | None = None, **options) -> Net:
+    """A net whose blobs can all be read. options: those of NetOptions."""
+    return Net(parse_net(text, "test.prototxt"), phase, NetOptions(**{"keep_all": True, **options}), share=share)
 
 
 def inputs(net: Net) -> dict[str, BlobView]:

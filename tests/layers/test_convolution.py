@@ -5,7 +5,7 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.net import Net
+from engine.net import Net, NetOptions
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
 
 RANDOM = np.random.default_rng(8)
@@ -90,7 +90,7 @@ def test_gradients_of_weights_alone():
         x=(2, 3, 5, 5),
         t=(2, 2, 3, 3),
     ).replace("force_backward: true", "")
-    net = Net(parse_net(text), keep_all=True)
+    net = Net(parse_net(text), options=NetOptions(keep_all=True))
     assert net.blobs["x"].diff is None
     x = RANDOM.normal(size=(2, 3, 5, 5)).astype(np.float32)
     check_gradients(text, {"x": x, "t": np.zeros((2, 2, 3, 3))})

@@ -3,8 +3,6 @@ import itertools
 import numpy as np
 import pytest
 
-from engine.config import parse_net
-from engine.net import Net
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
 
@@ -101,7 +99,7 @@ def test_bf16():
     x = RANDOM.normal(size=(2, 16, 5, 4)).astype(np.float32)
     results = []
     for precision in ("fp32", "bf16"):
-        net = Net(parse_net(text, "test.prototxt"), keep_all=True, precision=precision)
+        net = make_net(text, precision=precision)
         net.blobs["x"].set(x)
         y = net.forward()["y"]
         net.set_top_diff("y", np.cos(np.arange(y.size)).reshape(y.shape))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.net import Counters
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import error_of, make_net, net_text, run
 
@@ -17,7 +18,7 @@ def kept(shape=SHAPE, step=0, first_sample=0, seed=1, **options):
     """Which elements survive."""
     net = make_net(net_text(layer(**options), x=shape), seed=seed)
     net.blobs["x"].set(np.ones(shape))
-    return net.forward(step, first_sample)["y"] != 0
+    return net.forward(Counters(step, first_sample))["y"] != 0
 
 
 @pytest.mark.parametrize("ratio", [0, 0.1, 0.5, 0.9])

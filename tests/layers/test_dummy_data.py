@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from engine.net import Counters
 from tests.layers.harness import error_of, make_net
 
 
@@ -25,11 +26,11 @@ def test_older_shapes_and_zeros_without_a_filler():
 def test_random_values_are_new_at_every_step_and_the_same_in_every_run():
     text = layer('shape { dim: 100 } data_filler { type: "gaussian" } data_filler { type: "uniform" max: 2 }')
     net, again = make_net(text), make_net(text)
-    first = {name: values.copy() for name, values in net.forward(step=0).items()}
-    second = net.forward(step=1)
+    first = {name: values.copy() for name, values in net.forward().items()}
+    second = net.forward(Counters(1))
     assert not np.array_equal(first["a"], second["a"]) and not np.array_equal(first["b"], second["b"])
-    np.testing.assert_array_equal(again.forward(step=1)["a"], second["a"])
-    assert not np.array_equal(make_net(text, seed=2).forward(step=1)["a"], second["a"])
+    np.testing.assert_array_equal(again.forward(Counters(1))["a"], second["a"])
+    assert not np.array_equal(make_net(text, seed=2).forward(Counters(1))["a"], second["a"])
     assert 0 <= second["b"].min() and 1.5 < second["b"].max() < 2
 
 

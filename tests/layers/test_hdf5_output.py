@@ -6,7 +6,7 @@ from engine.config import parse_net
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError
 from engine.graph.build import TEST
-from engine.net import Net
+from engine.net import Net, NetOptions
 from tests.layers.harness import error_of
 
 h5py = pytest.importorskip("h5py")
@@ -24,7 +24,7 @@ def make(out, ranks: int = 1):
     config, world = parse_net(NET.format(out=out)), World()
     world.size = ranks
     feeder = Feeder(config, TEST, 1, world)
-    net = Net(config, TEST, shapes_of=feeder.shapes_of)
+    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.connect(net)
     feeder.set_arrays("data", VALUES, np.arange(4))
     feeder.start()

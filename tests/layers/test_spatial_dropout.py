@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.net import Counters
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 
@@ -17,7 +18,7 @@ def kept(shape=SHAPE, step=0, first_sample=0, seed=1, **options):
     """Which channels survive, (N, C)."""
     net = make_net(net_text(layer(**options), x=shape), seed=seed)
     net.blobs["x"].set(np.ones(shape))
-    channels = (net.forward(step, first_sample)["y"] != 0).reshape(*shape[:2], -1)
+    channels = (net.forward(Counters(step, first_sample))["y"] != 0).reshape(*shape[:2], -1)
     assert (channels == channels[:, :, :1]).all()  # whole channels
     return channels[:, :, 0]
 

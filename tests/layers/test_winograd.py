@@ -7,7 +7,7 @@ from engine import proto
 from engine.config import parse_net
 from engine.host import _core
 from engine.layers import convolution
-from engine.net import PASSES, Net
+from engine.net import PASSES, Net, NetOptions
 from tests.layers.harness import error_of, inputs, make_net, net_text
 
 pytestmark = pytest.mark.skipif("WinogradConvolution" not in _core.op_types(), reason="this processor has no AVX-512")
@@ -118,7 +118,7 @@ def test_nets_that_are_only_tested(behind):
     y = (shape[0], outputs, *shape[2:])
     text = CONV.format(outputs=outputs, pad=pad, group=group, bias="true", algorithm="auto") + behind
     config = parse_net(net_text(text, x=shape, z=y).replace("force_backward: true\n", ""), "test.prototxt")
-    net, plain = Net(config, proto.TEST), Net(config, proto.TEST, passes=PASSES - {"constant", "fuse"})
+    net, plain = Net(config, proto.TEST), Net(config, proto.TEST, NetOptions(passes=PASSES - {"constant", "fuse"}))
     for seed in (1, 2):  # the second time with other weights
         generator = np.random.default_rng(seed)
         for blob in net.inputs:

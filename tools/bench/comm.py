@@ -72,13 +72,13 @@ def work(options: argparse.Namespace) -> None:
     from engine.data.source_shapes import SourceShapes
     from engine.examine.benchmark import Training, step
     from engine.examine.synthetic import feed_synthetic
-    from engine.net import Net
+    from engine.net import Net, NetOptions
 
     ranks = world()
     config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])
     config.message.state.phase = proto.TRAIN
-    precision = {} if options.precision == "fp32" else {"precision": options.precision}
-    net = Net(config, proto.TRAIN, shapes_of=SourceShapes(proto.TRAIN, lambda line: None), **precision)
+    shapes_of = SourceShapes(proto.TRAIN, lambda line: None)
+    net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
     feed_synthetic(net, seed=1 + ranks.rank)
     training = Training(net, ranks, text_format.Parse(options.comm, proto.CommParameter()))
     for iteration in range(2):

@@ -1,0 +1,51 @@
+"""What its user chooses about a net before it is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.graph.build import ShapesOf
+from engine.graph.prepare import PASSES
+from engine.layers.model_parallel import Part
+
+
+@dataclass(frozen=True)
+class NetOptions:
+    """The defaults give a net that runs as fast as it can. watched() and plain() change what they are named after.
+
+    seed: of fillers and dropout. shapes_of(layer, where): gives the shapes that data layers are fed. passes: those that
+    may rewrite the graph. keep_all: every blob and gradient stays readable after a run. accumulate: gradients of
+    parameters add up over several backward passes (iter_size). plain_parameters: parameters are row-major. precision:
+    "bf16" computes activations and their gradients in bfloat16 in the layers that support it; parameters stay float32.
+    gradients: whether there is a backward; by default in phase TRAIN, and with force_backward. memory_budget: the limit
+    in bytes for blobs, gradients and masks. parts: the layers of which this rank holds a part, by name.
+    """
+
+    seed: int = 1
+    shapes_of: ShapesOf | None = None
+    passes: frozenset[str] = PASSES
+    keep_all: bool = False
+    accumulate: bool = False
+    plain_parameters: bool = False
+    precision: str = "fp32"
+    gradients: bool | None = None
+    memory_budget: int | None = None
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    def replace(self, **changes: Any) -> NetOptions:
+        """These options with some of them changed."""
+        return dataclasses.replace(self, **changes)
+
+    def watched(self) -> NetOptions:
+        """For a net into which a program looks: nothing is fused, and every blob and gradient is kept."""
+        return self.replace(passes=frozenset(), keep_all=True, memory_budget=None)
+
+    def plain(self) -> NetOptions:
+        """For ranks whose processors would lay parameters out differently: row-major parameters."""
+        return self.replace(plain_parameters=True)
+
+
+DEFAULT = NetOptions()

@@ -1,0 +1,42 @@
+"""What is chosen about a net before it is built."""
+
+import dataclasses
+
+import pytest
+
+from engine.config import parse_net
+from engine.graph.build import TEST, TRAIN
+from engine.net import DEFAULT, PASSES, Net, NetOptions
+
+TEXT = """
+state { level: 1 stage: "late" }
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 4 } }
+layer { name: "relu" type: "ReLU" bottom: "y" top: "y" include { min_level: 1 stage: "late" } }
+layer { name: "old" type: "ReLU" bottom: "y" top: "y" include { max_level: 0 } }
+"""
+
+
+def test_options_are_values():
+    options = NetOptions(seed=3)
+    assert options.replace(seed=1) == DEFAULT and options.seed == 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.seed = 4
+
+
+def test_a_watched_net_keeps_everything():
+    options = NetOptions(seed=3, memory_budget=1000).watched()
+    assert options == NetOptions(seed=3, passes=frozenset(), keep_all=True)
+    assert (options.plain().plain_parameters, DEFAULT.passes) == (True, PASSES)
+
+
+def test_level_and_stages_are_those_of_the_nets_state():
+    net = Net(parse_net(TEXT), TRAIN, DEFAULT.watched())
+    assert [layer.name for layer in net.graph.layers] == ["x", "ip", "relu"]
+
+
+def test_a_net_is_built_again_with_its_own_options():
+    net = Net(parse_net(TEXT), TEST, NetOptions(seed=7, keep_all=True).plain())
+    again = Net(parse_net(TEXT), TEST, net.options, share=net, before=net)
+    assert (again.options, again.seed) == (net.options, 7)
+    assert all(again.tensor_of[p] is net.tensor_of[q] for p, q in zip(again.all_params(), net.all_params()))
