@@ -1,22 +1,20 @@
-"""The command line: each verb parses its arguments, calls, and reports. The only place that exits or prints errors.
+"""The command line: finds the verbs, parses, runs one, and reports. The only place that exits or prints errors.
 
-Everything heavy is imported by the verb that needs it, so that --help stays quick.
+What a verb is, engine/verbs/__init__.py says. Everything heavy is imported by the verb that needs it, when it runs, so
+that --help stays quick.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import sys
-import traceback
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 
+from engine import verbs
 from engine.errors import CommError, ConfigError, EngineError
-from engine.verbs.arguments import parse
-from engine.verbs.examine_verbs import VERBS as EXAMINE
-from engine.verbs.runtime import asked_model, asked_solver, phase_of, start, write_json
-from engine.verbs.tools_verbs import VERBS as TOOLS
 
 RANKS_FAILED = 3  # another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     communication fail in training, 130 when interrupted."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = VERBS[options.verb](options)
+        status = _module_of(options.verb).run(options)
         sys.stdout.flush()
         _close_world()
         return status
@@ -42,12 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = RANKS_FAILED if met else 1
         return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()), status)
     except Exception:
+        import traceback
+
         request = "this is a defect of engine; please report it with the lines above"
         return _fail(f"{traceback.format_exc()}engine: {_rank_note()}{request}")
 
 
 def _ranks():
-    """The world if it was made, else None."""
+    """Returns the world if it was made, else None."""
     module = sys.modules.get("engine.comm.world")
     return module.world() if module and module.world.cache_info().currsize else None
 
@@ -69,161 +69,139 @@ def _fail(message: str, status: int = 1) -> int:
     world = _ranks()
     if world and world.size > 1:
         world.abort(message, status)
-    from engine.host.launch import is_spokesman
-
-    if is_spokesman():
+    if _is_spokesman():
         print(message, file=sys.stderr, flush=True)
         _close_world()
     return status
 
 
-# Verbs
+def _is_spokesman() -> bool:
+    from engine.host.launch import is_spokesman
+
+    return is_spokesman()
 
 
-def train(options: Namespace) -> int:
-    if options.ranks or options.max_restarts:
-        from engine.watchdog.supervise import supervise
+# Parsing
 
-        return supervise(options.arguments, options.ranks or 1, options.max_restarts)
-    if options.watchdog is not None:
-        os.environ["ENGINE_WATCHDOG"] = options.watchdog
-    world = start(watched=True, output=options.timeline)
-    from engine.comm.preflight import preflight
-    from engine.comm.settings import watchdog_seconds
-    from engine.config.config import texts_of
-    from engine.report.display import TrainingBar
-    from engine.report.layer_times import LayerTimes
-    from engine.report.observer import Observer
-    from engine.report.timeline import Timeline
-    from engine.solver.resume import resume
-    from engine.solver.signals import Signals
-    from engine.solver.solver import Solver
-    from engine.solver.validate import check_snapshots
 
-    config = asked_solver(options)
-    message = config.message
-    if world.rank == 0:  # which writes
-        check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
-    preflight(world, texts_of(config))
-    world.watch(watchdog_seconds(message.comm_param, where=config.where(path="comm_param")))
-    snapshot = options.snapshot
-    if options.resume:
-        snapshot = resume(config, world, float(os.environ.get("ENGINE_RESUME_SINCE", 0))) or snapshot
-    observers: list[Observer] = [TrainingBar()]
-    if options.layer_times:
-        observers.append(LayerTimes())
-    if options.timeline:
-        observers.append(Timeline(options.timeline))
-    solver = Solver(
-        config,
-        world,
-        signals=Signals(options.sigint_effect, options.sighup_effect),
-        observers=observers,
-        skip_bad_images=options.skip_bad_images,
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help
+    and --version."""
+    words = [_two_dashes(argument) for argument in arguments]
+    names = verb_names()
+    if words and words[0] in names:
+        parser = _parser_of(words[0])
+        parser.check_flags(words[1:])
+        options = parser.parse_args(words[1:])
+        options.verb = words[0]
+        options.arguments = list(arguments)  # for verbs that start ranks themselves
+        return options
+    parser = _overview(names)
+    if not words:
+        parser.end_with_help()
+    if not words[0].startswith("-"):
+        near = _nearest(words[0], names) or f"; known: {', '.join(names)}"
+        parser.error(f"unknown verb '{words[0]}'{near}")
+    parser.check_flags(words[:1])
+    parser.parse_args(words[:1])  # ends after --help and --version
+    parser.error("the following arguments are required: VERB")
+
+
+def verb_names() -> list[str]:
+    """Returns the names of the modules of engine.verbs that are verbs."""
+    # pkgutil would load inspect for this: half as long again as everything else
+    files = [file for folder in verbs.__path__ for file in os.listdir(folder)]
+    return sorted({file[:-3] for file in files if file.endswith(".py")} - {"__init__", *verbs.SHARED})
+
+
+def _module_of(verb: str):
+    return import_module(f"engine.verbs.{verb}")
+
+
+def _two_dashes(argument: str) -> str:
+    """Caffe takes -solver as well as --solver."""
+    return f"-{argument}" if re.match(r"-[a-z_]{2,}(=|$)", argument) else argument
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a tail for a message, such as "; did you mean 'train'?", or ""."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of all ranks that a launcher has started, the first says what is wrong."""
+
+    def error(self, message: str):
+        if _is_spokesman():
+            super().error(message)
+        self.exit(2)
+
+    def end_with_help(self):
+        """Shows the help where nothing was asked for: wrong usage, too."""
+        if _is_spokesman():
+            self.print_help(sys.stderr)
+        self.exit(2)
+
+    def check_flags(self, words: Sequence[str]) -> None:
+        """Ends with the nearest flag at one that is unknown; argparse would first ask for what it stands for."""
+        known = self._option_string_actions
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--":  # the rest are names
+                return
+            if flag.startswith("--") and flag not in known:
+                self.error(f"unrecognized arguments: {flag}{_nearest(flag, known)}")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs, but leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+class _Version(argparse.Action):
+    """Prints the version of the installed distribution, which takes a while to find, and ends."""
+
+    def __call__(self, parser, *_):
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("engine")
+        except PackageNotFoundError:
+            found = "(not installed: it runs from its sources)"
+        print(f"engine {found}")
+        parser.exit()
+
+
+def _parser_of(verb: str) -> _Parser:
+    module = _module_of(verb)
+    parser = _Parser(
+        prog=f"engine {verb}",
+        description=module.__doc__,
+        epilog="\n  ".join(["examples:", *module.EXAMPLES]),
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
     )
-    if snapshot:
-        solver.restore(snapshot)
-    elif weights := options.weights or list(message.weights):
-        solver.load_weights(weights)
-    solver.solve()
-    solver.close()
-    return 0
+    module.add_arguments(parser)
+    return parser
 
 
-def test(options: Namespace) -> int:
-    world = start(output=options.json)
-    from engine.comm.precision import usable_precision
-    from engine.data.feeder import Feeder
-    from engine.inference.evaluator import Evaluator
-    from engine.net import NetOptions
-    from engine.report.log import log
-    from engine.report.metrics import elements, loss_note
-    from engine.weights import read_caffemodel
-
-    config = asked_model(options, phase_of("TEST"))
-    precision = usable_precision(options.precision or "fp32", world)
-    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
-    evaluator = Evaluator(config, world, NetOptions(precision=precision), feeder=feeder)
-    for path in options.weights:
-        for layer in evaluator.net.load_weights(read_caffemodel(path), path):
-            log(f"Layer {layer} is not in {path}: it keeps its initial values")
-    log(
-        f"Running for {options.iterations} iterations."
-        if options.iterations
-        else f"Testing all {evaluator.feeder.size} samples."
+def _overview(names: Sequence[str]) -> _Parser:
+    """Returns the parser of `engine --help`, which lists the verbs."""
+    parser = _Parser(
+        prog="engine",
+        allow_abbrev=False,
+        description="Trains and tests the nets of Caffe's prototxt files, on one rank or, under mpiexec, on many.",
+        epilog="engine VERB --help describes a verb. Flags have Caffe's names and may begin with one dash, too.",
     )
-
-    def on_batch(k: int, outputs) -> None:
-        for name, value in elements(outputs):
-            log(f"Batch {k}, {name} = {value:g}")
-
-    values = evaluator.run(options.iterations, on_batch)
-    weights = evaluator.loss_weights
-    log(f"Loss: {sum(weights.get(name, 0.0) * value for name, value in elements(values)):g}")
-    for name, value in elements(values):
-        log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
-    _report_skipped(evaluator.feeder.skipped, log)
-    evaluator.close()
-    if options.json and world.rank == 0:
-        write_json({name: value.tolist() for name, value in values.items()}, options.json)
-    return 0
-
-
-def _report_skipped(skipped: dict[str, str], log: Callable[[str], None]) -> None:
-    if skipped:
-        log(f"Skipped {len(skipped)} images that could not be decoded: {', '.join(list(skipped)[:3])}")
-
-
-def convert_imageset(options: Namespace) -> int:
-    from engine.data.convert_imageset import convert_imageset
-    from engine.report.log import log, set_up
-    from engine.report.progress import Progress
-
-    *lists, db = options.paths
-    if len(lists) > 1:
-        raise ConfigError(f"expected ROOT [LIST] DB, got {len(options.paths) + 1} names")
-    set_up()
-    with Progress("Converting", line="Processed {done} of {total} files.") as progress:
-        done = convert_imageset(
-            options.root,
-            lists[0] if lists else None,
-            db,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            resize_height=options.resize_height,
-            resize_width=options.resize_width,
-            gray=options.gray,
-            encoded=options.encoded,
-            encode_type=options.encode_type,
-            skip_bad_images=options.skip_bad_images,
-            progress=progress.update,
-        )
-    _report_skipped(done.skipped, log)
-    log(f"Wrote {done.images} images to {db}")
-    return 0
-
-
-def compute_image_mean(options: Namespace) -> int:
-    from engine.data.compute_image_mean import compute_image_mean
-    from engine.report.log import log, set_up
-    from engine.report.progress import Progress
-
-    set_up()
-    with Progress("Averaging", line="Processed {done} of {total} files.") as progress:
-        mean = compute_image_mean(options.db, options.out, progress=progress.update)
-    if options.out:
-        log(f"Write to {options.out}")
-    log(f"Number of channels: {mean.shape[0]}")
-    for channel, value in enumerate(mean.mean(axis=(1, 2))):
-        log(f"mean_value channel [{channel}]: {value:g}")
-    return 0
-
-
-VERBS = {
-    "train": train,
-    "test": test,
-    **EXAMINE,
-    "convert_imageset": convert_imageset,
-    "compute_image_mean": compute_image_mean,
-    **TOOLS,
-}
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    listed = parser.add_subparsers(title="verbs", metavar="VERB")
+    modules = {name: _module_of(name) for name in names}
+    last = float("inf")
+    for name in sorted(names, key=lambda name: (getattr(modules[name], "ORDER", last), name)):
+        listed.add_parser(name, help=modules[name].SUMMARY)
+    return parser

@@ -1,1 +1,16 @@
-"""One verb of the command line per file: its arguments, and what it runs. Importing one loads nothing heavy."""
+"""The verbs of the command line: `engine train` is engine/verbs/train.py. A new file here is a new verb.
+
+Every module of this package is a verb of its own name, except those named in SHARED. It holds
+
+    its docstring               what `engine VERB --help` says first
+    SUMMARY                     its line in `engine --help`
+    EXAMPLES                    commands for the end of its --help
+    ORDER                       its place in `engine --help`; without it, the verb comes last
+    add_arguments(parser)       adds its arguments to an argparse.ArgumentParser
+    run(options) -> int         does the work; returns the exit status, raises EngineErrors
+
+`engine --help` imports them all. So a verb imports the standard library and engine.verbs.options when it is loaded, and
+everything else when it runs.
+"""
+
+SHARED = {"options", "runtime"}  # what verbs share: arguments, and helpers of run()

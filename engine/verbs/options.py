@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: the form of their help, types of arguments, common options."""
+"""Arguments that several verbs share, and types of arguments. Imports nothing but argparse and its like."""
 
 from __future__ import annotations
 
@@ -6,24 +6,7 @@ import argparse
 import re
 import sys
 
-
-def add_verb(verbs, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    return verb
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs, but leaves examples as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+# Types: each takes the text of an argument, and raises ArgumentTypeError where it does not fit
 
 
 def comma_separated(text: str) -> list[str]:
@@ -60,39 +43,18 @@ def positives(text: str) -> list[int]:
     return [positive(part) for part in comma_separated(text)] or [positive(text)]
 
 
-def add_common(verb: argparse.ArgumentParser) -> None:
-    """Options of every verb that builds nets."""
-    verb.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
-    verb.add_argument(
-        "--stage",
-        type=comma_separated,
-        default=[],
-        metavar="A,B",
-        help="stages of the net's state, for layers with stage or not_stage",
-    )
-    verb.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="override a field of the solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
-    )
+def numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
 
 
-def add_running(verb: argparse.ArgumentParser) -> None:
-    """Options of every verb that runs nets."""
-    verb.add_argument(
-        "--precision",
-        choices=["fp32", "bf16"],
-        help="precision of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
-    )
-    add_common(verb)
-
-
-def add_skip(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--skip_bad_images", action="store_true", help="replace images that cannot be decoded, and count them"
-    )
+def two_numbers(text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"expected height,width, got {text!r}")
+    return int(parts[0]), int(parts[1])
 
 
 def size(text: str) -> int:
@@ -104,11 +66,61 @@ def size(text: str) -> int:
     return count
 
 
-def add_budget(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+# Arguments
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Options of every verb that builds nets."""
+    parser.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
+    parser.add_argument(
+        "--stage",
+        type=comma_separated,
+        default=[],
+        metavar="A,B",
+        help="stages of the net's state, for layers with stage or not_stage",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="override a field of the solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
+    )
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Options of every verb that runs nets."""
+    parser.add_argument(
+        "--precision",
+        choices=["fp32", "bf16"],
+        help="precision of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
+    )
+    add_common(parser)
+
+
+def add_skip(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--skip_bad_images", action="store_true", help="replace images that cannot be decoded, and count them"
+    )
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--memory_budget",
         type=size,
         metavar="SIZE",
         help="limit for blobs, gradients and masks, such as 1.5GB; norms and activations are computed twice to meet it "
         "(default: no limit)",
     )
+
+
+def add_phase(parser: argparse.ArgumentParser, default: str = "TRAIN") -> None:
+    parser.add_argument(
+        "--phase", choices=["TRAIN", "TEST"], default=default, help=f"phase of the net (default: {default})"
+    )
+
+
+def add_in_out(parser: argparse.ArgumentParser, what: str) -> None:
+    """Arguments of the verbs that write a file in the current format. what: is in the file that they read."""
+    parser.add_argument("source", metavar="IN", help=what)
+    parser.add_argument("target", metavar="OUT", help="the file to write")

@@ -1,8 +1,11 @@
-"""What the verbs of the command line share at run time: the ranks, and solvers and nets as changed by the options."""
+"""What several verbs share when they run: the ranks, solvers and nets as the options change them, and what they print.
+
+A verb imports this module in its run(), not before."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,8 +14,13 @@ if TYPE_CHECKING:
 
 
 def start(watched: bool = False, output: str | None = None) -> World:
-    """Sets up the ranks, each with its share of the cores, and the log on rank 0. watched: start the watchdog. output:
-    a file that rank 0 will write at the end ("-": standard output). Raises EngineError if it is not writable."""
+    """Sets up the ranks, each with its share of the cores, and the log on rank 0.
+
+    Args:
+        watched: start the watchdog.
+        output: a file that rank 0 will write at the end ("-": standard output).
+    Raises EngineError if `output` cannot be written.
+    """
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.files import check_writable
@@ -97,3 +105,25 @@ def write_json(value: Any, path: str) -> None:
 
     with atomic_write(path) as file:
         file.write(text.encode() + b"\n")
+
+
+def log_skipped(skipped: dict[str, str]) -> None:
+    """Says how many images could not be decoded, and names the first of them."""
+    from engine.report.log import log
+
+    if skipped:
+        log(f"Skipped {len(skipped)} images that could not be decoded: {', '.join(list(skipped)[:3])}")
+
+
+def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: str) -> int:
+    """Runs a verb that writes options.source in the current format to options.target; returns the exit status.
+
+    write: takes both paths, returns a line for each older format met. kind: Caffe's words for what is written.
+    """
+    from engine.report.log import log, set_up
+
+    set_up()
+    for note in write(options.source, options.target) or [f"File already in latest proto format: {options.source}"]:
+        log(note)
+    log(f"Wrote upgraded {kind} to {options.target}")
+    return 0

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from engine.verbs.arguments import parse
-from engine.verbs.tools_verbs import VERBS as TOOLS
+from engine import verbs
+from engine.cli import main, parse, verb_names
 from tests.mpi import ENVIRON, run_ranks
 
 REPO = Path(__file__).resolve().parents[2]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
-VERBS = ("train", "test", "time", "verify", "predict", "check", "convert_imageset", "compute_image_mean")
-VERBS += ("device_query", "doctor", *TOOLS)
+VERBS = verb_names()
 
 
 def start(*arguments, **options) -> subprocess.Popen:
@@ -49,15 +48,78 @@ def fails(*arguments) -> str:
 
 def test_help_names_every_verb():
     done = engine("--help")
-    assert done.returncode == 0 and all(verb in done.stdout for verb in VERBS)
+    assert done.returncode == 0 and set(VERBS) <= set(done.stdout.split())
+    assert re.search(r"VERB\n +train .*\n +test ", done.stdout)  # the order is the verbs' own
+
+
+def test_each_file_is_a_verb_but_those_that_verbs_share():
+    files = {path.stem for path in (REPO / "engine/verbs").glob("*.py")}
+    assert files - set(VERBS) == {"__init__", "options", "runtime"}
+
+
+def test_without_a_verb_it_lists_them():
+    done = engine()
+    assert (done.returncode, done.stdout) == (2, "") and set(VERBS) <= set(done.stderr.split())
+
+
+def test_version():
+    done = engine("--version")
+    assert done.returncode == 0 and re.fullmatch(r"engine \S.*\n", done.stdout)
+
+
+def loaded_by(program: str) -> set[str]:
+    """The modules in memory after a program."""
+    program += "\nimport sys; print('modules:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, text=True, capture_output=True, check=True)
+    return set(done.stdout.partition("modules:")[2].split())
+
+
+HEAVY = {"numpy", "google.protobuf", "lmdb", "PIL", "mpi4py", "engine.proto"}
 
 
 def test_help_imports_nothing_heavy():
-    program = (
-        "import sys; from engine.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, text=True, capture_output=True, check=True)
-    assert not {"numpy", "google.protobuf", "lmdb", "PIL", "mpi4py", "engine.proto"} & set(done.stdout.split())
+    modules = loaded_by("from engine.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
+    assert {f"engine.verbs.{verb}" for verb in VERBS} <= modules
+    assert not (HEAVY | {"inspect", "subprocess", "engine.verbs.runtime"}) & modules
+
+
+def test_verbs_import_when_they_run():
+    modules = loaded_by("\n".join(f"import engine.verbs.{verb}" for verb in VERBS))
+    own = {module for module in modules if module.startswith("engine.")}
+    assert own == {"engine.verbs", "engine.verbs.options", *(f"engine.verbs.{verb}" for verb in VERBS)}
+    assert not HEAVY & modules
+
+
+HELLO = '''"""Greets those who are named."""
+
+SUMMARY = "greet people"
+EXAMPLES = ["engine hello --name Ada"]
+
+
+def add_arguments(parser):
+    parser.add_argument("--name", required=True, help="whom to greet")
+
+
+def run(options):
+    print(f"Hello, {options.name}!")
+    return 7
+'''
+
+
+def test_a_new_file_is_a_new_verb(tmp_path, monkeypatch, capsys):
+    (tmp_path / "hello.py").write_text(HELLO)
+    monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
+    try:
+        with pytest.raises(SystemExit) as left:
+            main(["--help"])
+        assert left.value.code == 0 and re.search(r"\n +hello +greet people\n\n", capsys.readouterr().out)  # the last
+        assert main(["hello", "-name", "Ada"]) == 7 and capsys.readouterr().out == "Hello, Ada!\n"
+        with pytest.raises(SystemExit):
+            main(["hello", "--nam", "Ada"])
+        assert "did you mean '--name'?" in capsys.readouterr().err
+    finally:
+        sys.modules.pop("engine.verbs.hello", None)
+        vars(verbs).pop("hello", None)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -94,6 +156,23 @@ def test_wrong_usage_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as left:
         parse(arguments)
     assert left.value.code == 2 and "usage: engine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["trian", "--solver", "x"], "unknown verb 'trian'; did you mean 'train'?"),
+        (["xyz"], "unknown verb 'xyz'; known: check, "),
+        (["train", "--solver", "x", "--snapsot", "y"], "arguments: --snapsot; did you mean '--snapshot'?"),
+        (["train", "-slover=x"], "arguments: --slover; did you mean '--solver'?"),
+        (["summarize", "--xyz", "x"], "unrecognized arguments: --xyz\n"),
+        (["--verson"], "arguments: --verson; did you mean '--version'?"),
+    ],
+)
+def test_unknown_verbs_and_flags_are_met_with_the_nearest(arguments, expected, capsys):
+    with pytest.raises(SystemExit) as left:
+        parse(arguments)
+    assert left.value.code == 2 and expected in capsys.readouterr().err
 
 
 def test_errors_are_one_line_each(tmp_path):

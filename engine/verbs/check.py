@@ -1,0 +1,69 @@
+"""Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, shapes,
+parameters, FLOPs and memory. All errors of all files are reported; the exit status is then 1. Where a data source is
+missing, the shape of the images is taken from crop_size and the mean values.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from engine.verbs.options import add_common
+
+ORDER = 60
+SUMMARY = "find the errors in nets and solvers, and show what they cost"
+EXAMPLES = [
+    "engine check solvers/*.prototxt",
+    "engine check nets/resnet50.prototxt --json",
+    "engine check --run models/",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a net or a solver (recognised by its content), or a folder, for all .prototxt files below it",
+    )
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="take one training or test step of each net on synthetic data, in a separate process, and print a line "
+        "that says whether it runs",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_common(parser)
+
+
+def run(options: Namespace) -> int:
+    from engine.examine.check import check_file, files_below, raise_errors, to_json, to_text
+    from engine.verbs.runtime import write_json
+
+    paths = files_below(options.files)
+    if options.run:
+        return _take_steps(options, paths)
+    reports = [check_file(path, options.set, options.level or 0, options.stage) for path in paths]
+    if options.json:
+        write_json({"files": [to_json(report) for report in reports]}, "-")
+    else:
+        print("\n\n".join(to_text(report) for report in reports))
+    raise_errors(reports)
+    return 0
+
+
+def _take_steps(options: Namespace, paths: list[str]) -> int:
+    from dataclasses import asdict
+
+    from engine.examine.check_run import check_and_run, line_of, summary
+    from engine.verbs.runtime import write_json
+
+    rows = []
+    for row in check_and_run(paths, options.set, options.level or 0, options.stage):
+        rows.append(row)
+        if not options.json:
+            print(line_of(row), flush=True)
+    if options.json:
+        write_json({"runs": [asdict(row) for row in rows]}, "-")
+    else:
+        print(summary(rows))
+    return 1 if any(row.reason for row in rows) else 0

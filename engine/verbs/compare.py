@@ -1,0 +1,51 @@
+"""Compares two caffemodels, or the histories of two solverstates, array by array, and names the first that differs.
+With --model, also compares the tops of every layer in one forward pass on the same synthetic input. The exit status is
+1 if anything differs by more than the tolerance.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from engine.verbs.options import add_common, add_phase
+
+ORDER = 150
+SUMMARY = "find where two trained nets, or two runs of one net, begin to differ"
+EXAMPLES = [
+    "engine compare a_iter_100.caffemodel b_iter_100.caffemodel",
+    "engine compare a.caffemodel b.caffemodel --model net.prototxt --tolerance 1e-5",
+    "engine compare x.caffemodel x.caffemodel --model net.prototxt --precision bf16 --tolerance 0.02",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("files", nargs=2, metavar="FILE", help="two .caffemodel or two .solverstate files")
+    parser.add_argument("--model", metavar="FILE", help="the net, a prototxt: also compare what it computes")
+    parser.add_argument("--other_model", metavar="FILE", help="the net of the second weights (default: the same)")
+    parser.add_argument(
+        "--precision", choices=["fp32", "bf16"], default="fp32", help="of the second net (default: fp32)"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="relative to the largest value of an array (default: 0)",
+    )
+    add_phase(parser, default="TEST")
+    add_common(parser)
+
+
+def run(options: Namespace) -> int:
+    from engine.examine.compare import compare_files, compare_nets, to_text
+    from engine.report.log import set_up
+    from engine.verbs.runtime import asked_net, phase_of
+
+    set_up()
+    found = [compare_files(*options.files)]
+    if options.model:
+        nets = tuple(asked_net(options, path) for path in (options.model, options.other_model or options.model))
+        weights = tuple([path] for path in options.files)
+        found.append(compare_nets(nets, weights, phase_of(options.phase), options.precision))
+    print("\n\n".join(to_text(each, options.tolerance) for each in found))
+    return int(any(each.first_beyond(options.tolerance) for each in found))

@@ -1,0 +1,39 @@
+"""Runs only the checks that training makes before its first iteration: compares the ranks' versions and, with --solver,
+their solver, nets and parameter layouts; checks an allreduce whose result is known; measures the link. A difference
+ends it with status 1 and a line that names two ranks and what differs; only layouts may differ, with the processors:
+training then keeps plain ones.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+ORDER = 80
+SUMMARY = "check that the ranks fit together; show who runs on which cores, and the measured link"
+EXAMPLES = [
+    "engine doctor",
+    "mpiexec -n 4 engine doctor",
+    "srun engine doctor --solver solvers/resnet50_448nodes.prototxt",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--solver", metavar="FILE", help="a solver whose nets and comm_param are to be checked, too")
+    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a field (repeatable)"
+    )
+
+
+def run(options: Namespace) -> int:
+    from engine.verbs.runtime import start, write_json
+
+    world = start(output=options.json)
+    from engine.examine.doctor import doctor, to_text
+
+    found = doctor(world, options.solver, options.set)
+    if world.rank == 0:
+        print(to_text(found))
+        if options.json:
+            write_json(found, options.json)
+    return 0

@@ -1,0 +1,40 @@
+"""Writes a picture of a net in one phase: a box for each layer, together with the in-place layers that follow it, and
+an arrow for each blob, with its shape. Needs graphviz's program dot, except for .svg and .dot.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from engine.verbs.options import add_common, add_phase
+
+ORDER = 110
+SUMMARY = "draw a net"
+EXAMPLES = [
+    "engine draw_net nets/googlenet.prototxt googlenet.svg",
+    "engine draw_net net.prototxt net.png --rankdir LR --phase TEST",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="NET", help="the net, a prototxt")
+    parser.add_argument("target", metavar="OUT", help="the picture: .svg, .png, .pdf, or .dot for graphviz's language")
+    parser.add_argument(
+        "--rankdir", choices=["TB", "LR"], default="TB", help="draw downwards or to the right (default: TB)"
+    )
+    add_phase(parser)
+    add_common(parser)
+
+
+def run(options: Namespace) -> int:
+    from engine.examine.summarize import net_graph
+    from engine.report.draw_net import draw_net
+    from engine.report.log import log, set_up
+    from engine.verbs.runtime import asked_net, phase_of
+
+    set_up()
+    config = asked_net(options, options.model)
+    graph = net_graph(config, phase_of(options.phase), options.level or 0, options.stage)
+    painter = draw_net(graph, options.target, options.rankdir)
+    log(f"Drawing net to {options.target} ({painter})")
+    return 0

@@ -1,0 +1,29 @@
+"""Reads the log of a training run, engine's or Caffe's, and writes DIR/LOG.train and DIR/LOG.test (.test1, ... for
+further test nets) with columns NumIters, Seconds, LearningRate, each output, and the smoothed loss.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+ORDER = 160
+SUMMARY = "turn a run's log into CSV"
+EXAMPLES = [
+    "engine parse_log run.log .   # of `engine train --solver solver.prototxt 2> run.log`",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("log", metavar="LOG", help="what training wrote to stderr, or Caffe's log file")
+    parser.add_argument("folder", metavar="DIR", help="where the CSV files go")
+    parser.add_argument("--delimiter", default=",", metavar="CHARACTER", help="between columns (default: a comma)")
+
+
+def run(options: Namespace) -> int:
+    from engine.report.log import log, set_up
+    from engine.report.parse_log import write_csv
+
+    set_up()
+    for path in write_csv(options.log, options.folder, options.delimiter):
+        log(f"Wrote {path}")
+    return 0

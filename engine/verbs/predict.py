@@ -1,0 +1,88 @@
+"""Simulates training steps on a network of given latency and bandwidth, from the layer times of one rank: measured
+here, read from a --profile, or scaled to the --images_per_second of another machine. Under mpiexec, a network that is
+not given is measured. Prints step time, efficiency, exposed communication, and the best bucket size and number of
+servers.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from engine.verbs.options import above_zero, add_running, number, positive, positives
+
+ORDER = 50
+SUMMARY = "predict how fast a net would train on more ranks, or on another network"
+EXAMPLES = [
+    "engine predict --model nets/resnet50.prototxt --ranks 2,4,8,16 --latency 1.5 --bandwidth 100",
+    "engine predict --model nets/resnet50.prototxt --ranks 256 --images_per_second 60 --latency 1 --bandwidth 100",
+    "mpiexec -n 2 engine predict --model nets/resnet50.prototxt --profile times.json --ranks 2,64",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="FILE", help="the net, a prototxt; not needed with --profile")
+    parser.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
+    parser.add_argument("--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks")
+    parser.add_argument(
+        "--batch", type=positive, metavar="N", help="batch per rank (default: the profile's, or the net's)"
+    )
+    parser.add_argument(
+        "--images_per_second", type=above_zero, metavar="X", help="speed of one rank on another machine"
+    )
+    parser.add_argument("--latency", type=number, metavar="US", help="latency of a message between nodes, microseconds")
+    parser.add_argument("--bandwidth", type=above_zero, metavar="GBIT", help="bandwidth of a node, each way, Gbit/s")
+    parser.add_argument("--ranks_per_node", type=positive, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--cores", type=number, default=0, metavar="N", help="cores of a node (default: those that compute)"
+    )
+    parser.add_argument(
+        "--iterations", type=positive, default=5, metavar="N", help="timed iterations of the profile (default: 5)"
+    )
+    parser.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
+    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_running(parser)
+
+
+def run(options: Namespace) -> int:
+    from engine.errors import ConfigError
+    from engine.verbs.runtime import start, write_json
+
+    world = start(output=options.json)
+    from engine.predict import predict
+
+    if (options.latency is None) != (options.bandwidth is None):
+        raise ConfigError("--latency and --bandwidth go together")
+    if options.bandwidth is None and world.size == 1:
+        raise ConfigError("which network? give --latency and --bandwidth, or start with mpiexec to measure it")
+    if not (options.model or options.profile):
+        raise ConfigError("--model or --profile is needed")
+    param = predict.comm_param(options.comm)
+    network = predict.measured_network(world) if options.bandwidth is None else None
+    profile = _profile(options, world)
+    if network is None:
+        cores = options.cores or profile.threads * options.ranks_per_node
+        network = predict.given_network(options.latency, options.bandwidth, options.ranks_per_node, cores)
+    found = [predict.predict(profile, network, count, param) for count in options.ranks]
+    if world.rank == 0:
+        print(predict.to_text(profile, network, found))
+        if options.json:
+            write_json(predict.to_dict(profile, network, found), options.json)
+    return 0
+
+
+def _profile(options: Namespace, world):
+    """The profile that the prediction starts from: read, measured, or scaled from FLOPs."""
+    from engine.predict import predict
+    from engine.verbs.runtime import asked_model, phase_of
+
+    if options.profile:
+        profile = predict.read_profile(options.profile)
+    else:
+        config = asked_model(options, phase_of("TRAIN"))
+        if options.images_per_second:
+            profile = predict.from_flops(config, options.batch or 0)
+        else:
+            profile = predict.own_profile(config, options.iterations, options.precision or "fp32", world)
+    if options.batch:
+        profile = profile.at_batch(options.batch)
+    return profile.at_rate(options.images_per_second) if options.images_per_second else profile

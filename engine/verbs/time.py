@@ -1,0 +1,46 @@
+"""Times every layer forward and backward, and whole steps (forward, backward, update), on synthetic input with the
+shapes of the net's data; the data itself is not needed. Times are medians; the first iteration is reported separately.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from engine.verbs.options import add_budget, add_running, positive
+
+ORDER = 30
+SUMMARY = "measure the layers of a net, and whole training steps"
+EXAMPLES = [
+    "engine time --model nets/resnet50.prototxt --iterations 20",
+    "engine time --model net.prototxt --phase TEST --json times.json",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
+    parser.add_argument(
+        "--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)"
+    )
+    parser.add_argument("--iterations", type=positive, default=10, metavar="N", help="timed iterations (default: 10)")
+    add_budget(parser)
+    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_running(parser)
+
+
+def run(options: Namespace) -> int:
+    from engine.verbs.runtime import asked_model, phase_of, start, write_json
+
+    world = start(output=options.json)
+    from engine.comm.precision import usable_precision
+    from engine.examine.benchmark import benchmark
+    from engine.examine.times import to_json, to_text
+
+    phase = phase_of(options.phase)
+    precision = usable_precision(options.precision or "fp32", world)
+    config = asked_model(options, phase)
+    times = benchmark(config, phase, options.iterations, world, precision, options.memory_budget)
+    if world.rank == 0:
+        print(to_text(times))
+        if options.json:
+            write_json(to_json(times), options.json)
+    return 0
