@@ -58,6 +58,11 @@ def test_table():
     ]
 
 
+def test_cells_stay_as_they_are():
+    text = table(("what", "found"), [("1e5", None), ("1.50", True)], "><")
+    assert text.splitlines()[2:] == [" 1e5  None", "1.50  True"]
+
+
 def test_words_for_numbers():
     assert human(25557032) == "25.56 M" and human(4096, "B") == "4.10 kB" and human(12) == "12"
     assert shape_text((16, 3, 8)) == "16 x 3 x 8" and shape_text(()) == "scalar"
