@@ -160,6 +160,7 @@ SPEAKERS = {
     "matplotlib": ["report/plot.py"],
     "psutil": ["host/machine.py"],
     "tabulate": ["report/table.py"],
+    "tqdm": ["report/progress.py"],
     "google": [
         *("proto/", "config/", "weights/"),
         *("data/decode.py", "data/mean.py", "data/readers/annotated.py"),  # Datums and mean files
