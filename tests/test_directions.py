@@ -158,6 +158,9 @@ SPEAKERS = {
     "PIL": ["data/"],
     "h5py": ["weights/hdf5.py", "data/h5.py"],
     "matplotlib": ["report/plot.py"],
+    "psutil": ["host/machine.py"],
+    "tabulate": ["report/table.py"],
+    "tqdm": ["report/progress.py"],
     "google": [
         *("proto/", "config/", "weights/"),
         *("data/decode.py", "data/mean.py", "data/readers/annotated.py"),  # Datums and mean files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
+from engine.host.machine import process_age
 from engine.net import Counters, Net, NetOptions
 from engine.report.log import log
 from engine.report.progress import Progress
@@ -62,13 +62,6 @@ def benchmark(
         times.update_ms = 1e3 * float(np.median(ends))
     times.recomputed, times.recompute_ms = len(net.repeats), float(np.median(repeats))
     return times
-
-
-def process_age() -> float:
-    """Seconds since this process was started (proc(5), stat: starttime, in clock ticks since boot)."""
-    with open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Training:

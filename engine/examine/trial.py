@@ -19,6 +19,7 @@ from engine.comm.world import World
 from engine.config import Config, parse_solver, read_net, read_solver
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.examine.synthetic import SyntheticFeeder
+from engine.host.machine import memory
 from engine.inference.evaluator import Evaluator
 from engine.solver.solver import Solver
 
@@ -140,10 +141,9 @@ def _give_statistics(net: Any) -> None:
 
 def _limit_memory() -> None:
     """So that a net which is too large ends itself and nobody else."""
-    with open("/proc/meminfo") as file:
-        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    _, free = memory()
     resource.setrlimit(resource.RLIMIT_DATA, (int(_MEMORY_SHARE * free), resource.RLIM_INFINITY))
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with open("/proc/self/oom_score_adj", "w") as file:  # the first that the system ends when memory is short
         file.write("1000")
 
 

@@ -1,20 +1,18 @@
 """Measures what an allreduce costs on the present ranks: the network model of a simulation."""
 
-import os
 import resource
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from engine.comm.link import Link
 from engine.comm.world import World
+from engine.host.machine import interrupt_seconds
 from engine.predict.simulate import Network
 
 SMALL, LARGE = 4 << 10, 8 << 20  # bytes
 SECONDS = 0.5  # of large ones, about
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def measure(world: World, cores: float, sharing: int) -> Network:
@@ -62,5 +60,4 @@ def _seconds(channel, values: np.ndarray) -> float:
 def _processor_seconds(sharing: int) -> float:
     """Of this process so far, with its share of the machine's interrupts, in which TCP receives."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    return usage.ru_utime + usage.ru_stime + (int(fields[6]) + int(fields[7])) / TICKS / sharing
+    return usage.ru_utime + usage.ru_stime + interrupt_seconds() / sharing

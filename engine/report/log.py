@@ -8,11 +8,14 @@ A program that uses engine as a library finds the lines in the standard logger n
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import sys
 import threading
 import time
+from typing import Any, Protocol, TextIO
 
 _logger = logging.getLogger("engine")
 
@@ -42,37 +45,82 @@ class GlogFormatter(logging.Formatter):
         return "\n".join(prefix + line for line in text.split("\n"))
 
 
-class Console(logging.StreamHandler):
-    """A stream with room for one status line (a progress bar) below the log, if it is a terminal."""
+class Output:
+    """A stream that writes what it can, and never raises: a run outlives its terminal."""
 
-    def __init__(self, stream=None):
-        super().__init__(stream or sys.stderr)
+    def __init__(self, stream: TextIO | None):
+        """stream: None where the descriptor was closed before Python began."""
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def is_terminal(self) -> bool:
+        """Whether there is a terminal that can draw, and that knows its size."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except (AttributeError, OSError, ValueError):
+            return False
+        return columns > 0 and os.environ.get("TERM") != "dumb"
+
+    def write(self, text: str) -> None:
+        self._try("write", text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
+        try:
+            getattr(self._stream, method)(*arguments)
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.EPIPE):  # the terminal, or who has read the pipe, is gone for good
+                _discard(self._stream)
+        except (AttributeError, ValueError):  # there is no stream, or it is closed
+            pass
+
+
+def _discard(stream: TextIO | None) -> None:
+    """Sends nowhere what the stream still holds, which Python would fail to flush at its end, and what others write to
+    its descriptor from now on."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class Bar(Protocol):
+    """What gives way to log lines."""
+
+    def clear(self) -> object: ...
+
+    def refresh(self) -> object: ...
+
+
+class Console(logging.StreamHandler):
+    """A stream with room for progress bars below the log, if it is a terminal."""
+
+    def __init__(self, stream: TextIO | None = None):
+        """stream: stderr where it is None."""
+        super().__init__(Output(stream or sys.stderr))
         self.setFormatter(GlogFormatter())
-        self.is_terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._status = ""
+        self.is_terminal = self.stream.is_terminal()
+        self._bars: list[Bar] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._erase()
+        for bar in self._bars:
+            bar.clear()
         super().emit(record)
-        self._draw()
+        for bar in self._bars:
+            bar.refresh()
 
-    def show(self, status: str) -> None:
-        """Replaces the status line; "" removes it. Does nothing where there is no terminal."""
-        if not self.is_terminal:
-            return
+    def add(self, bar: Bar) -> None:
+        """From now on the bar gives way to log lines. It must share this console's stream and lock."""
         with self.lock:
-            self._erase()
-            self._status = status
-            self._draw()
+            self._bars.append(bar)
 
-    def _erase(self) -> None:
-        if self._status:
-            self.stream.write("\r\x1b[2K")
-
-    def _draw(self) -> None:
-        if self._status:
-            self.stream.write(self._status)
-            self.stream.flush()
+    def remove(self, bar: Bar) -> None:
+        with self.lock:
+            self._bars.remove(bar)
 
 
 def set_up(rank: int = 0) -> Console:

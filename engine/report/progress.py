@@ -1,13 +1,15 @@
-"""A progress bar on a terminal; plain log lines, now and then, elsewhere."""
+"""A progress bar on a terminal, drawn by tqdm; plain log lines, now and then, elsewhere."""
 
 from __future__ import annotations
 
-import shutil
 import time
+from typing import TYPE_CHECKING
 
-from engine.report.log import log, terminal
+from engine.report.log import Console, log, terminal
 
-REDRAW_SECONDS = 0.1
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 LINE_SECONDS = 10.0
 
 
@@ -19,10 +21,10 @@ class Progress:
 
     def __init__(self, label: str, total: int = 0, line: str = "", begin: int = 0):
         """begin: how many were done before, by another run."""
-        self._label, self._total, self._line, self._first = label, total, line, begin
+        self._total, self._line = total, line
+        self._shown, self._logged = time.monotonic(), -1
         self._console = terminal()
-        self._begin = self._shown = time.monotonic()
-        self._logged = -1
+        self._bar = _bar(self._console, label, total, begin) if self._console else None
 
     def __enter__(self) -> Progress:
         return self
@@ -32,40 +34,42 @@ class Progress:
 
     def close(self) -> None:
         """Removes the bar."""
-        if self._console:
-            self._console.show("")
+        if self._console and self._bar is not None:
+            self._console.remove(self._bar)
+            self._bar.close()
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
         """`done` things are done; `note` follows the bar."""
         if total is not None:
             self._total = total
-        now = time.monotonic()
-        finished = done == self._total
-        if now - self._shown < (REDRAW_SECONDS if self._console else LINE_SECONDS) and not finished:
-            return
-        self._shown = now
-        if self._console:
-            self._console.show(self.text(done, now - self._begin, note))
+        if self._bar is not None:
+            self._bar.total = self._total or None
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(done - self._bar.n)
         elif self._line and done != self._logged:
-            self._logged = done
-            log(self._line.format(done=done, total=self._total))
-
-    def text(self, done: int, seconds: float, note: str = "") -> str:
-        """The bar, cut to the terminal's width: `Testing [#####.....]  50% 50/100 0:05 left, 10.0/s  loss = 1.2`."""
-        rate = (done - self._first) / seconds if seconds > 0 else 0.0
-        tail = f" {rate:.1f}/s" if rate else ""
-        if self._total:
-            left = f" {clock((self._total - done) / rate)} left," if rate else ""
-            filled = 24 * done // self._total
-            bar = f"[{'#' * filled}{'.' * (24 - filled)}] {100 * done // self._total:3d}% {done}/{self._total}{left}"
-        else:
-            bar = str(done)
-        text = f"{self._label} {bar}{tail}" + (f"  {note}" if note else "")
-        return text[: shutil.get_terminal_size().columns - 1]
+            now = time.monotonic()
+            if now - self._shown >= LINE_SECONDS or done == self._total:
+                self._shown, self._logged = now, done
+                log(self._line.format(done=done, total=self._total))
 
 
-def clock(seconds: float) -> str:
-    """62 -> "1:02", 3723 -> "1:02:03"."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+def _bar(console: Console, label: str, total: int, begin: int) -> tqdm:
+    """Returns a bar that keeps below the console's lines."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread beside those of the run
+
+    Bar.set_lock(console.lock)  # tqdm's own lock holds a semaphore of the system
+    bar = Bar(
+        desc=label,
+        total=total or None,
+        initial=begin,
+        file=console.stream,
+        leave=False,
+        dynamic_ncols=True,
+        miniters=1,
+        smoothing=0,  # the mean speed: what comes between, as a test does, takes its share of the time that is left
+    )
+    console.add(bar)
+    return bar

@@ -1,4 +1,4 @@
-"""Plain text tables."""
+"""Plain text tables, laid out by tabulate."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from collections.abc import Sequence
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], align: str = "", total: Sequence[object] | None = None
 ) -> str:
-    """Lines of aligned columns. align: "<" or ">" for each column (default: left for the first, else right); `total` is
-    a last row below a rule."""
-    align = align or "<" + ">" * (len(header) - 1)
-    cells = [[str(cell) for cell in row] for row in [header, *rows, *([total] if total else [])]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    """Returns lines of aligned columns, with a rule below the header.
 
-    def line(row: Sequence[str]) -> str:
-        return "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+    Args:
+        align: "<" or ">" for each column (default: left for the first, else right).
+        total: a last row below a rule of its own.
+    """
+    import tabulate
 
-    rule = "  ".join("-" * width for width in widths)
-    lines = [line(cells[0]), rule, *map(line, cells[1 : len(rows) + 1])]
-    return "\n".join([*lines, rule, line(cells[-1])] if total else lines)
+    rule, row = tabulate.Line("", "-", "  ", ""), tabulate.DataRow("", "  ", "")
+    style = tabulate.TableFormat(None, rule, None, None, headerrow=row, datarow=row, padding=0, with_header_hide=None)
+    # The header is a row like others: tabulate makes a column wider than its header.
+    lines: list[object] = [_texts(header), tabulate.SEPARATING_LINE, *map(_texts, rows)]
+    if total:
+        lines += [tabulate.SEPARATING_LINE, _texts(total)]
+    sides = [{"<": "left", ">": "right"}[side] for side in align or "<" + ">" * (len(header) - 1)]
+    return tabulate.tabulate(lines, tablefmt=style, colalign=sides, disable_numparse=True)
+
+
+def _texts(row: Sequence[object]) -> list[str]:
+    return [str(cell) for cell in row]
 
 
 def human(count: float, unit: str = "") -> str:

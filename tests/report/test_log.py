@@ -1,22 +1,64 @@
 """The log as Caffe's tools read it."""
 
 import datetime
-import io
+import fcntl
 import logging
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 
-from engine.report import log as log_module
-from engine.report.log import Console, log, set_up, warn
+from engine.report.log import log, set_up, terminal, warn
 from engine.report.progress import Progress
 
 LINE = re.compile(r"([IWE])(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\w+\.py):\d+\] (.*)")
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+# Shows a bar and a line, waits for a line on stdin, and shows more of both.
+CHATTER = """
+import sys, time
+from engine.report.log import log, set_up
+from engine.report.progress import Progress
+set_up()
+with Progress("Training", 10) as progress:
+    for done in range(1, 6):
+        progress.update(done)
+        log("a line")
+        if done == 2:
+            sys.stdin.readline()
+        time.sleep(0.12)
+print("to the end")
+"""
+
+
+def open_terminal(columns: int = 80) -> tuple[int, int]:
+    """Descriptors of both ends, the master's first."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    return master, slave
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """A function that puts stderr on a terminal of so many columns, and returns the master's descriptor."""
+    monkeypatch.setenv("TERM", "xterm")
+    ends = []
+
+    def put(columns: int = 80) -> int:
+        master, slave = open_terminal(columns)
+        ends.append((master, open(slave, "w")))
+        monkeypatch.setattr("sys.stderr", ends[-1][1])
+        return master
+
+    yield put
+    for master, stream in ends:
+        stream.close()
+        os.close(master)
 
 
 @pytest.fixture
@@ -65,19 +107,20 @@ def test_set_up_twice_prints_once(lines):
     assert len(lines()) == 1
 
 
-def test_a_bar_gives_way_to_log_lines(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    monkeypatch.setattr("sys.stderr", stream)
+def test_a_bar_gives_way_to_log_lines(on_terminal):
+    master = on_terminal()
     set_up()
-    with Progress("Training", 10) as progress:
+    with Progress("Training", 10, begin=2) as progress:
         progress.update(10, note="loss = 1")
         log("a line")
-    text = stream.getvalue()
-    assert "100% 10/10" in text and "loss = 1" in text
-    erased, _, after = text.partition("\r\x1b[2K")
-    assert "Training" in erased and LINE.match(after.split("\n")[0])
-    assert text.endswith("\r\x1b[2K")
+        with Progress("Testing") as test:
+            test.update(3)
+            log("another line")
+    text = os.read(master, 1 << 16).decode()
+    assert "100%" in text and "10/10" in text and "loss = 1" in text and "Testing: 3it" in text
+    found = [LINE.fullmatch(line.rpartition("\r")[2].rpartition("\x1b[A")[2]) for line in text.split("\r\n")]
+    assert [match[9] for match in found if match] == ["a line", "another line"]
+    assert not text.rpartition("\r")[0].rpartition("\r")[2].strip()  # nothing of the bars is left
 
 
 def test_no_bar_without_a_terminal(lines):
@@ -88,7 +131,38 @@ def test_no_bar_without_a_terminal(lines):
     assert [LINE.fullmatch(line)[9] for line in lines()] == ["Processed 5 of 5 files."]
 
 
-def test_a_dumb_terminal_is_none(monkeypatch):
+def test_no_bar_where_a_terminal_cannot_draw_it(on_terminal, monkeypatch):
+    on_terminal(columns=0)
+    set_up()
+    assert terminal() is None
+    on_terminal()
+    set_up()
+    assert terminal()
     monkeypatch.setenv("TERM", "dumb")
-    assert not Console(Terminal()).is_terminal
-    assert log_module.terminal() is None
+    set_up()
+    assert terminal() is None
+
+
+@pytest.mark.parametrize("gone", ["terminal", "pipe", "closed"])
+def test_a_run_outlives_its_terminal(gone):
+    """Closing a terminal, or the program that reads the log, costs the log and nothing else."""
+    command = [sys.executable, "-c", CHATTER]
+    if gone == "closed":
+        command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    ours, theirs = open_terminal() if gone == "terminal" else os.pipe()
+    run = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    text = ""
+    while gone != "closed" and text.count("a line") < 2:
+        text += os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert ("Training" in text) == (gone == "terminal")
+    assert run.communicate("go on\n", timeout=60) == ("to the end\n", None)
+    assert run.returncode == 0

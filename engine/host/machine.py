@@ -1,0 +1,38 @@
+"""What the machine and the system say of themselves and of this process: psutil's answers, and two that it lacks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+
+
+def memory() -> tuple[int, int]:
+    """Returns the bytes of the machine's memory, and how many of them a new process could use."""
+    found = psutil.virtual_memory()
+    return found.total, found.available
+
+
+def interrupt_seconds() -> float:
+    """Returns the seconds that all cores together have spent on interrupts since the machine was started."""
+    times = psutil.cpu_times()
+    return times.irq + times.softirq
+
+
+def processor() -> str:
+    """Returns the name of the processor's model, or of its architecture where the system knows no model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def process_age() -> float:
+    """Returns the seconds since this process was started (proc(5), stat: starttime, in clock ticks since boot)."""
+    with open("/proc/self/stat") as file:  # psutil's create_time() counts from a boot time of whole seconds
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
