@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import proto
-from engine.comm.buckets import buckets_of, make_buckets, segments_of
+from engine.comm.buckets import buckets_of, make_buckets, parameter_ranges
 from engine.comm.factory import make_strategy, settings_of
 from engine.comm.strategies.strategy import Step
 from engine.data.source_shapes import SourceShapes
@@ -106,9 +106,15 @@ def connect(net: Net, world: World, comm_param: Any = None) -> Strategy:
     settings = settings_of(world, comm_param or proto.CommParameter())
     buckets = make_buckets([(p.name, p.offset, p.count) for p in net.parameters], settings.bucket_bytes)
     weights, gradients = (np.frombuffer(arena, np.float32)[: net.arena_size] for arena in (net.weights, net.gradients))
-    segments = [[_core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, {})]
-    hyper = _core.Hyper(momentum=0.9, weight_decay=1e-4)
-    updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], segments, hyper)
+    updater = _core.Updater(
+        "SGD",
+        weights,
+        gradients,
+        [np.zeros_like(weights)],
+        parameter_ranges(buckets),
+        {"momentum": 0.9},
+        weight_decay=1e-4,
+    )
     queue = _core.ReadyQueue(len(buckets))
     strategy = make_strategy(world, queue, updater, buckets, gradients, settings, _core.threads())
     net.program.set_queue(queue, gates(net, buckets_of(buckets)))

@@ -32,7 +32,7 @@ from engine.solver.snapshots import SnapshotFiles
 from engine.solver.testing import Testing
 from engine.solver.timing import Timing
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.update import HISTORIES, buckets_for, make_updater, rule_of
+from engine.solver.update import buckets_for, make_updater, rule_of
 from engine.solver.validate import validate
 from engine.watchdog import board
 
@@ -96,7 +96,7 @@ class Solver:
         net, param = self.net, self.param
         settings = settings_of(self.world, param.comm_param)
         buckets = buckets_for(net, settings)
-        self.history = History(net, HISTORIES[rule_of(param)])
+        self.history = History(net, rule_of(param).histories)
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
         updater = make_updater(param, net, buckets, self.weights, self.gradients, self.history.arrays)

@@ -53,7 +53,7 @@ os.environ.pop("OMP_NUM_THREADS", None)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 limit_spinning()
 share_cores(world())
-from engine import _core
+from engine.host import _core
 assert _core.threads() == 1, _core.threads()
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -68,7 +68,7 @@ import os
 from engine.host.cores import helper_cores, limit_spinning, own_cores
 limit_spinning()
 cores = own_cores()
-from engine import _core
+from engine.host import _core
 from engine.data.prefetch import Prefetcher
 from engine.data.sampler import Share
 bound = set(_core.bound_cores())
