@@ -15,13 +15,16 @@ static float* arena_pointer(const py::array& array, py::ssize_t count, const cha
 
 static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::array& weights,
                                              const py::array& gradients, const std::vector<py::array>& histories,
-                                             const std::vector<std::vector<Segment>>& buckets, const Hyper& hyper) {
+                                             const std::vector<std::vector<ParameterRange>>& buckets,
+                                             std::map<std::string, float> constants, float weight_decay, bool l1,
+                                             float local_ratio, bool local_clip) {
     const py::ssize_t count = weights.size();
     std::vector<float*> pointers;
     for (const py::array& history : histories) pointers.push_back(arena_pointer(history, count, "history"));
     return std::make_unique<Updater>(rule, arena_pointer(weights, count, "weights"),
                                      arena_pointer(gradients, count, "gradients"), std::move(pointers), int64_t(count),
-                                     buckets, hyper);
+                                     buckets, std::move(constants), WeightDecay{weight_decay, l1},
+                                     LocalRates{local_ratio, local_clip});
 }
 
 static py::tuple event_tuple(const ReadyQueue::Event& e) {
@@ -71,26 +74,45 @@ static void apply_range(const Updater& updater, int bucket, int64_t begin, int64
     updater.apply_range(bucket, begin, end, from, keep);
 }
 
+static py::dict constants_of(const UpdateRule& rule) {
+    py::dict constants;
+    for (const Constant& constant : rule.constants)
+        constants[py::str(constant.field)] = py::make_tuple(constant.least, constant.below);
+    return constants;
+}
+
 static void bind_rules(py::module_& m) {
-    py::class_<Segment>(m, "Segment")
+    py::class_<UpdateRule>(m, "UpdateRule")
+        .def_readonly("name", &UpdateRule::name)
+        .def_readonly("type", &UpdateRule::type, "SolverParameter.type that asks for it.")
+        .def_readonly("decoupled_weight_decay", &UpdateRule::decoupled_weight_decay)
+        .def_readonly("histories", &UpdateRule::histories, "What each of its histories holds, in their order.")
+        .def_property_readonly("constants", &constants_of,
+                               "Fields of SolverParameter that it reads -> (least, below): their valid range.");
+    m.def(
+        "update_rules",
+        [] {
+            py::dict rules;
+            for (const auto& [name, rule] : update_rules()) rules[py::str(name)] = py::cast(rule);
+            return rules;
+        },
+        "Every registered rule by its name.");
+}
+
+static void bind_updater(py::module_& m) {
+    py::class_<ParameterRange>(m, "ParameterRange")
         .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter) {
-                 return Segment{begin, end, lr_mult, decay_mult, parameter};
+                 return ParameterRange{begin, end, lr_mult, decay_mult, parameter};
              }),
              "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f, "parameter"_a = 0)
-        .def_readonly("begin", &Segment::begin)
-        .def_readonly("end", &Segment::end)
-        .def_readonly("lr_mult", &Segment::lr_mult)
-        .def_readonly("decay_mult", &Segment::decay_mult)
-        .def_readonly("parameter", &Segment::parameter);
-    py::class_<Hyper>(m, "Hyper")
-        .def(py::init([](float momentum, float momentum2, float delta, float rms_decay, float weight_decay, bool l1,
-                         float local_ratio, bool local_clip) {
-                 return Hyper{momentum, momentum2, delta, rms_decay, weight_decay, l1, local_ratio, local_clip};
-             }),
-             "momentum"_a = 0.0f, "momentum2"_a = 0.999f, "delta"_a = 1e-8f, "rms_decay"_a = 0.99f,
-             "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false);
+        .def_readonly("begin", &ParameterRange::begin)
+        .def_readonly("end", &ParameterRange::end)
+        .def_readonly("lr_mult", &ParameterRange::lr_mult)
+        .def_readonly("decay_mult", &ParameterRange::decay_mult)
+        .def_readonly("parameter", &ParameterRange::parameter);
     py::class_<Updater>(m, "Updater")
-        .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "hyper"_a,
+        .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "constants"_a,
+             py::kw_only(), "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false,
              py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
         .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
         .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
@@ -102,16 +124,12 @@ static void bind_rules(py::module_& m) {
         .def("apply_range", &apply_range, "bucket"_a, "begin"_a, "end"_a, "packed"_a = py::none(), "keep"_a = true)
         .def_property_readonly("buckets", &Updater::buckets)
         .def_property_readonly("histories", &Updater::histories);
-    m.def("update_rules", [] {  // name -> number of histories
-        py::dict rules;
-        for (const auto& rule : update_rules()) rules[rule.name] = rule.histories;
-        return rules;
-    });
 }
 
 void bind_updates(py::module_& m) {
     bind_queue(m);
     bind_rules(m);
+    bind_updater(m);
 }
 
 }  // namespace engine

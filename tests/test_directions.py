@@ -229,4 +229,7 @@ def test_ops_know_neither_executor_nor_queue():
     # These stand alone: they can be compiled and tested without the rest.
     for alone in ("ready_queue", "wire", "image", "arena"):
         assert own[f"{alone}.h"] | own[f"{alone}.cpp"] == {f"{alone}.h"}
-    assert own["update.h"] | own["update.cpp"] == {"update.h", "wire.h"}
+    assert own["update.h"] | own["update.cpp"] == {"update.h", "update_rule.h", "wire.h"}
+    assert own["update_rule.h"] == set()
+    rules = {path: found for path, found in own.items() if path.startswith("update_rules/")}
+    assert rules and all(found == {"update_rule.h"} for found in rules.values())

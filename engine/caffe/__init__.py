@@ -13,6 +13,7 @@ from engine.host.cores import limit_spinning
 limit_spinning()
 
 # ruff: noqa: E402
+import engine.caffe.solver
 import engine.layers
 from engine.caffe import coord_map, draw, io, net_spec, proto
 from engine.caffe.classifier import Classifier
@@ -29,16 +30,7 @@ from engine.caffe.mode import (
 from engine.caffe.net import Net
 from engine.caffe.net_spec import NetSpec, layers, params, to_proto
 from engine.caffe.ranks import solver_count, solver_rank
-from engine.caffe.solver import (
-    AdaDeltaSolver,
-    AdaGradSolver,
-    AdamSolver,
-    NesterovSolver,
-    RMSPropSolver,
-    SGDSolver,
-    Solver,
-    get_solver,
-)
+from engine.caffe.solver import Solver, get_solver
 from engine.layers.python import before_import
 from engine.layers.python_layer import PythonLayer as Layer
 from engine.layers.registry import layer_types
@@ -65,6 +57,11 @@ engine.layers.call_of_type = lambda name: getattr(layers, name)
 def layer_type_list() -> list[str]:
     """The known layer types."""
     return sorted(layer_types())
+
+
+def __getattr__(name: str) -> type[Solver]:
+    """SGDSolver and the other types of solvers."""
+    return getattr(engine.caffe.solver, name)
 
 
 def init_log(level: int = 0) -> None:

@@ -8,6 +8,7 @@ solver.net.params["ip"][0].data  # after the 100 updates
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from engine.errors import ConfigError
 from engine.layers.python import ShapesChanged
 from engine.net import Net as EngineNet
 from engine.solver.solver import Solver as EngineSolver
-from engine.solver.update import RULES
+from engine.solver.update import solver_types
 
 
 class _Solver(EngineSolver):
@@ -178,37 +179,23 @@ class Solver:
         self._push()
 
 
-class SGDSolver(Solver):
-    _type = "SGD"
+@functools.cache
+def _class_of(kind: str) -> type[Solver]:
+    return type(f"{kind}Solver", (Solver,), {"_type": kind, "__module__": __name__})
 
 
-class NesterovSolver(Solver):
-    _type = "Nesterov"
-
-
-class AdaGradSolver(Solver):
-    _type = "AdaGrad"
-
-
-class RMSPropSolver(Solver):
-    _type = "RMSProp"
-
-
-class AdaDeltaSolver(Solver):
-    _type = "AdaDelta"
-
-
-class AdamSolver(Solver):
-    _type = "Adam"
-
-
-_SOLVERS = {cls._type: cls for cls in Solver.__subclasses__()}
+def __getattr__(name: str) -> type[Solver]:
+    """SGDSolver, AdamSolver and so on, one class for each type of solver, made when a script first asks for it."""
+    kind = name.removesuffix("Solver")
+    if kind == name or kind.startswith("_") or kind not in solver_types():
+        raise AttributeError(f"module 'caffe' has no attribute '{name}'", name=name)
+    return _class_of(kind)
 
 
 def get_solver(solver_file: str | os.PathLike) -> Solver:
     """The solver of the file's `type`. Raises ConfigError for an unknown one."""
     config: Config = read_solver(solver_file)
     kind = config.message.type
-    if kind not in RULES:
-        raise ConfigError(f"unknown solver type '{kind}'{suggestion(kind, RULES)}", config.where(path="type"))
-    return _SOLVERS[kind](solver_file)
+    if kind not in solver_types():
+        raise ConfigError(f"unknown solver type '{kind}'{suggestion(kind, solver_types())}", config.where(path="type"))
+    return _class_of(kind)(solver_file)

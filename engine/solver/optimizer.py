@@ -17,7 +17,7 @@ from engine.net.gates import gates
 from engine.solver.history import History
 from engine.solver.schedules import LearningRate
 from engine.solver.state import TrainingState
-from engine.solver.update import HISTORIES, buckets_for, make_updater, rule_of
+from engine.solver.update import buckets_for, make_updater, rule_of
 
 
 class Optimizer:
@@ -44,7 +44,9 @@ class Optimizer:
         self._sources = sources
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
-        self.history = History(net, HISTORIES[rule_of(param)])
+        rule = rule_of(param)
+        assert rule is not None, "validate() has passed the solver"
+        self.history = History(net, rule.histories)
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
         updater = make_updater(param, net, self.buckets, self.weights, self.gradients, self.history.arrays)

@@ -1,35 +1,21 @@
-"""The update rule that a solver asks for, and the buckets in which gradients are reduced."""
+"""The update rule that a solver asks for, and the buckets in which gradients are reduced.
+
+The rules themselves are in csrc/update_rules/: there each says which fields of a SolverParameter ask for it, what its
+histories hold and which constants it reads.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.comm.buckets import Bucket, make_buckets, segments_of
+from engine.comm.buckets import Bucket, make_buckets, parameter_ranges
 from engine.comm.settings import CommSettings
 from engine.net import Net
 
 if TYPE_CHECKING:
     import numpy as np
 
-# SolverParameter.type -> update rule of the extension.
-RULES = {
-    "SGD": "sgd",
-    "Nesterov": "nesterov",
-    "AdaGrad": "adagrad",
-    "RMSProp": "rmsprop",
-    "AdaDelta": "adadelta",
-    "Adam": "adam",
-}
-# Update rule -> what its histories hold, in their order.
-HISTORIES = {
-    "sgd": ("SGD's momentum",),
-    "nesterov": ("Nesterov's momentum",),
-    "adagrad": ("AdaGrad's sum of squared gradients",),
-    "rmsprop": ("RMSProp's mean of squared gradients",),
-    "adadelta": ("AdaDelta's mean of squared gradients", "AdaDelta's mean of squared updates"),
-    "adam": ("Adam's first moment", "Adam's second moment"),
-    "adamw": ("AdamW's first moment", "AdamW's second moment"),
-}
+    from engine.host import _core
 
 
 def buckets_for(net: Net, settings: CommSettings) -> list[Bucket]:
@@ -39,9 +25,34 @@ def buckets_for(net: Net, settings: CommSettings) -> list[Bucket]:
     return make_buckets(parameters, settings.bucket_bytes, parts)
 
 
-def rule_of(param: Any) -> str:
-    """Of a SolverParameter."""
-    return "adamw" if param.decoupled_weight_decay else RULES[param.type]
+def solver_types(decoupled_weight_decay: bool | None = None) -> list[str]:
+    """The known values of SolverParameter.type; those of one kind of weight decay, if it is given."""
+    from engine.host import _core
+
+    wanted = (True, False) if decoupled_weight_decay is None else (decoupled_weight_decay,)
+    return sorted({rule.type for rule in _core.update_rules().values() if rule.decoupled_weight_decay in wanted})
+
+
+def rule_of(param: Any) -> _core.UpdateRule | None:
+    """Returns the rule that a SolverParameter asks for, None if there is no such rule."""
+    from engine.host import _core
+
+    wanted = param.type, param.decoupled_weight_decay
+    for rule in _core.update_rules().values():
+        if (rule.type, rule.decoupled_weight_decay) == wanted:
+            return rule
+    return None
+
+
+def constants_of_others(param: Any) -> list[str]:
+    """Constants that a SolverParameter sets and that other update rules read, but not its own."""
+    from engine.host import _core
+
+    rule = rule_of(param)
+    if rule is None:
+        return []
+    others = {field for other in _core.update_rules().values() for field in other.constants} - set(rule.constants)
+    return sorted(field for field in others if param.HasField(field) and getattr(param, field))
 
 
 def make_updater(
@@ -51,20 +62,25 @@ def make_updater(
     weights: np.ndarray,
     gradients: np.ndarray,
     histories: list[np.ndarray],
-) -> Any:
-    """The arrays, float32 in the order of the net's arenas, are updated and read in place."""
+) -> _core.Updater:
+    """Makes what updates the parameters of a net by the rule of a SolverParameter that validate() has passed.
+
+    The arrays, float32 in the order of the net's arenas, are updated and read in place.
+    """
     from engine.host import _core
 
+    rule = rule_of(param)
+    assert rule is not None
     multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
-    segments = [[_core.Segment(*piece) for piece in pieces] for pieces in segments_of(buckets, multipliers)]
-    hyper = _core.Hyper(
-        momentum=param.momentum,
-        momentum2=param.momentum2,
-        delta=param.delta,
-        rms_decay=param.rms_decay,
+    return _core.Updater(
+        rule.name,
+        weights,
+        gradients,
+        histories,
+        parameter_ranges(buckets, multipliers),
+        {field: getattr(param, field) for field in rule.constants},
         weight_decay=param.weight_decay,
         l1=param.regularization_type == "L1",
         local_ratio=param.local_gw_ratio if param.local_lr_auto else 0.0,
         local_clip=param.larc_policy == "clip",
     )
-    return _core.Updater(rule_of(param), weights, gradients, histories, segments, hyper)

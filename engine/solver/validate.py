@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.schedules import LearningRate
-from engine.solver.update import RULES
+from engine.solver.update import constants_of_others, rule_of, solver_types
 
-NO_MOMENTUM = ("AdaGrad", "RMSProp")  # Caffe refuses it, too
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
 LARC_POLICIES = ("scale", "clip")
 Complaint = tuple[str, str]  # field, what is wrong with it
 
-# Fields that must lie in [least, most).
+# Fields that must lie in [least, below). The constants of an update rule are declared with it.
 RANGES: dict[str, tuple[float, float]] = {
     "max_iter": (0, float("inf")),
     "iter_size": (1, float("inf")),
@@ -35,9 +34,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "stepsize": (1, float("inf")),
     "lr_iter": (1, float("inf")),
     "weight_decay": (0, float("inf")),
-    "momentum": (0, 1),
-    "momentum2": (0, 1),
-    "rms_decay": (0, 1),
     "memory_budget_mb": (0, float("inf")),
 }
 
@@ -93,25 +89,21 @@ def notes(param: Any) -> Iterator[str]:
     for field in ("engine", "device_id", "layer_wise_reduce", "debug_info"):
         if param.HasField(field):
             yield f"{field} is ignored"
+    for field in constants_of_others(param):
+        yield f"{field} is ignored: solver type {param.type} does not read it"
     if param.warmup_iter > param.max_iter > 0:
         yield f"warmup_iter {param.warmup_iter} is longer than the run, max_iter {param.max_iter}"
 
 
 def _complaints(param: Any) -> Iterator[Complaint]:
-    yield from _ranges(param)
+    yield from _ranges(param, RANGES)
     if not param.HasField("max_iter"):
         yield "max_iter", "max_iter is missing; give it here or with --set max_iter=N"
-    if param.type not in RULES:
-        yield "type", f"unknown solver type '{param.type}'{suggestion(param.type, RULES)}"
-    if param.type in NO_MOMENTUM and param.momentum:
-        yield "momentum", f"type {param.type} has no momentum; leave it out"
+    yield from _rule(param)
     if param.regularization_type not in REGULARIZATIONS:
         known = suggestion(param.regularization_type, REGULARIZATIONS)
         yield "regularization_type", f"unknown regularization_type '{param.regularization_type}'{known}"
     yield from _local_rates(param)
-    if param.decoupled_weight_decay and (param.type != "Adam" or param.regularization_type != "L2"):
-        got = f'type "{param.type}", regularization_type "{param.regularization_type}"'
-        yield "decoupled_weight_decay", f'decoupled_weight_decay (AdamW) goes with type "Adam" and L2, got {got}'
     yield from _lists(param)
     for field in UNSUPPORTED:
         if getattr(param, field):
@@ -122,12 +114,30 @@ def _complaints(param: Any) -> Iterator[Complaint]:
         yield "ap_version", f"unknown ap_version '{param.ap_version}'{suggestion(param.ap_version, AP_VERSIONS)}"
 
 
-def _ranges(param: Any) -> Iterator[Complaint]:
-    for field, (least, most) in RANGES.items():
+def _ranges(param: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[Complaint]:
+    for field, (least, below) in ranges.items():
         value = getattr(param, field)
-        if param.HasField(field) and not least <= value < most:
-            wanted = f"{least:g} or more" if most == float("inf") else f"{least:g} or more and less than {most:g}"
+        if param.HasField(field) and not least <= value < below:
+            wanted = f"{least:g} or more" if below == float("inf") else f"{least:g} or more and less than {below:g}"
             yield field, f"{field}: expected {wanted}, got {value:g}"
+
+
+def _rule(param: Any) -> Iterator[Complaint]:
+    """The update rule: its type, and the constants that it reads."""
+    known = solver_types()
+    if param.type not in known:
+        yield "type", f"unknown solver type '{param.type}'{suggestion(param.type, known)}"
+        return
+    rule = rule_of(param)
+    if param.decoupled_weight_decay and (rule is None or param.regularization_type != "L2"):
+        types = " or ".join(f'"{name}"' for name in solver_types(decoupled_weight_decay=True))
+        got = f'type "{param.type}", regularization_type "{param.regularization_type}"'
+        yield "decoupled_weight_decay", f"decoupled_weight_decay (AdamW) goes with type {types} and L2, got {got}"
+    if rule is None:
+        return
+    yield from _ranges(param, rule.constants)
+    if param.momentum and "momentum" not in rule.constants:  # Caffe refuses it, too
+        yield "momentum", f"type {param.type} has no momentum; leave it out"
 
 
 def _local_rates(param: Any) -> Iterator[Complaint]:

@@ -10,7 +10,7 @@ import pytest
 
 import engine.caffe as caffe
 from engine.errors import ConfigError, ConfigErrors, EngineError
-from engine.solver.update import RULES
+from engine.solver.update import solver_types
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import digits_net, make_solver
@@ -244,7 +244,7 @@ def test_snapshot_and_restore(tmp_path):
     assert (tmp_path / "x_iter_6.caffemodel").exists()
 
 
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("kind", solver_types())
 def test_every_type(kind, tmp_path):
     momentum = "" if kind in ("AdaGrad", "RMSProp") else "momentum: 0.9"
     path = write(tmp_path, f'type: "{kind}" base_lr: 0.1 lr_policy: "fixed" max_iter: 30 {momentum}', INPUT_NET)
@@ -254,6 +254,10 @@ def test_every_type(kind, tmp_path):
     first = float(solver.net.blobs["loss"].data)
     solver.step(29)
     assert float(solver.net.blobs["loss"].data) < first
+
+
+def test_a_type_that_does_not_exist():
+    assert not hasattr(caffe, "LionSolver") and not hasattr(caffe, "lions")
 
 
 ENDS = """

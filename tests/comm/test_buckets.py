@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.comm.buckets import Piece, buckets_of, make_buckets, segments_of
+from engine.comm.buckets import Piece, buckets_of, make_buckets, parameter_ranges
 
 FLOATS = 4
 
@@ -50,9 +50,11 @@ def test_the_last_buckets_are_small():
     assert len(sizes) <= 9
 
 
-def test_segments_carry_multipliers():
+def test_ranges_carry_multipliers():
     buckets = make_buckets([("w", 0, 4), ("b", 4, 2)])
-    assert segments_of(buckets, {"b": (2.0, 0.0)}) == [[(0, 4, 1.0, 1.0, 0), (4, 6, 2.0, 0.0, 1)]]
+    (ranges,) = parameter_ranges(buckets, {"b": (2.0, 0.0)})
+    found = [(one.begin, one.end, one.lr_mult, one.decay_mult, one.parameter) for one in ranges]
+    assert found == [(0, 4, 1.0, 1.0, 0), (4, 6, 2.0, 0.0, 1)]
 
 
 def test_overlapping_parameters_are_refused():

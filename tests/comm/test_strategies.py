@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from engine import proto
-from engine.comm.buckets import make_buckets, segments_of
+from engine.comm.buckets import make_buckets, parameter_ranges
 from engine.comm.factory import make_strategy, settings_of
 from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
@@ -33,10 +33,10 @@ class Run:
         self.weights = np.linspace(-1, 1, offset, dtype=np.float32)
         self.gradients = np.zeros(offset, np.float32)
         self.history = np.zeros(offset, np.float32)
-        segments = [[_core.Segment(*s) for s in bucket] for bucket in segments_of(self.buckets, {"p1": (2.0, 0.0)})]
-        hyper = _core.Hyper(momentum=0.9, weight_decay=0.01)
+        ranges = parameter_ranges(self.buckets, {"p1": (2.0, 0.0)})
         self.queue = _core.ReadyQueue(len(self.buckets))
-        updater = _core.Updater("sgd", self.weights, self.gradients, [self.history], segments, hyper)
+        constants, arrays = {"momentum": 0.9}, (self.weights, self.gradients, [self.history])
+        updater = _core.Updater("SGD", *arrays, ranges, constants, weight_decay=0.01)
         settings = settings_of(world, text_format.Parse(comm, proto.CommParameter()))
         self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, threads)
 

@@ -6,29 +6,31 @@ import re
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.host import _core
 from tests.shared import SHARED, needs_shared
 
-COUNT = 70_000  # several chunks, an odd tail
-HYPER = {"momentum": 0.9, "momentum2": 0.99, "delta": 1e-4, "rms_decay": 0.95}
+COUNT = 70_000  # several tasks, an odd tail
+RULES = _core.update_rules()
+CONSTANTS = {"momentum": 0.9, "momentum2": 0.99, "delta": 1e-4, "rms_decay": 0.95}
 
 
 def reference(rule: str, w, d, h, u, rate: float, iteration: int, correction: float = 1.0):
     """One step of `rule` in float64: weights, regularised gradient d, two histories -> the same, new."""
-    momentum, beta2, delta = HYPER["momentum"], HYPER["momentum2"], HYPER["delta"]
-    if rule == "sgd":
+    momentum, beta2, delta = CONSTANTS["momentum"], CONSTANTS["momentum2"], CONSTANTS["delta"]
+    if rule == "SGD":
         h = momentum * correction * h + rate * d
         return w - h, h, u
-    if rule == "nesterov":
+    if rule == "Nesterov":
         before, h = correction * h, momentum * correction * h + rate * d
         return w - ((1 + momentum) * h - momentum * before), h, u
-    if rule == "adagrad":
+    if rule == "AdaGrad":
         h = h + d**2
         return w - rate * d / (np.sqrt(h) + delta), h, u
-    if rule == "rmsprop":
-        h = HYPER["rms_decay"] * h + (1 - HYPER["rms_decay"]) * d**2
+    if rule == "RMSProp":
+        h = CONSTANTS["rms_decay"] * h + (1 - CONSTANTS["rms_decay"]) * d**2
         return w - rate * d / (np.sqrt(h) + delta), h, u
-    if rule == "adadelta":
+    if rule == "AdaDelta":
         h = momentum * h + (1 - momentum) * d**2
         step = d * np.sqrt((u + delta) / (h + delta))
         return w - rate * step, h, momentum * u + (1 - momentum) * step**2
@@ -39,22 +41,21 @@ def reference(rule: str, w, d, h, u, rate: float, iteration: int, correction: fl
 
 
 class Arenas:
-    """Weights, gradients and histories of COUNT floats in two buckets; one segment has multipliers of its own."""
+    """Weights, gradients and histories of COUNT floats in two buckets; one range has multipliers of its own."""
 
-    def __init__(self, rule: str, seed: int = 3, **hyper):
+    def __init__(self, rule: str, seed: int = 3, **decay):
         random = np.random.default_rng(seed)
         self.weights = random.standard_normal(COUNT).astype(np.float32)
         self.weights[:9] = 0  # the sign of 0 is 0
         self.gradients = random.standard_normal(COUNT).astype(np.float32)
-        self.histories = [np.zeros(COUNT, np.float32) for _ in range(_core.update_rules()[rule])]
+        self.histories = [np.zeros(COUNT, np.float32) for _ in RULES[rule].histories]
         cut = COUNT // 3 + 5
-        segments = [[(0, 1000, 1, 1), (1000, cut, 2, 0.5)], [(cut, COUNT, 1, 1)]]
+        ranges = [[(0, 1000, 1, 1), (1000, cut, 2, 0.5)], [(cut, COUNT, 1, 1)]]
         self.lr_mult, self.decay_mult = np.ones(COUNT), np.ones(COUNT)
         self.lr_mult[1000:cut], self.decay_mult[1000:cut] = 2, 0.5
-        buckets = [[_core.Segment(*segment) for segment in bucket] for bucket in segments]
-        self.updater = _core.Updater(
-            rule, self.weights, self.gradients, self.histories, buckets, _core.Hyper(**{**HYPER, **hyper})
-        )
+        buckets = [[_core.ParameterRange(*one) for one in bucket] for bucket in ranges]
+        constants = {field: CONSTANTS[field] for field in RULES[rule].constants}
+        self.updater = _core.Updater(rule, self.weights, self.gradients, self.histories, buckets, constants, **decay)
 
     def step(self, threads: int = 1, clip_factor: float = 1, **step) -> None:
         self.updater.set_step(**step)
@@ -63,7 +64,7 @@ class Arenas:
             self.updater.apply(bucket, threads)
 
 
-@pytest.mark.parametrize("rule", sorted(_core.update_rules()))
+@pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize("l1", [False, True])
 def test_rule_matches_its_formula(rule, l1):
     arenas = Arenas(rule, weight_decay=0.01, l1=l1)
@@ -71,7 +72,7 @@ def test_rule_matches_its_formula(rule, l1):
     for iteration in range(5):
         rate, clip, scale = 0.1 / (iteration + 1), 0.5 if iteration == 2 else 1, 0.25
         d = scale * clip * arenas.gradients
-        if rule == "adamw":  # knows no L1
+        if rule == "AdamW":  # knows no L1
             w = w - (0 if l1 else rate * arenas.lr_mult * 0.01 * arenas.decay_mult * w)
         else:
             d = d + 0.01 * arenas.decay_mult * (np.sign(w) if l1 else w)
@@ -82,7 +83,7 @@ def test_rule_matches_its_formula(rule, l1):
         np.testing.assert_allclose(history, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "nesterov"])
+@pytest.mark.parametrize("rule", ["SGD", "Nesterov"])
 def test_momentum_correction(rule):
     arenas = Arenas(rule)
     w, h = arenas.weights.astype(np.float64), np.zeros(COUNT)
@@ -99,12 +100,13 @@ def test_local_rates(local_clip):
     weights, gradients = random.standard_normal((2, 50_000)).astype(np.float32)
     weights[48_000:] = 0
     before, w = weights.copy(), weights.astype(np.float64)
-    segments = [[(0, 100, 1, 1, 0), (100, 20_000, 2, 1, 1)], [(20_000, 40_000, 2, 1, 1), (40_000, 48_000, 0, 1, 2)]]
-    segments.append([(48_000, 50_000, 1, 1, 3)])
+    ranges = [[(0, 100, 1, 1, 0), (100, 20_000, 2, 1, 1)], [(20_000, 40_000, 2, 1, 1), (40_000, 48_000, 0, 1, 2)]]
+    ranges.append([(48_000, 50_000, 1, 1, 3)])
     ratio, decay, rate, scale, clip = (0.5 if local_clip else 0.01), 0.003, 0.4, 0.25, 0.5
-    hyper = _core.Hyper(weight_decay=decay, local_ratio=ratio, local_clip=local_clip)
-    buckets = [[_core.Segment(*segment) for segment in bucket] for bucket in segments]
-    updater = _core.Updater("sgd", weights, gradients, [np.zeros_like(weights)], buckets, hyper)
+    options = {"weight_decay": decay, "local_ratio": ratio, "local_clip": local_clip}
+    buckets = [[_core.ParameterRange(*one) for one in bucket] for bucket in ranges]
+    arrays = weights, gradients, [np.zeros_like(weights)]
+    updater = _core.Updater("SGD", *arrays, buckets, {"momentum": 0}, **options)
     updater.set_step(rate, scale, 0)
     updater.set_clip_factor(clip)
     for bucket in (2, 0, 1):  # as servers come along
@@ -125,7 +127,7 @@ def test_local_rates(local_clip):
     assert np.array_equal(weights[40_000:48_000], before[40_000:48_000])
 
 
-@pytest.mark.parametrize("rule", sorted(_core.update_rules()))
+@pytest.mark.parametrize("rule", sorted(RULES))
 def test_same_bits_for_any_number_of_threads(rule):
     results = []
     for threads in (1, 2, 5):
@@ -137,15 +139,29 @@ def test_same_bits_for_any_number_of_threads(rule):
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
 
 
+def test_what_a_rule_declares():
+    """Messages name histories, solver files name types and constants: no two may be the same, all must be fields."""
+    histories = [name for rule in RULES.values() for name in rule.histories]
+    assert len(set(histories)) == len(histories)
+    asked = [(rule.type, rule.decoupled_weight_decay) for rule in RULES.values()]
+    assert len(set(asked)) == len(asked)
+    fields = {field for rule in RULES.values() for field in rule.constants}
+    assert fields <= set(proto.SolverParameter.DESCRIPTOR.fields_by_name)
+    adamw = RULES["AdamW"]
+    assert (adamw.name, adamw.type, adamw.decoupled_weight_decay) == ("AdamW", "Adam", True)
+    assert adamw.constants == {"momentum": (0, 1), "momentum2": (0, 1), "delta": (0, np.inf)}
+    assert adamw.histories == ["AdamW's first moment", "AdamW's second moment"]
+
+
 def test_sum_of_squares():
-    arenas = Arenas("sgd")
+    arenas = Arenas("SGD")
     sums = [[arenas.updater.measure(bucket, threads) for bucket in range(2)] for threads in (1, 2, 5)]
     assert sums[0] == sums[1] == sums[2]
     np.testing.assert_allclose(sum(sums[0]), (arenas.gradients.astype(np.float64) ** 2).sum(), rtol=1e-13)
 
 
 def test_denormals_are_flushed():
-    arenas = Arenas("sgd")
+    arenas = Arenas("SGD")
     arenas.gradients[:] = 0
     arenas.histories[0][:] = 1e-38
     for iteration in range(3):
@@ -153,7 +169,7 @@ def test_denormals_are_flushed():
     assert not arenas.histories[0].any()
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("rule", ["SGD", "Adam"])
 @pytest.mark.parametrize(("packed", "keep"), [(False, True), (True, True), (True, False)])
 def test_an_update_by_ranges_gives_the_same_bits(rule, packed, keep):
     whole, parts = Arenas(rule, weight_decay=0.01), Arenas(rule, weight_decay=0.01)
@@ -174,16 +190,21 @@ def test_an_update_by_ranges_gives_the_same_bits(rule, packed, keep):
 
 
 def test_bad_arguments_are_named():
-    arenas = Arenas("sgd")
+    arenas = Arenas("SGD")
     arrays = arenas.weights, arenas.gradients
-    with pytest.raises(ValueError, match='unknown update rule "sgdd"; known: sgd, nesterov'):
-        _core.Updater("sgdd", *arrays, [], [], _core.Hyper())
-    with pytest.raises(ValueError, match="adam keeps 2 histories, got 1"):
-        _core.Updater("adam", *arrays, arenas.histories, [], _core.Hyper())
+    momentum = {"momentum": 0.9}
+    with pytest.raises(ValueError, match='unknown update rule "SGDD"; known: AdaDelta, AdaGrad'):
+        _core.Updater("SGDD", *arrays, [], [], {})
+    with pytest.raises(ValueError, match="Adam keeps 2 histories, got 1"):
+        _core.Updater("Adam", *arrays, arenas.histories, [], {})
+    with pytest.raises(ValueError, match="SGD reads momentum, got nothing"):
+        _core.Updater("SGD", *arrays, arenas.histories, [], {})
+    with pytest.raises(ValueError, match="SGD reads momentum, got delta, momentum"):
+        _core.Updater("SGD", *arrays, arenas.histories, [], {"momentum": 0.9, "delta": 1})
     with pytest.raises(ValueError, match=f"in an arena of {COUNT} floats"):
-        _core.Updater("SGD", *arrays, arenas.histories, [[_core.Segment(0, COUNT + 1)]], _core.Hyper())
+        _core.Updater("SGD", *arrays, arenas.histories, [[_core.ParameterRange(0, COUNT + 1)]], momentum)
     with pytest.raises(ValueError, match="gradients: expected a writable float32 array"):
-        _core.Updater("SGD", arenas.weights, arenas.gradients.astype(np.float64), arenas.histories, [], _core.Hyper())
+        _core.Updater("SGD", arenas.weights, arenas.gradients.astype(np.float64), arenas.histories, [], momentum)
     with pytest.raises(IndexError, match="bucket 2 of 2"):
         arenas.updater.apply(2)
     with pytest.raises(ValueError, match="packed: expected a writable"):
@@ -220,20 +241,17 @@ MULTIPLIERS = ((1, 1), (2, 0), (1, 1), (1, 1))
 def test_ten_steps_as_caffe_took_them(case):
     golden = np.load(SHARED / "golden/solvers" / f"{case}.npz")
     text = str(golden["solver"])
-    rule, iter_size = solver_field(text, "type", "SGD").lower(), solver_field(text, "iter_size", 1)
-    hyper = {name: solver_field(text, name, 0.0) for name in ("momentum", "weight_decay")}
-    hyper |= {"momentum2": solver_field(text, "momentum2", 0.999), "delta": solver_field(text, "delta", 1e-8)}
-    hyper |= {
-        "rms_decay": solver_field(text, "rms_decay", 0.99),
-        "l1": solver_field(text, "regularization_type", "L2") == "L1",
-    }
+    rule, iter_size = solver_field(text, "type", "SGD"), solver_field(text, "iter_size", 1)
+    defaults = {"momentum": 0.0, "momentum2": 0.999, "delta": 1e-8, "rms_decay": 0.99}
+    constants = {field: solver_field(text, field, defaults[field]) for field in RULES[rule].constants}
+    decay = solver_field(text, "weight_decay", 0.0), solver_field(text, "regularization_type", "L2")
     before = [golden[f"before_{name}"] for name in NAMES]
     ends = np.cumsum([0] + [blob.size for blob in before])
     weights = np.concatenate([blob.ravel() for blob in before])
     gradients = np.zeros_like(weights)
-    histories = [np.zeros_like(weights) for _ in range(_core.update_rules()[rule])]
-    segments = [_core.Segment(a, b, *mult) for a, b, mult in zip(ends[:-1], ends[1:], MULTIPLIERS)]
-    updater = _core.Updater(rule, weights, gradients, histories, [segments], _core.Hyper(**hyper))
+    arrays = weights, gradients, [np.zeros_like(weights) for _ in RULES[rule].histories]
+    ranges = [_core.ParameterRange(a, b, *mult) for a, b, mult in zip(ends[:-1], ends[1:], MULTIPLIERS)]
+    updater = _core.Updater(rule, *arrays, [ranges], constants, weight_decay=decay[0], l1=decay[1] == "L1")
     clip, losses = solver_field(text, "clip_gradients", -1.0), []
     for iteration in range(10):
         blobs = [weights[a:b].reshape(blob.shape) for a, b, blob in zip(ends[:-1], ends[1:], before)]

@@ -88,12 +88,14 @@ Feeder.feed = twice
 DECAYED = """
 from engine.host import _core
 from engine.host.launch import detect
-class Hyper:
+class Updater:
     count = 0
-    def __new__(cls, weight_decay, **fields):
-        Hyper.count += 1
-        return hyper(weight_decay=weight_decay * 100 if Hyper.count == 2 - detect().rank else weight_decay, **fields)
-hyper, _core.Hyper = _core.Hyper, Hyper
+    def __new__(cls, *arguments, weight_decay, **fields):
+        Updater.count += 1
+        if Updater.count == 2 - detect().rank:
+            weight_decay *= 100
+        return updater(*arguments, weight_decay=weight_decay, **fields)
+updater, _core.Updater = _core.Updater, Updater
 """
 
 

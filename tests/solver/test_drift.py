@@ -2,9 +2,7 @@
 
 import pytest
 
-from engine.host import _core
 from engine.solver.drift import _describe
-from engine.solver.update import HISTORIES
 from tests.mpi import run_ranks
 
 # {fault} is done to one rank after its third iteration.
@@ -62,11 +60,6 @@ def test_the_check_can_be_switched_off(tmp_path):
     text = "comm_param { drift_check: 0 } snapshot_after_train: false max_iter: 5"
     done = run_ranks(2, PROGRAM.format(text=text, folder=str(tmp_path), rank=1, fault=WEIGHT))
     assert done.stdout == "no fault found at 5\n" * 2, done.stderr
-
-
-def test_every_history_of_every_rule_has_a_name():
-    assert {rule: len(names) for rule, names in HISTORIES.items()} == dict(_core.update_rules())
-    assert all(len(set(names)) == len(names) for names in HISTORIES.values())
 
 
 def test_whom_a_message_names():

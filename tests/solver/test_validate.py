@@ -26,6 +26,8 @@ def test_a_good_solver():
         ("iter_size: 0", "iter_size: expected 1 or more, got 0"),
         ('type: "sgd"', "unknown solver type 'sgd'; did you mean 'SGD'?"),
         ('type: "AdaGrad" momentum: 0.9', "type AdaGrad has no momentum"),
+        ('type: "RMSProp" rms_decay: 1', "rms_decay: expected 0 or more and less than 1, got 1"),
+        ('type: "Adam" delta: -1', "delta: expected 0 or more, got -1"),
         ('regularization_type: "L3"', "unknown regularization_type 'L3'"),
         ("test_iter: 5", "test_iter is given, but no test_interval"),
         ("test_iter: 0 test_interval: 5", "test_iter: expected 1 or more, got 0"),
@@ -73,6 +75,9 @@ def test_notes():
     message = parse_solver(f"{GOOD} solver_mode: GPU device_id: 1 warmup_iter: 20").message
     assert [note.split()[0] for note in notes(message)] == ["solver_mode:", "device_id", "warmup_iter"]
     assert list(notes(parse_solver(f"{GOOD} solver_mode: CPU").message)) == []
+    message = parse_solver(f'{GOOD} type: "AdaDelta" momentum: 0.9 momentum2: 0.9 rms_decay: 0.98 delta: 1e-6').message
+    reason = "is ignored: solver type AdaDelta does not read it"
+    assert list(notes(message)) == [f"momentum2 {reason}", f"rms_decay {reason}"]
 
 
 def test_hdf5_snapshots_without_h5py_are_refused_before_training(tmp_path, monkeypatch):
