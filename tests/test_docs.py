@@ -1,0 +1,83 @@
+"""The documents say what the code says: fields with types and defaults, policies, rules, variables, paths, links."""
+
+import importlib.util
+import re
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from engine import proto
+from engine.solver.schedules import REQUIRED
+from engine.solver.update import RULES
+from tests.mpi import REPO
+
+DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+# The messages of which a document has to list every field.
+LISTED = {"SolverParameter": "solver.md"}
+_SCALARS = {
+    number: name.removeprefix("TYPE_").lower()
+    for name, number in vars(FieldDescriptor).items()
+    if name.startswith("TYPE_")
+}
+
+
+def tables(text):
+    """First cell of a header -> first cell of a row -> the other cells; tables of one header are put together."""
+    found = {}
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *rows = (_cells(line) for line in table.splitlines())
+        found.setdefault(head[0].strip("`"), {}).update({row[0].strip("`"): row[1:] for row in rows})
+    return found
+
+
+def _cells(line):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def schema(message):
+    """Field -> [type, default], in proto's words; "" where the schema has no default."""
+    return {field.name: [_type(field), _default(field)] for field in message.DESCRIPTOR.fields}
+
+
+def _type(field):
+    named = field.message_type or field.enum_type
+    return ("" if field.has_presence else "repeated ") + (named.name if named else _SCALARS[field.type])
+
+
+def _default(field):
+    if not field.has_default_value:
+        return ""
+    if field.enum_type:
+        return field.enum_type.values_by_number[field.default_value].name
+    value = field.default_value
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize(("name", "document"), LISTED.items())
+def test_every_field_stands_with_its_type_and_default(name, document):
+    told = tables((REPO / "docs" / document).read_text())[name]
+    assert {field: cells[:2] for field, cells in told.items()} == schema(getattr(proto, name))
+    assert all(cells[2].endswith(".") for cells in told.values()), "a meaning is a sentence"
+
+
+def test_every_policy_stands_with_what_it_needs_and_has_a_curve():
+    told = tables((REPO / "docs/solver.md").read_text())["policy"]
+    assert {name: tuple(re.findall(r"`(\w+)`", cells[1])) for name, cells in told.items()} == REQUIRED
+    curves = _policy_curves()
+    assert set(curves.EXAMPLES) == set(REQUIRED)
+    drawn = (REPO / "docs/policies.svg").read_text()
+    for policy, fields in curves.EXAMPLES.items():
+        assert len(curves.curve(policy, fields)) == curves.ITERATIONS
+        assert f">{policy}</text>" in drawn, "run `python tools/policy_curves.py`"
+
+
+def _policy_curves():
+    spec = importlib.util.spec_from_file_location("policy_curves", REPO / "tools/policy_curves.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_update_rule_stands_in_the_solvers_page():
+    told = tables((REPO / "docs/solver.md").read_text())["type"]
+    assert {name for name in told if name in RULES} == set(RULES)
