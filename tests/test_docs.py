@@ -13,7 +13,19 @@ from tests.mpi import REPO
 
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
 # The messages of which a document has to list every field.
-LISTED = {"SolverParameter": "solver.md"}
+LISTED = {
+    "SolverParameter": "solver.md",
+    **dict.fromkeys(
+        [
+            *("TransformationParameter", "ResizeParameter", "RandomResizeParameter", "RandomAspectRatioParameter"),
+            *("DistortionParameter", "ExpansionParameter", "BatchSampler", "Sampler", "EmitConstraint"),
+            *("DataParameter", "AnnotatedDataParameter", "ImageDataParameter", "WindowDataParameter"),
+            *("HDF5DataParameter", "HDF5OutputParameter", "MemoryDataParameter"),
+            *("DummyDataParameter", "InputParameter"),
+        ],
+        "data.md",
+    ),
+}
 _SCALARS = {
     number: name.removeprefix("TYPE_").lower()
     for name, number in vars(FieldDescriptor).items()
