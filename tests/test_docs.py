@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from engine import proto
+from engine.comm.settings import VARIABLES
 from engine.solver.schedules import REQUIRED
 from engine.solver.update import RULES
 from tests.mpi import REPO
@@ -15,6 +16,7 @@ DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
 # The messages of which a document has to list every field.
 LISTED = {
     "SolverParameter": "solver.md",
+    "CommParameter": "cluster.md",
     **dict.fromkeys(
         [
             *("TransformationParameter", "ResizeParameter", "RandomResizeParameter", "RandomAspectRatioParameter"),
@@ -93,3 +95,25 @@ def _policy_curves():
 def test_every_update_rule_stands_in_the_solvers_page():
     told = tables((REPO / "docs/solver.md").read_text())["type"]
     assert {name for name in told if name in RULES} == set(RULES)
+
+
+def test_every_variable_of_the_environment_stands_in_the_clusters_page():
+    told = {name for cell in tables((REPO / "docs/cluster.md").read_text())["variable"] for name in cell.split("`, `")}
+    sources = [REPO / "setup.py", *(REPO / "engine").rglob("*.py")]
+    own = {name for path in sources for name in re.findall(r'"(ENGINE_[A-Z_]+)"', path.read_text())}
+    assert told >= {*own, *VARIABLES}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for target, heading in re.findall(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)", document.read_text()):
+        path = document.parent / target if target else document
+        assert path.exists(), f"{document.name}: {target}"
+        assert not heading or heading in _anchors(path.read_text()), f"{document.name}: {target}#{heading}"
+
+
+def _anchors(text):
+    """GitHub's names of headings."""
+    return {
+        re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
