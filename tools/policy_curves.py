@@ -37,17 +37,22 @@ WARM_UP = {"poly": "power: 1  warmup_iter: 200  warmup_start_lr: 0.01"}  # a pan
 
 
 def loss(iteration: int) -> float:
-    """A smoothed loss for plateau to read: it falls until iteration 300, stands still, and falls again from 600."""
+    """Returns a smoothed loss for plateau: it falls until iteration 300, stands still, and falls again from 600 on."""
     falling = min(iteration, 300) + max(0, iteration - 600)
     return 1 - falling / ITERATIONS
 
 
-def curve(policy: str, fields: str) -> list[float]:
-    """The rate of each iteration."""
+def solver(policy: str, fields: str) -> proto.SolverParameter:
+    """Returns the SolverParameter of an example."""
     param = text_format.Parse(fields, proto.SolverParameter(lr_policy=policy, max_iter=ITERATIONS))
     if policy != "multifixed":
         param.base_lr = 0.1
-    rate = learning_rate(param)
+    return param
+
+
+def curve(policy: str, fields: str) -> list[float]:
+    """Returns the rate of each iteration."""
+    rate = learning_rate(solver(policy, fields))
     rates = []
     for iteration in range(ITERATIONS):
         if isinstance(rate, Plateau):
