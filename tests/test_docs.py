@@ -13,6 +13,8 @@ from engine.solver.validate import validate
 from tests.mpi import REPO
 
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+# What a path that a document names begins with.
+ROOMS = ("csrc", "docs", "engine", "examples", "nets", "proto", "solvers", "tests", "tools")
 # The messages of which a document has to list every field.
 LISTED = {
     "SolverParameter": "solver.md",
@@ -138,3 +140,24 @@ def _anchors(text):
     return {
         re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_exist(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    missing = [path for path in paths(text) if not (REPO / path).exists()]
+    assert not missing
+
+
+def paths(text):
+    """Those that stand in backticks, alone or in a command."""
+    words = [word for span in re.findall(r"`([^`\n]+)`", text) for word in span.split()]
+    return [word for word in words if word.split("/")[0] in ROOMS and "/" in word]
+
+
+def test_the_readme_is_short_and_answers_with_three_files_at_most():
+    text = (REPO / "README.md").read_text()
+    assert len(text.splitlines()) < 120
+    answers = tables(text)["question"]
+    assert len(answers) >= 10
+    assert all(1 <= len(paths(cells[0])) <= 3 for cells in answers.values())
