@@ -39,8 +39,9 @@ class Solver:
         solver.solve()
 
     observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
-    every blob and gradient. feeder: what feeds the nets, made as a Feeder is. `on_gradients`, if set, is called before each update, when this rank's gradients are complete.
-    Raises the exceptions of engine.errors for whatever cannot be read, built or run.
+    every blob and gradient. feeder: what feeds the nets, made as a Feeder is. `on_gradients`, if set, is called before
+    each update, when this rank's gradients are complete. Raises the exceptions of engine.errors for whatever cannot be
+    read, built or run.
     """
 
     def __init__(

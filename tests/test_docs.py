@@ -1,0 +1,163 @@
+"""The documents say what the code says: fields with types and defaults, policies, rules, variables, paths, links."""
+
+import importlib.util
+import re
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from engine import proto
+from engine.comm.settings import VARIABLES
+from engine.errors import ConfigError
+from engine.solver.validate import validate
+from tests.mpi import REPO
+
+DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+# What a path that a document names begins with.
+ROOMS = ("csrc", "docs", "engine", "examples", "nets", "proto", "solvers", "tests", "tools")
+# The messages of which a document has to list every field.
+LISTED = {
+    "SolverParameter": "solver.md",
+    "CommParameter": "cluster.md",
+    **dict.fromkeys(
+        [
+            *("TransformationParameter", "ResizeParameter", "RandomResizeParameter", "RandomAspectRatioParameter"),
+            *("DistortionParameter", "ExpansionParameter", "BatchSampler", "Sampler", "EmitConstraint"),
+            *("DataParameter", "AnnotatedDataParameter", "ImageDataParameter", "WindowDataParameter"),
+            *("HDF5DataParameter", "HDF5OutputParameter", "MemoryDataParameter"),
+            *("DummyDataParameter", "InputParameter"),
+        ],
+        "data.md",
+    ),
+}
+_SCALARS = {
+    number: name.removeprefix("TYPE_").lower()
+    for name, number in vars(FieldDescriptor).items()
+    if name.startswith("TYPE_")
+}
+
+
+def tables(text):
+    """First cell of a header -> first cell of a row -> the other cells; tables of one header are put together."""
+    found = {}
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *rows = (_cells(line) for line in table.splitlines())
+        found.setdefault(head[0].strip("`"), {}).update({row[0].strip("`"): row[1:] for row in rows})
+    return found
+
+
+def _cells(line):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def schema(message):
+    """Field -> [type, default], in proto's words; "" where the schema has no default."""
+    return {field.name: [_type(field), _default(field)] for field in message.DESCRIPTOR.fields}
+
+
+def _type(field):
+    named = field.message_type or field.enum_type
+    return ("" if field.has_presence else "repeated ") + (named.name if named else _SCALARS[field.type])
+
+
+def _default(field):
+    if not field.has_default_value:
+        return ""
+    if field.enum_type:
+        return field.enum_type.values_by_number[field.default_value].name
+    value = field.default_value
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize(("name", "document"), LISTED.items())
+def test_every_field_stands_with_its_type_and_default(name, document):
+    told = tables((REPO / "docs" / document).read_text())[name]
+    assert {field: cells[:2] for field, cells in told.items()} == schema(getattr(proto, name))
+    assert all(cells[2].endswith(".") for cells in told.values()), "a meaning is a sentence"
+
+
+def test_every_policy_stands_with_what_it_needs_and_has_a_curve():
+    told = tables((REPO / "docs/solver.md").read_text())["policy"]
+    assert set(told) == known("lr_policy")
+    curves = _policy_curves()
+    assert set(curves.EXAMPLES) == set(told)
+    drawn = (REPO / "docs/policies.svg").read_text()
+    for policy, cells in told.items():
+        param = curves.solver(policy, curves.EXAMPLES[policy])
+        assert complaint(param) == ""
+        for field in re.findall(r"`(\w+)`", cells[1]):
+            less = type(param).FromString(param.SerializeToString())
+            less.ClearField(field)
+            assert f"lr_policy '{policy}' needs {field}" in complaint(less)
+        assert len(curves.curve(policy, curves.EXAMPLES[policy])) == curves.ITERATIONS
+        assert f">{policy}</text>" in drawn, "run `python tools/policy_curves.py`"
+
+
+def known(field):
+    """The names that the error for an unknown one lists."""
+    found = re.search(r"'\?'.*; known: (.*)", complaint(proto.SolverParameter(**{field: "?"})))
+    return set(found[1].split(", "))
+
+
+def complaint(param):
+    """What the checks of a solver say of it, "" if nothing."""
+    try:
+        validate(param)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _policy_curves():
+    spec = importlib.util.spec_from_file_location("policy_curves", REPO / "tools/policy_curves.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_update_rule_stands_in_the_solvers_page():
+    told = tables((REPO / "docs/solver.md").read_text())["type"]
+    assert {name for name in told if "`" not in name} == known("type")
+
+
+def test_every_variable_of_the_environment_stands_in_the_clusters_page():
+    told = {name for cell in tables((REPO / "docs/cluster.md").read_text())["variable"] for name in cell.split("`, `")}
+    sources = [REPO / "setup.py", *(REPO / "engine").rglob("*.py")]
+    own = {name for path in sources for name in re.findall(r'"(ENGINE_[A-Z_]+)"', path.read_text())}
+    assert told >= {*own, *VARIABLES}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for target, heading in re.findall(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)", document.read_text()):
+        path = document.parent / target if target else document
+        assert path.exists(), f"{document.name}: {target}"
+        assert not heading or heading in _anchors(path.read_text()), f"{document.name}: {target}#{heading}"
+
+
+def _anchors(text):
+    """GitHub's names of headings."""
+    return {
+        re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_exist(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    missing = [path for path in paths(text) if not (REPO / path).exists()]
+    assert not missing
+
+
+def paths(text):
+    """Those that stand in backticks, alone or in a command."""
+    words = [word for span in re.findall(r"`([^`\n]+)`", text) for word in span.split()]
+    return [word for word in words if word.split("/")[0] in ROOMS and "/" in word]
+
+
+def test_the_readme_is_short_and_answers_with_three_files_at_most():
+    text = (REPO / "README.md").read_text()
+    assert len(text.splitlines()) < 120
+    answers = tables(text)["question"]
+    assert len(answers) >= 10
+    assert all(1 <= len(paths(cells[0])) <= 3 for cells in answers.values())
