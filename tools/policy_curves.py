@@ -15,7 +15,8 @@ if __name__ == "__main__":
 from google.protobuf import text_format  # noqa: E402
 
 from engine import proto  # noqa: E402
-from engine.solver.schedules import Plateau, learning_rate  # noqa: E402
+from engine.solver.schedules import LearningRate  # noqa: E402
+from engine.solver.state import PlateauState  # noqa: E402
 
 TARGET = ROOT / "docs/policies.svg"
 ITERATIONS = 1000
@@ -52,13 +53,8 @@ def solver(policy: str, fields: str) -> proto.SolverParameter:
 
 def curve(policy: str, fields: str) -> list[float]:
     """Returns the rate of each iteration."""
-    rate = LearningRate(solver(policy, fields))
-    rates = []
-    for iteration in range(ITERATIONS):
-        if isinstance(rate, Plateau):
-            rate.see(loss(iteration))
-        rates.append(rate(iteration))
-    return rates
+    rate, seen = LearningRate(solver(policy, fields)), PlateauState()
+    return [rate(iteration, loss(iteration), seen) for iteration in range(ITERATIONS)]
 
 
 def draw(path: Path) -> None:
