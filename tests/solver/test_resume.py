@@ -91,7 +91,7 @@ def test_what_is_too_large_is_known_before_training(photos, tmp_path, monkeypatc
     monkeypatch.setattr("engine.weights.protobuf.PROTOBUF_LIMIT", 5_000)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"HDF5 needs h5py: pip install engine\[hdf5\]"):
-        make_solver(MOMENTUM, photos, tmp_path).files.check_size()
+        make_solver(MOMENTUM, photos, tmp_path).snapshots.check_size()
 
 
 def test_weights_that_moved_with_their_state(photos, tmp_path):
