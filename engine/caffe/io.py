@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from engine.data.decode import BGR, decode_bytes
+from engine.data.decode import COLOR, decode_bytes
 from engine.errors import ConfigError, DataError
 from engine.proto import caffe_pb2
 
@@ -36,7 +36,7 @@ def load_image(filename: str | os.PathLike, color: bool = True) -> np.ndarray:
     """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Raises DataError."""
     try:
         with open(filename, "rb") as file:
-            pixels = np.asarray(decode_bytes(file.read(), BGR), np.float32) / 255
+            pixels = np.asarray(decode_bytes(file.read(), COLOR), np.float32) / 255
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the image: {error}", str(filename)) from None
     return pixels if color else (pixels @ _LUMINANCE)[:, :, np.newaxis]
