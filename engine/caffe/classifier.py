@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.caffe.io import Transformer, resize_image
 from engine.caffe.io import oversample as ten_crops
-from engine.caffe.io import resize_image
 from engine.caffe.net import Net
-from engine.caffe.transformer import Transformer
 from engine.proto import TEST
 
 

@@ -7,14 +7,12 @@ what goes into a net.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from engine.caffe.resize import resize_image
-from engine.caffe.transformer import Transformer
-from engine.data.decode import BGR, decode_bytes
-from engine.errors import DataError
+from engine.data.decode import COLOR, decode_bytes
+from engine.errors import ConfigError, DataError
 from engine.proto import caffe_pb2
 
 __all__ = [
@@ -38,7 +36,7 @@ def load_image(filename: str | os.PathLike, color: bool = True) -> np.ndarray:
     """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Raises DataError."""
     try:
         with open(filename, "rb") as file:
-            pixels = np.asarray(decode_bytes(file.read(), BGR), np.float32) / 255
+            pixels = np.asarray(decode_bytes(file.read(), COLOR), np.float32) / 255
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the image: {error}", str(filename)) from None
     return pixels if color else (pixels @ _LUMINANCE)[:, :, np.newaxis]
@@ -54,6 +52,128 @@ def oversample(images: Iterable[np.ndarray], crop_dims: Sequence[int]) -> np.nda
     crops = np.stack([images[:, y : y + height, x : x + width] for y, x in places], axis=1)
     both = np.concatenate([crops, crops[:, :, :, ::-1]], axis=1)
     return both.reshape(-1, height, width, images.shape[3])
+
+
+def resize_image(im: np.ndarray, new_dims: Sequence[int], interp_order: int = 1) -> np.ndarray:
+    """float32 (*new_dims, channels) of an image (h, w, channels) with any number of channels and any range of values.
+
+    interp_order 0 takes the nearest pixel, 1 interpolates linearly; pixels are squares whose centres lie at halves, and
+    what lies outside is as the edge. No smoothing before an image is made smaller. Raises ValueError for other orders.
+    """
+    if interp_order not in (0, 1):
+        raise ValueError(f"expected interp_order 0 (nearest) or 1 (linear), got {interp_order}")
+    result = np.asarray(im, np.float32)
+    for axis in (0, 1):
+        result = _resize_axis(result, axis, int(new_dims[axis]), interp_order)
+    return result
+
+
+def _resize_axis(im: np.ndarray, axis: int, size: int, order: int) -> np.ndarray:
+    if size == im.shape[axis]:
+        return im
+    last = im.shape[axis] - 1
+    at = (np.arange(size) + 0.5) * (im.shape[axis] / size) - 0.5
+    if order == 0:
+        return im.take(np.clip(np.rint(at), 0, last).astype(int), axis)
+    at = np.clip(at, 0, last)
+    low = np.floor(at).astype(int)
+    weight = (at - low).astype(np.float32).reshape([-1 if i == axis else 1 for i in range(im.ndim)])
+    return im.take(low, axis) * (1 - weight) + im.take(np.minimum(low + 1, last), axis) * weight
+
+
+class Transformer:
+    """Makes of images what the inputs of a net take, and back; `inputs` are the shapes (n, channels, height, width) of
+    its input blobs by name, each of which has its own settings.
+
+    preprocess() does what is set, in this order: resize, transpose, channel_swap, raw_scale, mean, input_scale. All
+    methods raise ConfigError for a name that is no input, and the setters for what does not fit its shape.
+    """
+
+    def __init__(self, inputs: Mapping[str, Sequence[int]]):
+        self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
+        self.transpose: dict[str, tuple[int, ...]] = {}
+        self.channel_swap: dict[str, tuple[int, ...]] = {}
+        self.raw_scale: dict[str, float] = {}
+        self.mean: dict[str, np.ndarray] = {}
+        self.input_scale: dict[str, float] = {}
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.inputs:
+            raise ConfigError(f"'{name}' is not an input of the net; inputs: {', '.join(self.inputs)}")
+        return self.inputs[name]
+
+    def preprocess(self, in_: str, data: np.ndarray) -> np.ndarray:
+        """An image (h, w, channels) as float32 in the shape of the input `in_`, without the batch."""
+        height, width = self._shape(in_)[2:]
+        image = np.asarray(data, np.float32)
+        if image.shape[:2] != (height, width):
+            image = resize_image(image, (height, width))
+        if in_ in self.transpose:
+            image = image.transpose(self.transpose[in_])
+        if in_ in self.channel_swap:
+            image = image[list(self.channel_swap[in_])]
+        if in_ in self.raw_scale:
+            image = image * np.float32(self.raw_scale[in_])
+        if in_ in self.mean:
+            image = image - self.mean[in_]
+        if in_ in self.input_scale:
+            image = image * np.float32(self.input_scale[in_])
+        return image
+
+    def deprocess(self, in_: str, data: np.ndarray) -> np.ndarray:
+        """The image (h, w, channels) of which preprocess() has made `data`, in the net's size."""
+        self._shape(in_)
+        image = np.array(data, np.float32).squeeze()
+        if image.ndim == 2:  # squeezed away, too: the one channel
+            image = image[np.newaxis]
+        if in_ in self.input_scale:
+            image /= self.input_scale[in_]
+        if in_ in self.mean:
+            image += self.mean[in_]
+        if in_ in self.raw_scale:
+            image /= self.raw_scale[in_]
+        if in_ in self.channel_swap:
+            image = image[np.argsort(self.channel_swap[in_])]
+        if in_ in self.transpose:
+            image = image.transpose(np.argsort(self.transpose[in_]))
+        return image
+
+    def set_transpose(self, in_: str, order: Sequence[int]) -> None:
+        """The axes of an image in the net's order: (2, 0, 1) makes (channels, h, w) of (h, w, channels)."""
+        if len(order) != len(self._shape(in_)) - 1:
+            raise ConfigError(f"input '{in_}': expected the order of {len(self._shape(in_)) - 1} axes, got {order}")
+        self.transpose[in_] = tuple(order)
+
+    def set_channel_swap(self, in_: str, order: Sequence[int]) -> None:
+        """The order of channels: (2, 1, 0) makes BGR of RGB."""
+        channels = self._shape(in_)[1]
+        if sorted(order) != list(range(channels)):
+            raise ConfigError(f"input '{in_}': expected the order of {channels} channels, got {order}")
+        self.channel_swap[in_] = tuple(order)
+
+    def set_raw_scale(self, in_: str, scale: float) -> None:
+        """A factor for the image before the mean is subtracted: 255, for a mean of bytes."""
+        self._shape(in_)
+        self.raw_scale[in_] = scale
+
+    def set_mean(self, in_: str, mean: np.ndarray) -> None:
+        """What is subtracted: a value for each channel, or an image (channels, h, w), resized to the input's."""
+        channels, height, width = self._shape(in_)[1:]
+        mean = np.asarray(mean, np.float32)
+        if mean.ndim == 1:
+            mean = mean[:, np.newaxis, np.newaxis]
+        if mean.ndim == 2:
+            mean = mean[np.newaxis]
+        if mean.ndim != 3 or mean.shape[0] not in (1, channels):
+            raise ConfigError(f"input '{in_}': expected a mean of {channels} channels, got the shape {mean.shape}")
+        if mean.shape[1:] not in ((1, 1), (height, width)):
+            mean = resize_image(mean.transpose(1, 2, 0), (height, width)).transpose(2, 0, 1)
+        self.mean[in_] = mean
+
+    def set_input_scale(self, in_: str, scale: float) -> None:
+        """A factor for everything, after the mean."""
+        self._shape(in_)
+        self.input_scale[in_] = scale
 
 
 # Messages

@@ -9,29 +9,36 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine import proto
 from engine.caffe import mode
-from engine.caffe.batches import BatchedRuns
 from engine.caffe.blobs import NetBlob, ParamBlob
 from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
-from engine.caffe.properties import Properties
 from engine.config import Config, read_net
 from engine.errors import EngineError
-from engine.layers.base import Parameter
+from engine.layers.base import Layer, Parameter
 from engine.layers.python import ShapesChanged
 from engine.layers.python_layer import Shape
 from engine.net import Net as EngineNet
 from engine.net import NetOptions
 from engine.weights import hdf5, read_caffemodel, write_caffemodel
 
+Arrays = dict[str, np.ndarray]
 
-class Net(Properties, BatchedRuns):
+
+class LayerView:
+    """An element of net.layers: `type`, `name`, and its parameters as `blobs`."""
+
+    def __init__(self, layer: Layer, blobs: list[ParamBlob]):
+        self.type, self.name, self.blobs = layer.type, layer.name, blobs
+
+
+class Net:
     """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
 
     `level` and `stages` choose among the layers as their include rules say. Every blob is kept, nothing is fused, and
@@ -105,6 +112,50 @@ class Net(Properties, BatchedRuns):
         self._layer_names = [layer.name for layer in self._live.layers]
         self._blob_names = list(self.blobs)
 
+    # What it is made of
+
+    def _layer_view(self, layer: Layer) -> Any:
+        return layer.user if layer.type == "Python" else LayerView(layer, self.params.get(layer.name, []))
+
+    @property
+    def name(self) -> str:
+        return self._live.net.name
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the blobs of Input layers."""
+        return [top.name for layer in self._live.layers if layer.type == "Input" for top in layer.tops]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the blobs that no layer reads, sorted as Caffe does."""
+        return sorted(blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs)
+
+    @property
+    def layer_dict(self) -> OrderedDict[str, Any]:
+        return OrderedDict(zip(self._layer_names, self.layers))
+
+    @property
+    def bottom_names(self) -> OrderedDict[str, list[str]]:
+        return OrderedDict((layer.name, list(layer.message.bottom)) for layer in self._live.layers)
+
+    @property
+    def top_names(self) -> OrderedDict[str, list[str]]:
+        return OrderedDict((layer.name, list(layer.message.top)) for layer in self._live.layers)
+
+    def _bottom_ids(self, layer: int) -> list[int]:
+        """Places in _blob_names."""
+        return [self._blob_names.index(name) for name in self._live.layers[layer].message.bottom]
+
+    def _top_ids(self, layer: int) -> list[int]:
+        """Places in _blob_names."""
+        return [self._blob_names.index(name) for name in self._live.layers[layer].message.top]
+
+    @property
+    def blob_loss_weights(self) -> OrderedDict[str, float]:
+        weights = {top: weight for _, top, weight in self._live.net.losses()}
+        return OrderedDict((name, weights.get(name, 0.0)) for name in self.blobs)
+
     # Running
 
     def forward(self, blobs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **inputs):
@@ -167,6 +218,41 @@ class Net(Properties, BatchedRuns):
         if name not in self._layer_names:
             raise ValueError(f"the net has no layer '{name}'; layers: {', '.join(self._layer_names)}")
         return self._layer_names.index(name)
+
+    def forward_all(self, blobs: Sequence[str] | None = None, **inputs: np.ndarray) -> Arrays:
+        """Runs any number of samples in batches, the last one padded with zeros; returns outputs and `blobs` of all
+        samples."""
+        total = self._samples(inputs)
+        return _joined([_copies(self.forward(blobs=blobs, **batch)) for batch in self._split(inputs)], total)
+
+    def forward_backward_all(
+        self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **given: np.ndarray
+    ) -> tuple[Arrays, Arrays]:
+        """As forward_all, and backward on the gradients of outputs among `given`; returns (blobs, diffs)."""
+        inputs = {name: values for name, values in given.items() if name in self.inputs}
+        tops = {name: values for name, values in given.items() if name not in self.inputs}
+        total = self._samples(inputs)
+        forwards, backwards = [], []
+        top_batches = self._split(tops) if tops else iter(lambda: {}, None)
+        for batch, top_batch in zip(self._split(inputs), top_batches):
+            forwards.append(_copies(self.forward(blobs=blobs, **batch)))
+            backwards.append(_copies(self.backward(diffs=diffs, **top_batch)))
+        return _joined(forwards, total), _joined(backwards, total)
+
+    def _samples(self, given: Arrays) -> int:
+        if not given:
+            raise ValueError(f"expected arrays for the inputs {', '.join(self.inputs)}")
+        return len(next(iter(given.values())))
+
+    def _split(self, given: Arrays) -> Iterator[Arrays]:
+        size = self.blobs[next(iter(given))].num
+        for begin in range(0, self._samples(given), size):
+            batch = {}
+            for name, values in given.items():
+                values = np.asarray(values, np.float32)[begin : begin + size]
+                missing = np.zeros((size - len(values), *values.shape[1:]), np.float32)
+                batch[name] = np.concatenate([values, missing])
+            yield batch
 
     def clear_param_diffs(self) -> None:
         self._live.clear_parameter_diffs()
@@ -258,3 +344,16 @@ class Net(Properties, BatchedRuns):
             raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
         self._live.push()
         hdf5.write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())
+
+
+def _copies(arrays: Arrays) -> Arrays:
+    return {name: np.array(values) for name, values in arrays.items()}
+
+
+def _joined(batches: list[Arrays], total: int) -> Arrays:
+    """Blobs without a batch axis (losses) have one value for each batch."""
+    result = {}
+    for name in batches[0]:
+        arrays = [batch[name] for batch in batches]
+        result[name] = np.concatenate(arrays)[:total] if arrays[0].ndim else np.array(arrays)
+    return result

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import BGR, GRAY, UndecodableImage, decode_bytes
+from engine.data.decode import COLOR, GRAY, UndecodableImage, decode_bytes
 from engine.data.image_tree import FolderTree, ZipTree, class_folders, open_tree, read_list
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.data.ordered_map import ordered_map
@@ -113,7 +113,7 @@ def convert_imageset(
     entries = read_list(list_file) if list_file else class_folders(tree, root)
     if shuffle:
         entries = [entries[i] for i in np.random.RandomState(seed).permutation(len(entries))]
-    color = GRAY if gray else BGR
+    color = GRAY if gray else COLOR
     encode = _Encoder(tree, root, color, resize_height, resize_width, encoded or bool(encode_type), encode_type)
     conversion = Conversion()
     items = _items(ordered_map(encode, entries, threads or data_threads()), conversion, skip_bad_images)

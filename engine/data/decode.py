@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Caffe's order (B, G, R). Each form is made where it costs no copy, and turned into the other where that is needed.
 AnyImage: TypeAlias = "Image.Image | np.ndarray"
 
-BGR, GRAY = "RGB", "L"  # Pillow's names; it keeps colours as RGB, and as_array() turns them around
+COLOR, GRAY = "RGB", "L"  # Pillow's modes; as_array() turns its R, G, B around to Caffe's B, G, R
 
 
 class ImageError(ValueError):
@@ -39,7 +39,7 @@ def parse_datum(value: bytes) -> Datum:
 
 
 def decode(datum: Datum, color: str | None = None) -> AnyImage:
-    """The image of a Datum. color: BGR or GRAY to force one; None keeps grey grey and makes all else BGR.
+    """The image of a Datum. color: COLOR or GRAY to force one; None keeps grey grey and makes all else COLOR.
 
     Raises ImageError, UndecodableImage.
     """
@@ -64,7 +64,7 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
         raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {reason}") from None
     if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    color = color or (GRAY if image.mode in ("1", "L", "LA") else BGR)
+    color = color or (GRAY if image.mode in ("1", "L", "LA") else COLOR)
     return image if image.mode == color else image.convert(color)
 
 
@@ -90,7 +90,7 @@ def as_pillow(image: AnyImage) -> Image.Image:
             "that takes 1 or 3 channels of bytes"
         )
     planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in image.transpose(2, 0, 1)]
-    return planes[0] if len(planes) == 1 else Image.merge(BGR, planes[::-1])
+    return planes[0] if len(planes) == 1 else Image.merge(COLOR, planes[::-1])
 
 
 def as_array(image: AnyImage) -> np.ndarray:

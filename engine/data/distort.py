@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from engine.data.decode import BGR
+from engine.data.decode import COLOR
 from engine.data.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def make_distort(param: DistortionParameter) -> Callable[[Image.Image, KeyedRand
         for change in order:
             if random.uniform(0, 1) < probabilities[change]:
                 image = change(image, random)
-        if image.mode == BGR and random.uniform(0, 1) < param.random_order_prob:
+        if image.mode == COLOR and random.uniform(0, 1) < param.random_order_prob:
             planes = list(image.split())
-            image = Image.merge(BGR, [planes.pop(random.integer(0, left)) for left in (2, 1, 0)])
+            image = Image.merge(COLOR, [planes.pop(random.integer(0, left)) for left in (2, 1, 0)])
         return image
 
     return distort
@@ -64,8 +64,8 @@ def _table(change: Callable[[int], float]) -> list[int]:
 
 def _in_hsv(image: Image.Image, channel: int, table: list[int]) -> Image.Image:
     """One channel of hue, saturation, value changed."""
-    if image.mode != BGR:
+    if image.mode != COLOR:
         return image
     planes = list(image.convert("HSV").split())
     planes[channel] = planes[channel].point(table)
-    return Image.merge("HSV", planes).convert(BGR)
+    return Image.merge("HSV", planes).convert(COLOR)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.data import batch_size_of, open_data, source_of
-from engine.data.hdf5_output import HDF5Output
+from engine.data.hdf5_writer import HDF5Writer
 from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
 from engine.errors import ConfigError, DataError
@@ -51,7 +51,7 @@ class Feeder:
         self._batches: dict[str, Prefetcher] = {}
         self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
         self._keys: list[str] = []  # of the batch in use
-        self._files: dict[str, HDF5Output] = {}  # by layer
+        self._files: dict[str, HDF5Writer] = {}  # by layer
         self.decoded: tuple[int, int] | None = None  # when the batch in use was
 
     def shapes_of(self, message: Any, where: str) -> list[Shape]:
@@ -87,7 +87,7 @@ class Feeder:
         """Makes the net's HDF5Output layers write their bottoms after every forward. Raises ConfigError, DataError."""
         for layer in net.sinks:
             if layer.name not in self._files:
-                self._files[layer.name] = HDF5Output(layer.message, layer.where, self._rank, self._ranks)
+                self._files[layer.name] = HDF5Writer(layer.message, layer.where, self._rank, self._ranks)
         net.on_forward = self._write
 
     def _write(self, net: Net) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from engine.data.boxes import WHOLE, Patch, make_emit, overlaps, seen_from
-from engine.data.decode import BGR, GRAY
+from engine.data.decode import COLOR, GRAY
 from engine.data.keyed_random import KeyedRandom
 from engine.errors import ConfigError
 
@@ -31,7 +31,7 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
     if expand.max_expand_ratio < 1:
         raise ConfigError(f"max_expand_ratio: expected 1 or more, got {expand.max_expand_ratio:g}", where)
     means = [round(value) for value in reversed(param.mean_value)] or [0]
-    colours = {GRAY: means[-1], BGR: tuple(means * 3)[:3]}
+    colours = {GRAY: means[-1], COLOR: tuple(means * 3)[:3]}
 
     def apply(image: Image.Image, boxes: np.ndarray, random: KeyedRandom) -> tuple[Image.Image, np.ndarray]:
         if random.uniform(0, 1) > expand.prob or expand.max_expand_ratio - 1 < _NEARLY_NOTHING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine import proto
-from engine.data.decode import BGR, GRAY, AnyImage, ImageError, as_array, as_pillow
+from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow
 from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
@@ -33,10 +33,10 @@ def crop_shape(param: TransformationParameter, where: str | None = None) -> tupl
 
 
 def forced_color(param: TransformationParameter, where: str | None = None) -> str | None:
-    """BGR, GRAY or None. Raises ConfigError."""
+    """COLOR, GRAY or None. Raises ConfigError."""
     if param.force_color and param.force_gray:
         raise ConfigError("force_color and force_gray exclude each other", where)
-    return BGR if param.force_color else GRAY if param.force_gray else None
+    return COLOR if param.force_color else GRAY if param.force_gray else None
 
 
 class Cut(NamedTuple):
@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 class Transformer:
     """One transform_param in one phase. It has no state: apply() may be called from several threads.
 
-    color: what images must be decoded to, BGR or GRAY; None leaves grey grey.
+    color: what images must be decoded to, COLOR or GRAY; None leaves grey grey.
     Raises ConfigError for a transform_param that cannot be used, DataError for a mean_file that cannot be read.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine import proto
 from engine.config import Config
-from engine.data.decode import BGR, GRAY, ImageError, decode_bytes
+from engine.data.decode import COLOR, GRAY, ImageError, decode_bytes
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
 from engine.data.source_shapes import SourceShapes
@@ -61,7 +61,7 @@ class Classifier:
             content = Path(picture).read_bytes()
             pixels = np.empty(self._shape, np.float32)
             self._transformer.apply(
-                decode_bytes(content, GRAY if self._shape[0] == 1 else BGR), KeyedRandom(0, 0, 0), pixels
+                decode_bytes(content, GRAY if self._shape[0] == 1 else COLOR), KeyedRandom(0, 0, 0), pixels
             )
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", picture) from None

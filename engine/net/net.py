@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from engine.config import Config
-from engine.errors import DataError
+from engine.errors import DataError, WeightsError, shape_text
 from engine.graph.build import TRAIN, build
 from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
@@ -21,7 +21,7 @@ from engine.layers.builder import Builder
 from engine.layers.fillers import fill_parameter
 from engine.net.blobs import BlobView, Placed
 from engine.net.options import DEFAULT, NetOptions
-from engine.net.weights import copies_by_layer, load_by_layer
+from engine.weights import intel
 
 if TYPE_CHECKING:
     from engine.watchdog.board import Board
@@ -236,15 +236,46 @@ class Net:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
         return self.graph.all_params
 
-    def weights_by_layer(self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})):
+    def weights_by_layer(
+        self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})
+    ) -> dict[str, list[np.ndarray]]:
         """Row-major copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: the whole arrays of
         the parameters of which this net holds a part."""
-        return copies_by_layer(self, wholes)
+        result: dict[str, list[np.ndarray]] = {}
+        for parameter in self.all_params():
+            values = wholes.get(parameter)
+            if values is None:
+                values = self.tensor_of[parameter.owner or parameter].get().reshape(parameter.shape)
+            result.setdefault(parameter.layer, []).append(values)
+        return result
 
     def load_weights(self, blobs: dict[str, list[np.ndarray]], source: str) -> list[str]:
         """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose parameters
         `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes differ."""
-        return load_by_layer(self, blobs, source)
+        blobs = intel.separated(self.message, blobs, source)
+        mine: dict[str, list[Parameter]] = {}
+        for parameter in self.all_params():
+            mine.setdefault(parameter.layer, []).append(parameter)
+        fitted = []
+        for layer, params in mine.items():
+            if layer in blobs and len(blobs[layer]) != len(params):
+                raise WeightsError(
+                    f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source
+                )
+            for parameter, values in zip(params, blobs.get(layer, []), strict=False):
+                if values is None:
+                    continue
+                if not _fits(values.shape, parameter.whole_shape):
+                    raise WeightsError(
+                        f"layer '{layer}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "
+                        f"{shape_text(parameter.whole_shape)}; give the layer another name to start it afresh",
+                        source,
+                    )
+                fitted.append((parameter, values))
+        for parameter, values in fitted:  # only once everything fits
+            values = parameter.part_of(values.reshape(parameter.whole_shape))
+            self.tensor_of[parameter.owner or parameter].set(np.ascontiguousarray(values, np.float32).ravel())
+        return [layer for layer in mine if layer not in blobs]
 
     # Running
 
@@ -307,3 +338,21 @@ class Net:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False)
             if weight
         ]
+
+
+def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Files from before 2015 hold four axes for everything: leading ones do not count there. A vector is one however
+    many ones stand around it."""
+
+    def squeezed(shape):
+        shape = tuple(shape)
+        while shape and shape[0] == 1:
+            shape = shape[1:]
+        return shape
+
+    def vector(shape):
+        return [size for size in shape if size != 1]
+
+    if tuple(given) == tuple(wanted) or (len(given) == 4 and squeezed(given) == squeezed(wanted)):
+        return True
+    return len(vector(wanted)) <= 1 and vector(given) == vector(wanted)

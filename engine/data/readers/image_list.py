@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from engine.data.decode import BGR, GRAY, AnyImage, decode_bytes
+from engine.data.decode import COLOR, GRAY, AnyImage, decode_bytes
 from engine.data.image_tree import read_list
 from engine.data.reader import PictureReader, Request, Shape, random_first
 from engine.data.registry import reader
@@ -30,7 +30,7 @@ class ImageListReader(PictureReader):
         self.name = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         self._entries = read_list(self.name, request.where)
         self._root = param.root_folder  # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
-        self._color = BGR if param.is_color else GRAY
+        self._color = COLOR if param.is_color else GRAY
         self._size = (param.new_width, param.new_height)
         self.size = len(self._entries)
         self.shuffle = param.shuffle

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.data.decode import BGR, ImageError, as_array, decode_bytes
+from engine.data.decode import COLOR, ImageError, as_array, decode_bytes
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
 from engine.data.reader import Reader, Request, Sample, Shape
@@ -62,7 +62,7 @@ class WindowReader(Reader):
         mirrored = self._mirror and random.coin()
         try:
             with open(path, "rb") as file:
-                picture = decode_bytes(file.read(), BGR)
+                picture = decode_bytes(file.read(), COLOR)
             self._crop.fill(out[0], picture, window, mirrored, self._mean, self._scale)
         except OSError as error:
             raise DataError(f"{self._list}: cannot read {path}: {error.strerror}", self._where) from None

@@ -1,4 +1,4 @@
-"""Writes the bottoms of HDF5Output layers to their files."""
+"""Writes the bottoms of HDF5Output layers to files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.errors import ConfigError, DataError
 NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe calls them
 
 
-class HDF5Output:
-    """One layer's file, made anew at the first batch; every later one is added to it."""
+class HDF5Writer:
+    """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it."""
 
     def __init__(self, message: Any, where: str | None, rank: int = 0, ranks: int = 1):
         """Raises ConfigError where several ranks would write one file, DataError without h5py."""
