@@ -116,6 +116,4 @@ class Display:
         solver, param = self._solver, self._solver.param
         saves = param.snapshot_prefix or param.snapshot or param.snapshot_after_train
         if solver.world.rank == 0 and saves:
-            path = plot.write_curve(self._curve, str(solver.files.prefix()))
-            if path:
-                log(f"Curve in {path}")
+            plot.write_curve(self._curve, str(solver.files.prefix()))

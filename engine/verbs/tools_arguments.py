@@ -100,10 +100,10 @@ def _add_plot_log(verbs) -> None:
         "plot_log",
         "plot the curves of runs from their logs",
         "Plots training and test loss, the other test results and the learning rate over the iterations, for one log "
-        "or several in the same plot. A PNG needs matplotlib (pip install engine[plot]); an SVG does not.",
+        "or several in the same plot. Needs matplotlib: pip install engine[plot].",
         "engine plot_log curve.png run.log\nengine plot_log both.svg fp32.log bf16.log",
     )
-    verb.add_argument("target", metavar="OUT", help="the picture: .png or .svg")
+    verb.add_argument("target", metavar="OUT", help="the picture: .png, .svg or .pdf")
     verb.add_argument("logs", metavar="LOG", nargs="+", help="logs of training runs, engine's or Caffe's")
 
 
