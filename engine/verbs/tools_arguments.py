@@ -52,7 +52,7 @@ def _add_draw_net(verbs) -> None:
         "draw_net",
         "draw a net",
         "Writes a picture of a net in one phase: a box for each layer, together with the in-place layers that follow "
-        "it, and an arrow for each blob, with its shape. Needs graphviz's program dot, except for .svg and .dot.",
+        "it, and an arrow for each blob, with its shape. Needs pygraphviz (pip install engine[plot]), except for .dot.",
         "engine draw_net nets/googlenet.prototxt googlenet.svg\n"
         "engine draw_net net.prototxt net.png --rankdir LR --phase TEST",
     )

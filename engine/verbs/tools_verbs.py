@@ -14,10 +14,9 @@ def draw_net(options: Namespace) -> int:
 
     log = _log()
     config = asked_net(options, options.model)
-    painter = draw_net(
-        net_graph(config, phase_of(options.phase), options.level or 0, options.stage), options.target, options.rankdir
-    )
-    log(f"Drawing net to {options.target} ({painter})")
+    graph = net_graph(config, phase_of(options.phase), options.level or 0, options.stage)
+    draw_net(graph, options.target, options.rankdir)
+    log(f"Drawing net to {options.target}")
     return 0
 
 
