@@ -158,6 +158,7 @@ SPEAKERS = {
     "PIL": ["data/"],
     "h5py": ["weights/hdf5.py", "data/h5.py"],
     "matplotlib": ["report/plot.py"],
+    "pygraphviz": ["report/draw_net.py"],
     "psutil": ["host/machine.py"],
     "tabulate": ["report/table.py"],
     "tqdm": ["report/progress.py"],

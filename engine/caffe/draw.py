@@ -22,9 +22,17 @@ def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None =
 
 
 def draw_net_to_file(caffe_net: Any, filename: str, rankdir: str = "LR", phase: int | None = None) -> None:
-    """Writes .png, .svg, .pdf or .dot. caffe_net: a NetParameter. rankdir: LR or TB (downwards). phase: the layers that
-    it has (default: TRAIN). Raises ConfigError for a net that cannot be built, EngineError where the kind of picture
-    needs graphviz, and there is none."""
+    """Writes a picture of a NetParameter.
+
+    Args:
+        filename: a .png, .svg, .pdf or .dot.
+        rankdir: LR or TB (downwards).
+        phase: that of the layers that it has (default: TRAIN).
+
+    Raises:
+        ConfigError: the net cannot be built.
+        EngineError: the kind of picture needs pygraphviz, which is not installed, or the file cannot be written.
+    """
     config = parse_net(str(caffe_net), caffe_net.name or "the net")
     phase = TRAIN if phase is None else phase
     graph = build(config, phase, shapes_of=SourceShapes(phase, config.notes.append))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.report import plot
-from engine.report.log import log
 from engine.report.observer import Observer, Run, StepRecord, TestRecord
 
 
@@ -29,6 +28,4 @@ class Curve(Observer):
 
     def end(self, trace) -> None:
         if self._run.world.rank == 0 and self._run.prefix:
-            path = plot.write_curve(self._points, self._run.prefix)
-            if path:
-                log(f"Curve in {path}")
+            plot.write_curve(self._points, self._run.prefix)

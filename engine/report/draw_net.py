@@ -1,9 +1,7 @@
-"""`engine draw_net`: a picture of a net, by graphviz if it is installed, else as an SVG drawn here."""
+"""`engine draw_net`: a picture of a net, laid out by the graphviz that pygraphviz carries."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +10,6 @@ from engine.errors import EngineError, shape_text
 from engine.files import atomic_write
 from engine.graph.build import Graph
 from engine.layers.base import Blob
-from engine.report.layered import draw
 
 # Type -> colour; others are grey.
 COLOURS = {
@@ -22,7 +19,7 @@ COLOURS = {
     **dict.fromkeys(("Concat", "Eltwise", "Slice", "Split"), "#ead1dc"),
 }
 LOSS, MEASURE, OTHER = "#f4cccc", "#fff2cc", "#eeeeee"
-_BY_DOT = (".png", ".svg", ".pdf", ".dot")
+KINDS = (".png", ".svg", ".pdf", ".dot")
 
 
 @dataclass(eq=False)
@@ -59,26 +56,35 @@ def _colour(layer_type: str) -> str:
     return COLOURS.get(layer_type, MEASURE if layer_type in ("Accuracy", "ArgMax", "Softmax") else OTHER)
 
 
-def draw_net(graph: Graph, target: str, rankdir: str = "TB") -> str:
-    """Writes target (.png, .svg, .pdf or .dot); returns what drew it. rankdir: TB (downwards) or LR.
+def draw_net(graph: Graph, target: str, rankdir: str = "TB") -> None:
+    """Writes a picture of a net.
 
-    Raises EngineError: another suffix, a picture that needs graphviz where there is none, a disk's reasons.
+    Args:
+        target: the file, of one of the KINDS; a .dot is graphviz's language, and needs no graphviz.
+        rankdir: TB (downwards) or LR.
+
+    Raises:
+        EngineError: target has another suffix, pygraphviz is not installed, or the file cannot be written.
     """
     suffix = Path(target).suffix
-    if suffix not in _BY_DOT:
-        raise EngineError(f"cannot draw '{suffix or 'a name without a suffix'}'; known: {', '.join(_BY_DOT)}", target)
-    nodes = nodes_of(graph)
-    if suffix == ".dot":
-        picture, painter = dot_text(graph.name, nodes, rankdir).encode(), "engine"
-    elif shutil.which("dot"):
-        picture, painter = _run_dot(dot_text(graph.name, nodes, rankdir), suffix[1:]), "graphviz"
-    elif suffix == ".svg":
-        picture, painter = draw(graph.name, nodes, rankdir).encode(), "engine"
-    else:
-        raise EngineError(f"{suffix} needs graphviz's program dot; install it, or name a .svg", target)
+    if suffix not in KINDS:
+        raise EngineError(f"cannot draw '{suffix or 'a name without a suffix'}'; known: {', '.join(KINDS)}", target)
+    text = dot_text(graph.name, nodes_of(graph), rankdir)
+    picture = text.encode() if suffix == ".dot" else _picture(text, suffix, target)
     with atomic_write(target) as file:
         file.write(picture)
-    return painter
+
+
+def _picture(text: str, suffix: str, target: str) -> bytes:
+    try:
+        import pygraphviz
+    except ImportError:
+        message = "drawing needs pygraphviz: pip install engine[plot]; or name a .dot, and give it to graphviz's dot"
+        raise EngineError(message, target) from None
+    try:
+        return pygraphviz.AGraph(string=text).draw(format=suffix[1:], prog="dot")
+    except ValueError as error:  # DotError, too
+        raise EngineError(f"graphviz cannot draw it: {error}", target) from None
 
 
 def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
@@ -101,11 +107,3 @@ def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
-
-
-def _run_dot(text: str, kind: str) -> bytes:
-    done = subprocess.run(["dot", f"-T{kind}"], input=text.encode(), capture_output=True, check=False)
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise EngineError(f"graphviz's dot failed: {reason[0]}")
-    return done.stdout

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.errors import EngineError
 from engine.files import atomic_write
+from engine.report.log import log, warn
 from engine.report.metrics import elements
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = (".png", ".svg", ".pdf")
 
 
 @dataclass
@@ -67,47 +77,47 @@ class History:
         return [panel for panel in panels if panel.series]
 
 
-def write_curve(history: History, prefix: str) -> str | None:
-    """Writes <prefix>_curve.png, or .svg where matplotlib is not installed; returns the path, None if there is nothing
-    to draw. Raises EngineError if it cannot be written."""
-    panels = history.panels()
+def write_curve(history: History, prefix: str) -> None:
+    """Writes <prefix>_curve.png and logs its name, or why there is none: no run fails because it cannot be drawn."""
+    panels, path = history.panels(), f"{prefix}_curve.png"
     if not panels:
-        return None
-    path = f"{prefix}_curve.{'png' if _matplotlib() else 'svg'}"
-    write_panels(path, history.title, panels)
-    return path
+        return
+    try:
+        write_panels(path, history.title, panels)
+    except EngineError as error:
+        warn(f"The curve is left out: {error}")
+    except Exception as error:  # whatever matplotlib, its settings or its cache of fonts come up with
+        warn(f"The curve is left out: {type(error).__name__}: {error}")
+    else:
+        log(f"Curve in {path}")
 
 
 def write_panels(path: str, title: str, panels: list[Panel]) -> None:
-    """Writes a .svg, or else a PNG. Raises EngineError if that needs matplotlib, or for a disk's reasons."""
-    if path.endswith(".svg"):
-        from engine.report.svg import draw
+    """Writes a picture of one of the KINDS, as path's suffix says.
 
-        with atomic_write(path) as file:
-            file.write(draw(title, panels).encode())
-        return
-    matplotlib = _matplotlib()
-    if matplotlib is None:
-        raise EngineError("a PNG needs matplotlib: pip install engine[plot], or name a .svg", path)
-    figure_canvas, figure_type = matplotlib
-    figure = figure_type(figsize=(9, 2.9 * len(panels) + 0.4), layout="constrained")
-    figure_canvas(figure)
-    _draw(figure, title, panels)
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png", dpi=110)
-
-
-def _matplotlib():
-    """Its canvas and figure, None where it is not installed."""
+    Raises:
+        EngineError: path has another suffix, matplotlib is not installed, or the file cannot be written.
+    """
+    suffix = Path(path).suffix
+    if suffix not in KINDS:
+        raise EngineError(f"cannot draw '{suffix or 'a name without a suffix'}'; known: {', '.join(KINDS)}", path)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of the cache of fonts that it is building
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        return None
-    return FigureCanvasAgg, Figure
+        raise EngineError("drawing needs matplotlib: pip install engine[plot]", path) from None
+
+    # Names are no formulas, and an SVG holds them as text.
+    with rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name in a script that no font has
+        figure = Figure(figsize=(9, 2.9 * len(panels) + 0.4), layout="constrained")
+        _draw(figure, title, panels)
+        with atomic_write(path) as file:
+            figure.savefig(file, format=suffix[1:], dpi=110)
 
 
-def _draw(figure, title: str, panels: list[Panel]) -> None:
+def _draw(figure: Figure, title: str, panels: list[Panel]) -> None:
     figure.suptitle(title)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):

@@ -14,7 +14,7 @@ from engine.report.plot import History, Panel, write_panels
 
 
 def plot_logs(paths: Sequence[str], target: str) -> None:
-    """Writes a PNG (needs matplotlib) or an SVG, as target's name ends. Raises DataError, EngineError."""
+    """Writes a .png, .svg or .pdf. Raises DataError, EngineError."""
     names = _names(paths)
     panels: dict[str, Panel] = {}
     for path, name in zip(paths, names, strict=True):

@@ -1,5 +1,5 @@
 """Writes a picture of a net in one phase: a box for each layer, together with the in-place layers that follow it, and
-an arrow for each blob, with its shape. Needs graphviz's program dot, except for .svg and .dot.
+an arrow for each blob, with its shape. Needs pygraphviz (pip install engine[plot]), except for .dot.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ def run(options: Namespace) -> int:
     set_up()
     config = asked_net(options, options.model)
     graph = net_graph(config, phase_of(options.phase), options.level or 0, options.stage)
-    painter = draw_net(graph, options.target, options.rankdir)
-    log(f"Drawing net to {options.target} ({painter})")
+    draw_net(graph, options.target, options.rankdir)
+    log(f"Drawing net to {options.target}")
     return 0

@@ -1,5 +1,5 @@
 """Plots training and test loss, the other test results and the learning rate over the iterations, for one log or
-several in the same plot. A PNG needs matplotlib (pip install engine[plot]); an SVG does not.
+several in the same plot. Needs matplotlib: pip install engine[plot].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EXAMPLES = [
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("target", metavar="OUT", help="the picture: .png or .svg")
+    parser.add_argument("target", metavar="OUT", help="the picture: .png, .svg or .pdf")
     parser.add_argument("logs", metavar="LOG", nargs="+", help="logs of training runs, engine's or Caffe's")
 
 

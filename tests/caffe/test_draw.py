@@ -1,5 +1,7 @@
 """caffe.draw: the pictures of `engine draw_net`."""
 
+import pytest
+
 import engine.caffe as caffe
 from engine.caffe import draw
 from engine.caffe import layers as L
@@ -7,6 +9,7 @@ from engine.proto import caffe_pb2
 
 
 def test_pictures(tmp_path):
+    pytest.importorskip("pygraphviz")
     n = caffe.NetSpec()
     n.data = L.Input(shape=dict(dim=[1, 4]))
     n.ip = L.InnerProduct(n.data, num_output=2)

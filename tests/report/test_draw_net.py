@@ -1,17 +1,15 @@
-"""Pictures and tables of nets have every layer, with graphviz and without."""
+"""Pictures and tables of nets have every layer, with pygraphviz and without."""
 
-import shutil
+import sys
 from xml.etree import ElementTree
 
 import pytest
 
 from engine import proto
-from engine.config import parse_net, read_net
+from engine.config import parse_net
 from engine.errors import EngineError
 from engine.examine.summarize import net_graph, summarize
 from engine.report.draw_net import draw_net, nodes_of
-from engine.report.layered import draw
-from tests.mpi import REPO
 
 SVG = "{http://www.w3.org/2000/svg}"
 NET = """
@@ -50,43 +48,45 @@ def test_layers_in_place_share_a_box(graph):
 
 
 @pytest.mark.parametrize("rankdir", ["TB", "LR"])
-def test_our_own_picture(graph, tmp_path, monkeypatch, rankdir):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert draw_net(graph, str(tmp_path / "x.svg"), rankdir) == "engine"
+def test_picture(graph, tmp_path, rankdir):
+    pytest.importorskip("pygraphviz")
+    draw_net(graph, str(tmp_path / "x.svg"), rankdir)
     root = ElementTree.parse(tmp_path / "x.svg").getroot()
-    assert root.find(f"{SVG}title").text == "a <net>"
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"conv (Convolution)", "num_output 4, bias_term false, pad 1, kernel_size 3", "+ relu (ReLU)"} <= set(texts)
-    boxes = [element for element in root.iter(f"{SVG}rect") if element.get("x")]
-    assert len(boxes) == 5 and len(list(root.iter(f"{SVG}path"))) == 5
-    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
-    with pytest.raises(EngineError, match=r"x.png: .png needs graphviz's program dot; install it, or name a .svg"):
-        draw_net(graph, str(tmp_path / "x.png"))
+    texts = {element.text for element in root.iter(f"{SVG}text")}
+    assert {"conv (Convolution)", "num_output 4, bias_term false, pad 1, kernel_size 3", "+ relu (ReLU)"} <= texts
+    assert {"join (Concat)", "y: 2 x 4 x 8 x 8"} <= texts
+    kinds = [element.get("class") for element in root.iter(f"{SVG}g")]
+    assert kinds.count("node") == kinds.count("edge") == 5
+    places = {e.find(f"{SVG}text").text: e.find(f"{SVG}text") for e in root.iter(f"{SVG}g") if e.get("class") == "node"}
+    first, last = places["x (Input)"], places["join (Concat)"]
+    along, across = (
+        abs(float(first.get(axis)) - float(last.get(axis))) for axis in ("yx" if rankdir == "TB" else "xy")
+    )
+    assert along > across
 
 
-def overlap(a, b) -> bool:
-    ends = []
-    for side, size in (("x", "width"), ("y", "height")):
-        (a0, a1), (b0, b1) = ((float(e.get(side)), float(e.get(side)) + float(e.get(size))) for e in (a, b))
-        ends.append(a0 < b1 and b0 < a1)
-    return all(ends)
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_other_kinds(graph, tmp_path, suffix, magic):
+    pytest.importorskip("pygraphviz")
+    draw_net(graph, str(tmp_path / f"x.{suffix}"))
+    assert (tmp_path / f"x.{suffix}").read_bytes().startswith(magic)
 
 
-def test_boxes_of_a_large_net_do_not_overlap():
-    nodes = nodes_of(net_graph(read_net(REPO / "nets/googlenet.prototxt"), proto.TRAIN))
-    root = ElementTree.fromstring(draw("GoogLeNet", nodes))
-    boxes = [element for element in root.iter(f"{SVG}rect") if element.get("x")]
-    assert len(boxes) == len(nodes) > 70
-    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+def test_a_picture_without_pygraphviz(graph, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+    with pytest.raises(
+        EngineError, match=r"x.svg: drawing needs pygraphviz: pip install engine\[plot\]; or name a .dot"
+    ):
+        draw_net(graph, str(tmp_path / "x.svg"))
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="needs graphviz")
-def test_graphviz(graph, tmp_path):
-    assert draw_net(graph, str(tmp_path / "x.svg")) == "graphviz"
-    texts = [element.text for element in ElementTree.parse(tmp_path / "x.svg").iter(f"{SVG}text")]
-    assert {"join (Concat)", "+ bn (BatchNorm)", "y: 2 x 4 x 8 x 8"} <= set(texts)
-    draw_net(graph, str(tmp_path / "x.png"))
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+def test_names_do_not_break_a_picture(tmp_path):
+    pytest.importorskip("pygraphviz")
+    name = r"日本 <b>\\N\" -> & charset=\"latin-1\""
+    text = f'layer {{ name: "{name}" type: "Input" top: "x" input_param {{ shape {{ dim: 2 }} }} }}'
+    draw_net(net_graph(parse_net(text), proto.TEST), str(tmp_path / "x.svg"))
+    texts = {element.text for element in ElementTree.parse(tmp_path / "x.svg").iter(f"{SVG}text")}
+    assert '日本 <b>\\N" -> & charset="latin-1" (Input)' in texts
 
 
 def test_graphviz_s_language(graph, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -78,20 +79,22 @@ def test_our_own_log(tmp_path, capfd):
 
 
 def test_curves(tmp_path):
+    pytest.importorskip("matplotlib")
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_text(CAFFE)
     plot_logs([str(tmp_path / "a.log"), str(tmp_path / "b.log")], str(tmp_path / "x.svg"))
     texts = {e.text for e in ElementTree.parse(tmp_path / "x.svg").iter("{http://www.w3.org/2000/svg}text")}
     assert {"a.log: train loss (smoothed)", "b.log: test accuracy", "a.log: learning rate"} <= texts
-    pytest.importorskip("matplotlib")
     plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_png_without_matplotlib(tmp_path, monkeypatch):
+def test_curves_that_cannot_be_drawn(tmp_path, monkeypatch):
     (tmp_path / "a.log").write_text(CAFFE)
-    monkeypatch.setattr("engine.report.plot._matplotlib", lambda: None)
-    with pytest.raises(EngineError, match=r"x.png: a PNG needs matplotlib: pip install engine\[plot\]"):
+    with pytest.raises(EngineError, match=r"x.gif: cannot draw '.gif'; known: .png, .svg, .pdf"):
+        plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.gif"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(EngineError, match=r"x.png: drawing needs matplotlib: pip install engine\[plot\]"):
         plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
 
 
