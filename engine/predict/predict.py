@@ -207,7 +207,7 @@ def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
     waits: list[list[int]] = [[] for _ in profile.forward]
     readies: list[list[int]] = [[] for _ in profile.forward]
     for bucket in buckets:
-        layers = [int(piece.name) for piece in bucket.pieces]
+        layers = [int(one.name) for one in bucket.ranges]
         for layer in layers:
             waits[layer].append(bucket.index)
         readies[min(layers)].append(bucket.index)
