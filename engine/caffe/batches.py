@@ -22,8 +22,8 @@ class BatchedRuns:
         """Runs any number of samples in batches, the last one padded with zeros; returns outputs and `blobs` of all
         samples."""
         total = self._samples(inputs)
-        parts = [self._copies(self.forward(blobs=blobs, **batch)) for batch in self._batches(inputs)]
-        return _joined(parts, total)
+        outputs = [self._copies(self.forward(blobs=blobs, **batch)) for batch in self._batches(inputs)]
+        return _joined(outputs, total)
 
     def forward_backward_all(
         self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **given: np.ndarray
@@ -59,10 +59,10 @@ class BatchedRuns:
         return {name: np.array(values) for name, values in arrays.items()}
 
 
-def _joined(parts: list[Arrays], total: int) -> Arrays:
+def _joined(outputs: list[Arrays], total: int) -> Arrays:
     """Blobs without a batch axis (losses) have one value for each batch."""
     result = {}
-    for name in parts[0]:
-        arrays = [part[name] for part in parts]
+    for name in outputs[0]:
+        arrays = [batch[name] for batch in outputs]
         result[name] = np.concatenate(arrays)[:total] if arrays[0].ndim else np.array(arrays)
     return result

@@ -229,4 +229,4 @@ def _drain(fd: int) -> None:
         if not any(unread):
             break
         time.sleep(0.01)
-    time.sleep(0.05)  # from the launcher's local part to mpiexec
+    time.sleep(0.05)  # from the launcher's process on this host to mpiexec

@@ -197,7 +197,7 @@ def seconds(profile: Profile, settings: CommSettings, network: Network) -> float
 
 
 def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
-    """Buckets as training cuts them, and each layer's part in them."""
+    """Buckets as training cuts them, and each layer's share of them."""
     parameters, offset = [], 0
     for layer in reversed(range(len(profile.forward))):
         if profile.gradients[layer]:
