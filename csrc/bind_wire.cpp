@@ -4,10 +4,10 @@
 
 namespace engine {
 
-// rows: (parts, stride), of which `count` are added up.
+// rows: (row_count, stride), of which `count` are added up.
 static void check_rows(const py::array& rows, int own, py::ssize_t count) {
     if (rows.ndim() != 2 || count > rows.shape(1) || own < 0 || own >= rows.shape(0))
-        throw py::value_error("rows must be (parts, stride), stride at least the size of the sum, own one of them");
+        throw py::value_error("rows must be (row_count, stride), stride at least the size of the sum, own one of them");
 }
 
 void bind_wire(py::module_& m) {
@@ -32,12 +32,12 @@ void bind_wire(py::module_& m) {
             const float* const mine = array_pointer<float>(values, count, "values");
             uint16_t* const to = array_pointer<uint16_t>(packed, count, "packed");
             float* const rest = array_pointer<float>(residual, count, "residual");
-            const int64_t parts = rows.shape(0), stride = rows.shape(1);
+            const int64_t row_count = rows.shape(0), stride = rows.shape(1);
             py::gil_scoped_release release;
-            sum_bf16(from, parts, stride, own, mine, rest, to, count);
+            sum_bf16(from, row_count, stride, own, mine, rest, to, count);
         },
         "rows"_a, "own"_a, "values"_a, "packed"_a, "residual"_a = py::none(),
-        "Sums the rows (parts, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.");
+        "Sums the rows (row_count, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.");
     m.def(
         "sum_rows",
         [](const py::array& rows, int own, const py::array& values) {
@@ -45,12 +45,12 @@ void bind_wire(py::module_& m) {
             check_rows(rows, own, count);
             const float* const from = array_pointer<float>(rows, rows.size(), "rows");
             float* const mine = array_pointer<float>(values, count, "values");
-            const int64_t parts = rows.shape(0), stride = rows.shape(1);
+            const int64_t row_count = rows.shape(0), stride = rows.shape(1);
             py::gil_scoped_release release;
-            sum_rows(from, parts, stride, own, mine, count);
+            sum_rows(from, row_count, stride, own, mine, count);
         },
         "rows"_a, "own"_a, "values"_a,
-        "Sums the rows (parts, stride) of float32 into `values`, which are what counts as row `own`.");
+        "Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.");
     m.def(
         "unpack_bf16",
         [](const py::array& packed, const py::array& values) {

@@ -111,16 +111,16 @@ void pack_bf16(const float* values, float* residual, uint16_t* packed, int64_t c
     residual ? pack_keeping(values, residual, packed, count) : pack(values, packed, count);
 }
 
-void sum_bf16(const uint16_t* rows, int64_t parts, int64_t stride, int64_t own, const float* values, float* residual,
-              uint16_t* packed, int64_t count) {
+void sum_bf16(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t own, const float* values,
+              float* residual, uint16_t* packed, int64_t count) {
     float sum[kBlock];
     uint16_t mine[kBlock];
     for (int64_t begin = 0; begin < count; begin += kBlock) {
         const int64_t size = std::min(kBlock, count - begin);
         std::fill(sum, sum + size, 0.f);
-        for (int64_t part = 0; part < parts; ++part) {
-            if (part != own) {
-                add(rows + part * stride + begin, sum, size);
+        for (int64_t row = 0; row < row_count; ++row) {
+            if (row != own) {
+                add(rows + row * stride + begin, sum, size);
             } else if (residual) {
                 pack_keeping(values + begin, residual + begin, mine, size);
                 add(mine, sum, size);
@@ -133,13 +133,13 @@ void sum_bf16(const uint16_t* rows, int64_t parts, int64_t stride, int64_t own, 
     }
 }
 
-void sum_rows(const float* rows, int64_t parts, int64_t stride, int64_t own, float* values, int64_t count) {
+void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count) {
     float sum[kBlock];
     for (int64_t begin = 0; begin < count; begin += kBlock) {
         const int64_t size = std::min(kBlock, count - begin);
         std::fill(sum, sum + size, 0.f);
-        for (int64_t part = 0; part < parts; ++part)
-            add(part == own ? values + begin : rows + part * stride + begin, sum, size);
+        for (int64_t row = 0; row < row_count; ++row)
+            add(row == own ? values + begin : rows + row * stride + begin, sum, size);
         std::memcpy(values + begin, sum, size_t(size) * sizeof(float));
     }
 }

@@ -10,14 +10,14 @@ namespace engine {
 // by rounding is added first, and what this one loses is kept there.
 void pack_bf16(const float* values, float* residual, uint16_t* packed, int64_t count);
 
-// Sums `parts` rows of bfloat16[count], `stride` apart, in float32, row after row, and rounds the result once. Row
+// Sums `row_count` rows of bfloat16[count], `stride` apart, in float32, row after row, and rounds the result once. Row
 // `own` is not read: it is `values` (float32[count]) as pack_bf16 packs them. What rounding the sum loses is added to
 // `residual` (float32[count], or null).
-void sum_bf16(const uint16_t* rows, int64_t parts, int64_t stride, int64_t own, const float* values, float* residual,
-              uint16_t* packed, int64_t count);
+void sum_bf16(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t own, const float* values,
+              float* residual, uint16_t* packed, int64_t count);
 
 // The same of float32, which lose nothing more; the sum takes the place of `values`.
-void sum_rows(const float* rows, int64_t parts, int64_t stride, int64_t own, float* values, int64_t count);
+void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count);
 
 void unpack_bf16(const uint16_t* packed, float* values, int64_t count);
 

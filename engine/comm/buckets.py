@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.host import _core
 
-# Measured, 102 MB on 2 ranks through shared memory: 22 ms in pieces of 2 to 16 MB (they stay in the cache), 47 in one.
+# Measured, 102 MB on 2 ranks through shared memory: 22 ms in buckets of 2 to 16 MB, which stay in the cache; 47 in one.
 BUCKET_BYTES = 8 << 20
 FLOAT_BYTES = 4
 # The last buckets hold what the next forward waits for at once: each is at most half of what remains, down to this.
@@ -18,8 +18,8 @@ TAPER_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Floats [begin, end) of the arena that belong to one parameter: all of it, or a part of a large one."""
+class ParameterRange:
+    """Floats [begin, end) of the arena that belong to one parameter: all of it, or some of a large one."""
 
     name: str
     begin: int
@@ -28,12 +28,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A contiguous range [begin, end) of the arena, in floats; complete when all of its pieces are."""
+    """A contiguous range [begin, end) of the arena, in floats; complete when all of its ranges are."""
 
     index: int
     begin: int
     end: int
-    pieces: tuple[Piece, ...]
+    ranges: tuple[ParameterRange, ...]
     parts: int = 1  # into which its layers are divided (model parallelism); every parts-th rank holds the same part
 
     @property
@@ -43,7 +43,7 @@ class Bucket:
     @property
     def name(self) -> str:
         """The parameters inside, for messages and the timeline: "fc6" or "conv5_2 .. conv4_1"."""
-        first, last = self.pieces[0].name, self.pieces[-1].name
+        first, last = self.ranges[0].name, self.ranges[-1].name
         return first if first == last else f"{first} .. {last}"
 
 
@@ -62,7 +62,7 @@ def make_buckets(
     """
     most = max(1, bucket_bytes // FLOAT_BYTES)
     total = max((offset + count for _, offset, count in parameters), default=0)
-    groups: list[list[Piece]] = []
+    groups: list[list[ParameterRange]] = []
     end_before, room, kind = 0, 0, 1
     for name, offset, count in parameters:
         if parts.get(name, 1) != kind:
@@ -72,13 +72,13 @@ def make_buckets(
         end_before = offset + count
         limit = min(most, max(TAPER_BYTES // FLOAT_BYTES, (total - offset) // 2))
         if count > limit:
-            groups.extend([piece] for piece in _cut(name, offset, count, limit))
+            groups.extend([one] for one in _cut(name, offset, count, limit))
             room = 0
         elif groups and count <= room:
-            groups[-1].append(Piece(name, offset, end_before))
+            groups[-1].append(ParameterRange(name, offset, end_before))
             room -= count
         else:
-            groups.append([Piece(name, offset, end_before)])
+            groups.append([ParameterRange(name, offset, end_before)])
             room = limit - count
     return [
         Bucket(i, group[0].begin, group[-1].end, tuple(group), parts.get(group[0].name, 1))
@@ -86,21 +86,21 @@ def make_buckets(
     ]
 
 
-def _cut(name: str, offset: int, count: int, limit: int) -> Iterable[Piece]:
-    """Equal pieces of at most `limit` floats, a multiple of a cache line (16 floats) but for the last."""
-    pieces = -(-count // limit)
-    step = -(-count // pieces)
+def _cut(name: str, offset: int, count: int, limit: int) -> Iterable[ParameterRange]:
+    """Equal ranges of at most `limit` floats, a multiple of a cache line (16 floats) but for the last."""
+    ranges = -(-count // limit)
+    step = -(-count // ranges)
     step = min(-(-step // 16) * 16, max(16, limit // 16 * 16))
     for begin in range(offset, offset + count, step):
-        yield Piece(name, begin, min(begin + step, offset + count))
+        yield ParameterRange(name, begin, min(begin + step, offset + count))
 
 
 def buckets_of(buckets: Iterable[Bucket]) -> dict[str, list[int]]:
     """The buckets that hold a parameter: a reader of it waits for all of these, its last writer completes them."""
     found: dict[str, list[int]] = {}
     for bucket in buckets:
-        for piece in bucket.pieces:
-            found.setdefault(piece.name, []).append(bucket.index)
+        for one in bucket.ranges:
+            found.setdefault(one.name, []).append(bucket.index)
     return found
 
 
@@ -113,12 +113,12 @@ def parameter_ranges(
 
     numbers: dict[str, int] = {}
     for bucket in buckets:
-        for piece in bucket.pieces:
-            numbers.setdefault(piece.name, len(numbers))
+        for one in bucket.ranges:
+            numbers.setdefault(one.name, len(numbers))
     return [
         [
-            _core.ParameterRange(piece.begin, piece.end, *multipliers.get(piece.name, (1.0, 1.0)), numbers[piece.name])
-            for piece in bucket.pieces
+            _core.ParameterRange(one.begin, one.end, *multipliers.get(one.name, (1.0, 1.0)), numbers[one.name])
+            for one in bucket.ranges
         ]
         for bucket in buckets
     ]

@@ -16,15 +16,15 @@ from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.world import Channel
 from engine.errors import CommError
 
-# MPI counts are 32-bit ints in most libraries; a piece of this many bytes also keeps their staging buffers small.
-PIECE_BYTES = 256 << 20
+# MPI counts are 32-bit ints in most libraries; messages of so many bytes also keep their staging buffers small.
+MESSAGE_BYTES = 256 << 20
 # How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
 # sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
 PATIENCE_SECONDS = 3.0
-# The least and the longest sleep between two looks at a request. While nothing comes, each is one of SLEEP_PARTS of the
+# The least and the longest sleep between two looks at a request. While nothing comes, each is a SLEEP_DIVISOR-th of the
 # time since something did; while something does, so long as the link needs for SLEEP_BYTES, which the system's socket
 # buffers hold.
-FIRST_SLEEP, LONGEST_SLEEP, SLEEP_PARTS, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
+FIRST_SLEEP, LONGEST_SLEEP, SLEEP_DIVISOR, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
 IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
 ALIGNMENT = 32  # bfloat16 in a cache line
 
@@ -52,20 +52,20 @@ def wait(request, flowing: float = FIRST_SLEEP) -> None:
             return
         now = time.perf_counter()
         looks += 1
-        # Libraries move one piece of a message at each look, such as 64 KB: a look that took its time has moved one.
+        # Libraries move a little of a message at each look, such as 64 KB: a look that took its time has moved one.
         if now - begin >= IDLE_LOOK and looks < MOST_LOOKS:
             least, moved = flowing, now
             continue
-        time.sleep(min(LONGEST_SLEEP, max(least, (now - moved) / SLEEP_PARTS)))
+        time.sleep(min(LONGEST_SLEEP, max(least, (now - moved) / SLEEP_DIVISOR)))
         looks = 0
 
 
-def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+def messages(values: np.ndarray) -> Iterator[np.ndarray]:
     """The values as flat views that MPI can take."""
     if not values.flags.c_contiguous:
         raise ValueError("MPI needs a C-contiguous array")
     flat = values.reshape(-1)
-    step = max(1, PIECE_BYTES // max(1, values.itemsize))
+    step = max(1, MESSAGE_BYTES // max(1, values.itemsize))
     for begin in range(0, flat.size, step):
         yield flat[begin : begin + step]
 
@@ -96,20 +96,20 @@ class MpiChannel(Channel):
     @checked
     def allreduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
         self._gather_ranks()
-        rests = pieces(residual) if residual is not None and self._reduction.error_feedback else None
-        for piece in pieces(values):
+        rests = messages(residual) if residual is not None and self._reduction.error_feedback else None
+        for message in messages(values):
             rest = next(rests) if rests else None
             if self._local is None:
-                self._reduce(piece, rest)
+                self._reduce(message, rest)
             else:
-                self._hierarchical(piece, rest)
+                self._hierarchical(message, rest)
 
     @checked
     def reduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray | None:
-        if self._local is not None or not self._packs or values.nbytes > PIECE_BYTES:
+        if self._local is not None or not self._packs or values.nbytes > MESSAGE_BYTES:
             return self.allreduce(values, residual)
         self._gather_ranks()
-        return self._sum_bf16(next(pieces(values)), residual)
+        return self._sum_bf16(next(messages(values)), residual)
 
     def _gather_ranks(self) -> None:
         """Where MPI adds on one host, asleep until all ranks are here: it does so at full speed then, and spins."""

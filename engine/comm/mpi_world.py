@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.comm import clock
 from engine.comm.link import Links, measure
-from engine.comm.mpi_channel import MpiChannel, checked, pieces, wait
+from engine.comm.mpi_channel import MpiChannel, checked, messages, wait
 from engine.comm.mpi_group import MpiGroup
 from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, World, difference
@@ -54,7 +54,7 @@ def _load_mpi(launch: Launch):
             f"({reason}): install mpi4py and an MPI library (pip install mpi4py mpich), or load the cluster's module"
         ) from error
     if not MPI.Is_initialized():
-        # UCX over TCP would send up to some MB in pieces that the receiver copies one at each look. Larger messages
+        # UCX over TCP would send up to some MB in fragments that the receiver copies one at each look. Larger messages
         # than this go straight to where they belong.
         os.environ.setdefault("UCX_RNDV_THRESH", "64k")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -123,8 +123,8 @@ class MpiWorld(World):
 
     @collective
     def allreduce(self, values: np.ndarray) -> None:
-        for piece in pieces(values):
-            self._comm.Allreduce(self._mpi.IN_PLACE, piece)
+        for message in messages(values):
+            self._comm.Allreduce(self._mpi.IN_PLACE, message)
 
     def allreduce_mean(self, arrays: Sequence[np.ndarray]) -> None:
         if not arrays:
@@ -139,8 +139,8 @@ class MpiWorld(World):
 
     @collective
     def broadcast(self, values: np.ndarray, root: int = 0) -> None:
-        for piece in pieces(values):
-            self._comm.Bcast(piece, root)
+        for message in messages(values):
+            self._comm.Bcast(message, root)
 
     @collective
     def broadcast_object(self, value, root: int = 0):
@@ -229,4 +229,4 @@ def _drain(fd: int) -> None:
         if not any(unread):
             break
         time.sleep(0.01)
-    time.sleep(0.05)  # from the launcher's local part to mpiexec
+    time.sleep(0.05)  # from the launcher's process on this host to mpiexec

@@ -54,8 +54,8 @@ class Reduction:
 @dataclass(frozen=True)
 class CommSettings:
     """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
-    None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: largest piece of a bucket that is
-    reduced at a time. priority: see servers.py."""
+    None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: most of a bucket that is reduced
+    at a time. priority: see servers.py."""
 
     servers: int
     cores: tuple[int, ...] | None = None

@@ -33,15 +33,15 @@ _OUTDATED = {
 
 @dataclass(frozen=True)
 class Override:
-    """One --set: parts is the path as (field, what stands in brackets or None)."""
+    """One --set: steps is the path as (field, what stands in brackets or None)."""
 
     text: str
-    parts: tuple[tuple[str, str | None], ...]
+    steps: tuple[tuple[str, str | None], ...]
     value: str
 
     @property
     def head(self) -> str:
-        return self.parts[0][0]
+        return self.steps[0][0]
 
     def error(self, message: str) -> ConfigError:
         return ConfigError(message, f"--set {self.text}")
@@ -49,7 +49,7 @@ class Override:
 
 def parse_override(text: str) -> Override:
     """Splits PATH=VALUE. Raises ConfigError if it is not of that form, or the path begins with an upgraded field."""
-    parts, position, mark = [], 0, "."
+    steps, position, mark = [], 0, "."
     while mark == ".":
         match = _PART.match(text, position)
         if match is None:
@@ -57,9 +57,9 @@ def parse_override(text: str) -> Override:
                 "expected PATH=VALUE, such as max_iter=100 or layer[data].data_param.source=/x", f"--set {text}"
             )
         key = match[2].strip().strip("\"'") if match[2] is not None else None
-        parts.append((match[1], key))
+        steps.append((match[1], key))
         position, mark = match.end(), match[3]
-    override = Override(text, tuple(parts), text[position:].strip())
+    override = Override(text, tuple(steps), text[position:].strip())
     if override.head in _OUTDATED:
         raise override.error(f"'{override.head}' is upgraded when the file is read; say {_OUTDATED[override.head]}")
     return override
@@ -73,9 +73,9 @@ def apply(override: Override, messages: Iterable[Message], phases: Iterable[set[
     """
     targets = list(messages)
     used_in = list(phases) if phases is not None else [set(PHASES.values()) for _ in targets]
-    for depth, (name, key) in enumerate(override.parts):
+    for depth, (name, key) in enumerate(override.steps):
         field = _field(override, targets[0], name)
-        if depth == len(override.parts) - 1:
+        if depth == len(override.steps) - 1:
             for target in _with_entries(override, targets, used_in, field, key):
                 _assign(override, target, field, key)
             return
@@ -93,7 +93,7 @@ def _field(override: Override, message: Message, name: str) -> FieldDescriptor:
 
 
 def _step(override, targets: list[Message], used_in: list[set[int]], field, key: str | None) -> list[Message]:
-    """The messages that a part of the path leads to."""
+    """The messages that a step of the path leads to."""
     if field.has_presence:
         if key is not None:
             raise override.error(f"'{field.name}' is not a list")
@@ -139,7 +139,7 @@ def _kept(layer: Message, phase: int) -> bool:
 
 
 def _with_entries(override, targets, used_in, field, key: str | None) -> list[Message]:
-    """For a last part such as `layer[x]`, the entries themselves; else the messages that hold the field."""
+    """For a last step such as `layer[x]`, the entries themselves; else the messages that hold the field."""
     if field.message_type is not None and not field.has_presence:
         return _step(override, targets, used_in, field, key)
     return targets

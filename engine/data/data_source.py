@@ -39,13 +39,13 @@ class DataSource:
     ) -> Prefetcher:
         """Endless batches of this rank, beginning at sample `start` (counted over all ranks)."""
         begin = self.reader.first + start
-        shares = self._sampler().shares(batch_size, rank, ranks, begin, own_part=self.reader.own_part)
+        shares = self._sampler().shares(batch_size, rank, ranks, begin, own_items=self.reader.own_items)
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def epoch(self, batch_size: int, rank: int = 0, ranks: int = 1, threads: int | None = None) -> Prefetcher:
         """Every item exactly once over all ranks, then StopIteration: full batches, and at most one smaller one at the
         end of each rank. The ranks' numbers of batches can differ by one."""
-        shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, own_part=self.reader.own_part)
+        shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, own_items=self.reader.own_items)
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def _sampler(self) -> Sampler:

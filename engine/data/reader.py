@@ -43,7 +43,7 @@ class Reader:
     """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
 
     size: items. shapes: of one item's arrays, one for each top. Order and prefetch: shuffle (a new permutation in each
-    epoch), first (item that the training begins with), own_part (the source holds this rank's items only), depth
+    epoch), first (item that the training begins with), own_items (the source holds this rank's items only), depth
     (batches read ahead).
     """
 
@@ -53,7 +53,7 @@ class Reader:
     shapes: tuple[Shape, ...]
     shuffle = False
     first = 0
-    own_part = False
+    own_items = False
     depth = 4
 
     def __init__(self, message: Any, request: Request):

@@ -100,7 +100,7 @@ class Transformer:
         return self._cropped_shape(pixels)
 
     def apply(self, image: AnyImage, random: KeyedRandom, out: np.ndarray) -> Cut:
-        """Writes the transformed image to out (c, h, w) float32, C-contiguous; returns which part it is. Raises
+        """Writes the transformed image to out (c, h, w) float32, C-contiguous; returns how it was cut. Raises
         ImageError."""
         pixels = self._prepare(image, random)
         shape = self._cropped_shape(pixels)

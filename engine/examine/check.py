@@ -186,13 +186,13 @@ def _net_report(config: Config, graph: Graph) -> NetReport:
 
 def to_text(report: FileReport) -> str:
     """For people."""
-    parts = [f"{report.file}: {report.kind or 'unreadable'}"]
+    paragraphs = [f"{report.file}: {report.kind or 'unreadable'}"]
     if report.schedule:
         rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
-        parts.append(f"learning rate: {rates}")
-    parts += ["\n" + _net_text(net) for net in report.nets]
-    parts += [f"note: {note}" for note in report.notes]
-    return "\n".join(parts)
+        paragraphs.append(f"learning rate: {rates}")
+    paragraphs += ["\n" + _net_text(net) for net in report.nets]
+    paragraphs += [f"note: {note}" for note in report.notes]
+    return "\n".join(paragraphs)
 
 
 def _net_text(net: NetReport) -> str:

@@ -60,7 +60,7 @@ class SyntheticFeeder(Feeder):
 
 
 def shrink(message: Any, size: int) -> None:
-    """At most `size` samples in the blobs of a NetParameter's Input and DummyData layers, and in BatchNorm's parts."""
+    """At most `size` samples in the blobs of a NetParameter's Input and DummyData layers, and in BatchNorm's slices."""
     for layer in message.layer:
         for shape in (*layer.input_param.shape, *layer.dummy_data_param.shape):
             if shape.dim:

@@ -121,12 +121,12 @@ def _fused(layers: list[LayerTime]) -> Iterator[str]:
     if not found:
         return
     count = sum(len(_types(layer.fused)) for layer in found)
-    parts = [
+    named = [
         f"{layer.name} also computes {', '.join(each.name for each in layer.fused if each.type != 'Split')}"
         for layer in found[:FUSED_SHOWN]
     ]
     more = f"; and so on, in {len(found)} rows with a + (--json names all)" if len(found) > FUSED_SHOWN else ""
-    yield f"Fused, without a row and a time of their own: {count} layers; {'; '.join(parts)}{more}"
+    yield f"Fused, without a row and a time of their own: {count} layers; {'; '.join(named)}{more}"
 
 
 def _reorders(times: Times) -> Iterator[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class BatchNorm(Layer):
     """Bottom and top (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1).
 
-    Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into parts of so many
+    Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into slices of so many
     samples that are normalised each by itself, one after the other also in the running sums. `sync` (bn_sync of the
     net) is the opposite: one mean and variance for the batches of all ranks, as one rank with all of them has.
 
@@ -67,9 +67,9 @@ class BatchNorm(Layer):
             return
         shape = (size, *self.shapes[0][1:])
         count = self.shapes[0][0] // size
-        parts = builder.op("Slice", self, [x], {"axis": 0}, params=[], tops=[], shapes=[shape] * count)
-        parts = [builder.op("BatchNorm", self, [p], self.attributes(), tops=[], shapes=[shape])[0] for p in parts]
-        builder.op("Concat", self, parts, {"axis": 0}, params=[])
+        slices = builder.op("Slice", self, [x], {"axis": 0}, params=[], tops=[], shapes=[shape] * count)
+        slices = [builder.op("BatchNorm", self, [x], self.attributes(), tops=[], shapes=[shape])[0] for x in slices]
+        builder.op("Concat", self, slices, {"axis": 0}, params=[])
 
     def summed_params(self) -> list[Parameter]:
         return self.params if self.stats_batch_size not in (0, self.shapes[0][0]) else []

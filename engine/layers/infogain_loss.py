@@ -8,12 +8,12 @@ from typing import Any
 from engine.errors import WeightsError
 from engine.layers.base import Shape
 from engine.layers.registry import register
-from engine.layers.softmax_loss import SoftmaxLoss
+from engine.layers.softmax_loss_base import SoftmaxLossBase
 from engine.weights.protobuf import read_blob
 
 
 @register("InfogainLoss")
-class InfogainLoss(SoftmaxLoss):
+class InfogainLoss(SoftmaxLossBase):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner), and the matrix H (classes x
     classes), unless infogain_loss_param.source names a file with it. Tops: loss (), probabilities.
 

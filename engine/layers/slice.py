@@ -1,4 +1,4 @@
-"""Splits a blob into parts along an axis."""
+"""Cuts a blob into slices along an axis."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Slice")
 class Slice(Layer):
-    """Bottom: any shape; tops: its parts along `axis` (1), cut at every `slice_point`, or into
-    equal parts where there is none."""
+    """Bottom: any shape; tops: its slices along `axis` (1), cut at every `slice_point`, or into
+    equal slices where there is none."""
 
     bf16 = True
 
@@ -31,7 +31,7 @@ class Slice(Layer):
         tops, size, given = len(self.message.top), self.shapes[0][self.axis], list(self.message.slice_param.slice_point)
         if not given:
             if size % tops:
-                raise self.error(f"expected {tops} equal parts, but axis {self.axis} has size {size}; give slice_point")
+                raise self.error(f"expected {tops} equal tops, but axis {self.axis} has size {size}; give slice_point")
             return [size // tops * i for i in range(tops)]
         if len(given) != tops - 1:
             raise self.error(f"expected {tops - 1} slice_point values for {tops} tops, got {len(given)}")

@@ -7,11 +7,11 @@ from typing import Any
 
 from engine.layers.base import Shape
 from engine.layers.registry import register
-from engine.layers.softmax_loss import SoftmaxLoss
+from engine.layers.softmax_loss_base import SoftmaxLossBase
 
 
 @register("SoftmaxWithLoss")
-class SoftmaxWithLoss(SoftmaxLoss):
+class SoftmaxWithLoss(SoftmaxLossBase):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities.
 
     `softmax_param.axis` is the axis of the classes. With `label_smoothing` e, a label stands for the distribution that

@@ -197,7 +197,7 @@ def seconds(profile: Profile, settings: CommSettings, network: Network) -> float
 
 
 def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
-    """Buckets as training cuts them, and each layer's part in them."""
+    """Buckets as training cuts them, and each layer's share of them."""
     parameters, offset = [], 0
     for layer in reversed(range(len(profile.forward))):
         if profile.gradients[layer]:
@@ -207,7 +207,7 @@ def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
     waits: list[list[int]] = [[] for _ in profile.forward]
     readies: list[list[int]] = [[] for _ in profile.forward]
     for bucket in buckets:
-        layers = [int(piece.name) for piece in bucket.pieces]
+        layers = [int(one.name) for one in bucket.ranges]
         for layer in layers:
             waits[layer].append(bucket.index)
         readies[min(layers)].append(bucket.index)

@@ -58,7 +58,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Op:
-    """Part of forward or backward: seconds; the buckets that it waits for, and those that are ready after it."""
+    """A step of forward or backward: seconds; the buckets that it waits for, and those that are ready after it."""
 
     seconds: float
     waits: Sequence[int] = ()

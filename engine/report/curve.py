@@ -14,7 +14,7 @@ class Curve(Observer):
 
     def begin(self, run: Run) -> None:
         self._run = run
-        self._points = plot.History(run.net.name)
+        self._points = plot.CurvePoints(run.net.name)
 
     def wants_figures(self, iteration: int) -> bool:
         return bool(self._interval) and iteration % self._interval == 0

@@ -40,11 +40,11 @@ class LayerTimes(Observer):
         self._needs_backward = np.array([net.program.needs_backward(op) for op in range(len(net.program))])
         self._sums = np.zeros((len(self._layers), len(COLUMNS)))
         uses = {parameter.name: op for parameter, op in net.first_uses().items()}
-        self._shares: list[list[tuple[int, float]]] = []  # of each bucket: row, part of its floats
+        self._shares: list[list[tuple[int, float]]] = []  # of each bucket: row, share of its floats
         self._readers: list[int] = []
         for bucket in run.buckets:
-            ops = [uses[piece.name] for piece in bucket.pieces]
-            sizes = np.array([piece.end - piece.begin for piece in bucket.pieces], float)
+            ops = [uses[one.name] for one in bucket.ranges]
+            sizes = np.array([one.end - one.begin for one in bucket.ranges], float)
             self._shares.append([(self._rows[op], size) for op, size in zip(ops, sizes / sizes.sum(), strict=True)])
             self._readers.append(self._rows[min(ops)])
         self._first: int | None = None  # iteration that does not count
@@ -82,10 +82,10 @@ class LayerTimes(Observer):
         for event in trace.events:
             if event.step == self._first:
                 continue
-            for row, part in self._shares[event.bucket]:
-                self._sums[row, START] += part * max(0, event.start - event.ready)
-                self._sums[row, REDUCE] += part * (event.reduced - event.start)
-                self._sums[row, UPDATE] += part * (event.end - event.reduced)
+            for row, share in self._shares[event.bucket]:
+                self._sums[row, START] += share * max(0, event.start - event.ready)
+                self._sums[row, REDUCE] += share * (event.reduced - event.start)
+                self._sums[row, UPDATE] += share * (event.end - event.reduced)
 
     def table(self, world: World) -> str:
         """Collective, when nothing is in flight. Milliseconds per iteration, the mean of the ranks."""

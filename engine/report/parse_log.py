@@ -61,7 +61,7 @@ class _Clock:
         found = _STAMP.match(line)
         if not found:
             return
-        year, *rest = (int(part or 0) for part in found.groups())
+        year, *rest = (int(digits or 0) for digits in found.groups())
         now = datetime(year or 2000 + 4 * self._years, *rest)  # leap years: the 29th of February must exist
         if self.now and (self.now - now).days > 180 and not year:
             self._years += 1

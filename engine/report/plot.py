@@ -40,7 +40,7 @@ class Panel:
     series: list[Series]
 
 
-class History:
+class CurvePoints:
     """What a run has shown so far; filled by the solver on rank 0."""
 
     def __init__(self, title: str):
@@ -77,7 +77,7 @@ class History:
         return [panel for panel in panels if panel.series]
 
 
-def write_curve(history: History, prefix: str) -> None:
+def write_curve(history: CurvePoints, prefix: str) -> None:
     """Writes <prefix>_curve.png and logs its name, or why there is none: no run fails because it cannot be drawn."""
     panels, path = history.panels(), f"{prefix}_curve.png"
     if not panels:

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.errors import DataError
 from engine.report.parse_log import RunLog, read_log
-from engine.report.plot import History, Panel, write_panels
+from engine.report.plot import CurvePoints, Panel, write_panels
 
 
 def plot_logs(paths: Sequence[str], target: str) -> None:
@@ -34,8 +34,8 @@ def _names(paths: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(paths)
 
 
-def _history(run: RunLog) -> History:
-    history = History("")
+def _history(run: RunLog) -> CurvePoints:
+    history = CurvePoints("")
     for row in run.train:
         loss, rate = (math.nan if value is None else value for value in (row.loss, row.rate))
         history.train(row.iteration, loss, rate)

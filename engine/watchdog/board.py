@@ -98,14 +98,14 @@ class Board:
             SNAPSHOT: "snapshot",
             END: "end of the run",
         }[place]
-        parts = [] if place == SET_UP else [f"iteration {self.numbers[ITERATION]}"]
-        parts += [f"test net #{number - 1}"] if number else []
-        parts.append(doing)
+        words = [] if place == SET_UP else [f"iteration {self.numbers[ITERATION]}"]
+        words += [f"test net #{number - 1}"] if number else []
+        words.append(doing)
         if bucket != NONE:
-            parts.append(f"waits for the gradients of bucket {bucket} ({_item(names['buckets'], bucket)})")
+            words.append(f"waits for the gradients of bucket {bucket} ({_item(names['buckets'], bucket)})")
         elif self.numbers[WAITS]:
-            parts.append("waits for the other ranks")
-        return ", ".join(parts)
+            words.append("waits for the other ranks")
+        return ", ".join(words)
 
     def _read_names(self) -> dict[str, dict]:
         import json

@@ -1,4 +1,4 @@
-"""The part that every sentinel has: ends with its rank, notices when it hangs, and kills it when the hub says so."""
+"""What every sentinel has: it ends with its rank, notices when it hangs, and kills it when the hub says so."""
 
 import contextlib
 import os

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.comm.buckets import Piece, buckets_of, make_buckets, parameter_ranges
+from engine.comm.buckets import ParameterRange, buckets_of, make_buckets, parameter_ranges
 
 FLOATS = 4
 
@@ -17,12 +17,12 @@ def test_small_parameters_share_a_bucket():
 
 def test_a_large_parameter_is_cut():
     buckets = make_buckets([("a", 0, 10), ("fc6", 16, 1000), ("b", 1016, 10)], bucket_bytes=256 * FLOATS)
-    assert buckets[0].pieces == (Piece("a", 0, 10),)
-    assert buckets[-1].pieces == (Piece("b", 1016, 1026),)
-    pieces = [bucket.pieces[0] for bucket in buckets[1:-1]]
-    assert {piece.name for piece in pieces} == {"fc6"} and buckets[1].name == "fc6"
-    assert [piece.begin for piece in pieces] == [16, *(piece.end for piece in pieces[:-1])]
-    assert pieces[-1].end == 1016 and all(piece.end - piece.begin <= 256 for piece in pieces)
+    assert buckets[0].ranges == (ParameterRange("a", 0, 10),)
+    assert buckets[-1].ranges == (ParameterRange("b", 1016, 1026),)
+    ranges = [bucket.ranges[0] for bucket in buckets[1:-1]]
+    assert {one.name for one in ranges} == {"fc6"} and buckets[1].name == "fc6"
+    assert [one.begin for one in ranges] == [16, *(one.end for one in ranges[:-1])]
+    assert ranges[-1].end == 1016 and all(one.end - one.begin <= 256 for one in ranges)
     assert buckets_of(buckets) == {"a": [0], "fc6": [1, 2, 3, 4], "b": [5]}
 
 
@@ -36,8 +36,8 @@ def test_every_float_is_in_one_bucket_for_any_size():
         buckets = make_buckets(parameters, bucket_bytes)
         assert [bucket.begin for bucket in buckets] == [0, *(bucket.end for bucket in buckets[:-1])]
         assert buckets[-1].end == offset
-        pieces = [piece for bucket in buckets for piece in bucket.pieces]
-        assert [piece.begin for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
+        ranges = [one for bucket in buckets for one in bucket.ranges]
+        assert [one.begin for one in ranges] == [0, *(one.end for one in ranges[:-1])]
 
 
 def test_the_last_buckets_are_small():

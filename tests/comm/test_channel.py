@@ -11,7 +11,7 @@ from engine.comm import mpi_channel
 from engine.comm.settings import Reduction
 from engine.comm.world import world
 w = world()
-mpi_channel.PIECE_BYTES = 40_000  # several pieces
+mpi_channel.MESSAGE_BYTES = 40_000  # several messages
 channel = w.channel(Reduction({hierarchical}, {bf16}, {feedback}))
 hosts = {hosts}
 assert w.local_size == w.size // hosts, "hosts are not made up"

@@ -70,10 +70,10 @@ def reference(clip: float = 0.0) -> np.ndarray:
     weights, history = run.weights.astype(np.float64), np.zeros(run.weights.size)
     rate, decay, used = np.ones(weights.size), np.full(weights.size, 0.01), np.zeros(weights.size, bool)
     for bucket in run.buckets:
-        for piece in bucket.pieces:
-            used[piece.begin : piece.end] = True
-            if piece.name == "p1":
-                rate[piece.begin : piece.end], decay[piece.begin : piece.end] = 2, 0
+        for one in bucket.ranges:
+            used[one.begin : one.end] = True
+            if one.name == "p1":
+                rate[one.begin : one.end], decay[one.begin : one.end] = 2, 0
     for step in range(STEPS):
         gradient = np.where(used, run.gradient(step, 0, 1), 0)
         norm = np.sqrt((gradient**2).sum())
@@ -183,9 +183,9 @@ run = Run(w, comm="compression: BF16 chunk_mb: 0.02")
 run.strategy.keep_gradients = True
 run.steps()
 for bucket in run.buckets:
-    for piece in bucket.pieces:
-        kept = run.gradients[piece.begin : piece.end]
-        sums = w.size * run.gradient(STEPS - 1, 0, 1)[piece.begin : piece.end]
+    for one in bucket.ranges:
+        kept = run.gradients[one.begin : one.end]
+        sums = w.size * run.gradient(STEPS - 1, 0, 1)[one.begin : one.end]
         np.testing.assert_allclose(kept, sums, rtol=0, atol=2**-7 * np.abs(sums).max())
 run.strategy.close()
 w.close()

@@ -48,10 +48,10 @@ def test_a_launcher_without_mpi_is_explained(tmp_path):
 
 COLLECTIVES = """
 import numpy as np
-from engine.comm import mpi_world
+from engine.comm import mpi_channel
 from engine.comm.world import world
 from engine.errors import CommError
-mpi_world.PIECE_BYTES = 4096  # large arrays travel in pieces
+mpi_channel.MESSAGE_BYTES = 4096  # large arrays travel in several messages
 w = world()
 question = w.agree(1 << w.rank)
 values = np.full((3, 1111), w.rank + 1, np.float32)
@@ -130,10 +130,10 @@ def test_a_call_of_mpi_that_fails_does_not_end_the_rank():
     """It would look as if this rank had died, when it was another."""
     program = """
 import numpy as np
-from engine.comm import mpi_world
+from engine.comm import mpi_channel
 from engine.comm.world import world
 from engine.errors import CommError
-mpi_world.PATIENCE_SECONDS = 0.01
+mpi_channel.PATIENCE_SECONDS = 0.01
 w = world()
 try:
     w.broadcast(np.zeros(3, np.float32), root=7)

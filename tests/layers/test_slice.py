@@ -73,7 +73,7 @@ def test_a_part_without_a_loss_has_no_gradient(channels):
 def test_shapes_and_errors():
     blobs = make_net(net_text(layer("slice_point: 1 slice_point: 4", tops=3), x=(2, 6, 4))).blobs
     assert [blobs[f"y{i}"].shape for i in range(3)] == [(2, 1, 4), (2, 3, 4), (2, 2, 4)]
-    assert "expected 2 equal parts, but axis 1 has size 5" in error_of(layer(), x=(2, 5))
+    assert "expected 2 equal tops, but axis 1 has size 5" in error_of(layer(), x=(2, 5))
     assert "expected 1 slice_point values for 2 tops, got 2" in error_of(
         layer("slice_point: 1 slice_point: 2"), x=(2, 5)
     )

@@ -26,7 +26,7 @@ def run(sizes, forward, backward, net, update=0.0, threads=1, bucket=1e12, **set
             parameters.append((str(layer), offset, int(sizes[layer] * MB)))
             offset += int(sizes[layer] * MB)
     buckets = make_buckets(parameters, int(bucket))
-    of = {str(layer): [b.index for b in buckets if any(p.name == str(layer) for p in b.pieces)] for layer in range(9)}
+    of = {str(layer): [b.index for b in buckets if any(p.name == str(layer) for p in b.ranges)] for layer in range(9)}
     first = {}
     for layer in reversed(range(len(sizes))):
         for index in of[str(layer)]:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from engine.report.plot import History, write_curve, write_panels
+from engine.report.plot import CurvePoints, write_curve, write_panels
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -21,8 +21,8 @@ def told(monkeypatch):
     return found
 
 
-def history() -> History:
-    run = History("digits")
+def history() -> CurvePoints:
+    run = CurvePoints("digits")
     for iteration in range(0, 100, 10):
         run.train(iteration, 2.3 * math.exp(-iteration / 30), 0.1 * (1 - iteration / 100))
     for iteration in (0, 50, 100):
@@ -57,16 +57,16 @@ def test_names_are_text_in_an_svg(tmp_path, capfd):
 
 
 def test_nothing_to_draw(tmp_path, told):
-    empty = History("empty")
+    empty = CurvePoints("empty")
     empty.train(0, math.nan, 0.1)
     assert [panel.title for panel in empty.panels()] == ["learning rate"]
-    write_curve(History("empty"), f"{tmp_path}/x")
+    write_curve(CurvePoints("empty"), f"{tmp_path}/x")
     assert list(tmp_path.iterdir()) == [] and told == []
 
 
 def test_one_point_and_a_constant_can_be_drawn(tmp_path, told):
     pytest.importorskip("matplotlib")
-    run = History("short")
+    run = CurvePoints("short")
     run.train(0, 0.0, 0.1)
     write_curve(run, f"{tmp_path}/short")
     assert (tmp_path / "short_curve.png").exists()

@@ -130,8 +130,8 @@ class Strategy:
 
     def describe_buckets(self) -> str:
         largest, chunk = max((bucket.nbytes for bucket in self.buckets), default=0), self.settings.chunk_bytes
-        pieces = f" in pieces of {chunk / 1e6:.3g} MB" if largest > chunk else ""
-        return f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{pieces}, {self.settings.reduction}"
+        chunks = f" in chunks of {chunk / 1e6:.3g} MB" if largest > chunk else ""
+        return f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{chunks}, {self.settings.reduction}"
 
     def chunks(self, bucket: Bucket) -> list[Chunk]:
         step = max(1, self.settings.chunk_bytes // FLOAT_BYTES)

@@ -32,7 +32,7 @@ class DatabaseReader(PictureReader):
         self.name = param.source
         self.size = len(self._source)
         self.shuffle = param.shuffle
-        self.own_part = "%#" in param.source
+        self.own_items = "%#" in param.source
         self.depth = param.prefetch
         self.first = random_first(param.rand_skip, request)
 

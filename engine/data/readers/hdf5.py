@@ -37,7 +37,7 @@ class HDF5Reader(Reader):
         self._ends = list(accumulate(len(rows[0]) for _, rows in self._files))
         self.size = self._ends[-1]
         self.shuffle = param.shuffle
-        self.own_part = "%#" in param.source
+        self.own_items = "%#" in param.source
         self.shapes = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
 
     def _paths(self) -> list[str]:

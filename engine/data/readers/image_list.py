@@ -34,7 +34,7 @@ class ImageListReader(PictureReader):
         self._size = (param.new_width, param.new_height)
         self.size = len(self._entries)
         self.shuffle = param.shuffle
-        self.own_part = "%#" in param.source
+        self.own_items = "%#" in param.source
         self.first = random_first(param.rand_skip, request)
         self.shapes = (self.first_shape(self._transformer.shape), ())
 

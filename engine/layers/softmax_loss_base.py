@@ -1,4 +1,4 @@
-"""What losses have in common that begin with a softmax and take one label for each position."""
+"""The base of SoftmaxWithLoss and InfogainLoss, which begin with a softmax and take one label for each position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.layers.labels import check_labels
 from engine.layers.loss import VALID, LossLayer
 
 
-class SoftmaxLoss(LossLayer):
+class SoftmaxLossBase(LossLayer):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the loss (), the
     probabilities."""
 
