@@ -184,7 +184,7 @@ def test_a_loss_in_training_is_what_the_built_in_is():
         solver.feeder.close()
     ours, theirs = (solver.net.weights_by_layer()["conv"][0] for solver in solvers)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
-    assert solvers[0].recent_loss.value == pytest.approx(solvers[1].recent_loss.value, rel=1e-5)
+    assert solvers[0].state.loss == pytest.approx(solvers[1].state.loss, rel=1e-5)
 
 
 def test_micro_batches_add_up_the_gradients_of_parameters():
