@@ -37,7 +37,8 @@ def test_results_too_small_are_zero_in_every_thread(case):
 
 def test_with_more_threads_too():
     """In a process of its own: the number of threads is decided at start."""
-    code = "import tests.test_threads as t; [t.test_results_too_small_are_zero_in_every_thread(c) for c in t.CASES]"
+    check = "t.test_results_too_small_are_zero_in_every_thread(case)"
+    code = f"import tests.host.test_threads as t; [{check} for case in t.CASES]"
     command = ["env", "OMP_NUM_THREADS=5", sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
