@@ -19,12 +19,11 @@ from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
 from engine.config import Config, nets_of_solver, read_solver
-from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 from engine.layers.python import ShapesChanged
 from engine.net import Net as EngineNet
 from engine.solver.solver import Solver as EngineSolver
-from engine.solver.update import solver_types
+from engine.solver.update import solver_types, unknown_type
 
 
 class _Solver(EngineSolver):
@@ -196,6 +195,6 @@ def get_solver(solver_file: str | os.PathLike) -> Solver:
     """The solver of the file's `type`. Raises ConfigError for an unknown one."""
     config: Config = read_solver(solver_file)
     kind = config.message.type
-    if kind not in solver_types():
-        raise ConfigError(f"unknown solver type '{kind}'{suggestion(kind, solver_types())}", config.where(path="type"))
+    if wrong := unknown_type(kind):
+        raise ConfigError(wrong, config.where(path="type"))
     return _class_of(kind)(solver_file)

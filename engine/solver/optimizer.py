@@ -44,9 +44,7 @@ class Optimizer:
         self._sources = sources
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
-        rule = rule_of(param)
-        assert rule is not None, "validate() has passed the solver"
-        self.history = History(net, rule.histories)
+        self.history = History(net, rule_of(param).histories)
         self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
         updater = make_updater(param, net, self.buckets, self.weights, self.gradients, self.history.arrays)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.comm.buckets import Bucket, make_buckets, parameter_ranges
 from engine.comm.settings import CommSettings
+from engine.config.suggestions import suggestion
+from engine.errors import ConfigError
 from engine.net import Net
 
 if TYPE_CHECKING:
@@ -33,7 +35,13 @@ def solver_types(decoupled_weight_decay: bool | None = None) -> list[str]:
     return sorted({rule.type for rule in _core.update_rules().values() if rule.decoupled_weight_decay in wanted})
 
 
-def rule_of(param: Any) -> _core.UpdateRule | None:
+def unknown_type(type_: str) -> str:
+    """What is wrong with a value of SolverParameter.type; "" for a known one."""
+    known = solver_types()
+    return "" if type_ in known else f"unknown solver type '{type_}'{suggestion(type_, known)}"
+
+
+def find_rule(param: Any) -> _core.UpdateRule | None:
     """Returns the rule that a SolverParameter asks for, None if there is no such rule."""
     from engine.host import _core
 
@@ -44,11 +52,19 @@ def rule_of(param: Any) -> _core.UpdateRule | None:
     return None
 
 
+def rule_of(param: Any) -> _core.UpdateRule:
+    """Returns the rule that a SolverParameter asks for. Raises ConfigError if there is no such rule."""
+    rule = find_rule(param)
+    if rule is None:
+        raise ConfigError(unknown_type(param.type) or f'type "{param.type}" has no decoupled_weight_decay')
+    return rule
+
+
 def constants_of_others(param: Any) -> list[str]:
     """Constants that a SolverParameter sets and that other update rules read, but not its own."""
     from engine.host import _core
 
-    rule = rule_of(param)
+    rule = find_rule(param)
     if rule is None:
         return []
     others = {field for other in _core.update_rules().values() for field in other.constants} - set(rule.constants)
@@ -63,14 +79,14 @@ def make_updater(
     gradients: np.ndarray,
     histories: list[np.ndarray],
 ) -> _core.Updater:
-    """Makes what updates the parameters of a net by the rule of a SolverParameter that validate() has passed.
+    """Makes what updates the parameters of a net by the rule of a SolverParameter.
 
-    The arrays, float32 in the order of the net's arenas, are updated and read in place.
+    The arrays, float32 in the order of the net's arenas, are updated and read in place. Raises ConfigError if there is
+    no such rule.
     """
     from engine.host import _core
 
     rule = rule_of(param)
-    assert rule is not None
     multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
     return _core.Updater(
         rule.name,

@@ -13,7 +13,7 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.schedules import LearningRate
-from engine.solver.update import constants_of_others, rule_of, solver_types
+from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
 
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
@@ -124,11 +124,10 @@ def _ranges(param: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[C
 
 def _rule(param: Any) -> Iterator[Complaint]:
     """The update rule: its type, and the constants that it reads."""
-    known = solver_types()
-    if param.type not in known:
-        yield "type", f"unknown solver type '{param.type}'{suggestion(param.type, known)}"
+    if wrong := unknown_type(param.type):
+        yield "type", wrong
         return
-    rule = rule_of(param)
+    rule = find_rule(param)
     if param.decoupled_weight_decay and (rule is None or param.regularization_type != "L2"):
         types = " or ".join(f'"{name}"' for name in solver_types(decoupled_weight_decay=True))
         got = f'type "{param.type}", regularization_type "{param.regularization_type}"'
