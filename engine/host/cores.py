@@ -110,11 +110,11 @@ def core_plan(
     spare = sorted(set(cores) - set(bound)) if bound else []
     helpers = f" (on {ranges(spare)})" if spare else ""
     where = f" (pinned to {ranges(server_cores)})" if server_cores else helpers or " (not pinned)"
-    parts = [_count(threads, "compute thread") + (f" (bound to {ranges(bound)})" if bound else "")]
-    parts += [_count(servers, "communication server") + where] if servers else []
-    parts += [_count(decoders, "decoding thread") + helpers] if decoders else []
+    kinds = [_count(threads, "compute thread") + (f" (bound to {ranges(bound)})" if bound else "")]
+    kinds += [_count(servers, "communication server") + where] if servers else []
+    kinds += [_count(decoders, "decoding thread") + helpers] if decoders else []
     among = f", shared by {sharers} ranks" if sharers > 1 else ""
-    line = f"Cores {ranges(cores)}{among}; on this rank {', '.join(parts)}"
+    line = f"Cores {ranges(cores)}{among}; on this rank {', '.join(kinds)}"
     computing = threads * sharers
     if computing > len(cores):
         fit = max(1, len(cores) // sharers)
@@ -152,10 +152,10 @@ def _count(number: int, what: str) -> str:
 
 def ranges(numbers: Iterable[int]) -> str:
     """[0, 1, 2, 5] -> "0-2,5"."""
-    parts: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
         else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

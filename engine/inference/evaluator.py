@@ -138,11 +138,12 @@ class Evaluator:
         return self._small[1]
 
     def _merge(self, mine: list[tuple[int, int, Outputs]], on_batch: Callable[[int, Outputs], None] | None) -> Outputs:
-        parts = self.world.gather(mine)
+        gathered = self.world.gather(mine)
         result = None
-        if parts is not None:
+        if gathered is not None:
             averages, detections = Averages(), {name: Detections() for name in self._detectors}
-            for k, size, outputs in sorted((batch for part in parts for batch in part), key=lambda batch: batch[0]):
+            batches = (batch for of_rank in gathered for batch in of_rank)
+            for k, size, outputs in sorted(batches, key=lambda batch: batch[0]):
                 for name, layer in self._detectors.items():
                     _ADD_DETECTIONS[layer.type](detections[name], layer, outputs.pop(name))
                 averages.add(outputs, size)

@@ -39,12 +39,12 @@ def describe(steps: np.ndarray) -> str:
     ranks = len(steps)
     whole, data = steps[..., 0].mean(), steps[..., 1].mean()
     busy = steps[..., 0] - steps[..., 2]
-    parts = {"compute": busy.mean() - data, "data": data}
+    shares = {"compute": busy.mean() - data, "data": data}
     if ranks > 1:
         longest = busy.max(axis=0).mean()
-        parts["exposed communication"] = max(0.0, whole - longest)
-        parts["skew"] = min(longest, whole) - busy.mean()
+        shares["exposed communication"] = max(0.0, whole - longest)
+        shares["skew"] = min(longest, whole) - busy.mean()
     last = busy.mean(axis=1)
     slowest = f" (rank {last.argmax()} is {last.max() - last.min():.2f} ms slower than rank {last.argmin()})"
-    text = ", ".join(f"{name} {max(0.0, value):.2f}" for name, value in parts.items())
+    text = ", ".join(f"{name} {max(0.0, value):.2f}" for name, value in shares.items())
     return f"{whole:.2f} ms per iteration: {text}{slowest if last.argmax() != last.argmin() else ''}"

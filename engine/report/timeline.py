@@ -125,12 +125,12 @@ class Timeline(Observer):
     def write(self) -> None:
         """Collective. Rank 0 writes the trace of all ranks; raises EngineError if it cannot."""
         offset = self._world.clock_offset() if self._offset is None else self._offset
-        parts = self._world.gather((offset, self._shown()))
-        if parts is None:
+        gathered = self._world.gather((offset, self._shown()))
+        if gathered is None:
             return
-        origin = min((span[2] + offset for offset, spans in parts for span in spans), default=0)
+        origin = min((span[2] + offset for offset, spans in gathered for span in spans), default=0)
         events: list[dict] = []
-        for rank, (offset, spans) in enumerate(parts):
+        for rank, (offset, spans) in enumerate(gathered):
             events += _rank_events(rank, spans, offset - origin)
         with atomic_write(self.path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())

@@ -10,7 +10,7 @@ import sys
 
 
 def comma_separated(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
+    return [word for word in text.split(",") if word]
 
 
 def positive(text: str) -> int:
@@ -40,21 +40,21 @@ def seconds(text: str) -> str:
 
 
 def positives(text: str) -> list[int]:
-    return [positive(part) for part in comma_separated(text)] or [positive(text)]
+    return [positive(word) for word in comma_separated(text)] or [positive(text)]
 
 
 def numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(word) for word in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
 
 
 def two_numbers(text: str) -> tuple[int, int]:
-    parts = text.split(",")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+    words = text.split(",")
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
         raise argparse.ArgumentTypeError(f"expected height,width, got {text!r}")
-    return int(parts[0]), int(parts[1])
+    return int(words[0]), int(words[1])
 
 
 def size(text: str) -> int:
