@@ -24,7 +24,7 @@ from build_proto import compile_schema  # noqa: E402
 from find_dnnl import Dnnl, dotted, find_dnnl  # noqa: E402
 
 HEADERS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h"))
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")])
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
 # No contraction: an update gives the same bits whatever instruction set a rank has. No errno: square roots vectorise.
 FLOAT_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 COMPILE_FLAGS = ["-O3", "-fopenmp", "-fvisibility=hidden", "-Wall", *FLOAT_FLAGS]

@@ -5,13 +5,11 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "kernels/vectorised.h"
 #include "wire.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ENGINE_VECTORISED
 #endif
 #define ENGINE_BODY __attribute__((always_inline))
 

@@ -5,10 +5,11 @@
 #include <map>
 #include <numeric>
 
-#include "onednn_util.h"
-#include "rois.h"
+#include "ops/common/onednn_util.h"
+#include "ops/common/rois.h"
 
 namespace engine {
+namespace {
 
 class BoxAnnotatorOHEM : public Op {
 public:
@@ -51,4 +52,5 @@ private:
 
 static const RegisterOp<BoxAnnotatorOHEM> registered("BoxAnnotatorOHEM");
 
+}  // namespace
 }  // namespace engine

@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "row_loss.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class ContrastiveLoss : public RowLoss {
 public:
@@ -66,4 +67,5 @@ private:
 
 static const RegisterOp<ContrastiveLoss> registered("ContrastiveLoss");
 
+}  // namespace
 }  // namespace engine

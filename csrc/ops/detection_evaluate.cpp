@@ -5,10 +5,11 @@
 // attributes: classes, background, overlap_threshold, evaluate_difficult. Has no backward.
 #include <algorithm>
 
-#include "boxes.h"
-#include "onednn_util.h"
+#include "kernels/boxes.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class DetectionEvaluate : public Op {
 public:
@@ -23,7 +24,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        const Truths truths = read_truths(spec_, input(1)->data(), input(1)->shape[2], classes_, background_);
+        const Truths truths = read_truths(spec_.name, input(1)->data(), input(1)->shape[2], classes_, background_);
         std::fill_n(outputs_[0]->data(), outputs_[0]->count(), -1.f);
         row_ = outputs_[0]->data();
         for (int64_t label = 0; label < classes_; label++)
@@ -100,4 +101,5 @@ private:
 
 static const RegisterOp<DetectionEvaluate> registered("DetectionEvaluate");
 
+}  // namespace
 }  // namespace engine

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "onednn_util.h"
-#include "rois.h"
+#include "ops/common/onednn_util.h"
+#include "ops/common/rois.h"
 
 namespace engine {
+namespace {
 
 class PSROIPooling : public Op {
 public:
@@ -90,4 +91,5 @@ private:
 
 static const RegisterOp<PSROIPooling> registered("PSROIPooling");
 
+}  // namespace
 }  // namespace engine

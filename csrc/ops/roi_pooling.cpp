@@ -5,12 +5,13 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "channel_rows.h"
-#include "parts.h"
-#include "rois.h"
-#include "vectorised.h"
+#include "kernels/vectorised.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/parts.h"
+#include "ops/common/rois.h"
 
 namespace engine {
+namespace {
 
 // The largest pixel of a window and where it is, for channels that lie side by side.
 ENGINE_VECTORISED static void best_of(const float* x, const Bin& bin, int64_t width, int64_t stride, int64_t lanes,
@@ -118,7 +119,7 @@ private:
         const Dims dims = layout.get_dims();
         const int64_t inner = dims[2] * dims[3];
         if (is_plain(layout)) return {dims[0], dims[1], inner, 1, dims[1] * inner, inner, 1};
-        const auto rows = ChannelRows::of(layout);
+        const auto rows = channel_rows(layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         return *rows;
     }
@@ -156,4 +157,5 @@ private:
 
 static const RegisterOp<ROIPooling> registered("ROIPooling");
 
+}  // namespace
 }  // namespace engine

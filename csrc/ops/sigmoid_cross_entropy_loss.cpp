@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class SigmoidCrossEntropyLoss : public Op {
 public:
@@ -79,4 +80,5 @@ private:
 
 static const RegisterOp<SigmoidCrossEntropyLoss> registered("SigmoidCrossEntropyLoss");
 
+}  // namespace
 }  // namespace engine
