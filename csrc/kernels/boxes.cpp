@@ -5,6 +5,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "kernels/whole.h"
+
 namespace engine {
 
 float overlap(const Box& a, const Box& b) {
@@ -49,7 +51,7 @@ Box BoxCode::decode(const Box& prior, const float* variances, const float* numbe
 Truths read_truths(const std::string& layer, const float* values, int64_t rows, int64_t classes, int64_t background) {
     Truths truths;
     for (int64_t i = 0; i < rows; i++, values += truth_columns) {
-        const int64_t image = int64_t(values[0]), label = int64_t(values[1]);
+        const int64_t image = whole(values[0]), label = whole(values[1]);
         if (image < 0) continue;
         if (label < 0 || label >= classes || label == background) {
             std::ostringstream message;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kernels/chunks.h"
+#include "kernels/whole.h"
 
 namespace engine {
 
@@ -11,12 +12,10 @@ void read_rows(const std::string& layer, const float* values, int64_t limit, std
     for (size_t i = 0; i < rows.size(); i++) {
         const float value = values[i];
         if (!(value >= 0 && value < float(limit))) {  // also catches NaN
-            std::string text = std::to_string(value);
-            if (value == float(int64_t(value))) text = std::to_string(int64_t(value));
-            throw std::runtime_error("layer '" + layer + "': index " + text + " at position " + std::to_string(i) +
-                                     " is outside [0, " + std::to_string(limit) + ")");
+            throw std::runtime_error("layer '" + layer + "': index " + number_text(value) + " at position " +
+                                     std::to_string(i) + " is outside [0, " + std::to_string(limit) + ")");
         }
-        rows[i] = int64_t(value);
+        rows[i] = whole(value);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/whole.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
@@ -50,7 +51,7 @@ public:
 private:
     static constexpr float least_distance = 1e-4f;  // added to d by Caffe, so that nothing is divided by 0
 
-    bool alike(int64_t i) const { return int64_t(input(2)->data()[i]) != 0; }
+    bool alike(int64_t i) const { return whole(input(2)->data()[i]) != 0; }
 
     // The gradient with respect to a, as a multiple of a - b.
     float slope(int64_t i) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/boxes.h"
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -63,7 +64,7 @@ private:
         const float* row = input(0)->data();
         for (int64_t i = 0; i < input(0)->shape[2]; i++, row += 7)
             if (row[0] >= 0 && row[1] >= 0)
-                detections[{int64_t(row[0]), int64_t(row[1])}].push_back({row[2], Box::at(row + 3)});
+                detections[{whole(row[0]), whole(row[1])}].push_back({row[2], Box::at(row + 3)});
         return detections;
     }
 

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kernels/box_matcher.h"
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -104,7 +105,7 @@ private:
         for (int64_t i = first; i < first + priors_; i++)
             if (matches_[i].truth == BoxMatcher::none && matches_[i].overlap < neg_overlap_)
                 others.emplace_back(class_loss(i), i);
-        const size_t wanted = std::min(others.size(), size_t(matched_[n] * ratio_));
+        const size_t wanted = std::min(others.size(), size_t(std::max<int64_t>(whole(matched_[n] * ratio_), 0)));
         const auto harder = [](const auto& a, const auto& b) { return a.first > b.first; };
         std::stable_sort(others.begin(), others.end(), harder);
         for (size_t k = 0; k < wanted; k++) counts_[others[k].second] = true;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 #include "ops/common/rois.h"
 
@@ -81,7 +82,7 @@ private:
 
     int64_t edge(float begin, int64_t i, float size, bool end, int64_t limit) const {
         const float at = float(i) * (size / float(group_)) + begin;
-        return std::clamp<int64_t>(int64_t(end ? std::ceil(at) : std::floor(at)), 0, limit);
+        return std::clamp<int64_t>(whole(end ? std::ceil(at) : std::floor(at)), 0, limit);
     }
 
     float scale_;

@@ -5,6 +5,7 @@
 // pixels of the plane); bias_match, object_scale, noobject_scale, class_scale, coord_scale,
 // threshold, loss_weight.
 #include "kernels/anchor_grid.h"
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -79,8 +80,8 @@ private:
     // whose anchor, or without bias_match whose predicted size, comes closest.
     void expect(int64_t n, const Truth& truth) const {
         const float x = (truth.box.x1 + truth.box.x2) / 2, y = (truth.box.y1 + truth.box.y2) / 2;
-        const int64_t column = std::clamp<int64_t>(int64_t(x * float(grid_.width)), 0, grid_.width - 1);
-        const int64_t row = std::clamp<int64_t>(int64_t(y * float(grid_.height)), 0, grid_.height - 1);
+        const int64_t column = std::clamp<int64_t>(whole(x * float(grid_.width)), 0, grid_.width - 1);
+        const int64_t row = std::clamp<int64_t>(whole(y * float(grid_.height)), 0, grid_.height - 1);
         const int64_t anchor = closest(n, truth.box, row, column), box = grid_.box_of(anchor, row, column);
         const AnchorGrid::Size size = grid_.size(anchor);
         expect_offset(n, box, 0, x * float(grid_.width) - float(column));

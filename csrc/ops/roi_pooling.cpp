@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kernels/vectorised.h"
+#include "kernels/whole.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/parts.h"
 #include "ops/common/rois.h"
@@ -140,12 +141,16 @@ private:
                 edge(left, column + 1, width, pooled_w_, true, width_)};
     }
 
-    int64_t scaled(float pixel) const { return std::lround(pixel * scale_); }
+    // Far outside of every image it does not matter where, but sums of such pixels must be numbers, too.
+    int64_t scaled(float pixel) const {
+        constexpr int64_t far = int64_t(1) << 40;
+        return std::clamp(whole(std::round(pixel * scale_)), -far, far);
+    }
 
     // Where cell i of `cells` over `size` pixels begins, or ends.
     static int64_t edge(int64_t begin, int64_t i, int64_t size, int64_t cells, bool end, int64_t limit) {
         const float at = float(i) * (float(size) / float(cells));
-        return std::clamp<int64_t>(begin + int64_t(end ? std::ceil(at) : std::floor(at)), 0, limit);
+        return std::clamp<int64_t>(begin + whole(end ? std::ceil(at) : std::floor(at)), 0, limit);
     }
 
     float scale_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -53,7 +54,7 @@ public:
     }
 
 private:
-    bool ignored(float target) const { return has_ignore_ && int64_t(target) == int64_t(ignore_); }
+    bool ignored(float target) const { return has_ignore_ && whole(target) == whole(ignore_); }
 
     // -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows.
     void measure(int64_t i) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/whole.h"
 #include "op.h"
 
 namespace engine {
@@ -33,7 +34,7 @@ public:
                 continue;
             }
             if (!(label >= 0 && label < float(classes_))) fail(label, i);  // also catches NaN
-            values_[i] = int32_t(label);
+            values_[i] = int32_t(whole(label));
             valid++;
         }
         return valid;
@@ -44,10 +45,8 @@ public:
 
 private:
     [[noreturn]] void fail(float label, size_t position) const {
-        std::string text = std::to_string(label);
-        if (label == float(int64_t(label))) text = std::to_string(int64_t(label));
-        throw std::runtime_error("layer '" + layer_ + "': label " + text + " at position " + std::to_string(position) +
-                                 " is outside [0, " + std::to_string(classes_) + ")");
+        throw std::runtime_error("layer '" + layer_ + "': label " + number_text(label) + " at position " +
+                                 std::to_string(position) + " is outside [0, " + std::to_string(classes_) + ")");
     }
 
     std::string layer_;

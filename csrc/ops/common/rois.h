@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "kernels/whole.h"
 #include "op.h"
 
 namespace engine {
@@ -15,7 +16,7 @@ constexpr int64_t roi_columns = 5;
 inline int64_t roi_image(const OpSpec& spec, const float* rois, int64_t i, int64_t images) {
     const float image = rois[i * roi_columns];
     if (image < 0) return -1;
-    if (image < float(images)) return int64_t(image);
+    if (image < float(images)) return whole(image);
     std::ostringstream message;
     message << "layer '" << spec.name << "': row " << i << " of the regions names image " << image
             << ", but the batch has " << images;
