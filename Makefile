@@ -17,16 +17,19 @@ DEMO := .venv
 DEV := .venv-dev
 TORCH := .venv-torch
 DEMO_EXTRAS := mpich,plot
-DEV_EXTRAS := mpich,hdf5,plot,test,lint
+DEV_EXTRAS := mpich,hdf5,plot,test
 TORCH_EXTRAS := mpich,test,torch
-# Lists of pyproject.toml, as pip's arguments.
-BUILD_TOOLS = $(shell sed -n -E '/^requires = /,/^\]/s/^ +("[^;"]*).*/\1"/p' pyproject.toml)
-LINTERS = $(shell sed -n -E 's/^lint = \[(.*)\]/\1/p' pyproject.toml | tr -d ',')
-CPP = $$(git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.h' 'tools/*.cpp')
+CPP = $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
 # Prints a pip command, then runs it, with pip's output reduced to what is being collected, built and installed.
 pip = @echo '$(1)/bin/pip install $(2)'; \
 	$(1)/bin/pip install $(2) | sed -u -n -E 's/^(Collecting|Building|Installing|Successfully)/  \1/p'
+
+# Installs dependency groups of pyproject.toml, which pip knows from 25.1 on.
+define groups
+$(call pip,$(DEV),"pip>=25.1")
+$(call pip,$(DEV),$(1))
+endef
 
 .PHONY: help demo test test-mpi test-torch build lint format headers clean distclean
 
@@ -61,7 +64,7 @@ test-mpi-%: .venv-%/bin/pip
 site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 build: $(DEV)/bin/pip headers
-	$(call pip,$(DEV),$(BUILD_TOOLS))
+	$(call groups,--group build --group lint)
 	$(call pip,$(DEV),--no-build-isolation -e ".[$(DEV_EXTRAS)]")
 
 lint: $(DEV)/bin/ruff
@@ -83,10 +86,11 @@ headers:
 
 # The linters alone, in their pinned versions: no need to build engine for them.
 $(DEV)/bin/ruff: $(DEV)/bin/pip
-	$(call pip,$(DEV),$(LINTERS))
+	$(call groups,--group lint)
 
 clean:
-	rm -rf build dist engine.egg-info engine/host/*.so engine/host/_build_info.py engine/proto/caffe.desc .pytest_cache .ruff_cache
+	rm -rf build dist engine.egg-info engine/proto/caffe.desc .pytest_cache .ruff_cache
+	find engine -name '_ext.*.so' -delete -or -name _build_info.py -delete
 
 distclean: clean
 	rm -rf $(DEMO) $(DEV) $(TORCH) $(addprefix .venv-,$(MPIS))

@@ -1,6 +1,6 @@
 // Pictures into batches.
 #include "bind.h"
-#include "image.h"
+#include "kernels/image.h"
 
 namespace engine {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "ops/packed_weights.h"
+#include "kernels/packed_weights.h"
 
 namespace engine {
 
@@ -136,9 +136,20 @@ memory Op::reading(const TensorPtr& tensor, const Layout& described, const Layou
     return target;
 }
 
+// The kernel of our own for a change of layout, where there is one.
+static std::optional<PackedWeights> packed_weights(const Layout& from, const Layout& to) {
+    constexpr auto blocked = memory::format_kind::blocked;
+    if (from.get_data_type() != memory::data_type::f32 || to.get_data_type() != memory::data_type::bf16) return {};
+    if (from.get_format_kind() != blocked || to.get_format_kind() != blocked) return {};
+    const Dims dims = to.get_dims();
+    if (from.get_dims() != dims || from.get_padded_dims() != dims || to.get_padded_dims() != dims) return {};
+    return PackedWeights::of(dims, {from.get_strides(), from.get_inner_blks(), from.get_inner_idxs()},
+                             {to.get_strides(), to.get_inner_blks(), to.get_inner_idxs()});
+}
+
 Op::Call Op::reorder(const memory& from, const memory& to) {
     Call call{{}, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}};
-    if (const auto packed = PackedWeights::of(from.get_desc(), to.get_desc()))
+    if (const auto packed = packed_weights(from.get_desc(), to.get_desc()))
         call.own = [packed = *packed, from, to] {
             packed.pack(static_cast<const float*>(from.get_data_handle()),
                         static_cast<uint16_t*>(to.get_data_handle()));

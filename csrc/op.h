@@ -111,8 +111,9 @@ protected:
         dnnl::primitive primitive;  // or `own`, a kernel of our own; if it has args, a reorder
         std::unordered_map<int, dnnl::memory> args;
         std::function<void()> own = {};
-        mutable std::vector<dnnl_exec_arg_t> list;  // args as oneDNN's C interface takes them, from the first run on
-        mutable int64_t nanoseconds = 0;            // of the last run
+        mutable std::vector<dnnl_exec_arg_t> list =
+            {};                           // args as oneDNN's C interface takes them, from the first run on
+        mutable int64_t nanoseconds = 0;  // of the last run
     };
     using Calls = std::vector<Call>;
     static void run(const Calls& calls, const dnnl::stream& stream);

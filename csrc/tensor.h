@@ -55,7 +55,7 @@ struct Tensor;
 using TensorPtr = std::shared_ptr<Tensor>;
 
 struct Tensor {
-    Tensor(std::string name, Dims shape, Home home) : name(std::move(name)), shape(std::move(shape)), home(home) {}
+    Tensor(std::string called, Dims dims, Home place) : name(std::move(called)), shape(std::move(dims)), home(place) {}
 
     // Parameters take the layout that their first reader asks for; everything else is decided where it is made.
     bool decided() const { return bool(buffer); }

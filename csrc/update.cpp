@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "kernels/vectorised.h"
 #include "wire.h"
 
 #if defined(__x86_64__)

@@ -7,11 +7,8 @@
 #include <string>
 #include <vector>
 
-#if defined(__x86_64__)
-#define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ENGINE_VECTORISED
-#endif
+#include "kernels/vectorised.h"
+
 #define ENGINE_BODY __attribute__((always_inline))
 
 // Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal;

@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__)
-#define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ENGINE_VECTORISED
-#endif
+#include "kernels/vectorised.h"
 
 namespace engine {
 namespace {

@@ -16,7 +16,7 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("kernel_limit", "torch_nets", "train", "find_dnnl"):
+    for name in ("kernel_limit", "torch_nets", "train", "build_csrc"):
         sys.modules.pop(name, None)
 
 

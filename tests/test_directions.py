@@ -199,38 +199,73 @@ def test_only_the_command_line_exits():
 # C++
 
 INCLUDE = re.compile(r'^#include [<"]([^>"]+)[>"]', re.MULTILINE)
-SPEAK_ONEDNN = {"tensor.h", "op.h"}  # and ops/: layouts are oneDNN's from end to end
 
 
-def sources() -> dict[str, list[str]]:
-    """Path below csrc/ -> what it includes."""
+def sources() -> dict[str, str]:
+    """Path below csrc/ -> text without comments."""
     folder = REPO / "csrc"
     files = [*folder.rglob("*.h"), *folder.rglob("*.cpp")]
-    return {str(path.relative_to(folder)): INCLUDE.findall(path.read_text()) for path in files}
+    return {str(path.relative_to(folder)): re.sub(r"//.*", "", path.read_text()) for path in files}
+
+
+def includes() -> dict[str, set[str]]:
+    """Path below csrc/ -> what it includes."""
+    return {path: set(INCLUDE.findall(text)) for path, text in sources().items()}
+
+
+def own_includes() -> dict[str, set[str]]:
+    return {path: {f for f in found if (REPO / "csrc" / f).exists()} for path, found in includes().items()}
 
 
 def test_only_bind_speaks_pybind11():
     speakers = ("pybind11", "Python.h", "bind.h")
-    users = [path for path, found in sources().items() if any(f.startswith(speakers) for f in found)]
+    users = [path for path, found in includes().items() if any(f.startswith(speakers) for f in found)]
     assert "bind.h" in users
     assert [path for path in users if not re.fullmatch(r"bind\.h|bind(_\w+)?\.cpp", path)] == []
 
 
 def test_only_ops_and_tensors_speak_onednn():
-    users = {path for path, found in sources().items() if any("dnnl" in f and "/" in f for f in found)}
-    assert users - {path for path in users if path.startswith("ops/")} <= SPEAK_ONEDNN
-    assert not [path for path, found in sources().items() if any(f.startswith("mpi") for f in found)]
+    """Layouts are oneDNN's from end to end: a tensor has one, and an op is made of primitives. The program hands ops
+    their stream; what is bound for Python names types and instruction sets."""
+    speakers = {path for path, text in sources().items() if re.search("dnnl", text, re.IGNORECASE)}
+    others = {path for path in speakers if not path.startswith("ops/")}
+    ends = {"program.h", "program.cpp", "bind.cpp", "bind_tensor.cpp", "bind_program.cpp"}
+    assert others - ends == {"tensor.h", "tensor.cpp", "op.h", "op.cpp"}
+    assert {path for path, found in includes().items() if "oneapi/dnnl/dnnl.hpp" in found} == {"tensor.h"}
+    assert not [path for path, found in includes().items() if any(f.startswith("mpi") for f in found)]
+
+
+def test_kernels_know_floats():
+    """A kernel includes kernels: it has never heard of an op, a tensor or a layout of oneDNN."""
+    for path, found in own_includes().items():
+        if path.startswith("kernels/"):
+            assert all(f.startswith("kernels/") for f in found), path
 
 
 def test_ops_know_neither_executor_nor_queue():
-    own = {path: {f for f in found if (REPO / "csrc" / f).exists()} for path, found in sources().items()}
+    own = own_includes()
     for path, found in own.items():
         if path.startswith("ops/"):
-            assert found <= {"op.h", "tensor.h", "threads.h"}, path
+            assert {f for f in found if "/" not in f} <= {"op.h", "tensor.h", "threads.h"}, path
+            assert all(f.startswith(("ops/common/", "kernels/")) for f in found if "/" in f), path
+    assert {f for f in own["op.h"] | own["op.cpp"] if "/" in f} == {"kernels/packed_weights.h"}  # for reorders
     # These stand alone: they can be compiled and tested without the rest.
-    for alone in ("ready_queue", "wire", "image", "arena"):
-        assert own[f"{alone}.h"] | own[f"{alone}.cpp"] == {f"{alone}.h"}
-    assert own["update.h"] | own["update.cpp"] == {"update.h", "update_rule.h", "wire.h"}
-    assert own["update_rule.h"] == set()
+    vectorised = "kernels/vectorised.h"
+    assert own["ready_queue.h"] | own["ready_queue.cpp"] == {"ready_queue.h"}
+    assert own["arena.h"] | own["arena.cpp"] == {"arena.h"}
+    assert own["wire.h"] | own["wire.cpp"] == {"wire.h", vectorised}
+    assert own["update.h"] | own["update.cpp"] == {"update.h", "update_rule.h", "wire.h", vectorised}
+    assert own["update_rule.h"] == {vectorised}
     rules = {path: found for path, found in own.items() if path.startswith("update_rules/")}
     assert rules and all(found == {"update_rule.h"} for found in rules.values())
+
+
+def test_an_op_has_a_file_of_its_name():
+    """Such as BoxAnnotatorOHEM in box_annotator_ohem.cpp, where no other file sees it."""
+    for path, text in sources().items():
+        ops = re.findall(r'RegisterOp<\w[^;]*?"(\w+)"', text)
+        if re.fullmatch(r"ops/\w+\.cpp", path):
+            assert [op.lower() for op in ops] == [Path(path).stem.replace("_", "")], path
+            assert "namespace engine {\nnamespace {\n" in text, path
+        else:
+            assert not ops, path

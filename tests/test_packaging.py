@@ -1,5 +1,6 @@
 """What the build leaves: oneDNN is found and loaded, and what is missing is named."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from engine.errors import EngineError
 from engine.host import _dnnl
+from tests.mpi import REPO
 
 
 def test_preload_loads_dnnl():
@@ -50,3 +52,10 @@ def test_unbuilt_package_says_how_to_build(monkeypatch):
     monkeypatch.setitem(sys.modules, "engine.host._build_info", None)
     with pytest.raises(EngineError, match="not built"):
         _dnnl.preload()
+
+
+def test_builds_without_isolation_have_the_same_tools():
+    text = (REPO / "pyproject.toml").read_text()
+    lists = (re.search(rf"^{name} = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1] for name in ("requires", "build"))
+    requires, build = (re.findall(r'"(.+)"', found) for found in lists)
+    assert requires == build

@@ -134,21 +134,19 @@ def _lowering(cls: type[Layer]) -> list[str]:
 
 @functools.cache
 def _files() -> dict[str, str]:
-    """Op -> the source of the file that registers it, with the headers of csrc/ops that it includes and, of classes
-    that ops derive from (x_op.h), their source and what that includes."""
-    texts = {path.name: path.read_text() for path in sorted((ROOT / "csrc/ops").iterdir())}
+    """Op -> the source of the file that registers it, with what it has from csrc/ops/common."""
+    common = {path.relative_to(ROOT / "csrc").as_posix(): path.read_text() for path in ROOT.glob("csrc/ops/common/*")}
 
-    def with_headers(source: str) -> str:
-        found = source
-        for header in re.findall(r'#include "(\w+\.h)"', source):
-            text = texts.get(header, "")
-            found += with_headers(text) + texts.get(f"{header[:-2]}.cpp", "") if header.endswith("_op.h") else text
-        return found
+    def with_common(source: str) -> str:
+        for base in re.findall(r'#include "(ops/common/\w+)\.h"', source):
+            source += with_common(common[f"{base}.h"]) + common.get(f"{base}.cpp", "")
+        return source
 
     found = {}
-    for source in texts.values():
+    for path in sorted(ROOT.glob("csrc/ops/*.cpp")):
+        source = path.read_text()
         for registered in re.findall(r"^static const RegisterOp<[^;]*;", source, re.MULTILINE):
-            found |= dict.fromkeys(re.findall(r'\("(\w+)"\)', registered), with_headers(source))
+            found |= dict.fromkeys(re.findall(r'\("(\w+)"\)', registered), with_common(source))
     return found
 
 

@@ -3,10 +3,11 @@
 // for, the accuracy of every class (classes); attributes: axis, top_k, ignore_label (optional). Has no backward.
 #include <algorithm>
 
-#include "labels.h"
-#include "onednn_util.h"
+#include "ops/common/labels.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Accuracy : public Op {
 public:
@@ -66,4 +67,5 @@ private:
 
 static const RegisterOp<Accuracy> registered("Accuracy");
 
+}  // namespace
 }  // namespace engine

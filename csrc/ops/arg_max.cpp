@@ -5,9 +5,10 @@
 #include <functional>
 #include <utility>
 
-#include "elementwise.h"
+#include "ops/common/elementwise.h"
 
 namespace engine {
+namespace {
 
 class ArgMax : public Op {
 public:
@@ -56,4 +57,5 @@ private:
 
 static const RegisterOp<ArgMax> registered("ArgMax");
 
+}  // namespace
 }  // namespace engine

@@ -10,10 +10,12 @@
 #include <cmath>
 #include <numeric>
 
-#include "norm_grid.h"
-#include "onednn_util.h"
+#include "kernels/norm_grid.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class BatchNorm : public Op {
 public:
@@ -62,7 +64,7 @@ private:
     bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 
     ChannelRows rows() const {
-        const auto rows = ChannelRows::of(input(0)->layout);
+        const auto rows = channel_rows(input(0)->layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(input(0)->layout));
         return *rows;
     }
@@ -149,7 +151,7 @@ private:
             [&](int64_t part, int64_t first, int64_t last) {
                 if (!global_) measure(kernels, x, part, first, last);
             },
-            [&](const Slice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); });
+            [&](const ChannelSlice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); });
     }
 
     // After measure(part, slices from, to) of everything and gather(slice), which leave the statistics where they are
@@ -162,7 +164,7 @@ private:
         const T* const added = adds() ? at<T>(added_) : nullptr;
         const bool past_caches = y != x && y != added && goes_past_caches(y);
         grid_.run(measure, gather, [&](int64_t part, int64_t first, int64_t last) {
-            grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+            grid_.panels(part, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
                 const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
                     offset(slice, of(offset_, slice));
                 kernels.normalise(panel, {x + begin, added ? added + begin : nullptr, mean, factor, offset, relu_,
@@ -173,7 +175,9 @@ private:
 
     static float* values(const TensorPtr& tensor) { return tensor->data(); }
 
-    static const float* of(const TensorPtr& tensor, const Slice& slice) { return tensor->data() + slice.channel; }
+    static const float* of(const TensorPtr& tensor, const ChannelSlice& slice) {
+        return tensor->data() + slice.channel;
+    }
 
     // Two rows of sums for every part, in forward of deviations and their squares, in backward those of gradients.
     float* sums(int which, int64_t part, int64_t channel) const {
@@ -186,7 +190,7 @@ private:
         const int64_t from = grid_.slice(first).channel,
                       to = grid_.slice(last - 1).channel + grid_.slice(last - 1).count;
         for (int which : {0, 1}) std::fill(sums(which, part, from), sums(which, part, from) + (to - from), 0.f);
-        grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+        grid_.panels(part, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
             float *const some = sums(0, part, slice.channel), *const others = sums(1, part, slice.channel);
             if (!slice.run) return add(slice, panel, begin, some, others);
             float lanes[2][16] = {};
@@ -201,8 +205,8 @@ private:
     // The mean of a few values: deviations from it are summed, which costs no accuracy if it is near the mean of all.
     template <typename T>
     void find_pilot(const NormKernels<T>& kernels, const T* x) const {
-        grid_.sample([&](const Slice& slice, const Panel& panel, int64_t begin) {
-            float lanes[2][Slice::widest] = {};
+        grid_.sample([&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
+            float lanes[2][ChannelSlice::widest] = {};
             float* const pilot = values(mean_) + slice.channel;
             kernels.sum(panel, x + begin, nullptr, lanes[0], lanes[1]);
             if (slice.run)
@@ -216,14 +220,14 @@ private:
     template <typename T>
     void measure(const NormKernels<T>& kernels, const T* x, int64_t part, int64_t first, int64_t last) const {
         sum_part(part, first, last,
-                 [&](const Slice& slice, const Panel& panel, int64_t begin, float* sum, float* square) {
+                 [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, float* sum, float* square) {
                      kernels.sum(panel, x + begin, Coefficients(slice, of(mean_, slice)), sum, square);
                  });
     }
 
-    void gather_statistics(const Slice& slice) {
+    void gather_statistics(const ChannelSlice& slice) {
         const double count = double(grid_.per_channel());
-        double sum[Slice::widest], squares[Slice::widest];
+        double sum[ChannelSlice::widest], squares[ChannelSlice::widest];
         add_parts(slice, sum, squares);
         for (int64_t i = 0; i < slice.count; i++) {
             const double away = sum[i] / count;
@@ -233,7 +237,7 @@ private:
     }
 
     // Totals over all parts, of both rows.
-    void add_parts(const Slice& slice, double* totals, double* others) const {
+    void add_parts(const ChannelSlice& slice, double* totals, double* others) const {
         for (double* each : {totals, others}) std::fill_n(each, slice.count, 0.0);
         for (int64_t part = 0; part < grid_.parts(); part++) {
             const float *const a = sums(0, part, slice.channel), *const b = sums(1, part, slice.channel);
@@ -247,7 +251,7 @@ private:
     // Sums that were decayed at every step, and the factor to divide them by; or averages.
     bool sums_up() const { return statistics_ == 3; }
 
-    void load_statistics(const Slice& slice) {
+    void load_statistics(const ChannelSlice& slice) {
         const float count = sums_up() ? values(param(2))[0] : 1;
         const float scale = count == 0 ? 0 : 1 / count;
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++)
@@ -286,7 +290,7 @@ private:
         job.y = relu_ && adds() ? at<T>(outputs_[0]) : nullptr;
         job.kept = kept_ ? at<T>(kept_) : nullptr;
         grid_.run([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
-                  [&](const Slice& slice) { finish_sums(slice); },
+                  [&](const ChannelSlice& slice) { finish_sums(slice); },
                   [&](int64_t part, int64_t first, int64_t last) {
                       if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
                   });
@@ -311,7 +315,7 @@ private:
     void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t part, int64_t first,
                       int64_t last) const {
         sum_part(part, first, last,
-                 [&](const Slice& slice, const Panel& panel, int64_t begin, float* of_g, float* of_gx) {
+                 [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, float* of_g, float* of_gx) {
                      const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
                          offset(slice, of(offset_, slice));
                      kernels.sum_gradient(panel, moved(job, begin, mean, factor, offset), of_g, of_gx);
@@ -319,9 +323,9 @@ private:
     }
 
     // Sums over all parts: the gradients of scale and shift, and, in place of the first part's, the means of dx.
-    void finish_sums(const Slice& slice) {
+    void finish_sums(const ChannelSlice& slice) {
         const double count = double(grid_.per_channel());
-        double of_g[Slice::widest], of_gx[Slice::widest];
+        double of_g[ChannelSlice::widest], of_gx[ChannelSlice::widest];
         add_parts(slice, of_g, of_gx);
         for (int64_t i = 0; i < slice.count; i++) {
             const int64_t c = slice.channel + i;
@@ -347,7 +351,7 @@ private:
         const bool in_place = wanted == job.given || wanted == job.other || wanted == job.kept;
         const bool past_caches = !in_place && goes_past_caches(wanted), masked = job.kept;
         if (masked) job.given = job.kept;
-        grid_.panels(part, first, last, [&](const Slice& slice, const Panel& panel, int64_t begin) {
+        grid_.panels(part, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
             const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
                 offset(slice, of(offset_, slice)), of_x(slice, sums(0, 0, slice.channel)),
                 constant(slice, sums(1, 0, slice.channel));
@@ -369,4 +373,5 @@ private:
 
 static const RegisterOp<BatchNorm> registered("BatchNorm");
 
+}  // namespace
 }  // namespace engine

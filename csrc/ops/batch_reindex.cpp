@@ -1,8 +1,9 @@
 // Rows of a blob in another order, some of them several times or not at all.
 // inputs: x (N, ...) and row numbers (M), both row-major; outputs: (M, ...).
-#include "row_index_op.h"
+#include "ops/common/row_index_op.h"
 
 namespace engine {
+namespace {
 
 class BatchReindex : public RowIndexOp {
 public:
@@ -16,4 +17,5 @@ private:
 
 static const RegisterOp<BatchReindex> registered("BatchReindex");
 
+}  // namespace
 }  // namespace engine

@@ -1,9 +1,10 @@
 // y = x + shift, where shift has the shape of one or several axes of x.
 // inputs: x and, in the two-bottom form, shift, row-major; params: shift in the one-bottom form;
 // attributes: axis, num_axes (which axes of x shift covers).
-#include "affine.h"
+#include "ops/common/affine.h"
 
 namespace engine {
+namespace {
 
 class Bias : public Affine {
 public:
@@ -15,4 +16,5 @@ public:
 
 static const RegisterOp<Bias> registered("Bias");
 
+}  // namespace
 }  // namespace engine

@@ -1,10 +1,11 @@
 // The same numbers in another precision, and their gradients back; the layout stays, but for images that become bf16:
 // the kernels that read them want channels last.
 // inputs: x; attributes: bf16 (what x becomes; else float32).
-#include "onednn_util.h"
-#include "parts.h"
+#include "ops/common/onednn_util.h"
+#include "ops/common/parts.h"
 
 namespace engine {
+namespace {
 
 class Cast : public Op {
 public:
@@ -46,4 +47,5 @@ private:
 
 static const RegisterOp<Cast> registered("Cast");
 
+}  // namespace
 }  // namespace engine

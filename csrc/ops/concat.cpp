@@ -2,9 +2,10 @@
 // inputs: one or more that agree in all other axes; attributes: axis.
 #include <algorithm>
 
-#include "parts.h"
+#include "ops/common/parts.h"
 
 namespace engine {
+namespace {
 
 class Concat : public Parts {
 public:
@@ -45,4 +46,5 @@ private:
 
 static const RegisterOp<Concat> registered("Concat");
 
+}  // namespace
 }  // namespace engine

@@ -2,9 +2,10 @@
 // attributes: values, in row-major order.
 #include <algorithm>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Constant : public Op {
 public:
@@ -24,4 +25,5 @@ private:
 
 static const RegisterOp<Constant> registered("Constant");
 
+}  // namespace
 }  // namespace engine

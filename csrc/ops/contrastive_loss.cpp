@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "row_loss.h"
+#include "kernels/whole.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class ContrastiveLoss : public RowLoss {
 public:
@@ -49,7 +51,7 @@ public:
 private:
     static constexpr float least_distance = 1e-4f;  // added to d by Caffe, so that nothing is divided by 0
 
-    bool alike(int64_t i) const { return int64_t(input(2)->data()[i]) != 0; }
+    bool alike(int64_t i) const { return whole(input(2)->data()[i]) != 0; }
 
     // The gradient with respect to a, as a multiple of a - b.
     float slope(int64_t i) const {
@@ -66,4 +68,5 @@ private:
 
 static const RegisterOp<ContrastiveLoss> registered("ContrastiveLoss");
 
+}  // namespace
 }  // namespace engine

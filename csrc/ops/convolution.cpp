@@ -5,10 +5,11 @@
 
 #include <optional>
 
-#include "amx_gradient.h"
-#include "weighted.h"
+#include "kernels/amx_gradient.h"
+#include "ops/common/weighted.h"
 
 namespace engine {
+namespace {
 
 class Convolution : public Weighted {
 public:
@@ -143,4 +144,5 @@ private:
 
 static const RegisterOp<Convolution> registered("Convolution");
 
+}  // namespace
 }  // namespace engine

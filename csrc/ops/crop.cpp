@@ -1,9 +1,10 @@
 // A window of a blob. inputs: x, row-major where the window has other channels than x; attributes: offsets (where the
 // window begins, one for each axis).
-#include "elementwise.h"
-#include "parts.h"
+#include "ops/common/elementwise.h"
+#include "ops/common/parts.h"
 
 namespace engine {
+namespace {
 
 class Crop : public Parts {
 public:
@@ -27,4 +28,5 @@ public:
 
 static const RegisterOp<Crop> registered("Crop");
 
+}  // namespace
 }  // namespace engine

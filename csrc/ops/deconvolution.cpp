@@ -4,12 +4,13 @@
 // each per spatial axis), group, bias.
 #include <stdexcept>
 
-#include "../bf16.h"
-#include "channel_rows.h"
-#include "onednn_util.h"
-#include "parts.h"
+#include "kernels/bf16.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/onednn_util.h"
+#include "ops/common/parts.h"
 
 namespace engine {
+namespace {
 
 class Deconvolution : public Op {
 public:
@@ -89,7 +90,7 @@ private:
                                    {DNNL_ARG_DST, y->memory},
                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
         if (!param_gradient(1)) return;
-        const auto rows = ChannelRows::of(y->layout);
+        const auto rows = channel_rows(y->layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(y->layout));
         rows_ = *rows;
         sums_.resize(rows_.outer * rows_.padded_channels());
@@ -157,4 +158,5 @@ private:
 
 static const RegisterOp<Deconvolution> registered("Deconvolution");
 
+}  // namespace
 }  // namespace engine

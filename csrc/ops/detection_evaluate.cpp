@@ -5,10 +5,12 @@
 // attributes: classes, background, overlap_threshold, evaluate_difficult. Has no backward.
 #include <algorithm>
 
-#include "boxes.h"
-#include "onednn_util.h"
+#include "kernels/boxes.h"
+#include "kernels/whole.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class DetectionEvaluate : public Op {
 public:
@@ -23,7 +25,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        const Truths truths = read_truths(spec_, input(1)->data(), input(1)->shape[2], classes_, background_);
+        const Truths truths = read_truths(spec_.name, input(1)->data(), input(1)->shape[2], classes_, background_);
         std::fill_n(outputs_[0]->data(), outputs_[0]->count(), -1.f);
         row_ = outputs_[0]->data();
         for (int64_t label = 0; label < classes_; label++)
@@ -62,7 +64,7 @@ private:
         const float* row = input(0)->data();
         for (int64_t i = 0; i < input(0)->shape[2]; i++, row += 7)
             if (row[0] >= 0 && row[1] >= 0)
-                detections[{int64_t(row[0]), int64_t(row[1])}].push_back({row[2], Box::at(row + 3)});
+                detections[{whole(row[0]), whole(row[1])}].push_back({row[2], Box::at(row + 3)});
         return detections;
     }
 
@@ -100,4 +102,5 @@ private:
 
 static const RegisterOp<DetectionEvaluate> registered("DetectionEvaluate");
 
+}  // namespace
 }  // namespace engine

@@ -6,14 +6,16 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "boxes.h"
-#include "onednn_util.h"
+#include "kernels/boxes.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class DetectionOutput : public Op {
 public:
-    explicit DetectionOutput(OpSpec spec) : Op(std::move(spec)), code_(spec_.attributes) {
+    explicit DetectionOutput(OpSpec spec)
+        : Op(std::move(spec)), code_(spec_.attributes.text("code"), spec_.attributes.flag("variance_in_target")) {
         const auto& attributes = spec_.attributes;
         classes_ = attributes.integer("classes");
         background_ = attributes.integer("background");
@@ -94,4 +96,5 @@ private:
 
 static const RegisterOp<DetectionOutput> registered("DetectionOutput");
 
+}  // namespace
 }  // namespace engine

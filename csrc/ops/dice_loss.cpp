@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <memory>
 
-#include "labels.h"
-#include "row_loss.h"
+#include "ops/common/labels.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class DiceLoss : public RowLoss {
 public:
@@ -76,4 +77,5 @@ private:
 
 static const RegisterOp<DiceLoss> registered("DiceLoss");
 
+}  // namespace
 }  // namespace engine

@@ -2,11 +2,10 @@
 // time) does nothing. inputs: x (N, ...); attributes: ratio. Which elements survive is a function of the seed, the
 // layer's name, the step, the sample's place in the global batch and the element's place in the sample: the same on
 // however many ranks, and for backward there is no mask to store.
-#include "dropout_op.h"
-#include "vectorised.h"
+#include "kernels/vectorised.h"
+#include "ops/common/dropout_op.h"
 
 namespace engine {
-
 namespace {
 
 // `rows` rows of `lanes` elements, `step` apart in memory; neighbours in a row are `stride` elements apart in the
@@ -20,8 +19,6 @@ ENGINE_VECTORISED void drop(const DropoutMask& mask, const float* x, float* y, i
     }
 }
 
-}  // namespace
-
 class Dropout : public DropoutOp {
 public:
     explicit Dropout(OpSpec spec) : DropoutOp(std::move(spec)) {}
@@ -34,16 +31,17 @@ private:
 #pragma omp parallel for schedule(static) if (!rows_.small())
         for (int64_t panel = 0; panel < rows_.panels(); panel++) {
             const int64_t n = panel / blocks, block = panel % blocks, at = rows_.offset(n, block);
-            const DropoutMask mask = masks_->of(*spec_.counter, n);
+            const DropoutMask kept = mask(n);
             const uint32_t first = uint32_t(block * rows_.lanes * rows_.inner);
             if (rows_.lanes == 1)
-                drop(mask, x + at, y + at, 1, 0, rows_.inner, first, 1);
+                drop(kept, x + at, y + at, 1, 0, rows_.inner, first, 1);
             else
-                drop(mask, x + at, y + at, rows_.inner, rows_.inner_stride, rows_.lanes, first, uint32_t(rows_.inner));
+                drop(kept, x + at, y + at, rows_.inner, rows_.inner_stride, rows_.lanes, first, uint32_t(rows_.inner));
         }
     }
 };
 
 static const RegisterOp<Dropout> registered("Dropout");
 
+}  // namespace
 }  // namespace engine

@@ -2,10 +2,11 @@
 // (input_dim, num_output), bias (num_output, with `bias`); attributes: bias.
 #include <algorithm>
 
-#include "../op.h"
-#include "row_index.h"
+#include "kernels/row_index.h"
+#include "op.h"
 
 namespace engine {
+namespace {
 
 class Embed : public Op {
 public:
@@ -55,4 +56,5 @@ private:
 
 static const RegisterOp<Embed> registered("Embed");
 
+}  // namespace
 }  // namespace engine

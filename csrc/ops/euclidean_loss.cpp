@@ -1,8 +1,9 @@
 // Half the mean squared distance: sum (a - b)^2 / 2N. Either input may want a gradient.
 // inputs: a, b (both row-major, same count, first axis N); attributes: loss_weight.
-#include "row_loss.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class EuclideanLoss : public RowLoss {
 public:
@@ -36,4 +37,5 @@ private:
 
 static const RegisterOp<EuclideanLoss> registered("EuclideanLoss");
 
+}  // namespace
 }  // namespace engine

@@ -1,20 +1,23 @@
 // Which boxes of a YOLO detector are right.
 // inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1, both row-major;
 // output: (N, classes + boxes * 4): how many boxes of each class there are, then label (from 0), score, right, wrong of
-// each detection, by label and score, then zeros; attributes: those of AnchorGrid; threshold, nms (negative: none),
+// each detection, by label and score, then zeros; attributes: classes, anchors (width and height of each, in
+// pixels of the plane); threshold, nms (negative: none),
 // score (OBJ, PROB, MULTIPLY). Has no backward.
 #include <cfloat>
 
-#include "anchor_grid.h"
-#include "onednn_util.h"
+#include "kernels/anchor_grid.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class EvalDetection : public Op {
 public:
     explicit EvalDetection(OpSpec spec)
         : Op(std::move(spec)),
-          grid_(spec_.attributes, input(0)->shape),
+          grid_(spec_.attributes.integer("classes"), input(0)->shape[2], input(0)->shape[3],
+                spec_.attributes.reals("anchors")),
           threshold_(float(spec_.attributes.real("threshold"))),
           nms_(float(spec_.attributes.real("nms"))),
           by_object_(spec_.attributes.text("score") != "PROB"),
@@ -24,7 +27,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        const Truths truths = read_truths(spec_, input(1)->data(), input(1)->shape[2], grid_.classes + 1, 0);
+        const Truths truths = read_truths(spec_.name, input(1)->data(), input(1)->shape[2], grid_.classes + 1, 0);
         std::fill_n(outputs_[0]->data(), outputs_[0]->count(), 0.f);
         const int64_t images = input(0)->shape[0], row = outputs_[0]->shape[1];
 #pragma omp parallel for schedule(dynamic)
@@ -92,4 +95,5 @@ private:
 
 static const RegisterOp<EvalDetection> registered("EvalDetection");
 
+}  // namespace
 }  // namespace engine

@@ -2,9 +2,10 @@
 // inputs: x (N, ...) and the selector (N), both row-major; outputs: x's shape.
 #include <algorithm>
 
-#include "row_index_op.h"
+#include "ops/common/row_index_op.h"
 
 namespace engine {
+namespace {
 
 class Filter : public RowIndexOp {
 public:
@@ -21,4 +22,5 @@ private:
 
 static const RegisterOp<Filter> registered("Filter");
 
+}  // namespace
 }  // namespace engine

@@ -3,10 +3,11 @@
 // inputs: x (N, classes...), labels (N); attributes: loss_weight, squared.
 #include <algorithm>
 
-#include "labels.h"
-#include "row_loss.h"
+#include "ops/common/labels.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class HingeLoss : public RowLoss {
 public:
@@ -50,4 +51,5 @@ private:
 
 static const RegisterOp<HingeLoss> registered("HingeLoss");
 
+}  // namespace
 }  // namespace engine

@@ -3,9 +3,10 @@
 // inputs: x (row-major); attributes: kernel, stride, pad, dilation (one each per spatial axis).
 #include <algorithm>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Im2col : public Op {
 public:
@@ -70,4 +71,5 @@ private:
 
 static const RegisterOp<Im2col> registered("Im2col");
 
+}  // namespace
 }  // namespace engine

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "softmax_loss_op.h"
+#include "ops/common/softmax_loss_op.h"
 
 namespace engine {
+namespace {
 
 class InfogainLoss : public SoftmaxLossOp {
 public:
@@ -72,4 +73,5 @@ private:
 
 static const RegisterOp<InfogainLoss> registered("InfogainLoss");
 
+}  // namespace
 }  // namespace engine

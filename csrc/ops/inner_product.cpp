@@ -1,11 +1,12 @@
 // y = x W' + b, over everything from the given axis on.
 // inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
 // `transpose`, and bias (O); attributes: bias, transpose.
-#include "../bf16.h"
-#include "parts.h"
-#include "weighted.h"
+#include "kernels/bf16.h"
+#include "ops/common/parts.h"
+#include "ops/common/weighted.h"
 
 namespace engine {
+namespace {
 
 class InnerProduct : public Weighted {
 public:
@@ -157,4 +158,5 @@ private:
 
 static const RegisterOp<InnerProduct> registered("InnerProduct");
 
+}  // namespace
 }  // namespace engine

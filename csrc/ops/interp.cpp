@@ -2,9 +2,10 @@
 // top. inputs: x (N, C, H, W), row-major; attributes: crop_begin, crop_end (pixels left out on both axes).
 #include <algorithm>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Interp : public Op {
 public:
@@ -84,4 +85,5 @@ private:
 
 static const RegisterOp<Interp> registered("Interp");
 
+}  // namespace
 }  // namespace engine

@@ -3,11 +3,12 @@
 // H, W); attributes: local_size, alpha, beta, k, across_channels.
 #include <string>
 
-#include "elementwise.h"
-#include "lrn_kernels.h"
-#include "onednn_util.h"
+#include "kernels/lrn_kernels.h"
+#include "ops/common/elementwise.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class LRN : public Op {
 public:
@@ -123,4 +124,5 @@ private:
 
 static const RegisterOp<LRN> registered("LRN");
 
+}  // namespace
 }  // namespace engine

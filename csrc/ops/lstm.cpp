@@ -3,9 +3,10 @@
 // tanh(c).
 #include <cmath>
 
-#include "recurrence.h"
+#include "ops/common/recurrence.h"
 
 namespace engine {
+namespace {
 
 class LSTM : public Recurrence {
 public:
@@ -60,4 +61,5 @@ private:
 
 static const RegisterOp<LSTM> registered("LSTM");
 
+}  // namespace
 }  // namespace engine

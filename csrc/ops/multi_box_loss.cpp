@@ -1,21 +1,29 @@
 // The loss of a detector with prior boxes (Liu et al. 2016, arXiv 1512.02325): of the offsets that priors matched to a
 // box predict, and of the classes that they and the hardest of the others predict.
 // inputs: locations (N, P * 4, or P * classes * 4), confidences (N, P * classes), priors (1, 2, P * 4), ground truth
-// (1, 1, M, 8), all row-major; output: (); attributes: those of BoxMatcher and BoxCode; classes, background,
+// (1, 1, M, 8), all row-major; output: (); attributes: per_prediction (else bipartite only),
+// overlap_threshold, ignore_cross_boundary; code (CORNER, CENTER_SIZE, CORNER_SIZE), variance_in_target; classes,
+// background,
 // share_location, use_difficult, agnostic (every box is of the class behind the background), mining, neg_pos_ratio,
 // neg_overlap, inside_only (offsets of priors' corners outside the image do not count), loc_weight, l2, logistic,
 // loss_weight, normalizer (0: the number of matches).
 #include <algorithm>
 #include <cmath>
 
-#include "box_matcher.h"
-#include "onednn_util.h"
+#include "kernels/box_matcher.h"
+#include "kernels/whole.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class MultiBoxLoss : public Op {
 public:
-    explicit MultiBoxLoss(OpSpec spec) : Op(std::move(spec)), matcher_(spec_.attributes), code_(spec_.attributes) {
+    explicit MultiBoxLoss(OpSpec spec)
+        : Op(std::move(spec)),
+          matcher_(spec_.attributes.flag("per_prediction"), spec_.attributes.flag("ignore_cross_boundary"),
+                   float(spec_.attributes.real("overlap_threshold"))),
+          code_(spec_.attributes.text("code"), spec_.attributes.flag("variance_in_target")) {
         const auto& attributes = spec_.attributes;
         classes_ = attributes.integer("classes");
         background_ = attributes.integer("background");
@@ -44,7 +52,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        truths_ = read_truths(spec_, input(3)->data(), input(3)->shape[2], classes_, background_);
+        truths_ = read_truths(spec_.name, input(3)->data(), input(3)->shape[2], classes_, background_);
         if (!use_difficult_)
             for (auto& image : truths_) {
                 auto& boxes = image.second;
@@ -97,7 +105,7 @@ private:
         for (int64_t i = first; i < first + priors_; i++)
             if (matches_[i].truth == BoxMatcher::none && matches_[i].overlap < neg_overlap_)
                 others.emplace_back(class_loss(i), i);
-        const size_t wanted = std::min(others.size(), size_t(matched_[n] * ratio_));
+        const size_t wanted = std::min(others.size(), size_t(std::max<int64_t>(whole(matched_[n] * ratio_), 0)));
         const auto harder = [](const auto& a, const auto& b) { return a.first > b.first; };
         std::stable_sort(others.begin(), others.end(), harder);
         for (size_t k = 0; k < wanted; k++) counts_[others[k].second] = true;
@@ -194,4 +202,5 @@ private:
 
 static const RegisterOp<MultiBoxLoss> registered("MultiBoxLoss");
 
+}  // namespace
 }  // namespace engine

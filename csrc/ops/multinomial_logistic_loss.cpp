@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "labels.h"
-#include "row_loss.h"
+#include "ops/common/labels.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class MultinomialLogisticLoss : public RowLoss {
 public:
@@ -37,4 +38,5 @@ private:
 
 static const RegisterOp<MultinomialLogisticLoss> registered("MultinomialLogisticLoss");
 
+}  // namespace
 }  // namespace engine

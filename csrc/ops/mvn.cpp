@@ -2,9 +2,10 @@
 // inputs: x (row-major); attributes: rows (how many x is made of), normalize_variance, eps.
 #include <cmath>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class MVN : public Op {
 public:
@@ -69,4 +70,5 @@ private:
 
 static const RegisterOp<MVN> registered("MVN");
 
+}  // namespace
 }  // namespace engine

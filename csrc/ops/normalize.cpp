@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Normalize : public Op {
 public:
@@ -113,4 +114,5 @@ private:
 
 static const RegisterOp<Normalize> registered("Normalize");
 
+}  // namespace
 }  // namespace engine

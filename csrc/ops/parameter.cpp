@@ -1,9 +1,10 @@
 // A parameter as a blob. outputs: the parameter's values; params: one.
 #include <algorithm>
 
-#include "../op.h"
+#include "op.h"
 
 namespace engine {
+namespace {
 
 class Parameter : public Op {
 public:
@@ -28,4 +29,5 @@ public:
 
 static const RegisterOp<Parameter> registered("Parameter");
 
+}  // namespace
 }  // namespace engine

@@ -1,8 +1,9 @@
 // The axes of a blob in another order. inputs: x, in any layout; outputs: row-major; attributes: order (which of x's
 // axes becomes axis 0, 1, ...).
-#include "parts.h"
+#include "ops/common/parts.h"
 
 namespace engine {
+namespace {
 
 class Permute : public Parts {
 public:
@@ -25,4 +26,5 @@ public:
 
 static const RegisterOp<Permute> registered("Permute");
 
+}  // namespace
 }  // namespace engine

@@ -1,8 +1,9 @@
 // Brings a tensor into row-major order, for the ops that think in rows; what the memory report calls a reorder.
 // inputs: x; attributes: none. Where x is row-major already, the builder adds no such op.
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Plain : public Op {
 public:
@@ -27,4 +28,5 @@ private:
 
 static const RegisterOp<Plain> registered("Plain");
 
+}  // namespace
 }  // namespace engine

@@ -5,11 +5,12 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "../bf16.h"
-#include "channel_rows.h"
-#include "onednn_util.h"
+#include "kernels/bf16.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class Pooling : public Op {
 public:
@@ -109,7 +110,7 @@ private:
             if (factor != 1) border_.emplace_back(at, factor);
         }
         if (border_.empty()) return;
-        const auto rows = ChannelRows::of(outputs_[0]->layout);
+        const auto rows = channel_rows(outputs_[0]->layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(outputs_[0]->layout));
         rows_ = *rows;
     }
@@ -145,4 +146,5 @@ private:
 
 static const RegisterOp<Pooling> registered("Pooling");
 
+}  // namespace
 }  // namespace engine

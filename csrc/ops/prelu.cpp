@@ -4,13 +4,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "../bf16.h"
-#include "channel_rows.h"
-#include "onednn_util.h"
-#include "vectorised.h"
+#include "kernels/bf16.h"
+#include "kernels/vectorised.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
-
 namespace {
 
 template <typename T>
@@ -59,13 +58,11 @@ ENGINE_VECTORISED void gradients_of_rows(const ChannelRows& rows, const T* x, co
     }
 }
 
-}  // namespace
-
 class PReLU : public Op {
 public:
     explicit PReLU(OpSpec spec) : Op(std::move(spec)) {
         const Layout& layout = input(0)->layout;
-        const auto rows = ChannelRows::of(layout);
+        const auto rows = channel_rows(layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         rows_ = *rows;
         narrow_ = layout.get_data_type() == memory::data_type::bf16;
@@ -164,4 +161,5 @@ private:
 
 static const RegisterOp<PReLU> registered("PReLU");
 
+}  // namespace
 }  // namespace engine

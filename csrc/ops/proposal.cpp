@@ -8,11 +8,12 @@
 #include <cfloat>
 #include <cmath>
 
-#include "boxes.h"
-#include "onednn_util.h"
-#include "rois.h"
+#include "kernels/boxes.h"
+#include "ops/common/onednn_util.h"
+#include "ops/common/rois.h"
 
 namespace engine {
+namespace {
 
 class Proposal : public Op {
 public:
@@ -108,4 +109,5 @@ private:
 
 static const RegisterOp<Proposal> registered("Proposal");
 
+}  // namespace
 }  // namespace engine

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "onednn_util.h"
-#include "rois.h"
+#include "kernels/whole.h"
+#include "ops/common/onednn_util.h"
+#include "ops/common/rois.h"
 
 namespace engine {
+namespace {
 
 class PSROIPooling : public Op {
 public:
@@ -80,7 +82,7 @@ private:
 
     int64_t edge(float begin, int64_t i, float size, bool end, int64_t limit) const {
         const float at = float(i) * (size / float(group_)) + begin;
-        return std::clamp<int64_t>(int64_t(end ? std::ceil(at) : std::floor(at)), 0, limit);
+        return std::clamp<int64_t>(whole(end ? std::ceil(at) : std::floor(at)), 0, limit);
     }
 
     float scale_;
@@ -90,4 +92,5 @@ private:
 
 static const RegisterOp<PSROIPooling> registered("PSROIPooling");
 
+}  // namespace
 }  // namespace engine

@@ -3,6 +3,7 @@
 #include "op.h"
 
 namespace engine {
+namespace {
 
 class Python : public Op {
 public:
@@ -28,4 +29,5 @@ private:
 
 static const RegisterOp<Python> registered("Python");
 
+}  // namespace
 }  // namespace engine

@@ -4,11 +4,10 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "elementwise.h"
-#include "vectorised.h"
+#include "kernels/vectorised.h"
+#include "ops/common/elementwise.h"
 
 namespace engine {
-
 namespace {
 
 enum class Term { value, magnitude, square };
@@ -46,8 +45,6 @@ ENGINE_VECTORISED void spread(Term term, const float* x, float gradient, float* 
         for (int64_t i = 0; i < length; i++) dx[i] = 2 * gradient * x[i];
     }
 }
-
-}  // namespace
 
 class Reduction : public Op {
 public:
@@ -107,4 +104,5 @@ private:
 
 static const RegisterOp<Reduction> registered("Reduction");
 
+}  // namespace
 }  // namespace engine

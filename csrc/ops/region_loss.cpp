@@ -1,16 +1,22 @@
 // The loss of a YOLO detector: the sum of the squares of its gradient before that is divided by N, as in the original,
 // which shows this number and descends along that gradient.
 // inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1, both row-major;
-// output: (); attributes: those of AnchorGrid; bias_match, object_scale, noobject_scale, class_scale, coord_scale,
+// output: (); attributes: classes, anchors (width and height of each, in
+// pixels of the plane); bias_match, object_scale, noobject_scale, class_scale, coord_scale,
 // threshold, loss_weight.
-#include "anchor_grid.h"
-#include "onednn_util.h"
+#include "kernels/anchor_grid.h"
+#include "kernels/whole.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class RegionLoss : public Op {
 public:
-    explicit RegionLoss(OpSpec spec) : Op(std::move(spec)), grid_(spec_.attributes, input(0)->shape) {
+    explicit RegionLoss(OpSpec spec)
+        : Op(std::move(spec)),
+          grid_(spec_.attributes.integer("classes"), input(0)->shape[2], input(0)->shape[3],
+                spec_.attributes.reals("anchors")) {
         const auto& attributes = spec_.attributes;
         bias_match_ = attributes.flag("bias_match");
         object_scale_ = float(attributes.real("object_scale"));
@@ -30,7 +36,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        const Truths truths = read_truths(spec_, input(1)->data(), input(1)->shape[2], grid_.classes + 1, 0);
+        const Truths truths = read_truths(spec_.name, input(1)->data(), input(1)->shape[2], grid_.classes + 1, 0);
         const int64_t row = input(0)->count() / images_;
 #pragma omp parallel for schedule(dynamic)
         for (int64_t n = 0; n < images_; n++) {
@@ -74,8 +80,8 @@ private:
     // whose anchor, or without bias_match whose predicted size, comes closest.
     void expect(int64_t n, const Truth& truth) const {
         const float x = (truth.box.x1 + truth.box.x2) / 2, y = (truth.box.y1 + truth.box.y2) / 2;
-        const int64_t column = std::clamp<int64_t>(int64_t(x * float(grid_.width)), 0, grid_.width - 1);
-        const int64_t row = std::clamp<int64_t>(int64_t(y * float(grid_.height)), 0, grid_.height - 1);
+        const int64_t column = std::clamp<int64_t>(whole(x * float(grid_.width)), 0, grid_.width - 1);
+        const int64_t row = std::clamp<int64_t>(whole(y * float(grid_.height)), 0, grid_.height - 1);
         const int64_t anchor = closest(n, truth.box, row, column), box = grid_.box_of(anchor, row, column);
         const AnchorGrid::Size size = grid_.size(anchor);
         expect_offset(n, box, 0, x * float(grid_.width) - float(column));
@@ -123,4 +129,5 @@ private:
 
 static const RegisterOp<RegionLoss> registered("RegionLoss");
 
+}  // namespace
 }  // namespace engine

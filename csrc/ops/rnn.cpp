@@ -1,9 +1,10 @@
 // A recurrence of plain units, h = tanh(drive + matrix h), over a sequence; see recurrence.h.
 #include <cmath>
 
-#include "recurrence.h"
+#include "ops/common/recurrence.h"
 
 namespace engine {
+namespace {
 
 class RNN : public Recurrence {
 public:
@@ -23,4 +24,5 @@ protected:
 
 static const RegisterOp<RNN> registered("RNN");
 
+}  // namespace
 }  // namespace engine

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "channel_rows.h"
-#include "parts.h"
-#include "rois.h"
-#include "vectorised.h"
+#include "kernels/vectorised.h"
+#include "kernels/whole.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/parts.h"
+#include "ops/common/rois.h"
 
 namespace engine {
+namespace {
 
 // The largest pixel of a window and where it is, for channels that lie side by side.
 ENGINE_VECTORISED static void best_of(const float* x, const Bin& bin, int64_t width, int64_t stride, int64_t lanes,
@@ -118,7 +120,7 @@ private:
         const Dims dims = layout.get_dims();
         const int64_t inner = dims[2] * dims[3];
         if (is_plain(layout)) return {dims[0], dims[1], inner, 1, dims[1] * inner, inner, 1};
-        const auto rows = ChannelRows::of(layout);
+        const auto rows = channel_rows(layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         return *rows;
     }
@@ -139,12 +141,16 @@ private:
                 edge(left, column + 1, width, pooled_w_, true, width_)};
     }
 
-    int64_t scaled(float pixel) const { return std::lround(pixel * scale_); }
+    // Far outside of every image it does not matter where, but sums of such pixels must be numbers, too.
+    int64_t scaled(float pixel) const {
+        constexpr int64_t far = int64_t(1) << 40;
+        return std::clamp(whole(std::round(pixel * scale_)), -far, far);
+    }
 
     // Where cell i of `cells` over `size` pixels begins, or ends.
     static int64_t edge(int64_t begin, int64_t i, int64_t size, int64_t cells, bool end, int64_t limit) {
         const float at = float(i) * (float(size) / float(cells));
-        return std::clamp<int64_t>(begin + int64_t(end ? std::ceil(at) : std::floor(at)), 0, limit);
+        return std::clamp<int64_t>(begin + whole(end ? std::ceil(at) : std::floor(at)), 0, limit);
     }
 
     float scale_;
@@ -156,4 +162,5 @@ private:
 
 static const RegisterOp<ROIPooling> registered("ROIPooling");
 
+}  // namespace
 }  // namespace engine

@@ -1,9 +1,10 @@
 // y = x scale (+ shift), where scale and shift have the shape of one or several axes of x.
 // inputs: x and, in the two-bottom form, scale, row-major; params: scale (in the one-bottom form), shift (with `bias`);
 // attributes: axis, num_axes (which axes of x the coefficients cover), bias.
-#include "affine.h"
+#include "ops/common/affine.h"
 
 namespace engine {
+namespace {
 
 class Scale : public Affine {
 public:
@@ -17,4 +18,5 @@ public:
 
 static const RegisterOp<Scale> registered("Scale");
 
+}  // namespace
 }  // namespace engine

@@ -4,10 +4,11 @@
 // attributes: ignore_labels, reset (count each batch by itself, not all since the start). Has no backward.
 #include <algorithm>
 
-#include "labels.h"
-#include "onednn_util.h"
+#include "ops/common/labels.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class SegAccuracy : public Op {
 public:
@@ -77,4 +78,5 @@ private:
 
 static const RegisterOp<SegAccuracy> registered("SegAccuracy");
 
+}  // namespace
 }  // namespace engine

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "onednn_util.h"
+#include "kernels/whole.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class SigmoidCrossEntropyLoss : public Op {
 public:
@@ -52,7 +54,7 @@ public:
     }
 
 private:
-    bool ignored(float target) const { return has_ignore_ && int64_t(target) == int64_t(ignore_); }
+    bool ignored(float target) const { return has_ignore_ && whole(target) == whole(ignore_); }
 
     // -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows.
     void measure(int64_t i) {
@@ -79,4 +81,5 @@ private:
 
 static const RegisterOp<SigmoidCrossEntropyLoss> registered("SigmoidCrossEntropyLoss");
 
+}  // namespace
 }  // namespace engine

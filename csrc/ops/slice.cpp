@@ -2,10 +2,11 @@
 // inputs: x, row-major where a cut falls within a block of its layout; outputs: the parts; attributes: axis.
 #include <cstring>
 
-#include "elementwise.h"
-#include "parts.h"
+#include "ops/common/elementwise.h"
+#include "ops/common/parts.h"
 
 namespace engine {
+namespace {
 
 class Slice : public Parts {
 public:
@@ -43,4 +44,5 @@ public:
 
 static const RegisterOp<Slice> registered("Slice");
 
+}  // namespace
 }  // namespace engine

@@ -5,9 +5,10 @@
 // normalizer (what the sum is divided by; N by default).
 #include <cmath>
 
-#include "row_loss.h"
+#include "ops/common/row_loss.h"
 
 namespace engine {
+namespace {
 
 class SmoothL1Loss : public RowLoss {
 public:
@@ -62,4 +63,5 @@ private:
 
 static const RegisterOp<SmoothL1Loss> registered("SmoothL1Loss"), registered_l1("L1Loss");
 
+}  // namespace
 }  // namespace engine

@@ -1,8 +1,9 @@
 // Softmax along one axis, in the layout of x.
 // inputs: x; attributes: axis.
-#include "softmax_op.h"
+#include "ops/common/softmax_op.h"
 
 namespace engine {
+namespace {
 
 class Softmax : public SoftmaxOp {
 public:
@@ -14,4 +15,5 @@ public:
 
 static const RegisterOp<Softmax> registered("Softmax");
 
+}  // namespace
 }  // namespace engine

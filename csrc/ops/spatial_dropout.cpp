@@ -1,9 +1,10 @@
 // Dropout of whole channels: each is zero with probability `ratio`, the others are scaled by 1 / (1 - ratio); with
 // ratio 0 (at test time) does nothing. inputs: x (N, C, ...); attributes: ratio. Which channels survive is counted as
 // in Dropout.
-#include "dropout_op.h"
+#include "ops/common/dropout_op.h"
 
 namespace engine {
+namespace {
 
 class SpatialDropout : public DropoutOp {
 public:
@@ -16,10 +17,10 @@ public:
     void forward(const dnnl::stream& stream) override {
         if (!masks_) return;
         for (int64_t n = 0; n < rows_.outer; n++) {
-            const DropoutMask mask = masks_->of(*spec_.counter, n);
+            const DropoutMask kept = mask(n);
             float* const factors = factors_.data() + n * rows_.padded_channels();
             for (int64_t channel = 0; channel < rows_.channels; channel++)
-                factors[channel] = mask.at(uint32_t(channel));
+                factors[channel] = kept.at(uint32_t(channel));
         }
         DropoutOp::forward(stream);
     }
@@ -34,4 +35,5 @@ private:
 
 static const RegisterOp<SpatialDropout> registered("SpatialDropout");
 
+}  // namespace
 }  // namespace engine

@@ -1,8 +1,9 @@
 // One blob for several consumers: all tops are the bottom itself, their gradients are summed in one pass.
 // inputs: x; outputs: as many as there are consumers.
-#include "elementwise.h"
+#include "ops/common/elementwise.h"
 
 namespace engine {
+namespace {
 
 class Split : public Op {
 public:
@@ -49,4 +50,5 @@ private:
 
 static const RegisterOp<Split> registered("Split");
 
+}  // namespace
 }  // namespace engine

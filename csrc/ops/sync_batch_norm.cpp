@@ -9,9 +9,10 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class SyncBatchNorm : public Op {
 public:
@@ -203,4 +204,5 @@ private:
 
 static const RegisterOp<SyncBatchNorm> registered("SyncBatchNorm");
 
+}  // namespace
 }  // namespace engine

@@ -2,9 +2,10 @@
 // inputs: x, row-major; attributes: axis, tiles (how many).
 #include <algorithm>
 
-#include "elementwise.h"
+#include "ops/common/elementwise.h"
 
 namespace engine {
+namespace {
 
 class Tile : public Op {
 public:
@@ -46,4 +47,5 @@ private:
 
 static const RegisterOp<Tile> registered("Tile");
 
+}  // namespace
 }  // namespace engine

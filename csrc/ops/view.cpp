@@ -1,8 +1,9 @@
 // The same bytes under another shape: Reshape and Flatten of a row-major tensor. Costs nothing.
 // inputs: x, row-major.
-#include "onednn_util.h"
+#include "ops/common/onednn_util.h"
 
 namespace engine {
+namespace {
 
 class View : public Op {
 public:
@@ -15,4 +16,5 @@ public:
 
 static const RegisterOp<View> registered("View");
 
+}  // namespace
 }  // namespace engine

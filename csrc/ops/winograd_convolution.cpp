@@ -8,10 +8,11 @@
 
 #include <algorithm>
 
-#include "weighted.h"
-#include "winograd.h"
+#include "kernels/winograd.h"
+#include "ops/common/weighted.h"
 
 namespace engine {
+namespace {
 
 class WinogradConvolution : public Weighted {
 public:
@@ -77,7 +78,7 @@ private:
     // places in the caches.
     struct Matrices {
         Matrices() = default;
-        Matrices(int64_t rows, int64_t columns) : rows(rows), columns(columns), stride(rows * columns + 16) {}
+        Matrices(int64_t r, int64_t c) : rows(r), columns(c), stride(r * c + 16) {}
         Layout layout() const {
             return Layout({Points::count, rows, columns}, memory::data_type::f32, Dims{stride, columns, 1});
         }
@@ -249,4 +250,5 @@ private:
 
 static const bool registered = has_winograd() && (RegisterOp<WinogradConvolution>("WinogradConvolution"), true);
 
+}  // namespace
 }  // namespace engine

@@ -7,8 +7,8 @@ Counted are forward, data gradient and weight gradient of Convolution and InnerP
 BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. Not counted, as if they were free: every
 other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. In phase TEST only forward
 counts, and norms do not, as they can be folded into weights. Nothing of engine's executor takes part; only the shapes
-come from its graph. kernel_limit.cpp is compiled into build/bench/ with the oneDNN that tools/find_dnnl.py finds.
-Threads: OMP_NUM_THREADS.
+come from its graph. kernel_limit.cpp is compiled with the oneDNN that engine itself is compiled with
+(tools/build_csrc.py). Threads: OMP_NUM_THREADS.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
-from find_dnnl import find_dnnl  # noqa: E402
+from build_csrc import build as build_csrc  # noqa: E402
 
 from engine.config import read_net  # noqa: E402
 from engine.data.source_shapes import SourceShapes  # noqa: E402
@@ -30,20 +30,7 @@ from engine.graph.build import TEST, TRAIN, build  # noqa: E402
 from engine.graph.passes.gradients import mark_gradients  # noqa: E402
 from engine.graph.passes.split import insert_splits  # noqa: E402
 
-PROGRAM = ROOT / "build/bench/kernel_limit"
 KEEP_LAYOUT = ("Scale", "ReLU", "Split", "Dropout", "Concat", "Eltwise")  # the top's layout is the first bottom's
-
-
-def compiled() -> Path:
-    """The program, compiled if it is older than its source."""
-    source = HERE / "kernel_limit.cpp"
-    if not PROGRAM.exists() or PROGRAM.stat().st_mtime < source.stat().st_mtime:
-        dnnl = find_dnnl()
-        PROGRAM.parent.mkdir(parents=True, exist_ok=True)
-        command = [os.environ.get("CXX", "g++"), "-O2", "-std=c++17", "-fopenmp", str(source), f"-I{dnnl.include}"]
-        command += [f"-L{dnnl.library}", "-ldnnl", f"-Wl,-rpath,{dnnl.library}", "-o", str(PROGRAM)]
-        subprocess.run(command, check=True)
-    return PROGRAM
 
 
 def kernels(model: str, batch: int, phase: int = TRAIN):
@@ -136,7 +123,7 @@ def measure(
     lines = kernels(model, batch, TRAIN if phase == "TRAIN" else TEST)
     environ = dict(os.environ) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     text = "".join(f"{line}\n" for _, _, line in lines)
-    command = [str(compiled()), precision, str(repeats)]
+    command = [str(build_csrc("kernel_limit") / "kernel_limit"), precision, str(repeats)]
     done = subprocess.run(command, input=text, capture_output=True, text=True, env=environ)
     if done.returncode:
         raise SystemExit(f"{model}, {precision}: {done.stderr.strip() or 'the kernel program failed'}")

@@ -1,0 +1,74 @@
+// The gradient of a convolution's weights in bfloat16, by AMX: for every pixel of the kernel a product of matrices,
+// outputs by pixels times pixels by channels. oneDNN's kernels spend most of their time on bringing pixels, which lie
+// far apart in memory, side by side, once for every block of results; here that is done once for a run of pixels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/bf16.h"
+
+namespace engine {
+
+// Images are channels-last; sizes of two dimensions each are of rows and columns.
+struct ConvolutionShape {
+    int64_t images, channels, outputs;
+    int64_t in[2], out[2], kernel[2], stride[2], pad[2];
+    int64_t step[2];  // between pixels that the kernel sees: its dilation
+};
+
+class AmxGradient {
+public:
+    // Whether this processor and system have AMX.
+    static bool available();
+    // False where too little of the tiles, of 32 channels and 32 outputs, would be used.
+    static bool suits(const ConvolutionShape& shape) {
+        return shape.channels * columns_together(shape) >= 8 && shape.outputs >= 16;
+    }
+
+    // threads: of the team that will run it.
+    AmxGradient(const ConvolutionShape& shape, int64_t threads);
+
+    int64_t scratch_bytes() const;
+    struct Gradient {
+        float* values;
+        bool add;  // to what is there
+    };
+    // The gradient of the results. Where they went through a ReLU, `result` is what came out of it, and the gradient in
+    // front of it, which is what counts here, is left in `passed`; otherwise that is `values`, and `result` null.
+    struct Incoming {
+        const bf16 *values, *result;
+        bf16* passed;
+    };
+    // weights (outputs, kernel rows, kernel columns, channels). bias (outputs): null where none is wanted. scratch:
+    // aligned to a cache line.
+    void run(const bf16* x, const Incoming& dy, const Gradient& weights, const Gradient& bias, char* scratch) const;
+
+private:
+    struct Room;
+    struct Worker;
+
+    // Where channels are few, neighbouring pixels of the kernel count as more of them: they lie side by side.
+    static int64_t columns_together(const ConvolutionShape& shape) {
+        return shape.channels < 16 && shape.step[1] == 1 ? shape.kernel[1] : 1;
+    }
+
+    int64_t taps() const { return shape_.kernel[0] * shape_.kernel[1] / together_; }
+    int64_t pixels() const { return shape_.images * shape_.out[0] * shape_.out[1]; }
+    int64_t row_at_edge() const { return shape_.channels * together_; }
+    int64_t block_floats() const;
+    float* sums(char* scratch, int64_t part) const;
+    char* room(char* scratch, int64_t thread) const;
+    void work(int64_t thread, const bf16* x, const Incoming& dy, bool wants_bias, char* scratch) const;
+    void collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const;
+
+    ConvolutionShape shape_;
+    int64_t together_;       // columns of the kernel that count as channels
+    bool swapped_;           // the left matrix, which costs more to prepare, is of x, not of dy
+    int64_t left_, right_;   // channels of the matrices
+    int64_t threads_;        // of which each does
+    int64_t parts_, sides_;  // one part of the pixels for one side of the right matrix's channels
+    int64_t run_;            // pixels that are prepared at a time
+};
+
+}  // namespace engine

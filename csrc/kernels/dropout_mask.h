@@ -1,0 +1,56 @@
+// What Dropout drops, as a function of the seed, the layer's name, the step, the sample's place in the global batch and
+// the element's place in the sample.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace engine {
+
+// Steele, Lea and Flood's splitmix64: neighbouring numbers become unrelated ones.
+inline uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// The same idea in 32 bits, which vectorise (constants: Wellons' lowbias32).
+inline __attribute__((always_inline)) uint32_t mix32(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+// Of one sample.
+struct DropoutMask {
+    uint32_t low, high;  // of the sample's key
+    uint32_t threshold;
+    float scale;
+    // 0, or what makes up for the elements that are dropped.
+    float at(uint32_t element) const __attribute__((always_inline)) {
+        return mix32(mix32(element + low) ^ high) >= threshold ? scale : 0.f;
+    }
+};
+
+// Of one layer.
+class DropoutMasks {
+public:
+    DropoutMasks(const std::string& layer, double ratio)
+        : threshold_(uint32_t(ratio * 4294967296.0)), scale_(float(1 / (1 - ratio))) {
+        for (const unsigned char letter : layer) name_hash_ = (name_hash_ ^ letter) * 0x100000001b3u;
+    }
+
+    // Of a sample of the global batch.
+    DropoutMask of(uint64_t seed, uint64_t step, uint64_t sample) const {
+        const uint64_t key = mix(mix(mix(seed ^ name_hash_) + step) + sample);
+        return {uint32_t(key), uint32_t(key >> 32), threshold_, scale_};
+    }
+
+private:
+    uint64_t name_hash_ = 0xcbf29ce484222325u;  // FNV-1a
+    uint32_t threshold_;
+    float scale_;
+};
+
+}  // namespace engine

@@ -1,0 +1,14 @@
+// The instruction sets for which there are kernels of BatchNorm, and what these need to be compiled.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/norm_rows.h"
+
+namespace engine {
+
+const NormKernels<float>& avx2_kernels();
+const NormKernels<float>& avx512_kernels();
+const NormKernels<bf16>& avx512_bf16_kernels();
+
+}  // namespace engine

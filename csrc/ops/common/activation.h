@@ -1,0 +1,53 @@
+// Functions of one number that oneDNN has. Where the gradient follows from their result, that may lie where their input
+// lay.
+#pragma once
+
+#include "ops/common/onednn_util.h"
+
+namespace engine {
+
+// inputs: x.
+class Activation : public Op {
+public:
+    // `from_result`: backward reads y; otherwise x, which then outlives the forward pass.
+    Activation(OpSpec spec, algorithm how, double alpha = 0, bool from_result = true)
+        : Op(std::move(spec)), algorithm_(how), alpha_(float(alpha)) {
+        const Layout& layout = input(0)->layout;
+        const forward_pd pd(cpu(), forward_kind(spec_), algorithm_, layout, layout, alpha_, 0.f, user_scratchpad());
+        output(0, layout);
+        forward_calls_.push_back({dnnl::eltwise_forward(pd),
+                                  {{DNNL_ARG_SRC, input(0)->memory},
+                                   {DNNL_ARG_DST, outputs_[0]->memory},
+                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        implementation_ = pd.impl_info_str();
+        touch(Pass::forward, {input(0), outputs_[0]});
+        may_overwrite(Pass::forward, input(0), outputs_[0]);
+        if (input_gradient(0) && output_gradient(0)) build_backward(pd, from_result);
+    }
+
+    bool repeatable() const override { return true; }
+
+private:
+    using forward_pd = dnnl::eltwise_forward::primitive_desc;
+
+    void build_backward(const forward_pd& hint, bool from_result) {
+        const Layout& layout = input(0)->layout;
+        const dnnl::eltwise_backward::primitive_desc pd(cpu(), algorithm_, layout, layout, layout, alpha_, 0.f, hint,
+                                                        user_scratchpad());
+        const TensorPtr& known = from_result ? outputs_[0] : input(0);
+        const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
+        fresh_scratch();
+        backward_calls_.push_back({dnnl::eltwise_backward(pd),
+                                   {{from_result ? DNNL_ARG_DST : DNNL_ARG_SRC, known->memory},
+                                    {DNNL_ARG_DIFF_DST, given->memory},
+                                    {DNNL_ARG_DIFF_SRC, wanted->memory},
+                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+        touch(Pass::backward, {known, given, wanted});
+        may_overwrite(Pass::backward, given, wanted);
+    }
+
+    algorithm algorithm_;
+    float alpha_;
+};
+
+}  // namespace engine

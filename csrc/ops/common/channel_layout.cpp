@@ -1,0 +1,24 @@
+#include "ops/common/channel_layout.h"
+
+namespace engine {
+
+std::optional<ChannelRows> channel_rows(const Layout& layout) {
+    const Dims dims = layout.get_dims();
+    const int rank = int(dims.size());
+    if (layout.get_format_kind() != dnnl::memory::format_kind::blocked) return {};
+    if (rank == 1) return ChannelRows::plain(dims[0], 1, 1);
+    const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks(), axes = layout.get_inner_idxs();
+    if (blocks.size() > 1 || (blocks.size() == 1 && axes[0] != 1)) return {};
+    int64_t inner = 1;
+    for (int axis = rank - 1; axis >= 2; axis--) {
+        if (dims[axis] > 1 && strides[axis] != strides[rank - 1] * inner) return {};
+        inner *= dims[axis];
+    }
+    const int64_t step = rank > 2 ? strides[rank - 1] : dims[1];
+    if (!blocks.empty()) return ChannelRows{dims[0], dims[1], inner, blocks[0], strides[0], strides[1], step};
+    if (strides[1] == 1) return ChannelRows{dims[0], dims[1], inner, dims[1], strides[0], 0, step};
+    if (step == 1) return ChannelRows{dims[0], dims[1], inner, 1, strides[0], strides[1], 1};
+    return {};
+}
+
+}  // namespace engine

@@ -1,0 +1,57 @@
+// What Dropout and SpatialDropout have in common: y = x times a mask, and nothing where the ratio is 0 (at test time).
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+
+#include "kernels/dropout_mask.h"
+#include "op.h"
+#include "ops/common/channel_layout.h"
+
+namespace engine {
+
+class DropoutOp : public Op {
+public:
+    void forward(const dnnl::stream&) override {
+        if (masks_) apply(input(0), outputs_[0]);
+    }
+    void backward(const dnnl::stream&) override {
+        if (masks_) apply(outputs_[0]->diff, input(0)->diff);
+    }
+
+protected:
+    // inputs: x (N, ...); attributes: ratio.
+    explicit DropoutOp(OpSpec spec) : Op(std::move(spec)) {
+        const TensorPtr& x = input(0);
+        const double ratio = spec_.attributes.real("ratio");
+        touch(Pass::forward, x);
+        if (ratio == 0) {
+            output_view(0, x->layout, x, true);
+            if (input_gradient(0)) touch(Pass::backward, x->diff);
+            return;
+        }
+        const auto rows = channel_rows(x->layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(x->layout));
+        rows_ = *rows;
+        masks_.emplace(spec_.name, ratio);
+        touch(Pass::forward, output(0, x->layout));
+        may_overwrite(Pass::forward, x, outputs_[0]);
+        if (!input_gradient(0) || !output_gradient(0)) return;
+        touch(Pass::backward, {outputs_[0]->diff, x->diff});
+        may_overwrite(Pass::backward, outputs_[0]->diff, x->diff);
+    }
+
+    // to = from times the mask of this step; both are laid out as x, and may be one memory.
+    virtual void apply(const TensorPtr& from, const TensorPtr& to) const = 0;
+
+    // Of sample n of this rank's share, at this step.
+    DropoutMask mask(int64_t n) const {
+        const Counter& counter = *spec_.counter;
+        return masks_->of(counter.seed, counter.step, counter.first_sample + uint64_t(n));
+    }
+
+    ChannelRows rows_{};
+    std::optional<DropoutMasks> masks_;  // none where the layer does nothing
+};
+
+}  // namespace engine

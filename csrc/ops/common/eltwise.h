@@ -1,0 +1,75 @@
+// What EltwiseSum, EltwiseProduct and EltwiseMax have in common: several blobs of one shape, brought into one layout
+// and combined element by element.
+#pragma once
+
+#include <vector>
+
+#include "ops/common/elementwise.h"
+#include "ops/common/onednn_util.h"
+
+namespace engine {
+
+// inputs: two or more.
+class Eltwise : public Op {
+public:
+    explicit Eltwise(OpSpec spec) : Op(std::move(spec)), layout_(common_layout()) {
+        y_ = output(0, layout_)->memory;
+        count_ = y_.count();
+        touch(Pass::forward, outputs_[0]);
+        for (const auto& tensor : spec_.inputs) {
+            x_.emplace_back(reading(tensor, layout_, forward_calls_));
+            touch(Pass::forward, tensor);
+            may_overwrite(Pass::forward, tensor, outputs_[0]);
+        }
+        fresh_scratch();
+    }
+
+protected:
+    // Blocked if any input is.
+    Layout common_layout() const {
+        for (const auto& tensor : spec_.inputs)
+            if (!is_plain(tensor->layout)) return tensor->layout;
+        return input(0)->layout;
+    }
+
+    // The gradient of input i, to be written in layout_; backward_calls_ then bring it into the input's layout.
+    struct Gradient {
+        size_t i;
+        Numbers target;
+    };
+    void want_gradient(size_t i) {
+        const TensorPtr& wanted = input(i)->diff;
+        const Target target = writing(wanted, layout_);
+        finish(target, backward_calls_);
+        gradients_.push_back({i, target.memory});
+        touch(Pass::backward, {outputs_[0]->diff, wanted});
+        may_overwrite(Pass::backward, outputs_[0]->diff, wanted);
+    }
+
+    // write(i, given, into, begin, length) for every wanted gradient and piece of [0, count_).
+    template <typename Write>
+    void write_gradients(const dnnl::stream& stream, const Write& write) {
+        if (gradients_.empty()) return;
+        const Numbers all(outputs_[0]->diff->memory);
+        in_chunks(count_, [&](int64_t begin, int64_t length) {
+            // The first gradient may be written over the given one.
+            alignas(64) float piece[chunk_size], buffer[chunk_size];
+            const float* const given = all.read(begin, length, piece);
+            if (given != piece) std::copy_n(given, length, piece);
+            for (const auto& [i, target] : gradients_) {
+                float* const into = target.open(begin, buffer);
+                write(i, piece, into, begin, length);
+                target.close(begin, length, into);
+            }
+        });
+        run(backward_calls_, stream);
+    }
+
+    Layout layout_;
+    int64_t count_ = 0;       // elements in memory
+    std::vector<Numbers> x_;  // the inputs in layout_, once forward_calls_ have run
+    Numbers y_;
+    std::vector<Gradient> gradients_;
+};
+
+}  // namespace engine

@@ -1,0 +1,58 @@
+// Class labels arrive as floats. Here they become integers, once, with errors that say where.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/whole.h"
+#include "op.h"
+
+namespace engine {
+
+class Labels {
+public:
+    static constexpr int32_t ignored = -1;
+
+    // Attribute ignore_label, or ignore_labels if there are several: labels of this value do not count.
+    Labels(const OpSpec& spec, int64_t count, int64_t classes) : layer_(spec.name), classes_(classes), values_(count) {
+        const Attributes& attributes = spec.attributes;
+        if (attributes.has("ignore_label")) ignore_.push_back(float(attributes.integer("ignore_label")));
+        if (attributes.has("ignore_labels"))
+            for (int64_t label : attributes.integers("ignore_labels")) ignore_.push_back(float(label));
+    }
+
+    // Converts `count` labels and returns how many are not ignored. Throws when one is outside [0, classes).
+    int64_t read(const float* labels) {
+        int64_t valid = 0;
+        for (size_t i = 0; i < values_.size(); i++) {
+            const float label = labels[i];
+            if (std::find(ignore_.begin(), ignore_.end(), label) != ignore_.end()) {
+                values_[i] = ignored;
+                continue;
+            }
+            if (!(label >= 0 && label < float(classes_))) fail(label, i);  // also catches NaN
+            values_[i] = int32_t(whole(label));
+            valid++;
+        }
+        return valid;
+    }
+
+    // The class, or Labels::ignored.
+    int32_t operator[](size_t i) const { return values_[i]; }
+
+private:
+    [[noreturn]] void fail(float label, size_t position) const {
+        throw std::runtime_error("layer '" + layer_ + "': label " + number_text(label) + " at position " +
+                                 std::to_string(position) + " is outside [0, " + std::to_string(classes_) + ")");
+    }
+
+    std::string layer_;
+    int64_t classes_;
+    std::vector<float> ignore_;
+    std::vector<int32_t> values_;
+};
+
+}  // namespace engine

@@ -1,0 +1,56 @@
+#include "ops/common/parts.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace engine {
+
+using tag = memory::format_tag;
+
+Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type type) {
+    const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks();
+    if (!blocks.empty()) {
+        static const tag tags[][3] = {{tag::aBc4b, tag::aBc8b, tag::aBc16b},
+                                      {tag::aBcd4b, tag::aBcd8b, tag::aBcd16b},
+                                      {tag::aBcde4b, tag::aBcde8b, tag::aBcde16b}};
+        if (dims.size() < 3 || dims.size() > 5) return plain_layout(dims, type);
+        for (const tag candidate : tags[dims.size() - 3])
+            if (Layout(layout.get_dims(), layout.get_data_type(), candidate) == layout)
+                return Layout(dims, type, candidate);
+        return plain_layout(dims, type);
+    }
+    std::vector<size_t> order(dims.size());  // of axes, innermost first
+    std::iota(order.rbegin(), order.rend(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+    Dims dense(dims.size());
+    int64_t stride = 1;
+    for (const size_t axis : order) {
+        dense[axis] = stride;
+        stride *= dims[axis];
+    }
+    return Layout(dims, type, dense);
+}
+
+bool Parts::divides(const Layout& whole, int64_t axis, const std::vector<Dims>& parts) {
+    const Dims blocks = whole.get_inner_blks(), axes = whole.get_inner_idxs();
+    int64_t block = 1;
+    for (size_t i = 0; i < blocks.size(); i++)
+        if (axes[i] == axis) block *= blocks[i];
+    return std::all_of(parts.begin(), parts.end() - 1, [&](const Dims& part) { return part[axis] % block == 0; });
+}
+
+memory Parts::piece(const TensorPtr& whole, int64_t axis, int64_t offset, const Dims& part) {
+    Dims offsets(part.size(), 0);
+    offsets[axis] = offset;
+    return whole->as(whole->layout.submemory_desc(part, offsets));
+}
+
+void Parts::copy(const memory& from, const memory& to, Calls& calls) {
+    const dnnl::reorder::primitive_desc pd(from, to, user_scratchpad());
+    fresh_scratch();
+    implementation_ = pd.impl_info_str();
+    calls.push_back({dnnl::reorder(pd),
+                     {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+}
+
+}  // namespace engine

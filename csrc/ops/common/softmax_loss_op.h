@@ -1,0 +1,54 @@
+// What InfogainLoss and SoftmaxWithLoss have in common: softmax along one axis, and a loss of each label.
+#pragma once
+
+#include "ops/common/labels.h"
+#include "ops/common/row_loss.h"
+#include "ops/common/softmax_op.h"
+
+namespace engine {
+
+class SoftmaxLossOp : public SoftmaxOp {
+public:
+    void forward(const dnnl::stream& stream) override {
+        const int64_t valid = labels_.read(input(1)->data());
+        SoftmaxOp::forward(stream);
+        normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
+        const double sum = sum_of_rows(losses_, [this](int64_t i) { return row_loss(i); });
+        outputs_[0]->data()[0] = float(sum / normalizer_);
+    }
+
+protected:
+    // inputs: x (row-major) and labels (one per position of x outside the axis); outputs: loss (), and, where asked
+    // for, the probabilities (as x); attributes: axis, loss_weight, ignore_label (optional), normalizer (what the sum
+    // of the losses is divided by; 0: the number of labels that are not ignored, at least 1).
+    explicit SoftmaxLossOp(OpSpec spec)
+        : SoftmaxOp(std::move(spec)),
+          labels_(spec_, input(1)->count(), input(0)->shape.at(spec_.attributes.integer("axis"))),
+          loss_weight_(spec_.attributes.real("loss_weight")),
+          fixed_normalizer_(spec_.attributes.real("normalizer")) {
+        const Layout& layout = input(0)->layout;
+        output(0, plain_layout({}));
+        probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
+        add_softmax(input(0), probabilities_, int(spec_.attributes.integer("axis")));
+        losses_.resize(outer_);
+        touch(Pass::forward, {input(1), outputs_[0]});
+        if (!input_gradient(0)) return;
+        touch(Pass::backward, {probabilities_, input(0)->diff});
+        may_overwrite(Pass::backward, probabilities_, input(0)->diff);
+    }
+
+    // The sum of the losses of labels i * inner_ to (i + 1) * inner_; called in any thread.
+    virtual double row_loss(int64_t i) const = 0;
+
+    // What a label's gradient is multiplied by.
+    float gradient_scale() const { return float(loss_weight_ / normalizer_); }
+
+    Labels labels_;
+    TensorPtr probabilities_;
+
+private:
+    double loss_weight_, fixed_normalizer_, normalizer_ = 1;
+    std::vector<double> losses_;  // of rows
+};
+
+}  // namespace engine

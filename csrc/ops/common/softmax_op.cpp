@@ -1,0 +1,125 @@
+#include "ops/common/softmax_op.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/vectorised.h"
+
+namespace engine {
+
+namespace {
+
+// Neighbouring columns that are worked on together: what they hold of all classes fits into a second-level cache.
+constexpr int64_t most_columns = 512, cached = 1 << 16;
+
+// Of `width` columns, whose rows are `step` apart.
+ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t step, int64_t width) {
+    alignas(64) float largest[most_columns], sum[most_columns];
+    std::copy_n(x, width, largest);
+    for (int64_t c = 1; c < classes; c++) {
+        const float* const row = x + c * step;
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) largest[i] = row[i] > largest[i] ? row[i] : largest[i];
+    }
+    std::fill_n(sum, width, 0.f);
+    for (int64_t c = 0; c < classes; c++) {
+        const float* const row = x + c * step;
+        float* const into = y + c * step;
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) sum[i] += into[i] = expf(row[i] - largest[i]);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) sum[i] = 1 / sum[i];
+    for (int64_t c = 0; c < classes; c++) {
+        float* const into = y + c * step;
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) into[i] *= sum[i];
+    }
+}
+
+// y (given - sum of y given)
+ENGINE_VECTORISED void gradients(const float* y, const float* given, float* wanted, int64_t classes, int64_t step,
+                                 int64_t width) {
+    alignas(64) float sum[most_columns] = {};
+    for (int64_t c = 0; c < classes; c++) {
+        const float *const p = y + c * step, *const g = given + c * step;
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) sum[i] += p[i] * g[i];
+    }
+    for (int64_t c = 0; c < classes; c++) {
+        const float *const p = y + c * step, *const g = given + c * step;
+        float* const into = wanted + c * step;
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) into[i] = p[i] * (g[i] - sum[i]);
+    }
+}
+
+// Calls work(offset of the first element, columns) for groups of columns, in parallel.
+template <typename Work>
+void over_columns(int64_t outer, int64_t classes, int64_t inner, const Work& work) {
+    const int64_t width = std::clamp<int64_t>(cached / classes / 16 * 16, 16, most_columns);
+    const int64_t groups = (inner + width - 1) / width;
+#pragma omp parallel for schedule(static)
+    for (int64_t group = 0; group < outer * groups; group++) {
+        const int64_t begin = group % groups * width;
+        work(group / groups * classes * inner + begin, std::min(width, inner - begin));
+    }
+}
+
+}  // namespace
+
+void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
+    x_ = x;
+    y_ = y;
+    axis_ = axis;
+    classes_ = x->shape.at(axis);
+    outer_ = count_of(Dims(x->shape.begin(), x->shape.begin() + axis));
+    inner_ = count_of(Dims(x->shape.begin() + axis + 1, x->shape.end()));
+    in_columns_ = inner_ > 1 && is_plain(x->layout);
+    touch(Pass::forward, {x, y});
+    may_overwrite(Pass::forward, x, y);
+    if (in_columns_) return;
+    const dnnl::softmax_forward::primitive_desc pd(cpu(), forward_kind(spec_), algorithm::softmax_accurate, x->layout,
+                                                   x->layout, axis, user_scratchpad());
+    forward_calls_.push_back(
+        {dnnl::softmax_forward(pd),
+         {{DNNL_ARG_SRC, x->memory}, {DNNL_ARG_DST, y->memory}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    implementation_ = pd.impl_info_str();
+}
+
+void SoftmaxOp::add_softmax_backward(const TensorPtr& wanted) {
+    wanted_ = wanted;
+    touch(Pass::backward, {y_, y_->diff, wanted});
+    may_overwrite(Pass::backward, y_->diff, wanted);
+    if (in_columns_) return;
+    const Layout& layout = x_->layout;
+    const auto how = algorithm::softmax_accurate;
+    const dnnl::softmax_forward::primitive_desc hint(cpu(), prop_kind::forward_training, how, layout, layout, axis_,
+                                                     user_scratchpad());
+    const dnnl::softmax_backward::primitive_desc pd(cpu(), how, layout, layout, layout, axis_, hint, user_scratchpad());
+    fresh_scratch();
+    backward_calls_.push_back({dnnl::softmax_backward(pd),
+                               {{DNNL_ARG_DST, y_->memory},
+                                {DNNL_ARG_DIFF_DST, y_->diff->memory},
+                                {DNNL_ARG_DIFF_SRC, wanted->memory},
+                                {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+}
+
+void SoftmaxOp::forward(const dnnl::stream& stream) {
+    if (!in_columns_) return Op::forward(stream);
+    const float* const x = x_->data();
+    float* const y = y_->data();
+    over_columns(outer_, classes_, inner_,
+                 [&](int64_t begin, int64_t width) { values(x + begin, y + begin, classes_, inner_, width); });
+}
+
+void SoftmaxOp::backward(const dnnl::stream& stream) {
+    if (!in_columns_) return Op::backward(stream);
+    const float *const y = y_->data(), *const given = y_->diff->data();
+    float* const wanted = wanted_->data();
+    over_columns(outer_, classes_, inner_, [&](int64_t begin, int64_t width) {
+        gradients(y + begin, given + begin, wanted + begin, classes_, inner_, width);
+    });
+}
+
+}  // namespace engine

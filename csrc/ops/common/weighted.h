@@ -1,0 +1,229 @@
+// What Convolution and InnerProduct have in common: a source, weights, an optional bias, and three primitives; and what
+// the graph may have fused in: the addition of a second input and an activation, and, where the attribute `constant`
+// says that parameters change rarely, a normalisation by running statistics. params: weights, bias, then with the
+// attribute `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "ops/common/onednn_util.h"
+
+namespace engine {
+
+class Weighted : public Op {
+    struct Activation {
+        explicit Activation(const Attributes& a) : alpha(float(a.real("alpha"))), beta(float(a.real("beta"))) {
+            static const std::map<std::string, std::pair<algorithm, algorithm>> algorithms{
+                {"clip", {algorithm::eltwise_clip_v2, algorithm::eltwise_clip_v2_use_dst_for_bwd}},
+                {"elu", {algorithm::eltwise_elu, algorithm::eltwise_elu_use_dst_for_bwd}},
+                {"relu", {algorithm::eltwise_relu, algorithm::eltwise_relu_use_dst_for_bwd}},
+                {"tanh", {algorithm::eltwise_tanh, algorithm::eltwise_tanh_use_dst_for_bwd}},
+            };
+            std::tie(forward, backward) = algorithms.at(a.text("activation"));
+        }
+        bool is_relu() const { return forward == algorithm::eltwise_relu && alpha == 0; }  // without slope
+        algorithm forward, backward;
+        float alpha, beta;
+    };
+
+protected:
+    explicit Weighted(OpSpec spec)
+        : Op(std::move(spec)),
+          bias_(spec_.attributes.flag("bias")),
+          adds_(spec_.attributes.flag("adds")),
+          constant_(spec_.attributes.flag("constant")),
+          norm_(spec_.attributes.flag("norm")) {
+        if (spec_.attributes.has("activation")) activation_.emplace(spec_.attributes);
+    }
+
+public:
+    void forward(const dnnl::stream& stream) override {
+        if (kept_weights_ && writes() != seen_) keep_parameters(stream);
+        if (adds_ && added_.get_data_handle() != outputs_[0]->data())
+            dnnl::reorder(added_, outputs_[0]->memory).execute(stream, added_, outputs_[0]->memory);
+        Op::forward(stream);
+    }
+
+    void parameters_changed() override { seen_ = never; }
+
+protected:
+    primitive_attr forward_attr() const {
+        primitive_attr attr = user_scratchpad();
+        dnnl::post_ops post;
+        if (adds_) post.append_sum(1.f);
+        if (activation_) post.append_eltwise(activation_->forward, activation_->alpha, activation_->beta);
+        attr.set_post_ops(post);
+        return attr;
+    }
+
+    // Whether the kernel adds one: the parameter, or what the normalisation amounts to.
+    bool biased() const { return bias_ || norm_; }
+
+    bool weights_learn() const { return param_gradient(0) || (bias_ && param_gradient(1)); }
+
+    // In bf16 the forward kernel reads a copy in any case: the parameter, float32, is laid out as its gradient is.
+    void decide_weights(const Layout& gradient) {
+        if (!param(0)->decided()) param(0)->decide(gradient);
+    }
+
+    template <typename Primitive>
+    void add_forward(const typename Primitive::primitive_desc& pd) {
+        const memory src = reading(input(0), pd.src_desc(), forward_calls_);
+        const memory weights = constant_ ? constant_weights(pd.weights_desc()) : read_weights(pd.weights_desc());
+        output(0, pd.dst_desc());
+        Call call{Primitive(pd),
+                  {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, outputs_[0]->memory}}};
+        if (norm_)
+            call.args[DNNL_ARG_BIAS] = kept_bias_ = memory(pd.bias_desc(), cpu());
+        else if (bias_)
+            call.args[DNNL_ARG_BIAS] = reading_param(1, pd.bias_desc(), forward_calls_);
+        if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
+            added_ = input(1)->memory;
+            touch(Pass::forward, input(1));
+            const bool is_source = input(1)->buffer->root() == input(0)->buffer->root();  // read by the kernel as well
+            if (added_.get_desc() == pd.dst_desc() && !is_source) may_overwrite(Pass::forward, input(1), outputs_[0]);
+        }
+        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
+        forward_calls_.push_back(call);
+        implementation_ = pd.impl_info_str();
+        touch(Pass::forward, {input(0), outputs_[0]});
+    }
+
+    // Through a copy, if the kernel takes them otherwise; it stays until backward if that takes them so, too.
+    memory read_weights(const Layout& wanted) {
+        const memory given = described_param(0, wanted);
+        if (wanted != data_weights_ || given.get_desc() == wanted) return reading_param(0, wanted, forward_calls_);
+        copy_ = workspace("weights", wanted);
+        forward_calls_.push_back(reorder(given, copy_->memory));
+        touch(Pass::forward, copy_);
+        touch(Pass::backward, copy_);
+        return copy_->memory;
+    }
+
+    // Weights as the kernel takes them, made when they have changed.
+    memory constant_weights(const Layout& wanted) {
+        if (norm_)
+            for (size_t i = 1; i < spec_.params.size(); i++) plain_param(i);
+        if (norm_ && !param(0)->decided()) param(0)->decide(plain_layout(wanted.get_dims()));
+        given_weights_ = described_param(0, wanted);
+        if (!norm_ && given_weights_.get_desc() == wanted) return given_weights_;
+        return kept_weights_ = memory(wanted, cpu());
+    }
+
+    uint64_t writes() const {
+        uint64_t count = 0;
+        for (const auto& each : spec_.params) count += each->writes();
+        return count;
+    }
+
+    void keep_parameters(const dnnl::stream& stream) {
+        seen_ = writes();
+        if (!norm_) {
+            dnnl::reorder(given_weights_, kept_weights_).execute(stream, given_weights_, kept_weights_);
+            return;
+        }
+        memory plain(plain_layout(kept_weights_.get_desc().get_dims()), cpu());
+        dnnl::reorder(given_weights_, plain).execute(stream, given_weights_, plain);
+        fold(static_cast<float*>(plain.get_data_handle()), static_cast<float*>(kept_bias_.get_data_handle()));
+        dnnl::reorder(plain, kept_weights_).execute(stream, plain, kept_weights_);
+    }
+
+    // scale ((w x + b) - mean) / sqrt(variance + eps) + shift is another w x + b. BatchNorm's files hold decayed sums,
+    // and the factor to divide them by.
+    void fold(float* weights, float* bias) const {
+        const size_t at = bias_ ? 2 : 1;
+        const bool scaled = spec_.attributes.flag("scale"), shifted = spec_.attributes.flag("shift");
+        const float eps = float(spec_.attributes.real("eps")), count = param(at + 2)->data()[0];
+        const float factor = count == 0 ? 0 : 1 / count;
+        const int64_t outputs = param(at)->count(), inputs = param(0)->count() / outputs;
+        for (int64_t o = 0; o < outputs; o++) {
+            const float mean = factor * param(at)->data()[o], variance = factor * param(at + 1)->data()[o];
+            const float scale = (scaled ? param(at + 3)->data()[o] : 1) / std::sqrt(variance + eps);
+            for (int64_t i = 0; i < inputs; i++) weights[o * inputs + i] *= scale;
+            bias[o] = scale * ((bias_ ? param(1)->data()[o] : 0) - mean) + (shifted ? param(at + 4)->data()[o] : 0);
+        }
+    }
+
+    // The gradient in front of the activation, from that behind it, if there is one. Call it before those that read it.
+    void close_activation() {
+        if (!leaves_activation()) return;
+        const algorithm how = activation_->backward;
+        const float alpha = activation_->alpha, beta = activation_->beta;
+        const Layout& layout = outputs_[0]->layout;
+        const dnnl::eltwise_forward::primitive_desc hint(cpu(), prop_kind::forward_training, how, layout, layout, alpha,
+                                                         beta);
+        const dnnl::eltwise_backward::primitive_desc pd(cpu(), how, layout, layout, layout, alpha, beta, hint,
+                                                        user_scratchpad());
+        make_passed();
+        fresh_scratch();
+        backward_calls_.push_back({dnnl::eltwise_backward(pd),
+                                   {{DNNL_ARG_DST, outputs_[0]->memory},
+                                    {DNNL_ARG_DIFF_DST, outputs_[0]->diff->memory},
+                                    {DNNL_ARG_DIFF_SRC, passed_->memory},
+                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    }
+
+    bool leaves_activation() const { return activation_ && needs_backward() && output_gradient(0); }
+
+    void make_passed() {
+        const TensorPtr& given = outputs_[0]->diff;
+        passed_ = workspace("gradient", outputs_[0]->layout);
+        touch(Pass::backward, {outputs_[0], given, passed_});
+        may_overwrite(Pass::backward, given, passed_);
+    }
+
+    // The gradient that the primitives take.
+    const TensorPtr& gradient() const { return passed_ ? passed_ : outputs_[0]->diff; }
+
+    template <typename Primitive>
+    void add_backward_weights(const typename Primitive::primitive_desc& pd) {
+        fresh_scratch();
+        const memory src = reading(input(0), pd.src_desc(), backward_calls_);
+        const memory diff_dst = reading(gradient(), pd.diff_dst_desc(), backward_calls_);
+        const Target weights = writing_gradient(0, pd.diff_weights_desc());
+        Call call{Primitive(pd),
+                  {{DNNL_ARG_SRC, src}, {DNNL_ARG_DIFF_DST, diff_dst}, {DNNL_ARG_DIFF_WEIGHTS, weights.memory}}};
+        Target bias;
+        if (bias_) {
+            bias = writing_gradient(1, pd.diff_bias_desc());
+            call.args[DNNL_ARG_DIFF_BIAS] = bias.memory;
+        }
+        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
+        backward_calls_.push_back(call);
+        finish(weights, backward_calls_);
+        finish(bias, backward_calls_);
+        touch(Pass::backward, {input(0), gradient()});
+    }
+
+    template <typename Primitive>
+    void add_backward_data(const typename Primitive::primitive_desc& pd) {
+        fresh_scratch();
+        const memory diff_dst = reading(gradient(), pd.diff_dst_desc(), backward_calls_);
+        const memory weights = copy_ ? copy_->memory : reading_param(0, pd.weights_desc(), backward_calls_);
+        const Target diff_src = writing(input(0)->diff, pd.diff_src_desc());
+        Call call{Primitive(pd),
+                  {{DNNL_ARG_DIFF_DST, diff_dst}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DIFF_SRC, diff_src.memory}}};
+        call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
+        backward_calls_.push_back(call);
+        finish(diff_src, backward_calls_);
+        touch(Pass::backward, {gradient(), input(0)->diff});
+    }
+
+    bool bias_, adds_, constant_, norm_;
+    std::optional<Activation> activation_;
+    TensorPtr passed_, copy_;
+    Layout data_weights_;  // as the gradient of the data takes them, where forward should know
+    memory added_;
+    memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel takes them
+    static constexpr uint64_t never = UINT64_MAX;
+    uint64_t seen_ = never;  // writes() when they were made
+    // As they are asked for: "any" where the kernel may choose. Gradients of parameters are float32.
+    Layout src_, dst_, weights_, diff_weights_, bias_layout_;
+};
+
+}  // namespace engine

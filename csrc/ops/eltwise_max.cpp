@@ -1,0 +1,64 @@
+// The maximum of several blobs. inputs: two or more.
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels/vectorised.h"
+#include "ops/common/eltwise.h"
+
+namespace engine {
+namespace {
+
+// Where x reaches `bar` or, with `strict`, exceeds it, y is x and `which` becomes `index`.
+ENGINE_VECTORISED void raise(const float* bar, const float* x, bool strict, uint8_t index, float* y, uint8_t* which,
+                             int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) {
+        const bool higher = strict ? x[i] > bar[i] : !(bar[i] > x[i]);
+        y[i] = higher ? x[i] : bar[i];
+        which[i] = higher ? index : which[i];
+    }
+}
+
+ENGINE_VECTORISED void select(const float* x, const uint8_t* which, uint8_t index, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] = which[i] == index ? x[i] : 0.f;
+}
+
+class EltwiseMax : public Eltwise {
+public:
+    explicit EltwiseMax(OpSpec spec) : Eltwise(std::move(spec)) {
+        if (x_.size() > 256) throw std::invalid_argument("the maximum of more than 256 blobs");
+        which_ = workspace("which", plain_layout({count_}, memory::data_type::u8));
+        touch(Pass::forward, which_);
+        if (!needs_backward() || !output_gradient(0)) return;
+        touch(Pass::backward, which_);
+        for (size_t i = 0; i < x_.size(); i++)
+            if (input_gradient(i)) want_gradient(i);
+    }
+
+    // Where two are equal the gradient goes where Caffe sends it: to the second of the first two, else to the earlier.
+    void forward(const dnnl::stream& stream) override {
+        uint8_t* const which = static_cast<uint8_t*>(which_->buffer->address());
+        const auto higher = [&](size_t i, const float* a, const float* b, float* y, int64_t begin, int64_t length) {
+            if (i == 1) std::memset(which + begin, 0, length);
+            raise(a, b, i > 1, uint8_t(i), y, which + begin, length);
+        };
+        run(forward_calls_, stream);
+        fold_chunks(x_, y_, count_, higher);
+    }
+
+    void backward(const dnnl::stream& stream) override {
+        const uint8_t* const which = static_cast<const uint8_t*>(which_->buffer->address());
+        write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
+            select(given, which + begin, uint8_t(i), into, length);
+        });
+    }
+
+private:
+    TensorPtr which_;
+};
+
+static const RegisterOp<EltwiseMax> registered("EltwiseMax");
+
+}  // namespace
+}  // namespace engine

@@ -1,0 +1,73 @@
+// Softmax along one axis, followed by the mean negative log-likelihood of the labels.
+// inputs: x (row-major), labels (one per position of x outside the axis); outputs: loss (), and, where asked for, the
+// probabilities (as x), and the loss of each label; attributes: axis, loss_weight, ignore_label (optional),
+// label_smoothing, normalizer (what the sum of the losses is divided by; 0: the number of labels that are not ignored,
+// at least 1).
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "ops/common/softmax_loss_op.h"
+
+namespace engine {
+namespace {
+
+class SoftmaxWithLoss : public SoftmaxLossOp {
+public:
+    explicit SoftmaxWithLoss(OpSpec spec)
+        : SoftmaxLossOp(std::move(spec)), smoothing_(float(spec_.attributes.real("label_smoothing", 0))) {
+        if (outputs_.size() > 2) touch(Pass::forward, output(2, plain_layout(spec_.output_shapes[2])));
+    }
+
+    // The gradient of a row's loss is p - t, where t is the (smoothed) distribution that the label stands for.
+    void backward(const dnnl::stream&) override {
+        const float scale = gradient_scale(), uniform = smoothing_ / float(classes_);
+        const int64_t row = classes_ * inner_;
+#pragma omp parallel for
+        for (int64_t i = 0; i < outer_; i++) {
+            const float* const p = probabilities_->data() + i * row;
+            float* const diff = input(0)->diff->data() + i * row;
+#pragma omp simd
+            for (int64_t k = 0; k < row; k++) diff[k] = scale * (p[k] - uniform);
+            for (int64_t j = 0; j < inner_; j++) {
+                const int32_t label = labels_[i * inner_ + j];
+                if (label == Labels::ignored)
+                    for (int64_t c = 0; c < classes_; c++) diff[c * inner_ + j] = 0;
+                else
+                    diff[label * inner_ + j] -= scale * (1 - smoothing_);
+            }
+        }
+    }
+
+private:
+    // Probabilities that have underflowed count as the smallest normal number, so that a loss is never infinite.
+    static double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
+
+    double row_loss(int64_t i) const override {
+        double sum = 0;
+        for (int64_t j = i * inner_; j < (i + 1) * inner_; j++) {
+            const double loss = label_loss(j);
+            sum += loss;
+            if (outputs_.size() > 2) outputs_[2]->data()[j] = float(loss);
+        }
+        return sum;
+    }
+
+    double label_loss(int64_t j) const {
+        const int32_t label = labels_[j];
+        if (label == Labels::ignored) return 0;
+        const float* const p = probabilities_->data() + j / inner_ * classes_ * inner_ + j % inner_;
+        const double own = (1 - smoothing_) * minus_log(p[label * inner_]);
+        if (smoothing_ == 0) return own;
+        double all = 0;
+        for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_]);
+        return own + smoothing_ / double(classes_) * all;
+    }
+
+    float smoothing_;
+};
+
+static const RegisterOp<SoftmaxWithLoss> registered("SoftmaxWithLoss");
+
+}  // namespace
+}  // namespace engine
