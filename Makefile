@@ -5,6 +5,7 @@
 #   make test-mpi  runs the tests that start ranks under MPICH, Open MPI and Intel MPI, one after the other
 #   make lint    checks style (ruff, clang-format);  make format  mends it
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
+#   make sanitize  runs tests with csrc/ compiled for the sanitizers of memory, of undefined behaviour and of threads
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
 # PYTHON chooses the interpreter: make demo PYTHON=python3.12
 
@@ -31,7 +32,7 @@ $(call pip,$(DEV),"pip>=25.1")
 $(call pip,$(DEV),$(1))
 endef
 
-.PHONY: help demo test test-mpi test-torch build lint format headers clean distclean
+.PHONY: help demo test test-mpi test-torch build sanitize lint format headers clean distclean
 
 help:
 	@sed -n -E 's/^# ?(  make|PYTHON)/\1/p' Makefile
@@ -66,6 +67,10 @@ site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib")
 build: $(DEV)/bin/pip headers
 	$(call groups,--group build --group lint)
 	$(call pip,$(DEV),--no-build-isolation -e ".[$(DEV_EXTRAS)]")
+
+sanitize: build
+	$(DEV)/bin/python tests/sanitize/run.py memory
+	$(DEV)/bin/python tests/sanitize/run.py threads
 
 lint: $(DEV)/bin/ruff
 	$(DEV)/bin/ruff check .

@@ -55,7 +55,16 @@ def build(target: str = "_ext", sanitize: str = "") -> Path:
         **libraries(folder),
     }
     for arguments in (
-        ["-S", ROOT, "-B", folder, "-G", "Ninja", *(f"-D{name}={value}" for name, value in options.items())],
+        [
+            "-S",
+            ROOT,
+            "-B",
+            folder,
+            "-G",
+            "Ninja",
+            "-Wno-deprecated",
+            *(f"-D{name}={value}" for name, value in options.items()),
+        ],
         ["--build", folder, "--target", target, "--parallel", jobs],
     ):
         if status := subprocess.call([program("cmake"), *arguments], stdout=2):  # what a caller prints stays its own

@@ -10,6 +10,10 @@ __attribute__((simd("notinbranch"), const)) float expf(float) noexcept;
 __attribute__((simd("notinbranch"), const)) float logf(float) noexcept;
 __attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;
 }
+#endif
+
+// (The thread sanitizer instruments even what picks the clone, and that runs before the sanitizer is there.)
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define ENGINE_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ENGINE_VECTORISED

@@ -1,0 +1,92 @@
+"""Runs tests with csrc/ compiled for sanitizers of the compiler, as `make sanitize` does:
+
+    python tests/sanitize/run.py memory [PYTEST ARGUMENTS]      addresses and undefined behaviour
+    python tests/sanitize/run.py threads [PYTEST ARGUMENTS]     races
+
+Without arguments it runs the tests that the sanitizer is meant for. What is found stands in build/sanitize/ and is
+printed at the end; the exit status is then 1. The files *.supp list what is not ours to mend: oneDNN, libgomp, Python,
+MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from build_csrc import build  # noqa: E402
+
+REPORTS = ROOT / "build/sanitize"
+# Name -> what the compiler calls it, the library that must be loaded before everything else, and the tests.
+KINDS = {
+    "memory": (
+        "address,undefined,float-cast-overflow",
+        "libasan.so",
+        ["tests/csrc", "tests/layers", "tests/config", "tests/data", "tests/weights", "tests/test_bad_input.py"],
+    ),
+    "threads": ("thread", "libtsan.so", ["tests/csrc", "tests/data", "tests/comm"]),
+}
+
+
+def main() -> int:
+    kind, *arguments = sys.argv[1:]
+    sanitize, library, tests = KINDS[kind]
+    folder = build(sanitize=sanitize)
+    shutil.rmtree(REPORTS, ignore_errors=True)
+    REPORTS.mkdir(parents=True)
+    environment = {**os.environ, **options(kind)}
+    failed = []
+    if kind == "threads":
+        failed += run([build("servers", sanitize) / "servers"], environment)
+    environment |= {
+        "ENGINE_SANITIZED": str(next(folder.glob("_ext.*.so"))),
+        "PYTHONPATH": str(HERE / "site"),
+        "PYTHONMALLOC": "malloc",
+    }
+    # The C++ library must be there when the sanitizer looks for the function that throws.
+    preload = "LD_PRELOAD=" + " ".join(from_compiler(name) for name in (library, "libstdc++.so"))
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=3000", "-m", "not slow"]
+    failed += run(["env", preload, *pytest, *(arguments or tests)], environment)
+    found = sorted(REPORTS.iterdir())
+    for report in found:
+        print(f"--- {report.relative_to(ROOT)}", report.read_text(errors="replace"), sep="\n")
+    print(f"{kind}: {len(found)} reports of the sanitizers; failed: {', '.join(failed) or 'nothing'}")
+    return 1 if found or failed else 0
+
+
+def options(kind: str) -> dict[str, str]:
+    """Returns what the sanitizers read from the environment."""
+
+    def joined(name: str, **options) -> str:
+        options |= {"log_path": REPORTS / name, "suppressions": HERE / f"{name}.supp"}
+        return ":".join(f"{key}={value}" for key, value in options.items())
+
+    if kind == "threads":
+        # One thread in a team: libgomp's barriers are not seen, so that whatever they order would look like a race.
+        return {"TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
+    return {
+        "ASAN_OPTIONS": joined("addresses", detect_leaks=0),  # Python frees little when it ends
+        "UBSAN_OPTIONS": joined("undefined", print_stacktrace=1),
+    }
+
+
+def from_compiler(library: str) -> str:
+    command = [os.environ.get("CXX", "g++"), f"-print-file-name={library}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run(command: list, environment: dict[str, str]) -> list[str]:
+    """Returns the command if it fails, in a list."""
+    # GCC's thread sanitizer cannot map its memory where addresses are random.
+    status = subprocess.call(["setarch", os.uname().machine, "-R", *command], cwd=ROOT, env=environment)
+    return [str(command[0])] if status else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
