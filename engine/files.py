@@ -1,14 +1,63 @@
-"""Atomic file writes: a file appears under its name only when it is complete and on the disk."""
+"""Files, whole: read with one kind of error for whatever is wrong, written so that they appear only when complete."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import EngineError
+
+
+def reason(error: Exception) -> str:
+    """Returns why a file cannot be opened, read or written, in a few words."""
+    if isinstance(error, MemoryError):
+        return "it is too large for the memory that is left"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__  # a NUL in its name, an encoding
+
+
+def is_regular(path: str | os.PathLike) -> bool:
+    """Returns whether there is a file of this name: no folder, no pipe, no device, no name that cannot be one."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_bytes(path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None) -> bytes:
+    """Returns what is in a file. where: the place that names it, by default the path.
+
+    Raises:
+        EngineError: it is of the type `kind`. The file cannot be read, or is no file: a pipe or a device would be read
+            for ever.
+    """
+    place, named = (where, f"{path}: ") if where else (str(path), "")
+    try:
+        with open(path, "rb", opener=_opener) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise kind(f"{named}cannot be read: it is no regular file", place)
+            return file.read()
+    except (OSError, ValueError, MemoryError) as error:
+        raise kind(f"{named}cannot be read: {reason(error)}", place) from None
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # or a pipe without a writer would wait for one
+
+
+def read_text(path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None) -> str:
+    """Returns the text of a file in UTF-8; see read_bytes(). Raises its EngineError also for another encoding."""
+    content = read_bytes(path, kind, where)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        place, named = (where, f"{path}: ") if where else (str(path), "")
+        raise kind(f"{named}cannot be read: byte {error.start} is not UTF-8", place) from None
 
 
 @contextlib.contextmanager
