@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import Message
@@ -16,6 +17,9 @@ from google.protobuf.message import Message
 from engine.errors import EngineError, WeightsError
 from engine.files import atomic_path
 from engine.weights.state import SolverState, state_fields
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 _DATA, _HISTORY = "data", "history"
 _TEXT_FIELDS = ("learned_net", "digest")
@@ -45,11 +49,11 @@ def _reading(path: str | os.PathLike, word: str) -> Iterator:
 
 
 @contextlib.contextmanager
-def _writing(path: str | os.PathLike) -> Iterator:
+def _writing(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator:
     h5py = _h5py(path)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, digest) as temporary:
         try:
-            with h5py.File(temporary, "w") as file:
+            with h5py.File(temporary, "x") as file:
                 yield file
         except RuntimeError as error:  # h5py's other word for a write that failed
             raise OSError(str(error)) from None
@@ -76,9 +80,11 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     return blobs
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+def write_caffemodel(
+    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+) -> None:
     """See engine.weights.files.write_caffemodel()."""
-    with _writing(path) as file:
+    with _writing(path, digest) as file:
         data = file.create_group(_DATA)
         for layer in net.layer:
             group = data.require_group(layer.name)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from engine import proto
 from engine.errors import WeightsError, shape_text
-from engine.files import atomic_write
+from engine.files import atomic_write, read_bytes
 from engine.weights.state import SolverState, state_fields
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
 _LEGACY_AXES = ("num", "channels", "height", "width")
@@ -36,14 +39,16 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     return blobs
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+def write_caffemodel(
+    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+) -> None:
     """See engine.weights.files.write_caffemodel(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
     message = proto.raw.NetParameter.FromString(net.SerializePartialToString())
     for layer in message.layer:
         layer.ClearField("blobs")
         for array in blobs.get(layer.name, ()):
             fill_blob(layer.blobs.add(), array)
-    write_message(path, message)
+    write_message(path, message, digest)
 
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
@@ -129,10 +134,7 @@ def _named(path, what: str, read, blob: Message) -> np.ndarray:
 
 def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
     """Reads a binary message of type `kind`. word: what to call it in errors. Raises WeightsError."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise WeightsError(f"cannot be read: {error.strerror}", str(path)) from None
+    content = read_bytes(path, WeightsError)
     if not content:
         raise WeightsError(f"truncated or not a {word} (0 bytes)", str(path))
     try:
@@ -141,7 +143,7 @@ def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Mes
         raise WeightsError(f"truncated or not a {word} ({len(content)} bytes)", str(path)) from None
 
 
-def write_message(path: str | os.PathLike, message: Message) -> None:
+def write_message(path: str | os.PathLike, message: Message, digest: _Hash | None = None) -> None:
     """Writes it in binary. Raises WeightsError if it is too large, EngineError if the file cannot be written."""
     try:
         content = message.SerializePartialToString()
@@ -149,5 +151,5 @@ def write_message(path: str | os.PathLike, message: Message) -> None:
         raise WeightsError(
             f"cannot be written ({error}); snapshot_format: HDF5 has no limit of 2 GB", str(path)
         ) from None
-    with atomic_write(path) as file:
+    with atomic_write(path, digest) as file:
         file.write(content)
