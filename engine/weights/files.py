@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# Of a state's numbers, which others are computed from.
+_LEAST = {"iteration": 0, "current_step": 0, "iter_last_event": 0, "ranks": 1, "samples_seen": 0, "global_batch": 1}
 
 
 def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
@@ -45,7 +47,12 @@ def write_caffemodel(
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
     """The state that Caffe or this engine wrote. Raises WeightsError for a file that is missing, truncated or else."""
-    return _format_of(path).read_solverstate(path)
+    state = _format_of(path).read_solverstate(path)
+    for name, least in _LEAST.items():
+        value = getattr(state, name)
+        if value is not None and not least <= value < 2**63:
+            raise WeightsError(f"{name} {value}, expected {least} or more", str(path))
+    return state
 
 
 def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:

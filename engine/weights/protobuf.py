@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from engine import proto
 from engine.errors import WeightsError, shape_text
-from engine.files import atomic_write, read_bytes
+from engine.files import atomic_write, is_regular, read_bytes
+from engine.weights.shapes import checked_shape
 from engine.weights.state import SolverState, state_fields
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
 def blob_array(blob: Message) -> np.ndarray:
     """The data of a proto.raw.BlobProto: float32, writable, in its shape; from doubles if it holds doubles.
 
-    Raises WeightsError if the number of values is not that of the shape.
+    Raises WeightsError if the number of values is not that of the shape, or no blob has such a shape.
     """
     if blob.HasField("shape"):
         shape = tuple(blob.shape.dim)
@@ -102,6 +103,11 @@ def blob_array(blob: Message) -> np.ndarray:
         shape = tuple(getattr(blob, axis) for axis in _LEGACY_AXES)
     else:
         shape = None  # a plain list
+    if shape is not None:
+        try:
+            checked_shape(shape)
+        except ValueError as error:
+            raise WeightsError(str(error)) from None
     data, dtype = (blob.data, "<f4") if blob.data or not blob.double_data else (blob.double_data, "<f8")
     content = b"".join(data)
     values = np.frombuffer(content[: len(content) // int(dtype[2]) * int(dtype[2])], dtype)
@@ -114,7 +120,10 @@ def blob_array(blob: Message) -> np.ndarray:
 
 def _unpacked(blob: Message) -> np.ndarray:
     """The values of a blob that has them one by one, as a writer without `packed` would leave them."""
-    plain = proto.BlobProto.FromString(blob.SerializeToString())
+    try:
+        plain = proto.BlobProto.FromString(blob.SerializeToString())
+    except DecodeError:
+        raise WeightsError("its values are no whole number of floats") from None
     return np.array(plain.data or plain.double_data, np.float64)
 
 
@@ -134,6 +143,8 @@ def _named(path, what: str, read, blob: Message) -> np.ndarray:
 
 def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
     """Reads a binary message of type `kind`. word: what to call it in errors. Raises WeightsError."""
+    if is_regular(path) and (size := os.path.getsize(path)) > PROTOBUF_LIMIT:
+        raise WeightsError(f"not a {word}: {size} bytes, a message has at most {PROTOBUF_LIMIT}", str(path))
     content = read_bytes(path, WeightsError)
     if not content:
         raise WeightsError(f"truncated or not a {word} (0 bytes)", str(path))
