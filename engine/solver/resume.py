@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Names a file for the snapshots that were there before a run that is restarted after crashes; they do not count.
 KNOWN = "ENGINE_KNOWN_SNAPSHOTS"
-RESTART_SECONDS = 10.0  # for what is left of the run before to end
+RESTART_SECONDS = 10.0  # for what is left of the start before to end
 
 Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file that nobody has written since
 
@@ -91,7 +91,7 @@ def _states(prefix: str) -> list[tuple[int, str]]:
     folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
     found = []
     for name in os.listdir(folder) if folder.is_dir() else ():
-        match = re.fullmatch(rf"{stem}_iter_([0-9]{{1,10}})\.solverstate(\.h5)?", name)
+        match = re.fullmatch(rf"{stem}_iter_([0-9]+)\.solverstate(\.h5)?", name)
         if match:
             found.append((int(match[1]), str(folder / name)))
     return found
@@ -124,7 +124,7 @@ def take_prefix(config: Config, world: World) -> None:
         return
     prefix = snapshot_prefix(config, world)
     check_writable(f"{prefix}_iter_{2**31 - 1}.solverstate.h5")
-    locked = lock_prefix(prefix, RESTART_SECONDS if KNOWN in os.environ else 0)
+    locked = lock_prefix(prefix, RESTART_SECONDS if "ENGINE_SUPERVISOR" in os.environ else 0)
     _note_known(prefix)
     if not locked:  # what seems to be left may be another run's
         return

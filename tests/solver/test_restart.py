@@ -129,10 +129,11 @@ def test_whatever_it_is_it_is_stepped_over(two_snapshots, caplog, what):
     assert [r.getMessage() for r in caplog.records if f"Skipping a snapshot that is damaged: {path}: " in r.message]
 
 
-def test_a_number_that_is_none_is_no_snapshot(two_snapshots):
+def test_a_name_of_many_digits_is_stepped_over(two_snapshots, caplog):
     for digits in ("9" * 200, "\u0669"):
         (two_snapshots / f"net_iter_{digits}.solverstate").write_bytes(b"")
     assert newest(str(two_snapshots / "net")).iteration == 6
+    assert "Skipping a snapshot that is damaged: " in caplog.text and "9" * 200 in caplog.text
 
 
 def test_memory_that_is_not_there_for_one_may_be_there_for_another(two_snapshots, monkeypatch, caplog):
