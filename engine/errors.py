@@ -1,13 +1,36 @@
 """The exceptions a user can meet. Each carries one clear line; only cli.py turns them into an exit status."""
 
+import unicodedata
 from collections.abc import Sequence
+
+LONGEST = 600  # characters of a message; what a file holds may be of any length
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """Returns the text with everything escaped that a terminal would obey or not show: control characters, line
+    separators, directions of writing, lone surrogates. lines: newlines stay."""
+    return "".join(
+        each if (each == "\n" and lines) or _is_shown(each) else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def _is_shown(character: str) -> bool:
+    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """Returns the text, cut in the middle if it is longer than `most` characters."""
+    half = (most - 5) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 class EngineError(Exception):
-    """Base of everything that engine raises on purpose. str() is one line, the place ("file:line:column") first."""
+    """Base of everything that engine raises on purpose. str() is one line, the place ("file:line:column") first,
+    without characters that a terminal would obey. details: further lines, such as the traceback of a user's code."""
 
-    def __init__(self, message: str, where: str | None = None):
-        super().__init__(f"{where}: {message}" if where else message)
+    def __init__(self, message: str, where: str | None = None, details: str = ""):
+        line = shortened(printable(f"{where}: {message}" if where else message))
+        super().__init__("\n".join([line, *printable(details, lines=True).splitlines()]))
         self.where = where
 
 
@@ -19,8 +42,8 @@ class ConfigErrors(ConfigError):
     """Several ConfigErrors of one file, found in one go. str() holds one line for each."""
 
     def __init__(self, errors: list[ConfigError]):
-        super().__init__("\n".join(str(error) for error in errors))
-        self.errors = errors
+        Exception.__init__(self, "\n".join(str(error) for error in errors))
+        self.where, self.errors = None, errors
 
 
 class DataError(EngineError):

@@ -1,52 +1,134 @@
-"""Atomic file writes: a file appears under its name only when it is complete and on the disk."""
+"""Files, whole: read with one kind of error for whatever is wrong, written so that they appear only when complete."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from engine.errors import EngineError
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+# What atomic_path() writes to; by the name that it would take. The random part: another host may have this pid, too.
+TEMPORARY = re.compile(r"\.(?P<name>.+?)\.\d+(\.[0-9a-f]{8})?\.tmp")
+_TEMPORARY_BYTES = len("..4194304.01234567.tmp")
+
+
+def reason(error: Exception) -> str:
+    """Returns why a file cannot be opened, read or written, in a few words."""
+    if isinstance(error, MemoryError):
+        return "it is too large for the memory that is left"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__  # a NUL in its name, an encoding
+
+
+def is_regular(path: str | os.PathLike) -> bool:
+    """Returns whether there is a file of this name: no folder, no pipe, no device, no name that cannot be one."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """A file to write that takes its name only when it is whole and on the disk.
+def opened(
+    path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None
+) -> Iterator[BinaryIO]:
+    """A file open for reading. where: the place that names it, by default the path.
+
+    Raises:
+        EngineError: it is of the type `kind`. The file cannot be read, or is no file: a pipe or a device would be read
+            for ever.
+    """
+    place, named = (where, f"{path}: ") if where else (str(path), "")
+    try:
+        with open(path, "rb", opener=_opener) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise kind(f"{named}cannot be read: it is no regular file", place)
+            yield file
+    except (OSError, ValueError, MemoryError) as error:
+        raise kind(f"{named}cannot be read: {reason(error)}", place) from None
+
+
+def read_bytes(path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None) -> bytes:
+    """Returns what is in a file; see opened()."""
+    with opened(path, kind, where) as file:
+        return file.read()
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # or a pipe without a writer would wait for one
+
+
+def read_text(path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None) -> str:
+    """Returns the text of a file in UTF-8; see read_bytes(). Raises its EngineError also for another encoding."""
+    content = read_bytes(path, kind, where)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        place, named = (where, f"{path}: ") if where else (str(path), "")
+        raise kind(f"{named}cannot be read: byte {error.start} is not UTF-8", place) from None
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator[BinaryIO]:
+    """A file to write that takes its name only when it is whole and on the disk. digest: takes in what was written.
 
     Raises EngineError with the path and the reason; then nothing new is left behind, and what was there stays.
     """
-    with atomic_path(path) as temporary, open(temporary, "xb") as file:
+    with atomic_path(path, digest) as temporary, open(temporary, "xb") as file:
         yield file
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator[Path]:
     """atomic_write() for writers that open a file themselves: yields the name to write to."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
+            if digest is not None:  # here, for the file of that name may be another run's afterwards
+                take_in(file, digest)
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except OSError as error:
-        raise EngineError(f"cannot be written: {error.strerror or str(error).splitlines()[0]}", str(path)) from None
+    except (OSError, ValueError) as error:
+        raise EngineError(f"cannot be written: {reason(error)}", str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):  # of a folder that is gone or read-only: told above
+            temporary.unlink(missing_ok=True)
+
+
+def take_in(file: BinaryIO, digest: _Hash) -> None:
+    """Adds the bytes of an open file to a digest."""
+    while block := file.read(1 << 20):
+        digest.update(block)
 
 
 def check_writable(path: str | os.PathLike) -> None:
     """Raises EngineError where atomic_write() would: better before hours of work than after."""
     path = Path(path)
-    if path.is_dir():
-        raise EngineError("cannot be written: it is a folder", str(path))
-    if not path.parent.is_dir():
-        raise EngineError(f"cannot be written: there is no folder {path.parent}", str(path))
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise EngineError(f"cannot be written: no permission to write in {path.parent}", str(path))
+    try:
+        if path.is_dir():
+            raise EngineError("cannot be written: it is a folder", str(path))
+        if not path.parent.is_dir():
+            raise EngineError(f"cannot be written: there is no folder {path.parent}", str(path))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise EngineError(f"cannot be written: no permission to write in {path.parent}", str(path))
+        most = os.pathconf(path.parent, "PC_NAME_MAX") - _TEMPORARY_BYTES
+        if len(os.fsencode(path.name)) > most:
+            raise EngineError(f"cannot be written: expected a name of at most {most} bytes", str(path))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"cannot be written: {reason(error)}", str(path)) from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -156,7 +156,7 @@ SPEAKERS = {
     "mpi4py": ["comm/mpi_world.py"],
     "lmdb": ["data/sources/lmdb.py", "data/lmdb_writer.py"],
     "PIL": ["data/"],
-    "h5py": ["weights/hdf5.py", "data/h5.py"],
+    "h5py": ["weights/h5_file.py"],
     "matplotlib": ["report/plot.py"],
     "pygraphviz": ["report/draw_net.py"],
     "psutil": ["host/machine.py"],

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.h5 import import_h5py
 from engine.errors import ConfigError, DataError
+from engine.weights.h5_file import import_h5py
 
 NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe calls them
 
@@ -25,7 +25,7 @@ class HDF5Writer:
             )
         self._path = name.replace("%#", str(rank)).replace("%*", str(ranks))
         self._where = where
-        self._h5py = import_h5py("HDF5Output", where)
+        self._h5py = import_h5py("HDF5Output needs", DataError, where)
         self._file: Any = None
 
     def write(self, blobs: Sequence[np.ndarray]) -> None:

@@ -162,8 +162,9 @@ class Layer:
         """Floating-point operations of one forward pass (a multiply-add counts two)."""
         return sum(math.prod(top.shape) for top in self.tops)
 
-    def error(self, message: str) -> ConfigError:
-        return ConfigError(f"layer '{self.name}' ({self.type}): {message}", self.where)
+    def error(self, message: str, details: str = "") -> ConfigError:
+        """Returns the exception to raise. details: further lines."""
+        return ConfigError(f"layer '{self.name}' ({self.type}): {message}", self.where, details)
 
     def canonical_axis(self, axis: int, rank: int) -> int:
         """Negative axes count from the end, as in Python. Raises ConfigError when out of range."""

@@ -156,4 +156,4 @@ class Python(Layer):
 
     def _failure(self, what: str, error: BaseException) -> EngineError:
         param = self.message.python_param
-        return self.error(f"{what} of {param.module}.{param.layer} failed\n{users_traceback(error, __file__)}")
+        return self.error(f"{what} of {param.module}.{param.layer} failed", users_traceback(error, __file__))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,22 @@ from engine import weights
 from engine.config import Config, expand_ranks, nets_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.errors import ConfigError, EngineError, WeightsError
+from engine.files import TEMPORARY, atomic_write, check_writable, is_regular, opened, read_text, reason, take_in
 from engine.graph.build import kept
 from engine.report.log import log, warn
+from engine.solver.lock import lock_prefix
+from engine.weights import SolverState
 
 if TYPE_CHECKING:
+    from hashlib import _Hash
+
     from engine.comm.world import World
-    from engine.weights import SolverState
+
+# Names a file for the snapshots that were there before a run that is restarted after crashes; they do not count.
+KNOWN = "ENGINE_KNOWN_SNAPSHOTS"
+RESTART_SECONDS = 10.0  # for what is left of the start before to end
+
+Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file that nobody has written since
 
 
 @dataclass(frozen=True)
@@ -33,13 +45,11 @@ class Snapshot:
     global_batch: int | None
 
 
-def resume(config: Config, world: World, since: float = 0) -> str | None:
+def resume(config: Config, world: World) -> str | None:
     """Collective, before the solver is made: the solverstate to go on from, or None; makes the solver's nets keep its
-    global batch, which may change batch_size and iter_size.
-
-    since: older snapshots (seconds of time.time()) do not count. Raises ConfigError where the batch cannot be held.
+    global batch, which may change batch_size and iter_size. Raises ConfigError where the batch cannot be held.
     """
-    found = world.broadcast_object(newest(snapshot_prefix(config, world), since) if world.rank == 0 else None)
+    found = world.broadcast_object(newest(snapshot_prefix(config, world), _known()) if world.rank == 0 else None)
     if found is None:
         log("No snapshot to go on from")
         return None
@@ -56,53 +66,122 @@ def snapshot_prefix(config: Config, world: World) -> str:
     return prefix
 
 
-def newest(prefix: str, since: float = 0) -> Snapshot | None:
-    """The whole snapshot of the highest iteration; tells of those that are damaged, and removes what writers that were
-    killed have left."""
-    folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
-    states = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if re.fullmatch(rf"\.{stem}_iter_\d+\.(caffemodel|solverstate)(\.h5)?\.\d+\.tmp", path.name):
-            path.unlink(missing_ok=True)
-            log(f"Removed {path}, which was never finished")
-        match = re.fullmatch(rf"{stem}_iter_(\d+)\.solverstate(\.h5)?", path.name)
-        if match and path.stat().st_mtime >= int(since):
-            states.append((int(match[1]), str(path)))
-    for _, path in sorted(states, reverse=True):
+def newest(prefix: str, known: Collection[Identity] = ()) -> Snapshot | None:
+    """The whole snapshot of the highest iteration; tells of those that it steps over, whatever is wrong with them.
+
+    known: files that do not count.
+    """
+    for iteration, path in sorted(_states(prefix), reverse=True):
         try:
-            state = read_whole(path)
-        except EngineError as error:
-            warn(f"Skipping a snapshot that is damaged: {error}")
+            if _identity(path) in known:
+                continue
+            state = read_whole(path).state
+            if state.iteration != iteration:
+                raise WeightsError(f"it is of iteration {state.iteration}", path)
+        except Exception as error:  # anybody may have put anything there, and the one before it may be good
+            told = error if isinstance(error, EngineError) else EngineError(f"cannot be read: {reason(error)}", path)
+            warn(f"Skipping a snapshot that is damaged: {told}")
             continue
         return Snapshot(path, state.iteration, state.ranks, state.global_batch)
     return None
 
 
-def read_whole(path: str) -> SolverState:
-    """A solverstate whose weights are there. Raises WeightsError where one of the files is not what was written."""
+def _states(prefix: str) -> list[tuple[int, str]]:
+    """(iteration, path) of what is named like the solverstates of a prefix."""
+    folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
+    found = []
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        match = re.fullmatch(rf"{stem}_iter_([0-9]+)\.solverstate(\.h5)?", name)
+        if match:
+            found.append((int(match[1]), str(folder / name)))
+    return found
+
+
+def _identity(path: str) -> Identity:
+    found = os.stat(path)
+    return path, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _note_known(prefix: str) -> None:
+    """At the first start of a run that may be restarted."""
+    note = os.environ.get(KNOWN)
+    if note and not os.path.exists(note):
+        present = [_identity(path) for _, path in _states(prefix) if is_regular(path)]
+        with atomic_write(note) as file:
+            file.write(json.dumps(present).encode())
+
+
+def _known() -> set[Identity]:
+    note = os.environ.get(KNOWN)
+    return {tuple(each) for each in json.loads(read_text(note))} if note and os.path.exists(note) else set()
+
+
+def take_prefix(config: Config, world: World) -> None:
+    """Before anything is read or written: makes snapshot_prefix this run's own, if it saves anything, and removes what
+    runs that were killed have left. Of the rank that writes. Raises EngineError; see lock_prefix()."""
+    param = config.message
+    if not (param.snapshot or param.snapshot_after_train):
+        return
+    prefix = snapshot_prefix(config, world)
+    check_writable(f"{prefix}_iter_{2**31 - 1}.solverstate.h5")
+    locked = lock_prefix(prefix, RESTART_SECONDS if "ENGINE_SUPERVISOR" in os.environ else 0)
+    _note_known(prefix)
+    if not locked:  # what seems to be left may be another run's
+        return
+    folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
+    for name in os.listdir(folder):
+        match = TEMPORARY.fullmatch(name)
+        if match and re.fullmatch(rf"{stem}_iter_[0-9]+\.(caffemodel|solverstate)(\.h5)?", match["name"]):
+            (folder / name).unlink(missing_ok=True)
+            log(f"Removed {folder / name}, which was never finished")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a solverstate and its weights hold. model: the path of the weights."""
+
+    state: SolverState
+    model: str
+    blobs: dict[str, list[np.ndarray | None]]
+
+
+def read_whole(path: str) -> Whole:
+    """A solverstate and its weights. Raises WeightsError where one of the files is not there, or not what was
+    written."""
     state = weights.read_solverstate(path)
     model = find_model(state.learned_net, path)
-    weights.read_caffemodel(model)
+    blobs = weights.read_caffemodel(model)
     if state.digest and state.digest != digest(model, state.history):
-        raise WeightsError(f"{path}: it or {model} has changed since it was written: the digest differs")
-    return state
+        raise WeightsError(
+            f"it or {model} has changed since it was written: the digest differs (--weights {model} starts from these "
+            "weights all the same)",
+            path,
+        )
+    return Whole(state, model, blobs)
 
 
 def digest(model: str | Path, history: Sequence[np.ndarray]) -> str:
-    """SHA-256 of a caffemodel's bytes and of the history's values, as hexadecimal digits."""
-    found = hashlib.sha256(Path(model).read_bytes())
+    """The digest() that a state in files should have."""
+    found = hashlib.sha256()
+    with opened(model, WeightsError) as file:
+        take_in(file, found)
+    return finish(found, history)
+
+
+def finish(model: _Hash, history: Sequence[np.ndarray]) -> str:
+    """SHA-256 of a caffemodel's bytes, which `model` has taken in, and of the history's values, in hexadecimal."""
     for values in history:
-        found.update(np.ascontiguousarray(values, "<f4"))
-    return found.hexdigest()
+        model.update(np.ascontiguousarray(values, "<f4"))
+    return model.hexdigest()
 
 
 def find_model(named: str, state: str) -> str:
-    """The weights that a state names; if they have moved together with it, those beside it."""
-    beside = Path(state).with_name(Path(named).name)
-    for path in (Path(named), beside):
-        if path.is_file():
-            return str(path)
-    raise WeightsError(f"{state}: neither its weights '{named}' nor '{beside}' exist")
+    """The weights that a state names: those beside it, for they have moved together, else those at the path itself."""
+    beside = os.path.join(os.path.dirname(state), os.path.basename(named))
+    for path in (beside, named):
+        if is_regular(path):
+            return path
+    raise WeightsError(f"neither its weights '{named}' nor '{beside}' exist", state)
 
 
 def hold_global_batch(config: Config, world: World, snapshot: Snapshot) -> None:

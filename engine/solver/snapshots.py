@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from math import prod
 from pathlib import Path
@@ -11,7 +12,8 @@ from engine import proto, weights
 from engine.config import Config
 from engine.errors import ConfigError
 from engine.report.log import log
-from engine.solver.resume import digest, find_model, snapshot_prefix
+from engine.solver.lock import lock_prefix, unlock_prefix
+from engine.solver.resume import finish, read_whole, snapshot_prefix
 from engine.weights import SolverState
 from engine.weights.protobuf import fits_protobuf
 
@@ -66,18 +68,20 @@ class Snapshots:
 
     def write(self, state: SolverState) -> None:
         """Collective. Rank 0 writes both files; `state` needs neither history nor the names of files. Raises
-        EngineError that names file and reason (a full disk); older files stay whole.
+        EngineError that names file and reason (a full disk, another run on this snapshot_prefix); older files stay
+        whole.
         """
         model, path = self.names(state.iteration)
         divided, history = self._model_parallel, self._optimizer.history
         whole, histories = divided.weights(), divided.histories(history)
         if self._world.rank == 0:
-            net = self._optimizer.net
+            net, content = self._optimizer.net, hashlib.sha256()
+            lock_prefix(self.prefix())
             log(f"Snapshotting to {_kind(model)} file {model}")
-            weights.write_caffemodel(model, net.message, net.weights_by_layer(whole))
+            weights.write_caffemodel(model, net.message, net.weights_by_layer(whole), content)
             log(f"Snapshotting solver state to {_kind(path)} file {path}")
             state.learned_net, state.history = str(model), history.to_blobs(histories)
-            state.digest = digest(model, state.history)
+            state.digest = finish(content, state.history)
             weights.write_solverstate(path, state)
             self._world.saved(str(path))
         self._world.barrier()  # nobody runs ahead of a snapshot that fails
@@ -93,14 +97,20 @@ class Snapshots:
 
     def read(self, path: str) -> SolverState:
         """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
-        returns the state on all ranks."""
-        state = self._world.broadcast_object(weights.read_solverstate(path) if self._world.rank == 0 else None)
-        model = find_model(state.learned_net, path)
+        returns the state on all ranks. Raises WeightsError where one of the files is not what was written."""
+        found = read_whole(path) if self._world.rank == 0 else None
+        state, model = self._world.broadcast_object(found and (found.state, found.model))
         log(f"Restoring previous solver status from {path}")
-        if self._world.rank == 0 or self._model_parallel:
-            self._optimizer.net.load_weights(weights.read_caffemodel(model), model)
+        if found or self._model_parallel:
+            blobs = found.blobs if found else weights.read_caffemodel(model)
+            self._optimizer.net.load_weights(blobs, model)
             self._optimizer.history.from_blobs(state.history, path)
         return state
+
+    def close(self) -> None:
+        """Lets other runs have the snapshot_prefix."""
+        if self._world.rank == 0:
+            unlock_prefix(self.prefix())
 
 
 def _kind(path: Path) -> str:

@@ -330,3 +330,4 @@ class Solver:
         self.optimizer.close()
         for evaluator in self.evaluators:
             evaluator.close()
+        self.snapshots.close()

@@ -97,7 +97,7 @@ def run(options: Namespace) -> int:
     from engine.report.layer_times import LayerTimes
     from engine.report.observer import Observer
     from engine.report.timeline import Timeline
-    from engine.solver.resume import resume
+    from engine.solver.resume import resume, take_prefix
     from engine.solver.signals import Signals
     from engine.solver.solver import Solver
     from engine.solver.validate import check_snapshots
@@ -106,11 +106,12 @@ def run(options: Namespace) -> int:
     message = config.message
     if world.rank == 0:  # which writes
         check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
+        take_prefix(config, world)
     preflight(world, texts_of(config))
     world.watch(watchdog_seconds(message.comm_param, where=config.where(path="comm_param")))
     snapshot = options.snapshot
     if options.resume:
-        snapshot = resume(config, world, float(os.environ.get("ENGINE_RESUME_SINCE", 0))) or snapshot
+        snapshot = resume(config, world) or snapshot
     observers: list[Observer] = [TrainingBar()]
     if options.layer_times:
         observers.append(LayerTimes())

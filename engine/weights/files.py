@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import Message
 
 from engine.errors import WeightsError
+from engine.files import opened
 from engine.weights import hdf5, protobuf
 from engine.weights.state import SolverState
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# Of a state's numbers, which others are computed from.
+_LEAST = {"iteration": 0, "current_step": 0, "iter_last_event": 0, "ranks": 1, "samples_seen": 0, "global_batch": 1}
 
 
 def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
@@ -25,20 +32,27 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     return _format_of(path).read_caffemodel(path)
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Writes the layers of a NetParameter with their parameter blobs.
+def write_caffemodel(
+    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+) -> None:
+    """Writes the layers of a NetParameter with their parameter blobs. digest: takes in the bytes of the file.
 
     Raises WeightsError for blobs of a layer that the net does not have, EngineError if the file cannot be written.
     """
     unknown = set(blobs) - {layer.name for layer in net.layer}
     if unknown:
         raise WeightsError(f"blobs of layers that are not in the net: {', '.join(sorted(unknown))}", str(path))
-    _format_for(path).write_caffemodel(path, net, blobs)
+    _format_for(path).write_caffemodel(path, net, blobs, digest)
 
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
     """The state that Caffe or this engine wrote. Raises WeightsError for a file that is missing, truncated or else."""
-    return _format_of(path).read_solverstate(path)
+    state = _format_of(path).read_solverstate(path)
+    for name, least in _LEAST.items():
+        value = getattr(state, name)
+        if value is not None and not least <= value < 2**63:
+            raise WeightsError(f"{name} {value}, expected {least} or more", str(path))
+    return state
 
 
 def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
@@ -56,8 +70,5 @@ def _format_for(path: str | os.PathLike):
 
 def is_hdf5(path: str | os.PathLike) -> bool:
     """Whether a file begins as HDF5 files do. Raises WeightsError if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
-    except OSError as error:
-        raise WeightsError(f"cannot be read: {error.strerror}", str(path)) from None
+    with opened(path, WeightsError) as file:
+        return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE

@@ -7,78 +7,74 @@ engine writes under the names of SolverState's fields.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import Message
 
 from engine.errors import EngineError, WeightsError
 from engine.files import atomic_path
+from engine.weights.h5_file import H5File, import_h5py
 from engine.weights.state import SolverState, state_fields
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 _DATA, _HISTORY = "data", "history"
+_INDEX = re.compile(r"0|[1-9][0-9]{0,3}")  # of a blob in its layer
 _TEXT_FIELDS = ("learned_net", "digest")
+_FLOAT_FIELDS = ("minimum_loss", "last_rate")
 _INT32_FIELDS = ("iter", "current_step", "iter_last_event")  # Caffe reads these as int
 
 
-def _h5py(path: str | os.PathLike):
-    try:
-        import h5py
-    except ImportError:
-        raise EngineError(
-            "HDF5 files need h5py: pip install engine[hdf5] (or --set snapshot_format=BINARYPROTO to write others)",
-            str(path),
-        ) from None
-    return h5py
+def _h5py(path: str | os.PathLike) -> Any:
+    return import_h5py("HDF5 files (snapshot_format=BINARYPROTO writes others) need", EngineError, str(path))
+
+
+def _reading(path: str | os.PathLike, word: str) -> H5File:
+    fail = functools.partial(_fault, path, word)
+    return H5File(_h5py(path), path, fail)
+
+
+def _fault(path: str | os.PathLike, word: str, reason: str) -> WeightsError:
+    return WeightsError(f"truncated or not a {word} ({reason})", str(path))
 
 
 @contextlib.contextmanager
-def _reading(path: str | os.PathLike, word: str) -> Iterator:
+def _writing(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator:
     h5py = _h5py(path)
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0].strip("'\"")
-        raise WeightsError(f"truncated or not a {word} ({reason})", str(path)) from None
-
-
-@contextlib.contextmanager
-def _writing(path: str | os.PathLike) -> Iterator:
-    h5py = _h5py(path)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, digest) as temporary:
         try:
-            with h5py.File(temporary, "w") as file:
+            with h5py.File(temporary, "x") as file:
                 yield file
         except RuntimeError as error:  # h5py's other word for a write that failed
             raise OSError(str(error)) from None
 
 
-def _array(dataset) -> np.ndarray:
-    return np.asarray(dataset[()], np.float32)
-
-
 def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
     """See engine.weights.files.read_caffemodel()."""
     blobs: dict[str, list[np.ndarray | None]] = {}
-
-    def collect(group, name: str) -> None:
-        stored = {int(member): group[member] for member in group if not hasattr(group[member], "keys")}
-        if stored:
-            blobs[name] = [_array(stored[i]) if i in stored else None for i in range(max(stored) + 1)]
-        for member in group:  # a layer whose name has a slash is a group within a group
-            if hasattr(group[member], "keys"):
-                collect(group[member], f"{name}/{member}" if name else member)
-
     with _reading(path, "caffemodel") as file:
-        collect(file[_DATA], "")
+        for group, names in file.walk(_DATA):  # a layer whose name has a slash is a group within a group
+            layer = group.removeprefix(_DATA).removeprefix("/")
+            for name in names:
+                if not _INDEX.fullmatch(name):
+                    raise _fault(path, "caffemodel", f"layer '{layer}' has a blob '{name}', expected 0, 1 ...")
+            stored = {int(name): file.numbers(f"{group}/{name}") for name in names}
+            if stored:
+                blobs[layer] = [stored.get(index) for index in range(max(stored) + 1)]
     return blobs
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+def write_caffemodel(
+    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+) -> None:
     """See engine.weights.files.write_caffemodel()."""
-    with _writing(path) as file:
+    with _writing(path, digest) as file:
         data = file.create_group(_DATA)
         for layer in net.layer:
             group = data.require_group(layer.name)
@@ -89,20 +85,26 @@ def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
     """See engine.weights.files.read_solverstate()."""
     with _reading(path, "solverstate") as file:
-        history = file[_HISTORY]
-        state = SolverState(history=[_array(history[str(index)]) for index in range(len(history))])
-        file["iter"]  # the one that every state has
+        state = SolverState()
+        state.history = [file.numbers(f"{_HISTORY}/{index}") for index in range(len(file.names(_HISTORY)))]
         for name, stored in state_fields():
-            if stored not in file:
+            if stored != "iter" and not file.has(stored):  # which every state has
                 continue
-            value = file[stored][()]
             if name in _TEXT_FIELDS:
-                setattr(state, name, bytes(value).rstrip(b"\0").decode())
+                setattr(state, name, file.text(stored))
+            elif name in _FLOAT_FIELDS:
+                setattr(state, name, file.number(stored))
             elif isinstance(getattr(state, name), list):
-                setattr(state, name, [float(item) for item in value])
+                setattr(state, name, _list(file.numbers(stored, np.float64), stored, path))
             else:
-                setattr(state, name, np.ravel(value)[0].item())
+                setattr(state, name, file.whole(stored))
     return state
+
+
+def _list(values: np.ndarray, stored: str, path: str | os.PathLike) -> list[float]:
+    if values.ndim != 1:
+        raise _fault(path, "solverstate", f"'{stored}' is no list")
+    return values.tolist()
 
 
 def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:

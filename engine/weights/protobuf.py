@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from engine import proto
 from engine.errors import WeightsError, shape_text
-from engine.files import atomic_write
+from engine.files import atomic_write, is_regular, read_bytes
+from engine.weights.shapes import checked_shape
 from engine.weights.state import SolverState, state_fields
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
 _LEGACY_AXES = ("num", "channels", "height", "width")
@@ -36,14 +40,16 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     return blobs
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+def write_caffemodel(
+    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+) -> None:
     """See engine.weights.files.write_caffemodel(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
     message = proto.raw.NetParameter.FromString(net.SerializePartialToString())
     for layer in message.layer:
         layer.ClearField("blobs")
         for array in blobs.get(layer.name, ()):
             fill_blob(layer.blobs.add(), array)
-    write_message(path, message)
+    write_message(path, message, digest)
 
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
@@ -89,7 +95,7 @@ def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
 def blob_array(blob: Message) -> np.ndarray:
     """The data of a proto.raw.BlobProto: float32, writable, in its shape; from doubles if it holds doubles.
 
-    Raises WeightsError if the number of values is not that of the shape.
+    Raises WeightsError if the number of values is not that of the shape, or no blob has such a shape.
     """
     if blob.HasField("shape"):
         shape = tuple(blob.shape.dim)
@@ -97,6 +103,11 @@ def blob_array(blob: Message) -> np.ndarray:
         shape = tuple(getattr(blob, axis) for axis in _LEGACY_AXES)
     else:
         shape = None  # a plain list
+    if shape is not None:
+        try:
+            checked_shape(shape)
+        except ValueError as error:
+            raise WeightsError(str(error)) from None
     data, dtype = (blob.data, "<f4") if blob.data or not blob.double_data else (blob.double_data, "<f8")
     content = b"".join(data)
     values = np.frombuffer(content[: len(content) // int(dtype[2]) * int(dtype[2])], dtype)
@@ -109,7 +120,10 @@ def blob_array(blob: Message) -> np.ndarray:
 
 def _unpacked(blob: Message) -> np.ndarray:
     """The values of a blob that has them one by one, as a writer without `packed` would leave them."""
-    plain = proto.BlobProto.FromString(blob.SerializeToString())
+    try:
+        plain = proto.BlobProto.FromString(blob.SerializeToString())
+    except DecodeError:
+        raise WeightsError("its values are no whole number of floats") from None
     return np.array(plain.data or plain.double_data, np.float64)
 
 
@@ -129,10 +143,9 @@ def _named(path, what: str, read, blob: Message) -> np.ndarray:
 
 def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
     """Reads a binary message of type `kind`. word: what to call it in errors. Raises WeightsError."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise WeightsError(f"cannot be read: {error.strerror}", str(path)) from None
+    if is_regular(path) and (size := os.path.getsize(path)) > PROTOBUF_LIMIT:
+        raise WeightsError(f"not a {word}: {size} bytes, a message has at most {PROTOBUF_LIMIT}", str(path))
+    content = read_bytes(path, WeightsError)
     if not content:
         raise WeightsError(f"truncated or not a {word} (0 bytes)", str(path))
     try:
@@ -141,7 +154,7 @@ def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Mes
         raise WeightsError(f"truncated or not a {word} ({len(content)} bytes)", str(path)) from None
 
 
-def write_message(path: str | os.PathLike, message: Message) -> None:
+def write_message(path: str | os.PathLike, message: Message, digest: _Hash | None = None) -> None:
     """Writes it in binary. Raises WeightsError if it is too large, EngineError if the file cannot be written."""
     try:
         content = message.SerializePartialToString()
@@ -149,5 +162,5 @@ def write_message(path: str | os.PathLike, message: Message) -> None:
         raise WeightsError(
             f"cannot be written ({error}); snapshot_format: HDF5 has no limit of 2 GB", str(path)
         ) from None
-    with atomic_write(path) as file:
+    with atomic_write(path, digest) as file:
         file.write(content)

@@ -73,13 +73,29 @@ def test_a_net_reads_it(listed):
     feeder.close()
 
 
+def put_elsewhere(file) -> None:
+    file.create_dataset("other", (7, 4), "f4", external=[(file.filename, 0, 112)])
+
+
 @pytest.mark.parametrize(
     "tops, change, reason",
     [
         (("data", "none"), None, "has no dataset 'none'; it has data, label, target"),
         (("data",), lambda file: file.__setitem__("data2", 1), None),
         (("data", "odd"), lambda file: file.__setitem__("odd", np.zeros(3)), "as many rows .* got data 7, odd 3"),
-        (("text",), lambda file: file.__setitem__("text", ["x"] * 7), "expected datasets of numbers"),
+        (("text",), lambda file: file.__setitem__("text", ["x"] * 7), "'text' does not hold numbers"),
+        (("group",), lambda file: file.create_group("group"), "'group' is no dataset"),
+        (("type",), lambda file: file.__setitem__("type", np.dtype("f4")), "'type' is no dataset"),
+        (("link",), lambda file: file.__setitem__("link", h5py.SoftLink("/data")), "'link' is a link, which is not"),
+        (("gone",), lambda file: file.__setitem__("gone", h5py.SoftLink("/nowhere")), "'gone' is a link"),
+        (("empty",), lambda file: file.__setitem__("empty", h5py.Empty("f")), "'empty' is no dataset, or an empty one"),
+        (
+            ("hole",),
+            lambda file: file.create_dataset("hole", (7, 0, 3), "f4"),
+            "rows of 0 x 3 in 'hole', which",
+        ),
+        (("other",), put_elsewhere, "'other' lies in another file, which is not read"),
+        (("none",), lambda file: file.create_group(b"\xff"), r"it has data, label, target, \\xff"),
     ],
 )
 def test_datasets_that_do_not_fit(listed, tmp_path, tops, change, reason):
@@ -106,7 +122,7 @@ def test_files_that_cannot_be_read(listed, tmp_path):
     (tmp_path / "a.h5").write_bytes(whole[: len(whole) * 3 // 4])
     with pytest.raises(DataError, match=r"list.txt: cannot read .*a.h5"):
         open_data(layer_of(listed), proto.TEST)
-    with pytest.raises(DataError, match=r"cannot read the list nowhere"):
+    with pytest.raises(DataError, match=r"nowhere: cannot be read: No such file"):
         open_data(layer_of("nowhere"), proto.TEST)
     layer = layer_of(listed)
     layer.transform_param.scale = 2

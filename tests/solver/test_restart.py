@@ -1,6 +1,7 @@
 """--resume auto and --max_restarts: the newest whole snapshot, the same global batch, the same result."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from engine import proto
+from engine.comm.world import World
+from engine.config import parse_solver
 from engine.errors import ConfigError, WeightsError
-from engine.solver.resume import newest, read_whole, share
+from engine.solver.lock import unlock_prefix
+from engine.solver.resume import newest, read_whole, resume, share, take_prefix
 from engine.watchdog.supervise import without
-from engine.weights import read_solverstate
+from engine.weights import read_caffemodel, read_solverstate, write_solverstate
 from tests.mpi import ENVIRON, REPO, mpiexec
-from tests.solver.harness import different, digits_net, distance, in_files, solve
+from tests.solver.harness import different, digits_net, distance, in_files, make_solver, solve
 from tests.watchdog.test_dead_rank import pid_of_rank
 
 SOLVER = """
@@ -57,8 +62,6 @@ def test_the_newest(two_snapshots, caplog):
     found = newest(str(two_snapshots / "net"))
     assert (found.iteration, found.ranks, found.global_batch) == (6, 1, 16)
     assert newest(str(two_snapshots / "other")) is None and newest(str(two_snapshots / "no" / "folder")) is None
-    later = os.stat(found.path).st_mtime + 100
-    assert newest(str(two_snapshots / "net"), since=later) is None
 
 
 def test_snapshots_in_hdf5(tmp_path):
@@ -67,7 +70,7 @@ def test_snapshots_in_hdf5(tmp_path):
     damage(tmp_path / "net_iter_6.solverstate.h5", "cut")
     found = newest(str(tmp_path / "net"))
     assert (found.iteration, found.global_batch) == (3, 16)
-    assert len(read_whole(found.path).digest) == 64
+    assert len(read_whole(found.path).state.digest) == 64
 
 
 def damage(path: Path, how: str) -> None:
@@ -87,13 +90,108 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["cut", "empty", "one bit", "missing"])
 def test_a_damaged_snapshot_is_skipped(two_snapshots, caplog, kind, how):
     damage(two_snapshots / f"net_iter_6.{kind}", how)
-    left = two_snapshots / f".net_iter_9.{kind}.4711.tmp"
-    left.write_bytes(b"half")
     assert newest(str(two_snapshots / "net")).iteration == 3
-    assert not left.exists()
     if kind == "caffemodel" or how != "missing":
         with pytest.raises(WeightsError):
             read_whole(str(two_snapshots / "net_iter_6.solverstate"))
+
+
+def put_state(path: Path, **fields) -> None:
+    state = proto.SolverState(iter=9, learned_net="net_iter_6.caffemodel")
+    for name, value in fields.items():
+        getattr(state, name).add(**value) if name == "history" else setattr(state, name, value)
+    path.write_bytes(state.SerializeToString())
+
+
+STRANGE = {
+    "a dangling link": lambda path: path.symlink_to("/nonexistent"),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a negative axis": lambda path: put_state(path, history={"shape": {"dim": [-1, -5]}, "data": [0] * 5}),
+    "70 axes": lambda path: put_state(path, history={"shape": {"dim": [1] * 70}, "data": [0]}),
+    "2^62 of nothing": lambda path: put_state(path, history={"shape": {"dim": [0, 2**62]}}),
+    "weights in a device": lambda path: put_state(path, learned_net="/dev/zero", digest="ab"),
+    "weights in a pipe": lambda path: (os.mkfifo(path.parent / "p"), put_state(path, learned_net="p")),
+    "weights that are gone": lambda path: put_state(path, learned_net="gone"),
+    "weights without a name": lambda path: put_state(path, learned_net=""),
+    "weights with NUL": lambda path: put_state(path, learned_net="a\0b"),
+    "weights of a long name": lambda path: put_state(path, learned_net="a" * 5000),
+    "a negative iteration": lambda path: put_state(path, iter=-8),
+    "another iteration": lambda path: put_state(path, iter=6),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_whatever_it_is_it_is_stepped_over(two_snapshots, caplog, what):
+    STRANGE[what](path := two_snapshots / "net_iter_9.solverstate")
+    assert newest(str(two_snapshots / "net")).iteration == 6
+    assert [r.getMessage() for r in caplog.records if f"Skipping a snapshot that is damaged: {path}: " in r.message]
+
+
+def test_a_name_of_many_digits_is_stepped_over(two_snapshots, caplog):
+    for digits in ("9" * 200, "\u0669"):
+        (two_snapshots / f"net_iter_{digits}.solverstate").write_bytes(b"")
+    assert newest(str(two_snapshots / "net")).iteration == 6
+    assert "Skipping a snapshot that is damaged: " in caplog.text and "9" * 200 in caplog.text
+
+
+def test_memory_that_is_not_there_for_one_may_be_there_for_another(two_snapshots, monkeypatch, caplog):
+    def read(path):
+        if "iter_6" in str(path):
+            raise MemoryError
+        return read_caffemodel(path)
+
+    monkeypatch.setattr("engine.weights.read_caffemodel", read)
+    assert newest(str(two_snapshots / "net")).iteration == 3
+    assert "it is too large for the memory that is left" in caplog.text
+
+
+def test_a_snapshot_that_has_changed_is_refused(two_snapshots):
+    damage(two_snapshots / "net_iter_6.caffemodel", "one bit")
+    with pytest.raises(WeightsError, match=r"net_iter_6\.solverstate: it or .* has changed since it was written"):
+        make_solver("", digits_net()).restore(str(two_snapshots / "net_iter_6.solverstate"))
+
+
+def test_the_digest_is_of_what_was_written(tmp_path, monkeypatch):
+    """Not of what another run has put there before the state is written."""
+
+    def write(path, state):
+        shutil.copy(tmp_path / "net_iter_3.caffemodel", tmp_path / "net_iter_6.caffemodel")
+        write_solverstate(path, state)
+
+    solve("max_iter: 3", digits_net(), tmp_path)
+    monkeypatch.setattr("engine.weights.write_solverstate", write)
+    solve("max_iter: 6", digits_net(), tmp_path)
+    assert newest(str(tmp_path / "net")).iteration == 3
+
+
+def test_weights_beside_a_state_go_before_those_it_names(two_snapshots):
+    (copies := two_snapshots / "copies").mkdir()
+    for kind in ("caffemodel", "solverstate"):
+        shutil.copy(two_snapshots / f"net_iter_6.{kind}", copies)
+    damage(two_snapshots / "net_iter_6.caffemodel", "one bit")
+    assert newest(str(copies / "net")).iteration == 6
+
+
+def test_snapshots_of_before_a_supervised_run_do_not_count(two_snapshots, monkeypatch):
+    """Whatever the clocks of the host and the file server say."""
+    monkeypatch.setenv("ENGINE_KNOWN_SNAPSHOTS", str(two_snapshots / "known"))
+    text = f'max_iter: 9 snapshot_prefix: "{two_snapshots}/net" net_param {{ {digits_net()} }}'
+    config = parse_solver(text, str(two_snapshots / "solver.prototxt"))
+    try:
+        for _ in range(2):
+            take_prefix(config, World())
+            assert resume(config, World()) is None
+        solve("max_iter: 4", digits_net(), two_snapshots)
+        solve("max_iter: 6", digits_net(), two_snapshots)  # again
+        for path in two_snapshots.glob("net_iter_*"):
+            os.utime(path, (1, 1))
+        (two_snapshots / "net_iter_3.solverstate").touch()
+        take_prefix(config, World())
+        assert resume(config, World()) == str(two_snapshots / "net_iter_6.solverstate")
+    finally:
+        unlock_prefix(f"{two_snapshots}/net")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_layout_of_hdf5_files(tmp_path, net, blobs):
 
 def test_hdf5_without_h5py(tmp_path, net, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(EngineError, match=r"x.h5: HDF5 files need h5py: pip install engine\[hdf5\]"):
+    with pytest.raises(EngineError, match=r"x.h5: HDF5 files .*need h5py: pip install engine\[hdf5\]"):
         write_caffemodel(tmp_path / "x.h5", net, {})
 
 
@@ -235,6 +235,63 @@ def test_blob_whose_values_are_not_those_of_its_shape(tmp_path):
     net.layer.add(name="a").blobs.add(shape={"dim": [2, 3]}, data=[1, 2])
     (tmp_path / "x").write_bytes(net.SerializeToString())
     with pytest.raises(WeightsError, match="x: layer 'a', blob 0: 2 values for the shape 2 x 3"):
+        read_caffemodel(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "words"),
+    [
+        ([-1, -5], 5, "the shape -1 x -5, expected no negative axis"),
+        ([-2, -2], 4, "the shape -2 x -2, expected no negative axis"),
+        ([0, 2**62], 0, "the shape 0 x 4611686018427387904, expected no negative axis and fewer than 2"),
+        ([2**16, 2**16], 0, "the shape 65536 x 65536, expected no negative axis and fewer than 2"),
+        ([1] * 70, 1, "a shape of 70 axes, expected at most 32"),
+    ],
+)
+def test_shapes_that_no_blob_has(tmp_path, shape, count, words):
+    net = proto.NetParameter()
+    net.layer.add(name="a").blobs.add(shape={"dim": shape}, data=[1] * count)
+    (tmp_path / "x").write_bytes(net.SerializeToString())
+    with pytest.raises(WeightsError, match=f"x: layer 'a', blob 0: {words}"):
+        read_caffemodel(tmp_path / "x")
+    state = proto.SolverState(iter=3)
+    state.history.add(shape={"dim": shape}, data=[1] * count)
+    (tmp_path / "x").write_bytes(state.SerializeToString())
+    with pytest.raises(WeightsError, match=f"x: history 0: {words}"):
+        read_solverstate(tmp_path / "x")
+
+
+def test_values_that_are_half_a_float(tmp_path):
+    net = proto.raw.NetParameter()
+    blob = net.layer.add(name="a").blobs.add(shape={"dim": [2]})
+    blob.data.append(b"12345")
+    (tmp_path / "x").write_bytes(net.SerializeToString())
+    with pytest.raises(WeightsError, match="x: layer 'a', blob 0: its values are no whole number of floats"):
+        read_caffemodel(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["iter", "samples_seen", "ranks", "global_batch"])
+def test_numbers_that_no_state_has(tmp_path, name):
+    (tmp_path / "x").write_bytes(proto.SolverState(**{"iter": 3, name: -8}).SerializeToString())
+    with pytest.raises(WeightsError, match=r"x: \w+ -8, expected [01] or more"):
+        read_solverstate(tmp_path / "x")
+
+
+@pytest.mark.parametrize("read", [read_caffemodel, read_solverstate])
+def test_what_is_no_file(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in ((tmp_path / "pipe", "no regular file"), ("/dev/zero", "no regular file"), ("a\0b", "null")):
+        with pytest.raises(WeightsError, match=f"cannot be read: .*{words}"):
+            read(path)
+    with pytest.raises(WeightsError, match="File name too long"):
+        read("a" * 5000)
+
+
+def test_a_file_that_no_message_can_be(tmp_path):
+    """Is not read into memory: a file with a hole may name any size."""
+    with open(tmp_path / "x", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(WeightsError, match="not a caffemodel: 1099511627776 bytes, a message has at most"):
         read_caffemodel(tmp_path / "x")
 
 

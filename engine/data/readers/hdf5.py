@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.data.h5 import import_h5py
 from engine.data.reader import Reader, Request, Sample
 from engine.data.registry import reader
 from engine.errors import ConfigError, DataError, shape_text
+from engine.files import read_text, reason
+from engine.weights.h5_file import H5File, import_h5py
 
 
 @reader("HDF5Data")
@@ -41,11 +40,7 @@ class HDF5Reader(Reader):
         self.shapes = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
 
     def _paths(self) -> list[str]:
-        try:
-            lines = Path(self._list).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"cannot read the list {self._list} of HDF5 files: {reason}", self._where) from None
+        lines = read_text(self._list, DataError, self._where).splitlines()
         paths = [line.strip() for line in lines if line.strip()]
         if not paths:
             raise DataError(f"the list {self._list} of HDF5 files is empty", self._where)
@@ -53,22 +48,19 @@ class HDF5Reader(Reader):
 
     def _open(self, path: str, names: list[str]) -> tuple[str, list[Any]]:
         """(path, one array or dataset of rows for each name)."""
-        h5py = import_h5py("HDF5Data", self._where)
-        try:
-            file = h5py.File(path, "r")
-            rows = []
-            for name in names:
-                if name not in file:
-                    raise DataError(f"{path} has no dataset '{name}'; it has {', '.join(file)}", self._where)
-                rows.append(_rows(file[name], path))
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: numbers that a truncated file does not have
-            reason = os.strerror(error.errno) if getattr(error, "errno", None) else str(error).splitlines()[0]
-            raise DataError(f"{self._list}: cannot read {path}: {reason}", self._where) from None
-        if any(each.ndim == 0 or each.dtype.kind not in "fiub" for each in rows):
-            raise DataError(f"{path}: expected datasets of numbers with at least one axis", self._where)
+        h5py = import_h5py("HDF5Data needs", DataError, self._where)
+        file = H5File(h5py, path, lambda reason: DataError(f"{self._list}: cannot read {path}: {reason}", self._where))
+        for name in names:
+            if not file.has(name):
+                raise DataError(f"{path} has no dataset '{name}'; it has {', '.join(file.names())}", self._where)
+        rows = [file.rows(name) for name in names]
         if len({len(each) for each in rows}) > 1 or len(rows[0]) == 0:
             counts = ", ".join(f"{name} {len(each)}" for name, each in zip(names, rows, strict=True))
             raise DataError(f"{path}: expected as many rows in each dataset, above 0, got {counts}", self._where)
+        for name, each in zip(names, rows, strict=True):
+            if 0 in each.shape[1:]:
+                shape = shape_text(each.shape[1:])
+                raise DataError(f"{path}: rows of {shape} in '{name}', which hold no number", self._where)
         return path, rows
 
     def _check_shapes(self, names: list[str]) -> None:
@@ -89,14 +81,6 @@ class HDF5Reader(Reader):
         try:
             for values, array in zip(rows, out, strict=True):
                 array[...] = values[row]
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"cannot read row {row} of {path}: {error}", self._where) from None
+        except Exception as error:  # of any type: it depends on what is damaged
+            raise DataError(f"cannot read row {row} of {path}: {reason(error)}", self._where) from None
         return f"{path}[{row}]"
-
-
-def _rows(dataset: Any, path: str) -> Any:
-    """The dataset, mapped into memory where it lies in the file in one piece: h5py reads for one thread at a time."""
-    offset = dataset.id.get_offset()
-    if offset is None or dataset.size == 0 or dataset.file.userblock_size:
-        return dataset
-    return np.memmap(path, dataset.dtype, "r", offset, dataset.shape)

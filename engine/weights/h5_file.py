@@ -1,0 +1,186 @@
+"""HDF5 files, read whoever wrote them: what lies in the file itself, and no more than such a file can hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.files import is_regular, reason
+from engine.weights.shapes import MOST_AXES, checked_shape
+
+# Compressed, or never written, a few bytes may stand for terabytes of zeros: a file of n bytes may give as many as this
+# for each, and a few more.
+_BYTES_FOR_EACH = 100
+_BYTES_MORE = 64 << 20
+
+
+def import_h5py(what: str, kind: type[EngineError], where: str | None = None) -> Any:
+    """Returns h5py, which is an extra. Raises an EngineError of the type `kind`, which says how to install it."""
+    try:
+        import h5py
+    except ImportError:
+        raise kind(f"{what} h5py: pip install engine[hdf5]", where) from None
+    return h5py
+
+
+class H5File:
+    """An open file, whose members have paths such as "data/conv1/0".
+
+    Only hard links are followed, which stay in the file, and only datasets are read that lie in it: a soft or external
+    link, external storage and a virtual dataset may lead to any file of this host. Whatever h5py raises becomes the
+    exception that `fail` makes of a few words.
+    """
+
+    def __init__(self, h5py: Any, path: str | os.PathLike, fail: Callable[[str], EngineError]):
+        self._h5py, self._path, self._fail = h5py, path, fail
+        with self._guarded():
+            if os.path.exists(path) and not is_regular(path):  # a pipe would be waited for
+                raise fail("it is no regular file")
+            self._file = h5py.File(path, "r")
+            self._room = _BYTES_MORE + _BYTES_FOR_EACH * os.path.getsize(path)  # for what is still to be read
+
+    def __enter__(self) -> H5File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Datasets of rows() cannot be read afterwards."""
+        self._file.close()
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is a member of this path, whatever it is; the group that it is in must be there."""
+        group, _, member = name.rpartition("/")
+        with self._guarded():
+            return self._group(group).get(member, getlink=True) is not None
+
+    def names(self, group: str = "") -> list[str]:
+        """Returns the names of a group's members, escaped where they are no UTF-8."""
+        with self._guarded():
+            found = list(self._group(group))
+            return [name if isinstance(name, str) else name.decode(errors="backslashreplace") for name in found]
+
+    def walk(self, group: str) -> Iterator[tuple[str, list[str]]]:
+        """Yields a group's path and the names of what is no group in it; then the same of each group within it."""
+        seen, waiting = set(), [group]
+        while waiting:
+            path = waiting.pop()
+            with self._guarded():
+                address = self._h5py.h5o.get_info(self._group(path).id).addr
+                if address in seen:
+                    raise self._fail(f"group '{path}' lies in the file twice")
+                if path.count("/") > MOST_AXES:
+                    raise self._fail(f"more than {MOST_AXES} groups within each other")
+                seen.add(address)
+                names = self.names(path)
+                groups = [name for name in names if isinstance(self._find(f"{path}/{name}"), self._h5py.Group)]
+            yield path, [name for name in names if name not in groups]
+            waiting += [f"{path}/{name}" for name in reversed(groups)]
+
+    def numbers(self, name: str, dtype: type = np.float32) -> np.ndarray:
+        """Returns a dataset of numbers, in its shape."""
+        with self._guarded():
+            dataset = self._numbers(name)
+            shape = checked_shape(dataset.shape)
+            self._take(dataset, name)
+            return np.asarray(dataset[()], dtype).reshape(shape)
+
+    def number(self, name: str) -> float:
+        """Returns the number of a dataset that has one."""
+        with self._guarded():
+            values = self.numbers(name, np.float64)
+            if values.size != 1:
+                raise self._fail(f"'{name}' holds {values.size} numbers, expected one")
+            return values.item()
+
+    def whole(self, name: str) -> int:
+        """Returns the whole number of a dataset that has one."""
+        with self._guarded():
+            dataset = self._numbers(name)
+            if dataset.size != 1 or dataset.dtype.kind not in "iu":
+                raise self._fail(f"'{name}' is no whole number")
+            return int(np.ravel(dataset[()])[0])
+
+    def text(self, name: str) -> str:
+        """Returns the string of a dataset, without the zero byte at its end."""
+        with self._guarded():
+            dataset = self._dataset(name)
+            if dataset.size != 1 or self._h5py.check_string_dtype(dataset.dtype) is None:
+                raise self._fail(f"'{name}' is no string")
+            self._take(dataset, name)
+            return bytes(np.ravel(dataset[()])[0]).rstrip(b"\0").decode()
+
+    def rows(self, name: str) -> Any:
+        """Returns a dataset of numbers with at least one axis, to be read row by row while the file is open: mapped
+        into memory where it lies in the file in one piece, for h5py reads for one thread at a time."""
+        with self._guarded():
+            dataset = self._numbers(name)
+            if dataset.ndim == 0:
+                raise self._fail(f"'{name}' is a single number, expected rows")
+            checked_shape(dataset.shape[1:])
+            if prod(dataset.shape[1:]) * dataset.dtype.itemsize > self._room or self._chunk_bytes(dataset) > self._room:
+                raise self._fail(f"a row of '{name}' is far larger than the file")
+            offset = dataset.id.get_offset()
+            if offset is None or dataset.size == 0 or self._file.userblock_size:
+                return dataset
+            return np.memmap(self._path, dataset.dtype, "r", offset, dataset.shape)
+
+    def _find(self, name: str) -> Any:
+        """Returns a member, after the links that lead to it have been looked at."""
+        node = self._file
+        for part in filter(None, name.split("/")):
+            link = node.get(part, getlink=True) if isinstance(node, self._h5py.Group) else None
+            if link is None:
+                raise self._fail(f"it has no '{name}'")
+            if not isinstance(link, self._h5py.HardLink):
+                raise self._fail(f"'{name}' is a link, which is not followed")
+            node = node[part]
+        return node
+
+    def _group(self, name: str) -> Any:
+        node = self._find(name)
+        if not isinstance(node, self._h5py.Group):
+            raise self._fail(f"'{name}' is no group")
+        return node
+
+    def _dataset(self, name: str) -> Any:
+        node = self._find(name)
+        if not isinstance(node, self._h5py.Dataset) or node.shape is None:
+            raise self._fail(f"'{name}' is no dataset, or an empty one")
+        if node.is_virtual or node.id.get_create_plist().get_external_count():
+            raise self._fail(f"'{name}' lies in another file, which is not read")
+        return node
+
+    def _numbers(self, name: str) -> Any:
+        dataset = self._dataset(name)
+        if dataset.dtype.kind not in "fiub":
+            raise self._fail(f"'{name}' does not hold numbers")
+        return dataset
+
+    def _take(self, dataset: Any, name: str) -> None:
+        """Counts what is read of the file."""
+        self._room -= max(dataset.size * max(dataset.dtype.itemsize, 4), self._chunk_bytes(dataset))
+        if self._room < 0:
+            raise self._fail(f"'{name}' is far larger than the file")
+
+    @staticmethod
+    def _chunk_bytes(dataset: Any) -> int:
+        """Of the least that is read at a time."""
+        return prod(dataset.chunks or (0,)) * dataset.dtype.itemsize
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception as error:  # of any type: it depends on which byte of a file is damaged
+            number = getattr(error, "errno", None)
+            raise self._fail(os.strerror(number) if number else reason(error).strip("'\"")) from None
