@@ -117,11 +117,13 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
         if shapes_of is None:
             raise layer.error("its data source is not open")
         layer.source_shapes = shapes_of(layer.message, layer.where)
-    shapes = layer.infer()
+    with layer.arithmetic():
+        shapes = layer.infer()
     layer.tops = connect.tops(layer, shapes)
     for top in layer.tops:
         layer.check_blob(f"top '{top.name}'", top.shape)
-    layer.params = layer.make_params()
+    with layer.arithmetic():
+        layer.params = layer.make_params()
     for index, parameter in enumerate(layer.params):
         layer.check_blob(f"parameter {index}", parameter.shape)
     if layer.part:

@@ -7,8 +7,9 @@ other layers.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -182,6 +183,15 @@ class Layer:
         """Raises ConfigError if a size of a window, which fields hold without a sign, is too large for the ops."""
         if max(sizes) > MOST_PIXELS:
             raise self.error(f"expected {name} of at most {MOST_PIXELS}, got {max(sizes)}")
+
+    @contextlib.contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Within it, a parameter's value with which nothing can be computed is a ConfigError: it is too large for a
+        float or a field, or a logarithm has no value."""
+        try:
+            yield
+        except (ArithmeticError, ValueError) as error:
+            raise self.error(f"its parameters cannot be computed with: {error}") from error
 
     def canonical_axis(self, axis: int, rank: int) -> int:
         """Negative axes count from the end, as in Python. Raises ConfigError when out of range."""
