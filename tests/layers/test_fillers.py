@@ -113,5 +113,5 @@ def test_a_single_value_is_one_output(type):
 )
 def test_values_beyond_float32(fields):
     parameter = Parameter((2, 3), proto.FillerParameter(**{**fields, "value": 1e38}), layer="conv", index=1)
-    with pytest.raises(ConfigError, match="layer 'conv', parameter 1: filler '.*': overflow"):
+    with pytest.raises(ConfigError, match=r"layer 'conv', parameter 1: filler .* overflow"):
         fill_parameter(parameter, 1)
