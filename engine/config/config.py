@@ -24,6 +24,7 @@ from engine.config.stand_ins import stand_in
 from engine.config.suggestions import suggestion
 from engine.config.upgrade import upgrade_net, upgrade_solver
 from engine.errors import ConfigError, ConfigErrors
+from engine.files import is_regular, read_bytes
 
 _KINDS = {"net": proto.NetParameter, "solver": proto.SolverParameter}
 _TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
@@ -125,11 +126,9 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
 
 def _read_text(path: str | os.PathLike) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        return read_bytes(path, ConfigError).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError("not a text file; expected a net or solver in prototxt", str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", str(path)) from None
 
 
 def _kind(nodes: list[Node]) -> str:
@@ -277,10 +276,10 @@ def _find_net(solver: Config, name: str, path: str) -> tuple[str, list[str]]:
         return path, []
     folder = Path(solver.path).absolute().parent
     for parent in (folder, *folder.parents):
-        if (parent / path).is_file():
+        if is_regular(parent / path):
             return os.path.relpath(parent / path), []
     beside = folder / Path(path).name
-    if beside.is_file():
+    if is_regular(beside):
         found = os.path.relpath(beside)
         return found, [f"{solver.where(path=name)}: {name} '{path}' is not there; taking {found}, beside the solver"]
     raise ConfigError(

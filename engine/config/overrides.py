@@ -16,9 +16,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from engine import proto
+from engine.config.numbers import position
 from engine.config.prototext import fill, scalar, scan
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError
+from engine.errors import ConfigError, shortened
 
 _PART = re.compile(r"\s*(\w+)(?:\[([^\]]*)\])?\s*([.=])")
 PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
@@ -44,22 +45,30 @@ class Override:
         return self.steps[0][0]
 
     def error(self, message: str) -> ConfigError:
-        return ConfigError(message, f"--set {self.text}")
+        return ConfigError(message, place(self.text))
+
+
+def place(text: str) -> str:
+    """Returns what messages say of where an override stands."""
+    return f"--set {shortened(text, 200)}"
 
 
 def parse_override(text: str) -> Override:
-    """Splits PATH=VALUE. Raises ConfigError if it is not of that form, or the path begins with an upgraded field."""
-    steps, position, mark = [], 0, "."
+    """Splits PATH=VALUE. Raises ConfigError if it is not of that form or no text, or the path begins with an upgraded
+    field."""
+    if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
+        raise ConfigError("expected text in UTF-8, without NUL", place(text))
+    steps, start, mark = [], 0, "."
     while mark == ".":
-        match = _PART.match(text, position)
+        match = _PART.match(text, start)
         if match is None:
             raise ConfigError(
-                "expected PATH=VALUE, such as max_iter=100 or layer[data].data_param.source=/x", f"--set {text}"
+                "expected PATH=VALUE, such as max_iter=100 or layer[data].data_param.source=/x", place(text)
             )
         key = match[2].strip().strip("\"'") if match[2] is not None else None
         steps.append((match[1], key))
-        position, mark = match.end(), match[3]
-    override = Override(text, tuple(steps), text[position:].strip())
+        start, mark = match.end(), match[3]
+    override = Override(text, tuple(steps), text[start:].strip())
     if override.head in _OUTDATED:
         raise override.error(f"'{override.head}' is upgraded when the file is read; say {_OUTDATED[override.head]}")
     return override
@@ -108,7 +117,7 @@ def _step(override, targets: list[Message], used_in: list[set[int]], field, key:
         names = {entry.name for target in targets for entry in getattr(target, field.name) if hasattr(entry, "name")}
         length = max(len(getattr(target, field.name)) for target in targets)
         known = suggestion(key.split("@")[0], names) or f"; there are {length}"
-        raise override.error(f"no {field.name} '{key}'{known}")
+        raise override.error(f"no {field.name} '{shortened(key, 100)}'{known}")
     return found
 
 
@@ -122,10 +131,11 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int]) -> list
         if phase in PHASES:
             used = PHASES[phase] in phases
             return [entry for entry in entries if used and entry.name == name and _kept(entry, PHASES[phase])]
-    if not key.isdigit() or int(key) > len(entries):
+    index = position(key, len(entries))
+    if index is None:
         return []
-    if int(key) < len(entries):
-        return [entries[int(key)]]
+    if index < len(entries):
+        return [entries[index]]
     return [entries.add()] if field.message_type.name != "LayerParameter" else []
 
 
@@ -167,21 +177,22 @@ def _assign_message(override: Override, message: Message) -> None:
         text = override.value
         inner = text[1:-1] if text[0] == "{" and text[-1] == "}" else text
         message.SetInParent()
-        errors = fill(message, scan(inner, f"--set {override.text}"), f"--set {override.text}")
+        errors = fill(message, scan(inner, place(override.text)), place(override.text))
         if errors:
             raise errors[0]
 
 
 def _assign_list(override: Override, values, field: FieldDescriptor, key: str | None) -> None:
+    index = None if key is None else position(key, len(values))
     if key is None:
         del values[:]
         values.extend(_value(field, item) for item in override.value.split(",") if item.strip())
-    elif not key.isdigit() or int(key) > len(values):
-        raise ConfigError(f"no {field.name}[{key}]; there are {len(values)}")
-    elif int(key) == len(values):
+    elif index is None:
+        raise ConfigError(f"no {field.name}[{shortened(key, 100)}]; there are {len(values)}")
+    elif index == len(values):
         values.append(_value(field, override.value))
     else:
-        values[int(key)] = _value(field, override.value)
+        values[index] = _value(field, override.value)
 
 
 def _value(field: FieldDescriptor, text: str) -> object:

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from engine import proto
+from engine.config.numbers import whole
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 
@@ -28,9 +29,13 @@ _TOKEN = re.compile(
 )
 _DEEPEST = 50  # messages within messages; Caffe's own go to about 6
 _CLOSES = {"{": "}", "<": ">"}
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
-_FLOAT = re.compile(r"(-?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf|infinity|nan))f?", re.IGNORECASE)
-_FLOAT32_MAX = 3.4028235677973366e38  # what still rounds to a finite float
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19})")  # those of 64 bits, and few more
+_FLOAT = re.compile(r"(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[fF]?")
+_LONGEST_FLOAT = 400  # characters
+_FLOAT_LIMITS = {  # below them a number still rounds to a finite one; infinities and NaN would spread through a net
+    FieldDescriptor.CPPTYPE_FLOAT: 3.4028235677973366e38,
+    FieldDescriptor.CPPTYPE_DOUBLE: math.inf,
+}
 _BOOLS = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
 _INTEGER_RANGES = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1, "a 32-bit integer"),
@@ -187,18 +192,17 @@ def scalar(field: FieldDescriptor, value: bytes | str) -> object:
         raise ConfigError(f"'{field.name}' expects {_expected(field)} without quotes, got \"{shown}\"")
     if kind == FieldDescriptor.CPPTYPE_BOOL and value in _BOOLS:
         return _BOOLS[value]
-    if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        match = _FLOAT.fullmatch(value)
-        number = float(match[1]) if match else None
-        largest = _FLOAT32_MAX if kind == FieldDescriptor.CPPTYPE_FLOAT else math.inf
-        if number is not None and not largest <= abs(number) < math.inf:
+    if kind in _FLOAT_LIMITS and len(value) <= _LONGEST_FLOAT and (match := _FLOAT.fullmatch(value)):
+        number = float(match[1])
+        if abs(number) < _FLOAT_LIMITS[kind]:
             return number
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         names = field.enum_type.values_by_name
         if value in names:
             return names[value].number
-        if value.isdigit() and int(value) in field.enum_type.values_by_number:
-            return int(value)
+        number = whole(value, -(2**31), 2**31 - 1)
+        if number in field.enum_type.values_by_number:
+            return number
         raise ConfigError(f"'{field.name}' has no value {shown}{suggestion(value, names)}")
     if kind in _INTEGER_RANGES and _INTEGER.fullmatch(value):
         digits = value.lstrip("-")
@@ -216,7 +220,7 @@ def _expected(field: FieldDescriptor) -> str:
         return _INTEGER_RANGES[kind][2]
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         return f"one of {', '.join(field.enum_type.values_by_name)}"
-    return "true or false" if kind == FieldDescriptor.CPPTYPE_BOOL else "a number"
+    return "true or false" if kind == FieldDescriptor.CPPTYPE_BOOL else "a finite number"
 
 
 def fill(message: Message, nodes: list[Node], where: str, label: str = "") -> list[ConfigError]:

@@ -177,31 +177,35 @@ def _upgrade_layers(message: Message, origins: list[Node | None]) -> list[Node |
         if old.HasField("layer"):
             _from_v0(old, layer, padding, origin)
         else:
-            _from_v1(old, layer)
+            _from_v1(old, layer, origin)
     message.ClearField("layers")
     return kept
 
 
-def _copy(message: Message, path: str, value: object) -> None:
-    """message.a.b = value for the path "a.b", whatever the kind of the field; what is repeated grows by the value."""
+def _copy(message: Message, path: str, value: object, label: str, origin: Node | None) -> None:
+    """message.a.b = value for the path "a.b", whatever the kind of the field; what is repeated grows by the value.
+    label: what comes first in error messages. Raises ConfigError if the field cannot hold the value."""
     *parents, name = path.split(".")
     for parent in parents:
         message = getattr(message, parent)
     field = message.DESCRIPTOR.fields_by_name[name]
-    if not field.has_presence:
-        values = value if hasattr(value, "extend") else [value]
-        getattr(message, name).extend(values)
-    elif field.message_type is not None:
-        getattr(message, name).CopyFrom(value)
-    else:
-        setattr(message, name, value)
+    try:
+        if not field.has_presence:
+            values = value if hasattr(value, "extend") else [value]
+            getattr(message, name).extend(values)
+        elif field.message_type is not None:
+            getattr(message, name).CopyFrom(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{label}'{name}', its name today, cannot hold {value}", _where(origin)) from None
 
 
-def _from_v1(old: Message, layer: Message) -> None:
+def _from_v1(old: Message, layer: Message, origin: Node | None) -> None:
     special = {"type", "param", "blobs_lr", "weight_decay", "blob_share_mode"}
     for field, value in old.ListFields():
         if field.name not in special:
-            _copy(layer, field.name, value)  # the rest has kept its name
+            _copy(layer, field.name, value, f"layer '{old.name}': ", origin)  # the rest has kept its name
     name = old.LayerType.Name(old.type)
     layer.type = _V1_TYPES.get(name, name.title().replace("_", ""))
     _params(layer, name=old.param, share_mode=old.blob_share_mode, lr_mult=old.blobs_lr, decay_mult=old.weight_decay)
@@ -227,17 +231,19 @@ def _from_v0(old: Message, layer: Message, padding: dict[str, Message], origin: 
         padded = padding.get(bottom)
         if padded and options.type not in ("conv", "pool"):
             raise ConfigError(f"{label}a '{options.type}' cannot follow a padding layer", _where(origin))
+        if padded and not padded.bottom:
+            raise ConfigError(f"{label}the padding layer before it, '{bottom}', has no bottom", _where(origin))
         layer.bottom.append(padded.bottom[0] if padded else bottom)
         if padded:
             options.pad = padded.layer.pad
     for field, value in options.ListFields():
         if field.name in _V0_ANYWHERE:
-            _copy(layer, _V0_ANYWHERE[field.name], value)
+            _copy(layer, _V0_ANYWHERE[field.name], value, label, origin)
         elif field.name in _V0_OPTIONS:
             types, name = _V0_OPTIONS[field.name]
             if options.type not in types.split():
                 raise ConfigError(f"{label}'{field.name}' is not an option of '{options.type}'", _where(origin))
-            _copy(layer, f"{_V0_MESSAGES[options.type]}.{name}", value)
+            _copy(layer, f"{_V0_MESSAGES[options.type]}.{name}", value, label, origin)
         elif field.name not in ("type", "blobs_lr", "weight_decay"):
             raise ConfigError(f"{label}'{field.name}' has no counterpart today", _where(origin))
     _params(layer, lr_mult=options.blobs_lr, decay_mult=options.weight_decay)
@@ -276,7 +282,7 @@ def _upgrade_fields(layer: Message, origin: Node | None) -> None:
         data = getattr(layer, data_param)
         for name in _MOVED_TO_TRANSFORM:
             if data.HasField(name):
-                setattr(layer.transform_param, name, getattr(data, name))
+                _copy(layer.transform_param, name, getattr(data, name), f"layer '{layer.name}': ", origin)
                 data.ClearField(name)
     for param, old, new in _RENAMED:
         if layer.HasField(param) and getattr(layer, param).HasField(old):
@@ -285,7 +291,7 @@ def _upgrade_fields(layer: Message, origin: Node | None) -> None:
                 raise ConfigError(
                     f"layer '{layer.name}': both '{new}' and the older '{old}' are given; keep '{new}'", _where(origin)
                 )
-            setattr(message, new, getattr(message, old))
+            _copy(message, new, getattr(message, old), f"layer '{layer.name}': ", origin)
             message.ClearField(old)
     loss = layer.loss_param
     if loss.HasField("normalize"):

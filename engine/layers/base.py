@@ -7,11 +7,13 @@ other layers.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, shape_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 
 Shape = tuple[int, ...]
+
+MOST_AXES, MOST_VALUES = 32, 2**31 - 1  # of a blob, as in Caffe
+MOST_PIXELS = 2**31 - 1  # of a window along an axis: ops add two such numbers in 64 bits
 
 
 @dataclass(eq=False)
@@ -165,6 +170,28 @@ class Layer:
     def error(self, message: str, details: str = "") -> ConfigError:
         """Returns the exception to raise. details: further lines."""
         return ConfigError(f"layer '{self.name}' ({self.type}): {message}", self.where, details)
+
+    def check_blob(self, what: str, shape: Shape) -> None:
+        """Raises ConfigError unless a blob can have this shape. what: the blob, in the message's words."""
+        if not (len(shape) <= MOST_AXES and min(shape, default=1) > 0 and math.prod(map(int, shape)) <= MOST_VALUES):
+            raise self.error(
+                f"{what} would be {shape_text(shape)}; expected {MOST_AXES} axes at most, none of them empty, "
+                f"and {MOST_VALUES} values at most"
+            )
+
+    def check_window(self, name: str, sizes: Sequence[int]) -> None:
+        """Raises ConfigError if a size of a window, which fields hold without a sign, is too large for the ops."""
+        if max(sizes) > MOST_PIXELS:
+            raise self.error(f"expected {name} of at most {MOST_PIXELS}, got {max(sizes)}")
+
+    @contextlib.contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Within it, a parameter's value with which nothing can be computed is a ConfigError: it is too large for a
+        float or a field, or a logarithm has no value."""
+        try:
+            yield
+        except (ArithmeticError, ValueError) as error:
+            raise self.error(f"its parameters cannot be computed with: {error}") from error
 
     def canonical_axis(self, axis: int, rank: int) -> int:
         """Negative axes count from the end, as in Python. Raises ConfigError when out of range."""

@@ -97,6 +97,7 @@ class Convolution(Weighted):
             return [default] * axes
         if name != "pad" and min(result) < 1:
             raise self.error(f"expected {name} of at least 1, got {result}")
+        self.check_window(name, result)
         return result
 
     def make_params(self) -> list[Parameter]:

@@ -41,7 +41,8 @@ class DetectionEvaluate(Layer):
             raise self.error("num_classes is missing")
         if self.param.overlap_threshold <= 0:
             raise self.error(f"expected overlap_threshold above 0, got {self.param.overlap_threshold:g}")
-        classes = sum(c != self.param.background_label_id for c in range(self.param.num_classes))
+        has_background = 0 <= self.param.background_label_id < self.param.num_classes
+        classes = self.param.num_classes - has_background
         return [(1, 1, classes + detections[2], 5)]
 
     def attributes(self) -> dict[str, Any]:

@@ -40,10 +40,11 @@ def fill(shape: Shape, message: Any, generator: np.random.Generator, where: str 
     if message.type not in _fillers:
         raise ConfigError(f"unknown filler '{message.type}'{suggestion(message.type, _fillers)}", where)
     try:
-        values = _fillers[message.type](shape, message, generator)
-    except ValueError as error:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            values = _fillers[message.type](shape, message, generator)
+            return values if message.scale == 1 else values * np.float32(message.scale)
+    except (ArithmeticError, ValueError) as error:
         raise ConfigError(f"filler '{message.type}': {error}", where) from None
-    return values if message.scale == 1 else values * np.float32(message.scale)
 
 
 def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) -> np.ndarray:
@@ -53,6 +54,7 @@ def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) ->
     if parameter.filler is None:
         return np.zeros(parameter.shape, np.float32)
     generator = keyed_generator(seed, parameter.layer, parameter.index)
+    where = where or f"layer '{parameter.layer}', parameter {parameter.index}"
     return parameter.part_of(fill(parameter.whole_shape, parameter.filler, generator, where))
 
 
@@ -70,10 +72,15 @@ def _gaussian(shape: Shape, mean: float, std: float, generator: np.random.Genera
     return np.float32(mean) + np.float32(std) * generator.standard_normal(shape, dtype=np.float32)
 
 
+def _outputs(shape: Shape) -> int:
+    """The first axis; a single value is one output, as in Caffe."""
+    return shape[0] if shape else 1
+
+
 def _fan(shape: Shape, message: Any) -> float:
     """How many values meet in one, by variance_norm."""
     count = math.prod(shape)
-    fan_in = count / shape[0]
+    fan_in = count / _outputs(shape)
     fan_out = count / shape[1] if len(shape) > 1 else count
     fans = {message.FAN_IN: fan_in, message.FAN_OUT: fan_out, message.AVERAGE: (fan_in + fan_out) / 2}
     return fans[message.variance_norm]
@@ -96,7 +103,7 @@ def gaussian(shape: Shape, message: Any, generator: np.random.Generator) -> np.n
     """With `sparse` k, about k of the inputs of every output, shape[0], are not zero."""
     values = _gaussian(shape, message.mean, message.std, generator)
     if message.sparse >= 0:
-        values *= generator.random(shape, dtype=np.float32) < message.sparse / shape[0]
+        values *= generator.random(shape, dtype=np.float32) < message.sparse / _outputs(shape)
     return values
 
 

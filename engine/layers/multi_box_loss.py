@@ -42,6 +42,10 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
             raise self.error(f"expected background_label_id below num_classes, {param.num_classes}")
         if param.map_object_to_agnostic and param.num_classes != 2:
             raise self.error(f"expected num_classes 2 with map_object_to_agnostic, got {param.num_classes}")
+        if param.map_object_to_agnostic and param.background_label_id != 0:
+            raise self.error(
+                f"expected background_label_id 0 with map_object_to_agnostic, got {param.background_label_id}"
+            )
         if self.mining and not param.share_location:
             raise self.error("expected share_location with mining_type MAX_NEGATIVE")
         if self.mining and param.neg_pos_ratio <= 0:

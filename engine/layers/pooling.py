@@ -40,6 +40,7 @@ class Pooling(Layer):
         if pad >= kernel:
             raise self.error(f"expected pad below kernel, got pad {pad} and kernel {kernel}")
         room = size + 2 * pad - kernel
+        self.check_window("kernel, stride and pad", (kernel, stride, pad))
         pooled = 1 + (room // stride if self.param.round_mode == self.param.FLOOR else -(-room // stride))
         if pooled < 1:
             raise self.error(

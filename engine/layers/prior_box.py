@@ -13,6 +13,8 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
+MOST_SIZES = 1000  # of min_size, and of aspect_ratio: their product is made before anybody looks at its size
+
 
 @register("PriorBox")
 class PriorBox(Layer):
@@ -36,6 +38,9 @@ class PriorBox(Layer):
             if len(shape) != 4:
                 raise self.error(f"expected bottoms of 4 axes (N, C, H, W), got {shape}")
         param = self.param
+        for field in ("min_size", "aspect_ratio"):
+            if len(getattr(param, field)) > MOST_SIZES:
+                raise self.error(f"expected {MOST_SIZES} {field} at most, got {len(getattr(param, field))}")
         if not param.min_size or min(param.min_size) < 1:
             raise self.error(f"expected at least one min_size, of 1 or more, got {list(param.min_size)}")
         if param.max_size and len(param.max_size) != len(param.min_size):
@@ -53,13 +58,13 @@ class PriorBox(Layer):
 
     def sizes(self) -> list[tuple[float, float]]:
         """Width and height of the boxes around a pixel, in pixels of the image."""
-        sizes = []
+        sizes, ratios = [], self._aspect_ratios()
         for i, given in enumerate(self.param.min_size):
             side = int(given)
             sizes.append((side, side))
             if self.param.max_size:
                 sizes.append((math.sqrt(side * int(self.param.max_size[i])),) * 2)
-            sizes += [(side * math.sqrt(a), side / math.sqrt(a)) for a in self._aspect_ratios()]
+            sizes += [(side * math.sqrt(a), side / math.sqrt(a)) for a in ratios]
         return sizes
 
     def _aspect_ratios(self) -> list[float]:
@@ -83,6 +88,7 @@ class PriorBox(Layer):
             raise self.error(f"expected {square if not given else stem + '_h and ' + stem + '_w'} above 0, got {pair}")
         return pair
 
+    @np.errstate(over="raise", divide="raise", invalid="raise")
     def boxes(self) -> np.ndarray:
         """(2, H W boxes 4), float32: the top."""
         height, width = self.shapes[0][2:]

@@ -37,6 +37,7 @@ class Proposal(Layer):
     def param(self):
         return self.message.proposal_param
 
+    @np.errstate(over="raise", divide="raise", invalid="raise")
     def anchors(self) -> np.ndarray:
         """(A, 4): x1, y1, x2, y2 around the first pixel; ratio by ratio, and in it scale by scale."""
         base = self.param.base_size

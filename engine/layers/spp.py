@@ -13,6 +13,8 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
+MOST_LEVELS = 16  # the last has 4^15 cells for each channel
+
 
 @register("SPP")
 class SPP(Layer):
@@ -27,8 +29,8 @@ class SPP(Layer):
         shape = self.shapes[0]
         if len(shape) != 4:
             raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {shape}")
-        if self.param.pyramid_height < 1:
-            raise self.error(f"expected pyramid_height of at least 1, got {self.param.pyramid_height}")
+        if not 1 <= self.param.pyramid_height <= MOST_LEVELS:
+            raise self.error(f"expected pyramid_height of 1 to {MOST_LEVELS}, got {self.param.pyramid_height}")
         return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in self._levels()))]
 
     def _levels(self) -> list[tuple[Pooling, Shape]]:

@@ -111,7 +111,8 @@ class Net:
             summed.update(self.graph.params)
         self.builder = Builder(self.program, shared, summed, self.options.plain_parameters)
         for layer in self.graph.layers:
-            layer.lower(self.builder)
+            with layer.arithmetic():
+                layer.lower(self.builder)
         self.tensors = self.builder.tensors
         self.tensor_of: dict[Parameter, Any] = self.builder.params
         for tensor in self.tensor_of.values():

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError
+from engine.errors import ConfigError, NumericalError
 from engine.solver.state import PlateauState
 
 Rate = Callable[[int], float]
+LARGEST = 3.4e38  # that the update rules, in float32, take
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,37 @@ class LearningRate:
             if not _given(param, field):
                 raise ConfigError(f"lr_policy '{name}' needs {field}", where)
         self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
-        self._param, self._rate = param, chosen.make(param)
+        self._param, self._rate, self._where = param, chosen.make(param), where
 
     def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
         """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
-        the loss."""
+        the loss. Raises NumericalError if the formula gives no number that float32 holds."""
         if iteration < self._param.warmup_iter:
             start = self._param.warmup_start_lr
             return start + (self._param.base_lr - start) * iteration / self._param.warmup_iter
-        return self._rate(iteration, loss, plateau) if self.reads_loss else self._rate(iteration)
+        try:
+            rate = self._rate(iteration, loss, plateau) if self.reads_loss else self._rate(iteration)
+        except ArithmeticError as error:
+            raise self._error(iteration, str(error)) from None
+        if not isinstance(rate, (int, float)) or not abs(rate) <= LARGEST:
+            raise self._error(iteration, f"got {rate:g}")
+        return rate
+
+    def check(self) -> None:
+        """Raises NumericalError if there is no rate at the beginning or at the end of the run."""
+        if self.reads_loss:
+            return
+        for iteration in sorted({0, 1, max(0, self._param.max_iter - 1)}):
+            self(iteration)
+
+    def _error(self, iteration: int, reason: str) -> NumericalError:
+        param = self._param
+        fields = ("base_lr", "gamma", "power", "stepsize", "max_iter", "lr_iter")
+        given = ", ".join(f"{field} {getattr(param, field):g}" for field in fields if param.HasField(field))
+        return NumericalError(
+            f"lr_policy '{param.lr_policy}' gives no learning rate at iteration {iteration}: {reason} ({given})",
+            self._where,
+        )
 
 
 def _given(param: Any, field: str) -> bool:
@@ -109,7 +132,8 @@ def _multistep(param):
 
 @policy("poly", "base_lr", "power", "max_iter")
 def _poly(param):
-    return lambda iteration: param.base_lr * max(0.0, 1 - iteration / param.max_iter) ** param.power
+    last = max(1, param.max_iter)  # of a run of 0 iterations the first rate is asked for, too
+    return lambda iteration: param.base_lr * max(0.0, 1 - iteration / last) ** param.power
 
 
 @policy("poly_cyc", "base_lr", "power", "lr_iter")
@@ -121,7 +145,11 @@ def _poly_cyc(param):
 
 @policy("sigmoid", "base_lr", "gamma", "stepsize")
 def _sigmoid(param):
-    return lambda iteration: param.base_lr / (1 + math.exp(-param.gamma * (iteration - param.stepsize)))
+    def rate(iteration: int) -> float:
+        exponent = -param.gamma * (iteration - param.stepsize)
+        return param.base_lr / (1 + math.exp(exponent)) if exponent < 700 else 0.0  # where exp() goes beyond a float
+
+    return rate
 
 
 @policy("multifixed", "stagelr", "stageiter")

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError, ConfigErrors
+from engine.errors import ConfigError, ConfigErrors, NumericalError
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.schedules import LearningRate
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
@@ -49,9 +49,13 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
     place = where if callable(where) else lambda field: where
     errors = [ConfigError(message, place(field)) for field, message in _complaints(param)]
     try:
-        LearningRate(param, place("lr_policy"))
+        rate = LearningRate(param, place("lr_policy"))
+        if not errors:  # of the fields that it reads
+            rate.check()
     except ConfigError as error:
         errors.append(error)
+    except NumericalError as error:
+        errors.append(ConfigError(str(error)))
     try:
         comm_settings(param.comm_param, environ={})
     except ConfigError as error:

@@ -70,7 +70,7 @@ def test_the_zoo_reads_as_protobuf_reads_it():
         'name: "a" "b\\x41\\n" # a comment\n',
         "name: 'x';input: \"a\", input: 'b'",
         "input_dim: [1, 2, 0x10, 017]",
-        "layer < loss_weight: 1.5f loss_weight: .5 loss_weight: -1e-3 loss_weight: inf >",
+        "layer < loss_weight: 1.5f loss_weight: .5 loss_weight: -1e-3 >",
         "force_backward: true debug_info: 0",
         "state { phase: TEST level: -1 } layer { phase: 1 }",
         "layer: { name: 'x' type: 'y' }\r\nlayer{}\r\n",
@@ -121,9 +121,14 @@ def test_syntax_errors(text, expected):
         ("convolution_param { axis: 3000000000 }", "2:21: layer 'a': 'axis' expects a 32-bit integer, got 3000000000"),
         (
             "dropout_param { dropout_ratio: 'x' }",
-            "2:17: layer 'a': 'dropout_ratio' expects a number without quotes, got \"x\"",
+            "2:17: layer 'a': 'dropout_ratio' expects a finite number without quotes, got \"x\"",
         ),
-        ("dropout_param { dropout_ratio: 1e60 }", "2:17: layer 'a': 'dropout_ratio' expects a number, got 1e60"),
+        ("dropout_param { dropout_ratio: 1e60 }", "2:17: layer 'a': 'dropout_ratio' expects a finite number, got 1e60"),
+        ("loss_weight: inf", "2:1: layer 'a': 'loss_weight' expects a finite number, got inf"),
+        ("loss_weight: -nan", "2:1: layer 'a': 'loss_weight' expects a finite number, got -nan"),
+        ("loss_weight: \u0661", "2:1: layer 'a': 'loss_weight' expects a finite number, got \u0661"),
+        ("phase: \u00b2", "2:1: layer 'a': 'phase' has no value \u00b2; known: TEST, TRAIN"),
+        ("phase: 7", "2:1: layer 'a': 'phase' has no value 7; known: TEST, TRAIN"),
         ("propagate_down: maybe", "2:1: layer 'a': 'propagate_down' expects true or false, got maybe"),
         ("type: ReLU", "2:1: layer 'a': 'type' expects a string in quotes, got ReLU"),
         ("type: 'x' type: 'y'", "2:11: layer 'a': 'type' is given twice; first in line 2"),
@@ -134,6 +139,16 @@ def test_syntax_errors(text, expected):
 )
 def test_values_that_do_not_fit(fields, expected):
     assert errors_of(parse_net, f"layer {{ name: 'a'\n{fields} }}") == [f"x.prototxt:{expected}"]
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "-" + "9" * 5000, "0" * 5000, "0x" + "f" * 5000])
+@pytest.mark.parametrize(
+    "field", ["phase", "loss_weight", "convolution_param { num_output", "input_param { shape { dim"]
+)
+def test_numbers_of_any_length(field, digits):
+    """Python reads 4,300 digits at most, and takes long for them."""
+    (error,) = errors_of(parse_net, f"layer {{ name: 'a'\n{field}: {digits} {'}' * field.count('{')} }}")
+    assert error.startswith("x.prototxt:2:") and len(error) <= 600
 
 
 def test_all_errors_of_a_file_at_once():
@@ -156,6 +171,15 @@ def test_files_that_are_something_else(tmp_path):
         "x.prototxt: this is a solver; expected a net"
     ]
     assert errors_of(parse_solver, NET) == ["x.prototxt: this is a net; expected a solver"]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 2500, "a\\0b", "/a\\0b", "a\\nb"])
+def test_nets_of_impossible_names(tmp_path, name):
+    (tmp_path / "x.prototxt").write_text(f"net: '{name}'")
+    with pytest.raises(ConfigError) as error:
+        net_of_solver(read_solver(tmp_path / "x.prototxt"), proto.TRAIN)
+    assert "is not in the current folder" in str(error.value) or "cannot be read" in str(error.value)
+    assert "\n" not in str(error.value) and "\0" not in str(error.value)
 
 
 def test_where():
@@ -428,3 +452,33 @@ def test_solvers_whose_nets_cannot_be_had(folder, text, expected):
     with pytest.raises(ConfigError) as caught:
         nets_of_solver(solver_in(folder, text))
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "layers { name: 'a' type: CONCAT concat_param { concat_dim: 4294967295 } }",
+            "x.prototxt:1:1: layer 'a': 'axis', its name today, cannot hold 4294967295",
+        ),
+        (
+            "layers { layer { name: 'p' type: 'padding' pad: 1 } top: 'p' }\n"
+            "layers { layer { name: 'a' type: 'conv' } bottom: 'p' }",
+            "x.prototxt:2:1: layer 'a': the padding layer before it, 'p', has no bottom",
+        ),
+    ],
+)
+def test_upgrades_that_do_not_fit(text, expected):
+    assert errors_of(parse_net, text) == [expected]
+
+
+@pytest.mark.parametrize("path", ["layer[\u00b2]", "layer[0].loss_weight[\u00b2]", f"layer[{'9' * 5000}]", "layer[-1]"])
+def test_indices_of_overrides_that_are_none(path):
+    with pytest.raises(ConfigError, match=r"no layer|no loss_weight"):
+        parse_net(NET, overrides=[f"{path}=1"])
+
+
+@pytest.mark.parametrize("value", ["\udcff", "a\0b"])
+def test_overrides_that_are_no_text(value):
+    with pytest.raises(ConfigError, match=r"--set name=.*: expected text in UTF-8, without NUL"):
+        parse_net(NET, overrides=[f"name={value}"])

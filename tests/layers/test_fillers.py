@@ -101,3 +101,17 @@ def test_gabor_filters_are_gratings():
     assert np.array_equal(drawn[:, 0], drawn[:, 2]) and not np.allclose(drawn[0], drawn[1])
     spectrum = np.abs(np.fft.fft2(drawn[:, 0]))  # most of it at two opposite frequencies and what is next to them
     assert (spectrum.max(axis=(1, 2)) > 5 * np.median(spectrum, axis=(1, 2))).all()
+
+
+@pytest.mark.parametrize("type", ["xavier", "msra", "gaussian"])
+def test_a_single_value_is_one_output(type):
+    assert np.isfinite(values((), type=type, std=1, sparse=1))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"type": "uniform", "min": -3e38, "max": 3e38}, {"type": "constant", "value": 1, "scale": 3e38}]
+)
+def test_values_beyond_float32(fields):
+    parameter = Parameter((2, 3), proto.FillerParameter(**{**fields, "value": 1e38}), layer="conv", index=1)
+    with pytest.raises(ConfigError, match=r"layer 'conv', parameter 1: filler .* overflow"):
+        fill_parameter(parameter, 1)

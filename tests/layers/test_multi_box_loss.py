@@ -158,6 +158,13 @@ def test_errors(params, message):
     assert message in error_of(layer(params), **{name: value.shape for name, value in bottoms().items()})
 
 
+def test_agnostic_background():
+    """The class of all objects is the one after the background, and there are two."""
+    shapes = {name: value.shape for name, value in bottoms(classes=2).items()}
+    text = layer("map_object_to_agnostic: true background_label_id: 1", classes=2)
+    assert "expected background_label_id 0 with map_object_to_agnostic, got 1" in error_of(text, **shapes)
+
+
 def test_errors_of_shapes():
     shapes = {name: value.shape for name, value in bottoms().items()}
     assert "expected locations (3, 384), 16 for each of 24 priors" in error_of(layer("share_location: false"), **shapes)

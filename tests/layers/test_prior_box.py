@@ -63,6 +63,12 @@ def test_clip_and_variances_and_the_size_of_images_from_the_text():
         ("min_size: 8 img_h: 3", "expected either img_size or both img_h and img_w"),
         ("min_size: 8 img_size: 0", "expected img_size above 0, got (0, 0)"),
         ("min_size: 8 img_size: 30 step_h: 3 step_w: 3 step: 3", "expected either step or both step_h and step_w"),
+        (
+            "min_size: 1e38 aspect_ratio: 2e-38 img_size: 1",
+            "layer 'layer' (PriorBox): its parameters cannot be computed with: ",
+        ),
+        ("min_size: 8 img_size: 1 step: 3e38 offset: 3e38", "its parameters cannot be computed with: overflow"),
+        ("min_size: 8 " + "aspect_ratio: 2 " * 1001, "expected 1000 aspect_ratio at most, got 1001"),
     ],
 )
 def test_errors(params, message):

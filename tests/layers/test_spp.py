@@ -47,6 +47,9 @@ def test_blocked():
 
 
 def test_errors():
-    assert "layer 'layer' (SPP): expected pyramid_height of at least 1, got 0" in error_of(layer(""), x=(1, 2, 5, 5))
+    assert "layer 'layer' (SPP): expected pyramid_height of 1 to 16, got 0" in error_of(layer(""), x=(1, 2, 5, 5))
     assert "expected pad below kernel, got pad 2 and kernel 2" in error_of(layer("pyramid_height: 3"), x=(1, 2, 5, 5))
+    assert "expected pyramid_height of 1 to 16, got 4000000000" in error_of(
+        layer("pyramid_height: 4000000000"), x=(1, 2, 5, 5)
+    )
     assert "expected a bottom of 4 axes" in error_of(layer("pyramid_height: 2"), x=(1, 2, 5))

@@ -208,3 +208,10 @@ def test_threshold_sends_no_gradient():
 def test_errors(name, message):
     error = error_of(layer(name), x=(2, 3))
     assert message in error and "layer 'layer'" in error
+
+
+def test_parameters_beyond_a_float():
+    text = 'layer { name: "layer" type: "Exp" bottom: "x" top: "y" exp_param { shift: 1e30 } }'
+    assert "3:1: layer 'layer' (Exp): its parameters cannot be computed with: math range error" in error_of(
+        text, x=(2,)
+    )

@@ -6,9 +6,10 @@ import pytest
 
 from engine import proto
 from engine.config import parse_solver
-from engine.errors import ConfigError
+from engine.errors import ConfigError, NumericalError
 from engine.solver.schedules import LearningRate, policies
 from engine.solver.state import PlateauState
+from engine.solver.validate import validate
 
 
 def rate(text):
@@ -78,3 +79,38 @@ def test_every_policy_of_the_reference_is_known():
     known = {"fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau", "multifixed"}
     assert known == set(policies())
     assert proto.SolverParameter().lr_policy == ""
+
+
+@pytest.mark.parametrize(
+    "text, at",
+    [
+        ('lr_policy: "exp" base_lr: 1 gamma: 1e30', 19),
+        ('lr_policy: "step" base_lr: 1 gamma: 0 stepsize: 1', None),
+        ('lr_policy: "inv" base_lr: 1 gamma: -1 power: 1', 1),
+        ('lr_policy: "inv" base_lr: 1 gamma: -0.1 power: 0.5', 19),
+        ('lr_policy: "inv" base_lr: 1 gamma: 1 power: -1e30', 1),
+        ('lr_policy: "poly" base_lr: 1 power: -1e30', 1),
+        ('lr_policy: "poly_cyc" base_lr: 1 power: -1 lr_iter: 5', 19),
+        ('lr_policy: "sigmoid" base_lr: 1 gamma: -1e30 stepsize: 3', None),
+    ],
+)
+def test_formulas_without_a_value(text, at):
+    """They are refused before the run, and, where the run goes on for longer, in it."""
+    param = parse_solver(f'net: "x" {text} max_iter: 20').message
+    if at is None:
+        validate(param, "s.prototxt")
+        return
+    with pytest.raises(ConfigError, match=rf"^s.prototxt: lr_policy '\w+' gives no learning rate at iteration {at}: "):
+        validate(param, "s.prototxt")
+    with pytest.raises(NumericalError, match=f"at iteration {at}: .* \\(base_lr 1, "):
+        LearningRate(param, "s.prototxt")(at)
+
+
+def test_sigmoid_falls_to_nothing():
+    """As in Caffe, whose exp() is infinite there."""
+    policy = rate('lr_policy: "sigmoid" base_lr: 0.1 gamma: -1 stepsize: 100')
+    assert [policy(0), policy(100)] == pytest.approx([0.1, 0.05]) and policy(1000) == 0
+
+
+def test_runs_of_no_iterations():
+    assert rate('lr_policy: "poly" base_lr: 0.1 power: 2 max_iter: 0')(0) == pytest.approx(0.1)

@@ -1,0 +1,65 @@
+"""Building a graph: sizes are checked once, for every blob and parameter, before anything is allocated."""
+
+import pytest
+
+from engine.config import parse_net
+from engine.errors import ConfigError
+from engine.graph.build import build
+
+
+def layer(type, params="", bottoms=("x",), tops=("y",)):
+    names = [f'bottom: "{name}"' for name in bottoms] + [f'top: "{name}"' for name in tops]
+    return f'layer {{ name: "layer" type: "{type}" {" ".join(names)} {params} }}'
+
+
+def error_of(text, *shapes, shapes_of=None):
+    """The error of a layer whose bottoms x, x1 ... have these shapes."""
+    inputs = []
+    for i, shape in enumerate(shapes):
+        dims = " ".join(f"dim: {dim}" for dim in shape)
+        name = f"x{i or ''}"
+        inputs.append(f'layer {{ name: "{name}" type: "Input" top: "{name}" input_param {{ shape {{ {dims} }} }} }}\n')
+    with pytest.raises(ConfigError) as error:
+        build(parse_net("".join(inputs) + text), 0, shapes_of=shapes_of)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, shape, message",
+    [
+        ("", (1, 2**31), "top 'x' would be 1 x 2147483648; expected"),
+        ("", (1, 2**62), "top 'x' would be 1 x 4611686018427387904; expected"),
+        ("", (2**16,) * 4, "top 'x' would be 65536 x 65536 x 65536 x 65536; expected"),
+        ("", (1,) * 33, "expected 32 axes at most"),
+        (layer("Tile", "tile_param { tiles: 2147483647 }"), (1, 2), "top 'y' would be 1 x 4294967294"),
+        (layer("Interp", "interp_param { height: 2147483647 width: 1 }"), (1, 2, 3, 3), "top 'y' would be"),
+        (layer("InnerProduct", "inner_product_param { num_output: 4294967295 }"), (1, 1), "top 'y' would be 1 x 42949"),
+        (
+            layer("InnerProduct", "inner_product_param { num_output: 2147483647 }"),
+            (1, 4),
+            "layer 'layer' (InnerProduct): parameter 0 would be 2147483647 x 4; expected 32 axes at most, none of them "
+            "empty, and 2147483647 values at most",
+        ),
+        (layer("Embed", "embed_param { input_dim: 4294967295 num_output: 1 }"), (1,), "parameter 0 would be"),
+        (
+            layer("Convolution", "convolution_param { num_output: 1 kernel_size: 1 pad: 4294967295 }"),
+            (1, 1, 1, 1),
+            "pad",
+        ),
+        (layer("Pooling", "pooling_param { kernel_size: 4294967295 pad: 4294967294 }"), (1, 1, 1, 1), "of at most"),
+    ],
+)
+def test_sizes_beyond_a_blobs(text, shape, message):
+    assert message in error_of(text, shape)
+
+
+def test_classes_are_not_counted_one_by_one():
+    text = layer("DetectionEvaluate", "detection_evaluate_param { num_classes: 4000000000 }", ("x", "x1"))
+    assert "top 'y' would be 1 x 1 x 4000000" in error_of(text, (1, 1, 2, 7), (1, 1, 2, 8))
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 3, 3), (0,), (4, 3, 0, 3)])
+def test_data_without_values(shape):
+    text = 'layer { name: "layer" type: "HDF5Data" top: "x" hdf5_data_param { source: "list" batch_size: 4 } }'
+    message = error_of(text, shapes_of=lambda message, where: [shape])
+    assert "layer 'layer' (HDF5Data): top 'x' would be " in message and "none of them empty" in message
