@@ -2,6 +2,8 @@
 
 from engine.config.config import (
     Config,
+    NetConfig,
+    SolverConfig,
     SolverNets,
     expand_ranks,
     nets_of_solver,
@@ -13,6 +15,8 @@ from engine.config.config import (
 
 __all__ = [
     "Config",
+    "NetConfig",
+    "SolverConfig",
     "SolverNets",
     "expand_ranks",
     "nets_of_solver",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from engine.config import Config
+from engine.config import NetConfig
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
@@ -48,7 +48,7 @@ class Graph:
 
 
 def build(
-    config: Config,
+    config: NetConfig,
     phase: int,
     *,
     level: int = 0,
@@ -161,7 +161,7 @@ def _param_specs(layer: Layer, connect: _Connector) -> None:
 class _Connector:
     """Which blob a name means at this point of the file, and who owns a shared parameter."""
 
-    def __init__(self, graph: Graph, config: Config, errors: list[ConfigError]):
+    def __init__(self, graph: Graph, config: NetConfig, errors: list[ConfigError]):
         self.graph, self.config, self.errors = graph, config, errors
         self.current: dict[str, Blob] = {}
         self.unknown: set[str] = set()  # tops of layers that could not be built

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config import Config
+from engine.config import NetConfig
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 from engine.layers.model_parallel import Part
@@ -13,7 +13,7 @@ from engine.layers.model_parallel import Part
 DIVISIBLE = ("InnerProduct", "Convolution")
 
 
-def model_parts(config: Config, ranks: int) -> dict[str, int]:
+def model_parts(config: NetConfig, ranks: int) -> dict[str, int]:
     """Layer -> parts, more than 1. On one rank every layer is whole.
 
     model_parallel { layer_from layer_to num_nodes model_parts } means all InnerProduct and Convolution layers from one
@@ -46,7 +46,7 @@ def _position(names: list[str], name: str, where: str) -> int:
     return names.index(name)
 
 
-def _parts(config: Config, index: int, nodes: int, count: int, ranks: int) -> int:
+def _parts(config: NetConfig, index: int, nodes: int, count: int, ranks: int) -> int:
     layer, where = config.message.layer[index], config.where(index)
     if nodes not in (0, ranks):
         raise ConfigError(f"layer '{layer.name}': multinode num_nodes {nodes}, but there are {ranks} ranks", where)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from engine.config import Config
+from engine.config import NetConfig
 from engine.errors import DataError, WeightsError, shape_text
 from engine.graph.build import TRAIN, build
 from engine.graph.passes import memory_plan
@@ -56,7 +56,7 @@ class Net:
 
     def __init__(
         self,
-        config: Config,
+        config: NetConfig,
         phase: int = TRAIN,
         options: NetOptions = DEFAULT,
         *,

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from google.protobuf.message import Message
 
+from engine import proto
 from engine.errors import WeightsError
 from engine.weights import hdf5, protobuf
 from engine.weights.state import SolverState
@@ -25,7 +25,9 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     return _format_of(path).read_caffemodel(path)
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+def write_caffemodel(
+    path: str | os.PathLike, net: proto.NetParameter, blobs: Mapping[str, Sequence[np.ndarray]]
+) -> None:
     """Writes the layers of a NetParameter with their parameter blobs.
 
     Raises WeightsError for blobs of a layer that the net does not have, EngineError if the file cannot be written.

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from google.protobuf.message import Message
 
+from engine import proto
 from engine.errors import EngineError, WeightsError
 from engine.files import atomic_path
 from engine.weights.state import SolverState, state_fields
@@ -76,7 +76,9 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     return blobs
 
 
-def write_caffemodel(path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]]) -> None:
+def write_caffemodel(
+    path: str | os.PathLike, net: proto.NetParameter, blobs: Mapping[str, Sequence[np.ndarray]]
+) -> None:
     """See engine.weights.files.write_caffemodel()."""
     with _writing(path) as file:
         data = file.create_group(_DATA)
