@@ -3,12 +3,11 @@ layers' own `multinode`, as in Intel's Caffe."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.config import NetConfig
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 from engine.layers.model_parallel import Part
+from engine.layers.weighted import Weighted
 
 DIVISIBLE = ("InnerProduct", "Convolution")
 
@@ -59,7 +58,7 @@ def _parts(config: NetConfig, index: int, nodes: int, count: int, ranks: int) ->
     return count
 
 
-def divide(layer: Any, part: Part) -> None:
+def divide(layer: Weighted, part: Part) -> None:
     """Makes a layer hold its part alone; before its parameters are made. Raises ConfigError."""
     param, count = layer.param, part.count
     if param.num_output % count:
