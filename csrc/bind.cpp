@@ -46,8 +46,8 @@ PYBIND11_MODULE(_ext, m) {
     using namespace engine;
     m.doc() = "The executor of engine: ops on oneDNN, run without the GIL.";
     bind_tensor(m);
-    bind_program(m);
     bind_updates(m);
+    bind_program(m);  // after what its signatures name
     bind_wire(m);
     bind_image(m);
     m.def("onednn_version", &onednn_version);

@@ -52,21 +52,21 @@ static std::vector<TensorPtr> add_op(Program& program, const std::string& type, 
     return program.add(type, std::move(spec));
 }
 
-static py::list touches(Program& program) {
-    py::list result;
-    for (const auto& each : program.touches()) result.append(py::make_tuple(each.bytes, each.steps));
+static std::vector<std::tuple<int64_t, std::vector<int>>> touches(Program& program) {
+    std::vector<std::tuple<int64_t, std::vector<int>>> result;
+    for (const auto& each : program.touches()) result.emplace_back(each.bytes, each.steps);
     return result;
 }
 
-static py::list repeatable(Program& program) {
-    py::list result;
-    for (const auto& each : program.repeatable()) result.append(py::make_tuple(each.op, each.inputs, each.output));
+static std::vector<std::tuple<int, std::vector<int>, int>> repeatable(Program& program) {
+    std::vector<std::tuple<int, std::vector<int>, int>> result;
+    for (const auto& each : program.repeatable()) result.emplace_back(each.op, each.inputs, each.output);
     return result;
 }
 
-static py::list overwrites(Program& program) {
-    py::list result;
-    for (const auto& each : program.overwrites()) result.append(py::make_tuple(each.step, each.input, each.output));
+static std::vector<std::tuple<int, int, int>> overwrites(Program& program) {
+    std::vector<std::tuple<int, int, int>> result;
+    for (const auto& each : program.overwrites()) result.emplace_back(each.step, each.input, each.output);
     return result;
 }
 
@@ -105,11 +105,12 @@ static std::string typed_name(const Layout& layout) {
                                                                          : "");
 }
 
-static py::list reorders(const Program& program, size_t op) {
-    py::list result;
+static std::vector<std::tuple<bool, std::string, std::string, size_t, int64_t>> reorders(const Program& program,
+                                                                                         size_t op) {
+    std::vector<std::tuple<bool, std::string, std::string, size_t, int64_t>> result;
     for (const auto& each : program.op(op).reorders())
-        result.append(py::make_tuple(each.pass == Pass::backward, typed_name(each.from), typed_name(each.to),
-                                     each.to.get_size(), each.nanoseconds));
+        result.emplace_back(each.pass == Pass::backward, typed_name(each.from), typed_name(each.to), each.to.get_size(),
+                            each.nanoseconds);
     return result;
 }
 

@@ -7,8 +7,8 @@ namespace engine {
 
 using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-static py::tuple shape_of(const Tensor& tensor) {
-    py::tuple shape(tensor.shape.size());
+static py::typing::Tuple<py::int_, py::ellipsis> shape_of(const Tensor& tensor) {
+    py::typing::Tuple<py::int_, py::ellipsis> shape(tensor.shape.size());
     for (size_t i = 0; i < tensor.shape.size(); i++) shape[i] = tensor.shape[i];
     return shape;
 }
@@ -22,8 +22,8 @@ static Array get(const Tensor& tensor) {
 }
 
 // The bytes themselves as an array that keeps `owner` alive; None where they are laid out for a kernel.
-static py::object view(const Tensor& tensor, const py::object& owner) {
-    if (!tensor.dense()) return py::none();
+static std::optional<py::array_t<float>> view(const Tensor& tensor, const py::object& owner) {
+    if (!tensor.dense()) return std::nullopt;
     const std::vector<py::ssize_t> shape(tensor.shape.begin(), tensor.shape.end());
     return py::array_t<float>(shape, tensor.data(), owner);
 }

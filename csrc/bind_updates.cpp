@@ -27,8 +27,10 @@ static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::
                                      LocalRates{local_ratio, local_clip});
 }
 
-static py::tuple event_tuple(const ReadyQueue::Event& e) {
-    return py::make_tuple(e.step, e.bucket, e.server, e.ready, e.start, e.reduced, e.end);
+using EventTuple = std::tuple<int64_t, int, int, int64_t, int64_t, int64_t, int64_t>;
+
+static EventTuple event_tuple(const ReadyQueue::Event& e) {
+    return {e.step, e.bucket, e.server, e.ready, e.start, e.reduced, e.end};
 }
 
 static void bind_queue(py::module_& m) {
@@ -59,8 +61,8 @@ static void bind_queue(py::module_& m) {
         .def("record", &ReadyQueue::record, "on"_a)
         .def("take_events",
              [](ReadyQueue& queue) {
-                 py::list events;
-                 for (const auto& event : queue.take_events()) events.append(event_tuple(event));
+                 std::vector<EventTuple> events;
+                 for (const auto& event : queue.take_events()) events.push_back(event_tuple(event));
                  return events;
              })
         .def("waited_ns", py::overload_cast<>(&ReadyQueue::waited_ns, py::const_))
@@ -74,8 +76,8 @@ static void apply_range(const Updater& updater, int bucket, int64_t begin, int64
     updater.apply_range(bucket, begin, end, from, keep);
 }
 
-static py::dict constants_of(const UpdateRule& rule) {
-    py::dict constants;
+static py::typing::Dict<py::str, std::pair<float, float>> constants_of(const UpdateRule& rule) {
+    py::typing::Dict<py::str, std::pair<float, float>> constants;
     for (const Constant& constant : rule.constants)
         constants[py::str(constant.field)] = py::make_tuple(constant.least, constant.below);
     return constants;
@@ -92,7 +94,7 @@ static void bind_rules(py::module_& m) {
     m.def(
         "update_rules",
         [] {
-            py::dict rules;
+            py::typing::Dict<py::str, UpdateRule> rules;
             for (const auto& [name, rule] : update_rules()) rules[py::str(name)] = py::cast(rule);
             return rules;
         },

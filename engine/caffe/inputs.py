@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.caffe.ranks import ranks
-from engine.config import Config
+from engine.config import NetConfig
 from engine.data.feeder import Feeder
 from engine.errors import DataError
 from engine.layers.base import Shape
@@ -35,7 +35,7 @@ class FedBySolver:
 class Inputs:
     """Batches are copied into the arrays that net.blobs shows, so that whoever holds one sees the next batch in it."""
 
-    def __init__(self, config: Config, phase: int, seed: int):
+    def __init__(self, config: NetConfig, phase: int, seed: int):
         self._feeder = Feeder(config, phase, seed, ranks())
         weakref.finalize(self, self._feeder.close)
         self._empty: set[str] = set()  # MemoryData layers without arrays

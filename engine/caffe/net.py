@@ -19,7 +19,7 @@ from engine.caffe import mode
 from engine.caffe.blobs import NetBlob, ParamBlob
 from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
-from engine.config import Config, read_net
+from engine.config import NetConfig, read_net
 from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import ShapesChanged
@@ -68,7 +68,7 @@ class Net:
         state.stage.extend(given.get("stages", stages) or ())
         self._config = config
         self._inputs_of = Inputs(config, phase, mode.seed())
-        self._rebuild: Callable[[Config], EngineNet] | None = None  # a solver's
+        self._rebuild: Callable[[NetConfig], EngineNet] | None = None  # a solver's
         self._open(self._build(config))
         weights = given.get("weights", weights)
         if weights is not None:
@@ -78,9 +78,9 @@ class Net:
     def _of_solver(
         cls,
         net: EngineNet,
-        config: Config,
+        config: NetConfig,
         inputs: FedBySolver,
-        rebuild: Callable[[Config], EngineNet],
+        rebuild: Callable[[NetConfig], EngineNet],
         train: Net | None = None,
     ) -> Net:
         """A net that a solver has built and builds again. `train`: the net whose parameters a test net reads."""
@@ -89,7 +89,7 @@ class Net:
         self._open(net, train and train._live)
         return self
 
-    def _build(self, config: Config, share: EngineNet | None = None, before: EngineNet | None = None) -> EngineNet:
+    def _build(self, config: NetConfig, share: EngineNet | None = None, before: EngineNet | None = None) -> EngineNet:
         options = NetOptions(
             seed=mode.seed(), shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=True
         ).watched()
@@ -293,7 +293,7 @@ class Net:
                     layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
         self._replace(self._config.with_message(message), self._live, keep=self.inputs)
 
-    def _replace(self, config: Config, share: LiveNet, keep: Iterable[str]) -> None:
+    def _replace(self, config: NetConfig, share: LiveNet, keep: Iterable[str]) -> None:
         """Builds the net again, with the weights of `share` and the values of the blobs `keep`, where shapes stay."""
         values = {name: np.array(self._data(name)) for name in keep}
         self._live.push()

@@ -18,7 +18,7 @@ from engine import proto
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
-from engine.config import Config, nets_of_solver, read_solver
+from engine.config import NetConfig, SolverConfig, nets_of_solver, read_solver
 from engine.errors import ConfigError
 from engine.layers.python import ShapesChanged
 from engine.net import Net as EngineNet
@@ -51,7 +51,7 @@ class _Solver(EngineSolver):
             self.optimizer.release()
         self.state.advance(self.samples_per_iteration)
 
-    def rebuild_net(self, config: Config) -> EngineNet:
+    def rebuild_net(self, config: NetConfig) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
         self.optimizer.wait()
         self.use_net(EngineNet(config, proto.TRAIN, self.net.options, share=self.net, before=self.net))
@@ -193,7 +193,7 @@ def __getattr__(name: str) -> type[Solver]:
 
 def get_solver(solver_file: str | os.PathLike) -> Solver:
     """The solver of the file's `type`. Raises ConfigError for an unknown one."""
-    config: Config = read_solver(solver_file)
+    config: SolverConfig = read_solver(solver_file)
     kind = config.message.type
     if wrong := unknown_type(kind):
         raise ConfigError(wrong, config.where(path="type"))

@@ -2,6 +2,8 @@
 
 from engine.config.config import (
     Config,
+    NetConfig,
+    SolverConfig,
     SolverNets,
     expand_ranks,
     net_of_solver,
@@ -14,6 +16,8 @@ from engine.config.config import (
 
 __all__ = [
     "Config",
+    "NetConfig",
+    "SolverConfig",
     "SolverNets",
     "expand_ranks",
     "net_of_solver",

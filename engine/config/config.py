@@ -13,8 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from google.protobuf.message import Message
+from typing import Generic, TypeVar
 
 from engine import proto
 from engine.config import overrides as override_paths
@@ -26,12 +25,13 @@ from engine.config.upgrade import upgrade_net, upgrade_solver
 from engine.errors import ConfigError, ConfigErrors
 from engine.files import is_regular, read_bytes
 
+MessageT = TypeVar("MessageT", proto.NetParameter, proto.SolverParameter)
 _KINDS = {"net": proto.NetParameter, "solver": proto.SolverParameter}
 _TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
 
 
 @dataclass
-class Config:
+class Config(Generic[MessageT]):
     """A net or a solver.
 
     message: NetParameter or SolverParameter, in the current format.
@@ -39,7 +39,7 @@ class Config:
     notes: lines for the user about what was assumed or upgraded.
     """
 
-    message: Message
+    message: MessageT
     path: str
     notes: list[str] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list, repr=False)  # of the whole text
@@ -68,48 +68,52 @@ class Config:
             place, nodes = node.where, node.value
         return place
 
-    def with_message(self, message: Message) -> Config:
+    def with_message(self, message: MessageT) -> Config[MessageT]:
         """The same file, and the places in it, for a changed copy of its message with the same layers."""
         return Config(message, self.path, self.notes, self._nodes, self._layers)
+
+
+NetConfig = Config[proto.NetParameter]
+SolverConfig = Config[proto.SolverParameter]
 
 
 @dataclass
 class SolverNets:
     """The nets of a solver; message.state of each tells phase, level and stages."""
 
-    train: Config | None
-    tests: list[Config]
-    generic: Config | None  # `net` or `net_param`, which can be tested even if the solver has no test_iter
+    train: NetConfig | None
+    tests: list[NetConfig]
+    generic: NetConfig | None  # `net` or `net_param`, which can be tested even if the solver has no test_iter
 
 
-def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig:
     """Reads a net, upgrades it, and sets the fields of overrides ("path=value"). Raises ConfigError or ConfigErrors."""
     return parse_net(_read_text(path), str(path), overrides)
 
 
-def read_solver(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+def read_solver(path: str | os.PathLike, overrides: Iterable[str] = ()) -> SolverConfig:
     """Reads a solver; overrides of fields that only a net has wait for nets_of_solver(). Raises as read_net()."""
     return parse_solver(_read_text(path), str(path), overrides)
 
 
-def read(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+def read(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig | SolverConfig:
     """Reads a net or a solver, whichever the fields of the file say it is."""
     text = _read_text(path)
     parse = {"net": parse_net, "solver": parse_solver}[_kind(scan(text, str(path)))]
     return parse(text, str(path), overrides)
 
 
-def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> Config:
+def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> NetConfig:
     """A net from text; name stands for the file in messages."""
-    config = _parse(text, name, "net")
+    config = _parse(text, name, proto.NetParameter())
     _upgrade(config)
     _override_nets([config], [parse_override(override) for override in overrides])
     return config
 
 
-def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = ()) -> Config:
+def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = ()) -> SolverConfig:
     """A solver from text; name stands for the file in messages, and its folder is where nets are looked for."""
-    config = _parse(text, name, "solver")
+    config = _parse(text, name, proto.SolverParameter())
     old_type = next((node for node in config._nodes if node.name == "solver_type"), None)
     config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, old_type))
     solver_fields, net_fields = (_KINDS[kind].DESCRIPTOR.fields_by_name for kind in ("solver", "net"))
@@ -135,23 +139,23 @@ def _kind(nodes: list[Node]) -> str:
     """The kind that knows more of the fields at the top of a file."""
     names = {node.name for node in nodes}
     counts = {kind: len(names & set(message.DESCRIPTOR.fields_by_name)) for kind, message in _KINDS.items()}
-    return max(counts, key=counts.get)
+    return max(counts, key=lambda kind: counts[kind])
 
 
-def _parse(text: str, name: str, kind: str) -> Config:
+def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     nodes = scan(text, name)
-    message = _KINDS[kind]()
+    config = Config(message, name, _nodes=nodes)
     errors = fill(message, nodes, name)
     if errors:
-        if _kind(nodes) != kind:
-            raise ConfigError(f"this is a {_kind(nodes)}; expected a {kind}", name)
+        if _kind(nodes) != config.kind:
+            raise ConfigError(f"this is a {_kind(nodes)}; expected a {config.kind}", name)
         raise ConfigErrors(errors)
-    return Config(message, name, _nodes=nodes)
+    return config
 
 
-def _upgrade(config: Config) -> None:
+def _upgrade(config: NetConfig) -> None:
     """Brings a net to the current format, or a net already upgraded back to it after overrides."""
-    by_name: dict[str, list[Node]] = {}
+    by_name: dict[str, list[Node | None]] = {}
     for node in config._nodes:
         by_name.setdefault(node.name, []).append(node)
     if config._layers:
@@ -161,7 +165,7 @@ def _upgrade(config: Config) -> None:
     config.notes.extend(f"{config.path}: {note}" for note in notes)
 
 
-def _override_nets(nets: list[Config], overrides: Iterable[Override], phases: list[set[int]] | None = None) -> None:
+def _override_nets(nets: list[NetConfig], overrides: Iterable[Override], phases: list[set[int]] | None = None) -> None:
     """An override must find its layer in one of the nets at least."""
     for override in overrides:
         override_paths.apply(override, [net.message for net in nets], phases)
@@ -174,7 +178,7 @@ def expand_ranks(path: str, rank: int, ranks: int) -> str:
     return path.replace("%#", str(rank)).replace("%*", str(ranks))
 
 
-def net_of_solver(solver: Config, phase: int, index: int = 0, rank: int = 0, ranks: int = 1) -> Config:
+def net_of_solver(solver: SolverConfig, phase: int, index: int = 0, rank: int = 0, ranks: int = 1) -> NetConfig:
     """The net that a solver trains (proto.TRAIN), or number index of those that it tests (proto.TEST).
 
     A solver without test_iter tests nothing, but its `net` can still be had in phase TEST.
@@ -190,7 +194,7 @@ def net_of_solver(solver: Config, phase: int, index: int = 0, rank: int = 0, ran
     raise ConfigError(f"the solver names no net; set one of {', '.join(fields)}", solver.path)
 
 
-def nets_of_solver(solver: Config, rank: int = 0, ranks: int = 1) -> SolverNets:
+def nets_of_solver(solver: SolverConfig, rank: int = 0, ranks: int = 1) -> SolverNets:
     """Reads all nets of a solver, once, and applies the overrides that are theirs.
 
     A path is tried as it is, then in the solver's folder and each folder above it (Caffe's own files name their nets
@@ -202,7 +206,7 @@ def nets_of_solver(solver: Config, rank: int = 0, ranks: int = 1) -> SolverNets:
     return solver._nets
 
 
-def texts_of(config: Config) -> dict[str, str]:
+def texts_of(config: SolverConfig) -> dict[str, str]:
     """The texts of a solver, its overrides applied, and of its nets, by the words that messages use for them. Raises
     ConfigError for nets that cannot be read."""
     nets = nets_of_solver(config)
@@ -212,7 +216,7 @@ def texts_of(config: Config) -> dict[str, str]:
     return texts | {f"test net #{index}": str(net.message) for index, net in enumerate(nets.tests)}
 
 
-def _load_nets(solver: Config, rank: int, ranks: int) -> SolverNets:
+def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
     message = solver.message
     trained = [name for name in _TRAIN_NETS if message.HasField(name)]
     if len(trained) > 1:
@@ -232,7 +236,8 @@ def _load_nets(solver: Config, rank: int, ranks: int) -> SolverNets:
     phases = [both if generic else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
     _override_nets(sources, solver._net_overrides, phases)
     train, tests = sources[0] if trained else None, sources[len(trained) :]
-    tests += [train] * (len(message.test_iter) - len(tests))
+    if train:
+        tests += [train] * (len(message.test_iter) - len(tests))
     states = list(message.test_state) or [None] * len(tests)
     return SolverNets(
         _in_state(train, proto.TRAIN, message.train_state) if train else None,
@@ -241,7 +246,7 @@ def _load_nets(solver: Config, rank: int, ranks: int) -> SolverNets:
     )
 
 
-def _check_tests(solver: Config, test_nets: int, generic: bool) -> None:
+def _check_tests(solver: SolverConfig, test_nets: int, generic: bool) -> None:
     message = solver.message
     iters, states = len(message.test_iter), len(message.test_state)
     if iters < test_nets or (iters > test_nets and not generic):
@@ -255,7 +260,7 @@ def _check_tests(solver: Config, test_nets: int, generic: bool) -> None:
         )
 
 
-def _load_net(solver: Config, name: str, index: int | None, rank: int, ranks: int) -> Config:
+def _load_net(solver: SolverConfig, name: str, index: int | None, rank: int, ranks: int) -> NetConfig:
     """The net that field `name` (its entry `index`, if it is repeated) names or holds."""
     value = getattr(solver.message, name)
     value = value if index is None else value[index]
@@ -264,14 +269,15 @@ def _load_net(solver: Config, name: str, index: int | None, rank: int, ranks: in
         net = read_net(path)
         net.notes[:0] = notes
         return net
-    nodes = [node for node in solver._nodes if node.name == name][index or 0 :]
-    net = Config(proto.NetParameter(), solver.path, _nodes=nodes[0].value if nodes else [])
+    nodes = [node.value for node in solver._nodes if node.name == name][index or 0 :]
+    inner = nodes[0] if nodes and isinstance(nodes[0], list) else []
+    net = Config(proto.NetParameter(), solver.path, _nodes=inner)
     net.message.CopyFrom(value)
     _upgrade(net)
     return net
 
 
-def _find_net(solver: Config, name: str, path: str) -> tuple[str, list[str]]:
+def _find_net(solver: SolverConfig, name: str, path: str) -> tuple[str, list[str]]:
     if os.path.exists(path) or os.path.isabs(path):
         return path, []
     folder = Path(solver.path).absolute().parent
@@ -288,7 +294,7 @@ def _find_net(solver: Config, name: str, path: str) -> tuple[str, list[str]]:
     )
 
 
-def _in_state(net: Config, phase: int, state: Message | None) -> Config:
+def _in_state(net: NetConfig, phase: int, state: proto.NetState | None) -> NetConfig:
     """A copy of a net whose message.state is the phase, then what the net says, then what the solver says."""
     message = proto.NetParameter()
     message.CopyFrom(net.message)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from google.protobuf.message import Message
+
+from engine import proto
 
 # Messages that say where data comes from, and not what the layer does.
 _SOURCES = ("transform_param", "data_param", "image_data_param", "hdf5_data_param", "window_data_param", "include")
 
 
-def options(message: Message) -> Iterator[str]:
+def options(message: proto.LayerParameter) -> Iterator[str]:
     """What a LayerParameter says of a layer besides its data, fillers and blobs: "num_output 64", "kernel_size 7"."""
     for field, value in message.ListFields():
         if field.message_type is not None and field.has_presence and field.name not in _SOURCES:
@@ -28,7 +29,7 @@ def _scalars(message: Message) -> Iterator[str]:
         yield f"{field.name} {' '.join(_text(each) for each in values)}"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

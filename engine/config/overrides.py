@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from engine import proto
 from engine.config.numbers import position
-from engine.config.prototext import fill, scalar, scan
+from engine.config.prototext import fields_of, fill, scalar, scan
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, shortened
 
@@ -95,20 +95,22 @@ def apply(override: Override, messages: Iterable[Message], phases: Iterable[set[
 
 
 def _field(override: Override, message: Message, name: str) -> FieldDescriptor:
-    fields = message.DESCRIPTOR.fields_by_name
+    fields = fields_of(message)
     if name not in fields:
         raise override.error(f"unknown field '{name}' in {message.DESCRIPTOR.name}{suggestion(name, fields)}")
     return fields[name]
 
 
-def _step(override, targets: list[Message], used_in: list[set[int]], field, key: str | None) -> list[Message]:
+def _step(
+    override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
+) -> list[Message]:
     """The messages that a step of the path leads to."""
     if field.has_presence:
         if key is not None:
             raise override.error(f"'{field.name}' is not a list")
         return [getattr(target, field.name) for target in targets]
     if key is None:
-        example = "NAME" if "name" in field.message_type.fields_by_name else "0"
+        example = "NAME" if _have_names(field) else "0"
         raise override.error(f"'{field.name}' is a list; say {field.name}[{example}]")
     found = []
     for target, phases in zip(targets, used_in, strict=True):
@@ -121,9 +123,13 @@ def _step(override, targets: list[Message], used_in: list[set[int]], field, key:
     return found
 
 
+def _have_names(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and "name" in field.message_type.fields_by_name
+
+
 def _select(entries, field: FieldDescriptor, key: str, phases: set[int]) -> list[Message]:
     """The entries of a repeated message with that name (and phase), or else the one at that index."""
-    if "name" in field.message_type.fields_by_name:
+    if _have_names(field):
         named = [entry for entry in entries if entry.name == key]
         if named:
             return named
@@ -136,10 +142,11 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int]) -> list
         return []
     if index < len(entries):
         return [entries[index]]
-    return [entries.add()] if field.message_type.name != "LayerParameter" else []
+    is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
+    return [] if is_layer else [entries.add()]
 
 
-def _kept(layer: Message, phase: int) -> bool:
+def _kept(layer: proto.LayerParameter, phase: int) -> bool:
     """Whether a layer's rules keep it in the phase, at some level and with some stages."""
     if layer.include:
         return any(not rule.HasField("phase") or rule.phase == phase for rule in layer.include)
@@ -148,7 +155,9 @@ def _kept(layer: Message, phase: int) -> bool:
     )
 
 
-def _with_entries(override, targets, used_in, field, key: str | None) -> list[Message]:
+def _with_entries(
+    override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
+) -> list[Message]:
     """For a last step such as `layer[x]`, the entries themselves; else the messages that hold the field."""
     if field.message_type is not None and not field.has_presence:
         return _step(override, targets, used_in, field, key)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn, cast
 
 from google.protobuf import text_encoding
 from google.protobuf.descriptor import FieldDescriptor
@@ -104,7 +105,7 @@ class _Scanner:
             self.line_start = self.source.rindex("\n", self._counted, self.start) + 1
         self._counted = self.start
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str) -> NoReturn:
         raise ConfigError(message, f"{self.file}:{self.line}:{self.start - self.line_start + 1}")
 
     def fields(self, opener: Node | None = None, close: str = "") -> list[Node]:
@@ -196,7 +197,7 @@ def scalar(field: FieldDescriptor, value: bytes | str) -> object:
         number = float(match[1])
         if abs(number) < _FLOAT_LIMITS[kind]:
             return number
-    if kind == FieldDescriptor.CPPTYPE_ENUM:
+    if field.enum_type is not None:
         names = field.enum_type.values_by_name
         if value in names:
             return names[value].number
@@ -218,9 +219,15 @@ def _expected(field: FieldDescriptor) -> str:
     kind = field.cpp_type
     if kind in _INTEGER_RANGES:
         return _INTEGER_RANGES[kind][2]
-    if kind == FieldDescriptor.CPPTYPE_ENUM:
+    if field.enum_type is not None:
         return f"one of {', '.join(field.enum_type.values_by_name)}"
     return "true or false" if kind == FieldDescriptor.CPPTYPE_BOOL else "a finite number"
+
+
+def fields_of(message: Message) -> Mapping[str, FieldDescriptor]:
+    """The fields of a message's type by name."""
+    # The stubs of protobuf tell two implementations of one class apart.
+    return cast("Mapping[str, FieldDescriptor]", message.DESCRIPTOR.fields_by_name)
 
 
 def fill(message: Message, nodes: list[Node], where: str, label: str = "") -> list[ConfigError]:
@@ -228,13 +235,13 @@ def fill(message: Message, nodes: list[Node], where: str, label: str = "") -> li
 
     where: the place of the message, for what is missing in it; label: what comes first in error messages.
     """
-    descriptor = message.DESCRIPTOR
+    descriptor, fields = message.DESCRIPTOR, fields_of(message)
     errors: list[ConfigError] = []
     first: dict[str, Node] = {}
     for node in nodes:
-        field = descriptor.fields_by_name.get(node.name)
+        field = fields.get(node.name)
         if field is None:
-            known = suggestion(node.name, descriptor.fields_by_name)
+            known = suggestion(node.name, fields)
             errors.append(ConfigError(f"{label}unknown field '{node.name}' in {descriptor.name}{known}", node.where))
             continue
         if field.has_presence and node.name in first:

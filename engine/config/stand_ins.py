@@ -6,10 +6,11 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+
+from engine import proto
 
 
-def _proposal(layer: Any) -> None:
+def _proposal(layer: proto.LayerParameter) -> None:
     """py-faster-rcnn's: param_str is YAML with feat_stride and scales."""
     text = layer.python_param.param_str
     stride = re.search(r"feat_stride\W+(\d+)", text)
@@ -21,11 +22,13 @@ def _proposal(layer: Any) -> None:
 
 
 # (module, class) -> what turns the layer into a built-in one.
-STAND_INS: dict[tuple[str, str], Callable[[Any], None]] = {("rpn.proposal_layer", "ProposalLayer"): _proposal}
+STAND_INS: dict[tuple[str, str], Callable[[proto.LayerParameter], None]] = {
+    ("rpn.proposal_layer", "ProposalLayer"): _proposal
+}
 
 
-def stand_in(net: Any, folder: str) -> list[str]:
-    """Replaces such layers of a NetParameter whose module is neither in PYTHONPATH nor in `folder`. Returns notes."""
+def stand_in(net: proto.NetParameter, folder: str) -> list[str]:
+    """Replaces such layers of a net whose module is neither in PYTHONPATH nor in `folder`. Returns notes."""
     notes = []
     for layer in net.layer:
         param = layer.python_param

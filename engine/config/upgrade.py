@@ -5,8 +5,11 @@ Both upgrades may run again on their own result: nothing changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from google.protobuf.message import Message
 
+from engine import proto
 from engine.config.prototext import Node
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
@@ -124,7 +127,7 @@ _RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim",
 _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
 
 
-def upgrade_solver(message: Message, node: Node | None = None) -> list[str]:
+def upgrade_solver(message: proto.SolverParameter, node: Node | None = None) -> list[str]:
     """solver_type (an enum) becomes type (a string); node: where the file says solver_type. Returns notes."""
     if not message.HasField("solver_type"):
         return []
@@ -135,7 +138,9 @@ def upgrade_solver(message: Message, node: Node | None = None) -> list[str]:
     return ["upgraded from solver_type to type"]
 
 
-def upgrade_net(message: Message, nodes: dict[str, list[Node]] | None = None) -> tuple[list[Node | None], list[str]]:
+def upgrade_net(
+    message: proto.NetParameter, nodes: Mapping[str, Sequence[Node | None]] | None = None
+) -> tuple[list[Node | None], list[str]]:
     """Brings a NetParameter to the current format, in place.
 
     nodes: where the file has its `layer`, `layers` and `input` fields, by that name. Returns the place of each
@@ -164,7 +169,7 @@ def _where(node: Node | None) -> str | None:
     return node.where if node else None
 
 
-def _upgrade_layers(message: Message, origins: list[Node | None]) -> list[Node | None]:
+def _upgrade_layers(message: proto.NetParameter, origins: Sequence[Node | None]) -> list[Node | None]:
     """Turns all `layers` into `layer`; returns the places of the new ones (V0's padding layers vanish)."""
     padding = {}  # top -> the V0 padding layer that makes it
     kept = []
@@ -201,7 +206,7 @@ def _copy(message: Message, path: str, value: object, label: str, origin: Node |
         raise ConfigError(f"{label}'{name}', its name today, cannot hold {value}", _where(origin)) from None
 
 
-def _from_v1(old: Message, layer: Message, origin: Node | None) -> None:
+def _from_v1(old: proto.V1LayerParameter, layer: proto.LayerParameter, origin: Node | None) -> None:
     special = {"type", "param", "blobs_lr", "weight_decay", "blob_share_mode"}
     for field, value in old.ListFields():
         if field.name not in special:
@@ -211,7 +216,7 @@ def _from_v1(old: Message, layer: Message, origin: Node | None) -> None:
     _params(layer, name=old.param, share_mode=old.blob_share_mode, lr_mult=old.blobs_lr, decay_mult=old.weight_decay)
 
 
-def _params(layer: Message, **columns) -> None:
+def _params(layer: proto.LayerParameter, **columns: Sequence[object]) -> None:
     """Lists with an entry for each parameter blob become one `param` for each blob."""
     for _ in range(max(map(len, columns.values()))):
         layer.param.add()
@@ -220,7 +225,12 @@ def _params(layer: Message, **columns) -> None:
             setattr(param, field, value)
 
 
-def _from_v0(old: Message, layer: Message, padding: dict[str, Message], origin: Node | None) -> None:
+def _from_v0(
+    old: proto.V1LayerParameter,
+    layer: proto.LayerParameter,
+    padding: Mapping[str, proto.V1LayerParameter],
+    origin: Node | None,
+) -> None:
     options = old.layer
     label = f"layer '{options.name}': "
     if options.type not in _V0_TYPES:
@@ -249,7 +259,7 @@ def _from_v0(old: Message, layer: Message, padding: dict[str, Message], origin: 
     _params(layer, lr_mult=options.blobs_lr, decay_mult=options.weight_decay)
 
 
-def _upgrade_inputs(message: Message, origin: Node | None) -> list[Node | None]:
+def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[Node | None]:
     """`input` with its shapes becomes an Input layer before all others; returns the place of that layer, if any.
 
     Inputs without shapes are dropped where old weight files have them; in a text the layer will ask for them.
@@ -275,7 +285,7 @@ def _upgrade_inputs(message: Message, origin: Node | None) -> list[Node | None]:
     return [origin]
 
 
-def _upgrade_fields(layer: Message, origin: Node | None) -> None:
+def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
     """Fields that moved or changed their name within the current format of layers."""
     data_param = _DATA_PARAMS.get(layer.type)
     if data_param and layer.HasField(data_param):

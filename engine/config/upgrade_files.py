@@ -4,6 +4,8 @@ upgrade_net_proto_binary and upgrade_solver_proto_text.
 
 from __future__ import annotations
 
+from typing import cast
+
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
@@ -27,7 +29,7 @@ def upgrade_net_text(source: str, target: str) -> list[str]:
 def upgrade_net_binary(source: str, target: str) -> list[str]:
     """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError."""
     net = read_message(source, proto.raw.NetParameter, "caffemodel")
-    _, notes = upgrade_net(net)
+    _, notes = upgrade_net(cast("proto.NetParameter", net))  # whose blobs, which differ, are moved as they are
     write_message(target, net)
     return [f"{source}: {note}" for note in notes]
 

@@ -17,7 +17,7 @@ from engine.watchdog.board import DATA
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.config import Config
+    from engine.config import NetConfig
     from engine.data.data_source import DataSource
     from engine.layers.base import Shape
     from engine.net import Net
@@ -42,7 +42,7 @@ class Feeder:
     A net without data layers (DummyData, Input) is fed nothing; its samples are counted all the same.
     """
 
-    def __init__(self, config: Config, phase: int, seed: int, world: World, *, skip_bad_images: bool = False):
+    def __init__(self, config: NetConfig, phase: int, seed: int, world: World, *, skip_bad_images: bool = False):
         self._config, self._phase, self._seed = config, phase, seed
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images

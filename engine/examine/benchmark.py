@@ -22,13 +22,13 @@ from engine.solver.state import TrainingState
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.config import Config
+    from engine.config import NetConfig
 
 RATE = 1e-6  # the weights hardly move: the last step computes on the same numbers as the first
 
 
 def benchmark(
-    config: Config,
+    config: NetConfig,
     phase: int,
     iterations: int,
     world: World,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import proto
-from engine.config.config import Config, nets_of_solver, read
+from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, ConfigErrors, EngineError, shape_text
 from engine.graph.build import Graph, build, kept
@@ -95,7 +95,7 @@ def check_file(path: str, overrides: Iterable[str] = (), level: int = 0, stages:
     return report
 
 
-def _check_solver(config: Config, report: FileReport) -> None:
+def _check_solver(config: SolverConfig, report: FileReport) -> None:
     def place(field: str) -> str:
         return config.where(path=field)
 
@@ -134,7 +134,7 @@ def _schedule(param: Any) -> list[tuple[int, float]]:
     return [(point, rate(point)) for point in sorted(points)]
 
 
-def _check_net(config: Config, report: FileReport, level: int, stages: list[str]) -> None:
+def _check_net(config: NetConfig, report: FileReport, level: int, stages: list[str]) -> None:
     """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
     kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASES}
     for phase, name in PHASES.items():
@@ -148,14 +148,14 @@ def _check_net(config: Config, report: FileReport, level: int, stages: list[str]
         report.errors.clear()
 
 
-def _feeding_layers(config: Config, phase: int, level: int, stages: list[str]) -> list[Any]:
+def _feeding_layers(config: NetConfig, phase: int, level: int, stages: list[str]) -> list[Any]:
     layers = enumerate(config.message.layer)
     return [
         layer for i, layer in layers if not layer.bottom and kept(layer, phase, level, set(stages), config.where(i))
     ]
 
 
-def _add_graph(config: Config, phase: int, level: int, stages: list[str], report: FileReport) -> None:
+def _add_graph(config: NetConfig, phase: int, level: int, stages: list[str], report: FileReport) -> None:
     for text in config.notes:
         report.note(text)
     try:
@@ -171,7 +171,7 @@ def _add_graph(config: Config, phase: int, level: int, stages: list[str], report
     report.nets.append(net)
 
 
-def _net_report(config: Config, graph: Graph) -> NetReport:
+def _net_report(config: NetConfig, graph: Graph) -> NetReport:
     layers = layer_costs(graph)
     shapes = [shape for layer in layers for _, shape in layer.tops if shape]
     insert_splits(graph)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.config import Config
+from engine.config import NetConfig
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, shape_text
 from engine.inference.trained import load
@@ -57,7 +57,7 @@ def compare_files(a: str, b: str) -> Comparison:
 
 
 def compare_nets(
-    nets: tuple[Config, Config],
+    nets: tuple[NetConfig, NetConfig],
     weights: tuple[Sequence[str], Sequence[str]],
     phase: int,
     precision: str = "fp32",
@@ -71,7 +71,7 @@ def compare_nets(
     return _compare(a, b, (nets[0].path, nets[1].path))
 
 
-def _run(config: Config, weights: Sequence[str], precision: str, phase: int, seed: int) -> Arrays:
+def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, seed: int) -> Arrays:
     shapes_of = SourceShapes(phase, config.notes.append)
     net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision).watched())
     load(net, weights)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.preflight import check_sum, compare, hosts, versions
-from engine.config import Config, nets_of_solver, read_solver
+from engine.config import SolverConfig, nets_of_solver, read_solver
 from engine.config.config import texts_of
 from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
@@ -38,7 +38,7 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     return result
 
 
-def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
+def _core_plan(world: World, config: SolverConfig | None) -> tuple[str, str]:
     from engine.host import _core
 
     settings = settings_of(world, config.message.comm_param if config else proto.CommParameter())
@@ -54,7 +54,7 @@ def _core_plan(world: World, config: Config | None) -> tuple[str, str]:
     )
 
 
-def _layouts(world: World, config: Config) -> str:
+def _layouts(world: World, config: SolverConfig) -> str:
     """Whether the ranks' kernels want the parameters of the train net laid out alike."""
     from engine.data.source_shapes import SourceShapes
     from engine.net import Net, NetOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config import Config
+from engine.config import NetConfig
 from engine.config.describe import options
 from engine.data.source_shapes import SourceShapes
 from engine.errors import shape_text
@@ -16,7 +16,7 @@ from engine.report.table import human, table
 HEADER = ("layer", "type", "options", "output", "parameters", "lr, decay", "FLOPs", "%")
 
 
-def net_graph(config: Config, phase: int, level: int = 0, stages: tuple | list = ()) -> Graph:
+def net_graph(config: NetConfig, phase: int, level: int = 0, stages: tuple | list = ()) -> Graph:
     """The graph of a net whose data need not be there. Raises ConfigErrors."""
     shapes_of = SourceShapes(phase, config.notes.append)
     return build(config, phase, level=level, stages=stages, shapes_of=shapes_of)

@@ -15,7 +15,7 @@ from engine.layers.base import Blob, Layer, Shape
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.config import Config
+    from engine.config import NetConfig
     from engine.net import Net
 
 PIXELS = 50.0  # standard deviation of synthetic images, about that of a picture less its mean
@@ -31,7 +31,7 @@ class SyntheticFeeder(Feeder):
     and nothing is written.
     """
 
-    def __init__(self, config: Config, phase: int, seed: int, world: World, *, batch_size: int = 0, **_: Any):
+    def __init__(self, config: NetConfig, phase: int, seed: int, world: World, *, batch_size: int = 0, **_: Any):
         super().__init__(config, phase, seed, world)
         self._shapes = SourceShapes(phase, lambda text: None, batch_size)
         self._size, self._generator = batch_size or 1, np.random.default_rng(seed)

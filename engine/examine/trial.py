@@ -16,7 +16,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import Config, parse_solver, read_net, read_solver
+from engine.config import SolverConfig, parse_solver, read_net, read_solver
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.examine.synthetic import SyntheticFeeder
 from engine.host.machine import memory
@@ -101,7 +101,7 @@ def _train(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
         solver.close()
 
 
-def _one_iteration(config: Config) -> None:
+def _one_iteration(config: SolverConfig) -> None:
     """Without tests and without files."""
     param = config.message
     for name in (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.comm.world import World
-from engine.config import Config, nets_of_solver
+from engine.config import SolverConfig, nets_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
@@ -73,10 +73,10 @@ class KeepingFeeder(Feeder):
         self.batches.append(list(batch.keys))
 
 
-def verify(read: Callable[[], Config], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:
+def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:
     """Collective. Compares `iterations` iterations of 1 rank and of the world's; `show` gets the table on rank 0.
 
-    read: gives a fresh Config of the solver at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
+    read: gives the solver afresh at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
     names the iteration and the first parameter that differs by more, ConfigError for a net without data.
     """
     many = _solver(read(), world)
@@ -116,7 +116,7 @@ def verify(read: Callable[[], Config], world: World, iterations: int, tolerance:
         )
 
 
-def _solver(config: Config, world: World, ranks: int = 1, at_once: bool = False) -> Solver:
+def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = False) -> Solver:
     """Ready for its first step, silent, without tests. ranks: whose batches it takes, as one or as micro-batches."""
     param = config.message
     param.display = param.test_interval = 0

@@ -6,21 +6,24 @@ skipped, so that `engine check` shows all errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import cast
 
-from engine.config import Config
+from engine import proto
+from engine.config import NetConfig
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
+from engine.layers.data import Data
 from engine.layers.model_parallel import Part
 from engine.layers.registry import layer_type
+from engine.layers.weighted import Weighted
 
 TRAIN, TEST = 0, 1
-ShapesOf = Callable[[Any, str], list[Shape]]
+ShapesOf = Callable[[proto.LayerParameter, str], list[Shape]]
 
 
 @dataclass(eq=False)
@@ -48,11 +51,11 @@ class Graph:
 
 
 def build(
-    config: Config,
+    config: NetConfig,
     phase: int,
     *,
     level: int = 0,
-    stages=(),
+    stages: Iterable[str] = (),
     shapes_of: ShapesOf | None = None,
     before: Graph | None = None,
     parts: Mapping[str, Part] = MappingProxyType({}),
@@ -73,7 +76,7 @@ def build(
                 continue
             layer = layer_type(message.type, message.name, where)(message, where, phase, net=config.message)
             if message.name in parts:
-                divide(layer, parts[message.name])
+                divide(cast(Weighted, layer), parts[message.name])
             if not connect.bottoms(layer, index):
                 continue
             if layer.name in earlier:
@@ -91,12 +94,12 @@ def build(
     return graph
 
 
-def kept(message, phase: int, level: int, stages: set[str], where: str) -> bool:
+def kept(message: proto.LayerParameter, phase: int, level: int, stages: set[str], where: str) -> bool:
     """Whether a layer's include and exclude rules keep it. Raises ConfigError for a layer that has both."""
     if message.include and message.exclude:
         raise ConfigError(f"layer '{message.name}': has both include and exclude rules; use one of them", where)
 
-    def matches(rule) -> bool:
+    def matches(rule: proto.NetStateRule) -> bool:
         return not (
             (rule.HasField("phase") and rule.phase != phase)
             or (rule.HasField("min_level") and level < rule.min_level)
@@ -113,7 +116,7 @@ def kept(message, phase: int, level: int, stages: set[str], where: str) -> bool:
 def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) -> None:
     """Shapes, tops, parameters and loss weights of one layer whose bottoms are known."""
     _check_counts(layer)
-    if getattr(layer, "from_source", False):
+    if isinstance(layer, Data):
         if shapes_of is None:
             raise layer.error("its data source is not open")
         layer.source_shapes = shapes_of(layer.message, layer.where)
@@ -167,7 +170,7 @@ def _param_specs(layer: Layer, connect: _Connector) -> None:
 class _Connector:
     """Which blob a name means at this point of the file, and who owns a shared parameter."""
 
-    def __init__(self, graph: Graph, config: Config, errors: list[ConfigError]):
+    def __init__(self, graph: Graph, config: NetConfig, errors: list[ConfigError]):
         self.graph, self.config, self.errors = graph, config, errors
         self.current: dict[str, Blob] = {}
         self.unknown: set[str] = set()  # tops of layers that could not be built
@@ -195,7 +198,7 @@ class _Connector:
         self.current.update({blob.name: blob for blob in blobs if not blob.name.startswith("(automatic)")})
         return blobs
 
-    def broken(self, message) -> None:
+    def broken(self, message: proto.LayerParameter) -> None:
         self.unknown.update(message.top)
 
     def share(self, layer: Layer, parameter: Parameter) -> None:
@@ -222,9 +225,9 @@ class _Connector:
             f"its bottom '{name}' is made by the later layer '{later[0].name}'; move that layer above this one"
         )
 
-    def _cycle(self, start, producer) -> list[str] | None:
+    def _cycle(self, start: proto.LayerParameter, producer: proto.LayerParameter) -> list[str] | None:
         """Names of the layers from `start` back to itself, if what `producer` reads depends on it."""
-        makers: dict[str, Any] = {}
+        makers: dict[str, proto.LayerParameter] = {}
         for message in self.config.message.layer:
             for top in message.top:
                 makers.setdefault(top, message)

@@ -3,17 +3,16 @@ layers' own `multinode`, as in Intel's Caffe."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from engine.config import Config
+from engine.config import NetConfig
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 from engine.layers.model_parallel import Part
+from engine.layers.weighted import Weighted
 
 DIVISIBLE = ("InnerProduct", "Convolution")
 
 
-def model_parts(config: Config, ranks: int) -> dict[str, int]:
+def model_parts(config: NetConfig, ranks: int) -> dict[str, int]:
     """Layer -> parts, more than 1. On one rank every layer is whole.
 
     model_parallel { layer_from layer_to num_nodes model_parts } means all InnerProduct and Convolution layers from one
@@ -46,7 +45,7 @@ def _position(names: list[str], name: str, where: str) -> int:
     return names.index(name)
 
 
-def _parts(config: Config, index: int, nodes: int, count: int, ranks: int) -> int:
+def _parts(config: NetConfig, index: int, nodes: int, count: int, ranks: int) -> int:
     layer, where = config.message.layer[index], config.where(index)
     if nodes not in (0, ranks):
         raise ConfigError(f"layer '{layer.name}': multinode num_nodes {nodes}, but there are {ranks} ranks", where)
@@ -59,7 +58,7 @@ def _parts(config: Config, index: int, nodes: int, count: int, ranks: int) -> in
     return count
 
 
-def divide(layer: Any, part: Part) -> None:
+def divide(layer: Weighted, part: Part) -> None:
     """Makes a layer hold its part alone; before its parameters are made. Raises ConfigError."""
     param, count = layer.param, part.count
     if param.num_output % count:

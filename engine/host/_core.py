@@ -9,17 +9,17 @@ from engine.host import _dnnl
 
 def _initialise() -> None:
     """An interrupt in the middle of a C++ module's initialisation would abort, or look like a defect: it waits."""
-    came = []
+    came: list[int] = []
     handler = signal.getsignal(signal.SIGINT)
-    waits = callable(handler) and threading.current_thread() is threading.main_thread()
-    if waits:
+    waits = threading.current_thread() is threading.main_thread()
+    if callable(handler) and waits:
         signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         importlib.import_module("engine.host._ext")
     finally:
-        if waits:
+        if callable(handler) and waits:
             signal.signal(signal.SIGINT, handler)
-    if came:
+    if callable(handler) and came:
         handler(came[0], None)
 
 

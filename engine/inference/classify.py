@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine import proto
-from engine.config import Config
+from engine.config import NetConfig
 from engine.data.decode import COLOR, GRAY, ImageError, decode_bytes
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
@@ -41,7 +41,7 @@ class Preprocessing:
 class Classifier:
     """A trained net on one picture at a time. Raises ConfigError, DataError, WeightsError."""
 
-    def __init__(self, config: Config, weights: Sequence[str], preprocessing: Preprocessing):
+    def __init__(self, config: NetConfig, weights: Sequence[str], preprocessing: Preprocessing):
         source = input_layer(config)
         shape = _input_shape(config, source)
         self._shape = shape[1:]
@@ -88,7 +88,7 @@ def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator
         yield float(scores[index]), labels[index] if labels else str(index)
 
 
-def _input_shape(config: Config, source) -> tuple[int, ...]:
+def _input_shape(config: NetConfig, source) -> tuple[int, ...]:
     """(n, c, h, w): of the Input, or of what the data layer gives, whose source need not be there."""
     if source is None:
         layer = next(layer for layer in config.message.layer if layer.type == "Input")

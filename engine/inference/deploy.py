@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine import proto
-from engine.config import Config
+from engine.config import NetConfig
 from engine.errors import ConfigError
 from engine.graph.build import kept
 
 _SCORES = ("SoftmaxWithLoss", "Accuracy")
 
 
-def input_layer(config: Config) -> Any | None:
+def input_layer(config: NetConfig) -> Any | None:
     """The layer that feeds a net in phase TEST from a source; None where it has an Input. Raises ConfigError."""
     layers = _test_layers(config)
     feeding = [layer for layer in layers if not layer.bottom]
@@ -22,7 +22,7 @@ def input_layer(config: Config) -> Any | None:
     return None if feeding[0].type == "Input" else feeding[0]
 
 
-def deploy(config: Config, shape: Sequence[int]) -> Config:
+def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of its last loss or Accuracy, which
     go through a Softmax; or, where it has neither, all of it. Raises ConfigError."""
     layers = _test_layers(config)
@@ -42,7 +42,7 @@ def deploy(config: Config, shape: Sequence[int]) -> Config:
     net.layer.extend(usable)
     if scores is not None and not (usable and usable[-1].type == "Softmax" and scores in usable[-1].top):
         net.layer.add(name="prob", type="Softmax", bottom=[scores], top=["prob"])
-    return Config(net, config.path)
+    return NetConfig(net, config.path)
 
 
 def _needed(layers: list[Any], blob: str) -> list[Any]:
@@ -55,7 +55,7 @@ def _needed(layers: list[Any], blob: str) -> list[Any]:
     return found[::-1]
 
 
-def _test_layers(config: Config) -> list[Any]:
+def _test_layers(config: NetConfig) -> list[Any]:
     state = config.message.state
     return [
         layer

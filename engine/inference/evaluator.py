@@ -19,7 +19,7 @@ from engine.report.progress import Progress
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.config import Config
+    from engine.config import NetConfig
     from engine.layers.base import Layer
 
 Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
@@ -34,7 +34,7 @@ class Evaluator:
 
     def __init__(
         self,
-        config: Config,
+        config: NetConfig,
         world: World,
         options: NetOptions = DEFAULT,
         *,
@@ -66,7 +66,7 @@ class Evaluator:
         self.feeder.connect(net)
         return net
 
-    def rebuild_net(self, config: Config) -> Net:
+    def rebuild_net(self, config: NetConfig) -> Net:
         """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
         self._config, self._small = config, None
         self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)

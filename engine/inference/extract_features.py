@@ -9,7 +9,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import Config
+from engine.config import NetConfig
 from engine.data.feeder import Feeder
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.errors import ConfigError
@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 def extract_features(
-    config: Config,
+    config: NetConfig,
     weights: Sequence[str],
     blobs: Sequence[str],
     outputs: Sequence[str],
@@ -47,7 +47,7 @@ def extract_features(
 
 
 def _features(
-    config: Config, weights: Sequence[str], blobs: Sequence[str], batches: int, seed: int, progress: Progress | None
+    config: NetConfig, weights: Sequence[str], blobs: Sequence[str], batches: int, seed: int, progress: Progress | None
 ) -> Iterator[list[np.ndarray]]:
     """The blobs' values after each batch, valid until the next."""
     with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.labels import check_labels
 from engine.layers.registry import register
 
@@ -35,9 +35,9 @@ class Accuracy(Layer):
             raise self.error(f"expected top_k from 1 to {classes}, the number of classes, got {top_k}")
         return [(), (classes,)][: len(self.message.top)]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.accuracy_param
-        attributes = {"axis": self.axis, "top_k": param.top_k}
+        attributes: Attributes = {"axis": self.axis, "top_k": param.top_k}
         if param.HasField("ignore_label"):
             attributes["ignore_label"] = param.ignore_label
         return attributes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.layers.builder import Builder
 
 
@@ -20,7 +21,7 @@ class Affine(Layer):
     bottom_range = (1, 2)
 
     @property
-    def param(self):
+    def param(self) -> proto.ScaleParameter | proto.BiasParameter:
         raise NotImplementedError
 
     @property
@@ -48,7 +49,7 @@ class Affine(Layer):
             raise self.error(f"expected num_axes -1 or up to {len(x) - axis} from axis {axis} of {x}, got {num_axes}")
         return [x]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"axis": self.axis, "num_axes": len(self.coefficient_shape)}
 
     def lower(self, builder: Builder) -> None:

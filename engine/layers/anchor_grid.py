@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Layer
+from engine.layers.base import Attributes, Layer
 
 
 class AnchorGrid(Layer):
@@ -37,7 +36,7 @@ class AnchorGrid(Layer):
                 f"expected {2 * self.anchors} biases above 0, width and height of each anchor, got {list(param.biases)}"
             )
 
-    def grid_attributes(self) -> dict[str, Any]:
+    def grid_attributes(self) -> Attributes:
         return {"classes": self.param.num_class, "anchors": list(self.param.biases)}
 
     def flops(self) -> int:

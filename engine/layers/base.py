@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from engine import proto
 from engine.errors import ConfigError, shape_text
 
 if TYPE_CHECKING:
     import numpy as np
 
     from engine.layers.builder import Builder
+    from engine.layers.model_parallel import Part
 
 
 Shape = tuple[int, ...]
+# What an op can be told. A Callable(backward) is called when the op runs.
+Attribute = int | float | str | Sequence[int] | Sequence[float] | Callable[[bool], None]
+Attributes = dict[str, Attribute]
 
 MOST_AXES, MOST_VALUES = 32, 2**31 - 1  # of a blob, as in Caffe
 MOST_PIXELS = 2**31 - 1  # of a window along an axis: ops add two such numbers in 64 bits
@@ -41,7 +46,7 @@ class Parameter:
     """A learnable or statistical blob of a layer. `shape` is Caffe's, as in files."""
 
     shape: Shape
-    filler: Any = None  # FillerParameter message; None: zeros
+    filler: proto.FillerParameter | None = None  # None: zeros
     values: np.ndarray | None = None  # initial ones, of a layer that has them itself
     lr_mult: float = 1.0
     decay_mult: float = 1.0
@@ -79,11 +84,11 @@ class Parameter:
 
 @dataclass(eq=False)
 class Layer:
-    """A node. `message` is its LayerParameter, `where` its "file:line:column" for errors, `phase` TRAIN (0) or TEST
-    (1).
+    """A node. `message` is what the text says of it, `where` its "file:line:column" for errors, `phase` TRAIN (0) or
+    TEST (1).
     """
 
-    message: Any
+    message: proto.LayerParameter
     where: str
     phase: int
     bottoms: list[Blob] = field(default_factory=list)
@@ -91,21 +96,21 @@ class Layer:
     params: list[Parameter] = field(default_factory=list)
     loss_weights: list[float] = field(default_factory=list)  # one per top; 0 where the top is no loss
     constant = False  # True in nets that are only tested: parameters do not change between forwards
-    net: Any = None  # the NetParameter, for what is said there of all layers of a type
+    net: proto.NetParameter = field(default_factory=proto.NetParameter)  # speaks of all layers of a type, too
 
     # How many bottoms and tops the type takes (None: any number), for errors that say so.
-    bottom_range = (1, 1)
-    top_range = (1, 1)
+    bottom_range: ClassVar[tuple[int, int | None]] = (1, 1)
+    top_range: ClassVar[tuple[int, int | None]] = (1, 1)
     # False for types that have no backward (Accuracy, ArgMax); data layers have no bottoms and so need none.
     differentiable = True
     # True for types whose bottoms are read by whoever runs the net, after every forward.
     is_sink: ClassVar[bool] = False
     # Whether the layer's ops take bf16 bottoms and give bf16 tops; others run in float32, whatever the net's precision.
-    bf16: ClassVar[bool] = False
+    bf16 = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
-    part = None  # of a layer that several ranks hold together: an engine.layers.model_parallel.Part
+    part: Part | None = field(default=None, init=False)  # of a layer that several ranks hold together
 
     @property
     def name(self) -> str:
@@ -137,7 +142,7 @@ class Layer:
         """Parameters, after shapes are known. Multipliers from `param {}` are filled in by the graph."""
         return []
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         """What the op of this type needs to know: ints, floats, strings, lists of ints or floats."""
         return {}
 

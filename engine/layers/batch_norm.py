@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.base import Attributes, Layer, Parameter, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
+    from engine.layers.eltwise import Eltwise
+    from engine.layers.scale import Scale
 
 
 @register("BatchNorm")
@@ -74,7 +76,7 @@ class BatchNorm(Layer):
     def summed_params(self) -> list[Parameter]:
         return self.params if self.stats_batch_size not in (0, self.shapes[0][0]) else []
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.batch_norm_param
         return {
             "eps": param.eps,
@@ -93,10 +95,10 @@ class BatchNorm(Layer):
             return joins and len(following.tops) == 2
         if self.relu or self.message.batch_norm_param.relu:
             return False
-        if following.type == "Scale" and not (self.scale or self.adds) and following.is_per_channel:
+        if following.type == "Scale" and not (self.scale or self.adds) and cast("Scale", following).is_per_channel:
             self.scale, self.shift = True, len(following.params) == 2
             self.params = self.params + following.params
-        elif following.type == "Eltwise" and joins and not self.adds and following.adds_two:
+        elif following.type == "Eltwise" and joins and not self.adds and cast("Eltwise", following).adds_two:
             self.adds = True
             self.bottoms = self.bottoms + [blob for blob in following.bottoms if blob is not self.tops[0]]
         elif following.type == "ReLU" and following.message.relu_param.negative_slope == 0:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine import proto
-from engine.layers.base import Parameter, Shape
+from engine.layers.base import Attributes, Layer, Parameter, Shape
 from engine.layers.batch_norm import BatchNorm
 from engine.layers.registry import register
 
@@ -72,7 +72,7 @@ class BN(BatchNorm):
         else:
             builder.op("BatchNorm", self, inputs, self.attributes(), params=[*self.params[2:], *self.params[:2]])
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         eps = self.param.eps if self.param.HasField("eps") else 1e-9 if self.is_segnets else 1e-5
         return {
             "eps": eps,
@@ -83,5 +83,5 @@ class BN(BatchNorm):
             "relu": self.relu,
         }
 
-    def absorb(self, following) -> bool:
+    def absorb(self, following: Layer) -> bool:
         return not self.is_affine and super().absorb(following)

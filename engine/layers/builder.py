@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError, EngineError
-from engine.layers.base import Blob, Layer, Parameter, Shape
+from engine.layers.base import Attribute, Blob, Layer, Parameter, Shape
 
 if TYPE_CHECKING:
     from engine.host._core import Program, Tensor
@@ -81,12 +81,12 @@ class Builder:
         type: str,
         layer: Layer,
         inputs: list[Tensor],
-        attributes: dict[str, Any] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
         *,
         params: list[Parameter] | None = None,
         tops: list[Blob] | None = None,
-        shapes: list[Shape] | None = None,
-        gradients: list[bool] | None = None,
+        shapes: Sequence[Shape] | None = None,
+        gradients: Sequence[bool] | None = None,
     ) -> list[Tensor]:
         """Adds an op and returns its outputs. By default its params and tops are the layer's; `shapes` overrides the
         shapes that the op sees (a view of the top), `tops=[]` with `shapes` makes intermediate tensors that belong to
@@ -102,7 +102,7 @@ class Builder:
             gradients = [learns or any(t.diff is not None for t in inputs)] * len(shapes)
         try:
             outputs = self.program.op(
-                type, layer.name, inputs, tensors, attributes or {}, [list(s) for s in shapes], gradients
+                type, layer.name, inputs, tensors, dict(attributes or {}), [list(s) for s in shapes], gradients
             )
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"layer '{layer.name}' ({type}): {error}", layer.where) from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 
@@ -18,7 +16,7 @@ class Cast(Layer):
     def infer(self) -> list[Shape]:
         return [self.shapes[0]]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"bf16": self.to_bf16}
 
     def flops(self) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.layers.activation import Unary
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 
 
@@ -23,5 +21,5 @@ class Clip(Unary):
             raise self.error(f"expected min up to max, got min {param.min:g} and max {param.max:g}")
         return super().infer()
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"min": self.message.clip_param.min, "max": self.message.clip_param.max}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 
@@ -28,7 +26,7 @@ class Concat(Layer):
                 raise self.error(f"expected {wanted}, got {shape} for bottom {number}")
         return [(*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"axis": self.axis}
 
     def flops(self) -> int:

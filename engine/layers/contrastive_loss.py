@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.pair_loss import PairLoss
 from engine.layers.registry import register
 
@@ -25,6 +24,6 @@ class ContrastiveLoss(PairLoss):
             raise self.error(f"expected a third bottom of {features[0]} values, one for each pair, got {alike}")
         return tops
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.contrastive_loss_param
         return {**super().attributes(), "margin": param.margin, "legacy_version": param.legacy_version}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Parameter, Shape
+from engine.layers.base import Attributes, Parameter, Shape
 from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
@@ -76,7 +77,7 @@ class Convolution(Weighted):
             "dilation": self._per_axis("dilation", self.param.dilation, 1),
         }
 
-    def _per_axis(self, name: str, values, default: int | None) -> list[int]:
+    def _per_axis(self, name: str, values: Sequence[int], default: int | None) -> list[int]:
         """From the repeated field `values`, or from name_h and name_w."""
         axes = len(self.shapes[0]) - 2
         pair = [f"{name}_h", f"{name}_w"] if name != "dilation" else []
@@ -86,7 +87,7 @@ class Convolution(Weighted):
                 raise self.error(f"expected {given[0]} alone, without {name}, and 2 spatial axes, got {axes} axes")
             if default is None and len(given) != 2:
                 raise self.error(f"expected both {pair[0]} and {pair[1]}, got {given[0]} alone")
-            result = [getattr(self.param, field) if field in given else default for field in pair]
+            result = [getattr(self.param, field) if field in given else default or 0 for field in pair]
         elif values:
             if len(values) not in (1, axes):
                 raise self.error(f"expected 1 or {axes} values of {name}, one per spatial axis, got {len(values)}")
@@ -108,7 +109,7 @@ class Convolution(Weighted):
             params.append(Parameter((param.num_output,), param.bias_filler))
         return params
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {**super().attributes(), **self.window, "group": self.param.group}
 
     def by_winograd(self, dtype: str) -> bool:
@@ -128,7 +129,7 @@ class Convolution(Weighted):
 
     def lower(self, builder: Builder) -> None:
         if self.part:
-            self.lower_part(builder)
+            self.lower_part(builder, self.part)
             return
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         op = "WinogradConvolution"

@@ -18,7 +18,6 @@ class Data(Layer):
 
     bottom_range = (0, 0)
     top_range = (1, None)
-    from_source = True
     source_shapes: list[Shape] = []
 
     def infer(self) -> list[Shape]:

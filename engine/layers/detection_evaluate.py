@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class DetectionEvaluate(Layer):
         classes = self.param.num_classes - has_background
         return [(1, 1, classes + detections[2], 5)]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {
             "classes": self.param.num_classes,
             "background": self.param.background_label_id,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.prior_predictions import PriorPredictions
 from engine.layers.registry import register
 
@@ -49,7 +49,7 @@ class DetectionOutput(PriorPredictions):
             raise self.error("expected keep_top_k, top_k and classes that leave room for a detection")
         return [(1, 1, self.shapes[0][0] * rows, 7)]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.param
         attributes = {
             **self.prediction_attributes(),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.loss import LossLayer
 from engine.layers.registry import register
 
@@ -30,7 +29,7 @@ class DiceLoss(LossLayer):
             raise self.error(f"expected as many targets as {probabilities}, or a label for each position, got {truth}")
         return [()]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {**super().attributes(), "labels": self.has_labels}
 
     def flops(self) -> int:

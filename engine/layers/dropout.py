@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.layers.activation import Activation
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 
 
@@ -22,7 +20,7 @@ class Dropout(Activation):
             raise self.error("expected a bottom of at least 1 axis, got a scalar")
         return super().infer()
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"ratio": self.message.dropout_param.dropout_ratio if self.training else 0.0}
 
     def flops(self) -> int:

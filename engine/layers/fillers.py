@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,16 +17,17 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.layers.base import Parameter
 
 Shape = tuple[int, ...]
-Filler = Callable[[Shape, Any, np.random.Generator], np.ndarray]
+Filler: TypeAlias = "Callable[[Shape, proto.FillerParameter, np.random.Generator], np.ndarray]"
 
 _fillers: dict[str, Filler] = {}
 
 
 def filler(name: str) -> Callable[[Filler], Filler]:
-    """Decorator: the function fill(shape, FillerParameter message, generator) -> float32 array for `type: "<name>"`."""
+    """Decorator: the function fill(shape, message, generator) -> float32 array for `type: "<name>"`."""
 
     def register(function: Filler) -> Filler:
         _fillers[name] = function
@@ -35,7 +36,9 @@ def filler(name: str) -> Callable[[Filler], Filler]:
     return register
 
 
-def fill(shape: Shape, message: Any, generator: np.random.Generator, where: str | None = None) -> np.ndarray:
+def fill(
+    shape: Shape, message: proto.FillerParameter, generator: np.random.Generator, where: str | None = None
+) -> np.ndarray:
     """float32 array of `shape` by a FillerParameter. Raises ConfigError for an unknown type or an unfit shape."""
     if message.type not in _fillers:
         raise ConfigError(f"unknown filler '{message.type}'{suggestion(message.type, _fillers)}", where)
@@ -77,7 +80,7 @@ def _outputs(shape: Shape) -> int:
     return shape[0] if shape else 1
 
 
-def _fan(shape: Shape, message: Any) -> float:
+def _fan(shape: Shape, message: proto.FillerParameter) -> float:
     """How many values meet in one, by variance_norm."""
     count = math.prod(shape)
     fan_in = count / _outputs(shape)
@@ -87,19 +90,19 @@ def _fan(shape: Shape, message: Any) -> float:
 
 
 @filler("constant")
-def constant(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def constant(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     return np.full(shape, message.value, np.float32)
 
 
 @filler("uniform")
-def uniform(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def uniform(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     if message.min > message.max:
         raise ValueError(f"expected min up to max, got {message.min:g} and {message.max:g}")
     return _uniform(shape, message.min, message.max, generator)
 
 
 @filler("gaussian")
-def gaussian(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def gaussian(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """With `sparse` k, about k of the inputs of every output, shape[0], are not zero."""
     values = _gaussian(shape, message.mean, message.std, generator)
     if message.sparse >= 0:
@@ -108,25 +111,25 @@ def gaussian(shape: Shape, message: Any, generator: np.random.Generator) -> np.n
 
 
 @filler("xavier")
-def xavier(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def xavier(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     bound = math.sqrt(3 / _fan(shape, message))
     return _uniform(shape, -bound, bound, generator)
 
 
 @filler("msra")
-def msra(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def msra(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     return _gaussian(shape, 0, math.sqrt(2 / _fan(shape, message)), generator)
 
 
 @filler("positive_unitball")
-def positive_unitball(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def positive_unitball(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """Positive values whose sum over every output, shape[0], is 1."""
     values = generator.random(shape, dtype=np.float32)
     return values / values.sum(axis=tuple(range(1, len(shape))), keepdims=True)
 
 
 @filler("bilinear")
-def bilinear(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def bilinear(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """The kernel of bilinear interpolation, for a deconvolution that enlarges."""
     if len(shape) != 4 or shape[2] != shape[3]:
         raise ValueError(f"expected a blob of 4 axes with a square kernel, got {shape}")
@@ -138,7 +141,7 @@ def bilinear(shape: Shape, message: Any, generator: np.random.Generator) -> np.n
 
 
 @filler("gabor")
-def gabor(shape: Shape, message: Any, generator: np.random.Generator) -> np.ndarray:
+def gabor(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """Gratings under a Gaussian window, for the first convolution: each output with a random orientation, wavelength (4
     pixels up to the kernel's size) and phase, the same in all input channels, of mean 0 and standard deviation `std`.
     """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from engine.layers.base import Attributes
 from engine.layers.class_loss import ClassLoss
 from engine.layers.registry import register
 
@@ -13,6 +12,6 @@ class HingeLoss(ClassLoss):
     """Bottoms: scores (N, classes...), labels (N). Top: sum max(0, 1 - s x)^p / N with s = 1 for the label's class, -1
     for others, and p = 1, or 2 with `norm: L2`."""
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.hinge_loss_param
         return {**super().attributes(), "squared": param.norm == param.L2}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Parameter, Shape
+from engine.layers.base import Attributes, Layer, Parameter, Shape
 from engine.layers.convolution import Convolution
 from engine.layers.registry import register
 
@@ -29,10 +29,10 @@ class Im2col(Convolution):
     def make_params(self) -> list[Parameter]:
         return []
 
-    def attributes(self) -> dict[str, Any]:
-        return self.window
+    def attributes(self) -> Attributes:
+        return {**self.window}
 
-    def absorb(self, following) -> bool:
+    def absorb(self, following: Layer) -> bool:
         return False
 
     def lower(self, builder: Builder) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from engine.errors import WeightsError
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 from engine.weights.protobuf import read_blob
@@ -49,7 +48,7 @@ class InfogainLoss(SoftmaxLossBase):
         self._check_matrix(matrix.shape, f"in {source}")
         return matrix.ravel().tolist()
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         attributes = super().attributes()
         if len(self.shapes) == 2:
             attributes["infogain"] = self._matrix_of_file()

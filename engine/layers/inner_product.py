@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Parameter, Shape
+from engine.layers.base import Attributes, Parameter, Shape
 from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
@@ -42,7 +42,7 @@ class InnerProduct(Weighted):
 
     def lower(self, builder: Builder) -> None:
         if self.part:
-            self.lower_part(builder)
+            self.lower_part(builder, self.part)
             return
         x, shape, top = builder.tensor(self.bottoms[0]), self.shapes[0], self.tops[0]
         direct = self.axis == 1 and len(shape) <= MAX_KERNEL_AXES  # the kernel takes x in its own layout
@@ -64,7 +64,7 @@ class InnerProduct(Weighted):
         if not direct:
             builder.view(self, y, top.shape, top)
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {**super().attributes(), "transpose": self.param.transpose}
 
     def flops(self) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from engine.layers.activation import Unary
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 
 
@@ -20,7 +19,7 @@ class Log(Unary):
             raise self.error(f"expected base above 0 and not 1, or -1 for e, got {base:g}")
         return super().infer()
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.log_param
         factor = 1.0 if param.base == -1 else 1 / math.log(param.base)
         return {"scale": param.scale, "shift": param.shift, "factor": factor}

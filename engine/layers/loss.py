@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine import proto
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
@@ -26,15 +26,15 @@ class LossLayer(Layer):
             raise self.error(f"expected bottoms with the same first axis, got {predictions} and {targets}")
         return [()]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"loss_weight": float(self.loss_weights[0])}
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
         builder.op(self.type, self, inputs, self.attributes())
 
-    def normalization_attributes(self, default: int, outer: int, inner: int) -> dict[str, Any]:
-        """Attributes `normalizer` and `ignore_label` from loss_param.
+    def normalizer(self, default: int, outer: int, inner: int) -> float:
+        """What loss_param asks to divide the loss by, or LABELS_THAT_COUNT.
 
         `default` is the mode where the text gives none; `outer` the batch size, `inner` the labels per sample.
         """
@@ -46,15 +46,18 @@ class LossLayer(Layer):
             mode = param.VALID if param.normalize else param.BATCH_SIZE
         if mode == param.PRE_FIXED and param.pre_fixed_normalizer <= 0:
             raise self.error(f"expected pre_fixed_normalizer above 0, got {param.pre_fixed_normalizer:g}")
-        attributes: dict[str, Any] = {
-            "normalizer": {
-                param.FULL: float(outer * inner),
-                param.VALID: LABELS_THAT_COUNT,
-                param.BATCH_SIZE: float(outer),
-                param.PRE_FIXED: param.pre_fixed_normalizer,
-                param.NONE: 1.0,
-            }[mode]
-        }
+        return {
+            param.FULL: float(outer * inner),
+            param.VALID: LABELS_THAT_COUNT,
+            param.BATCH_SIZE: float(outer),
+            param.PRE_FIXED: param.pre_fixed_normalizer,
+            param.NONE: 1.0,
+        }[mode]
+
+    def normalization_attributes(self, default: int, outer: int, inner: int) -> Attributes:
+        """Attributes `normalizer`, as normalizer() gives it, and `ignore_label` from loss_param."""
+        param = self.message.loss_param
+        attributes: Attributes = {"normalizer": self.normalizer(default, outer, inner)}
         if param.HasField("ignore_label"):
             attributes["ignore_label"] = param.ignore_label
         return attributes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 
@@ -31,7 +30,7 @@ class LRN(Layer):
             raise self.error(f"expected an odd local_size, got {self.param.local_size}")
         return [self.shapes[0]]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.param
         return {
             "local_size": param.local_size,

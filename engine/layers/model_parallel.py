@@ -10,11 +10,12 @@ gets its own. So the layers before and after it see batches as in data-parallel 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from engine.host._core import Tensor
     from engine.layers.base import Blob, Layer
     from engine.layers.builder import Builder
 
@@ -42,7 +43,7 @@ class Part:
     group: Group
 
 
-def gather(builder: Builder, layer: Layer, tensor: Any, part: Part) -> Any:
+def gather(builder: Builder, layer: Layer, tensor: Tensor, part: Part) -> Tensor:
     """The bottoms (N, ...) of all ranks of the group, one after the other: (count N, ...)."""
     mine = builder.plain(layer, tensor)
     shape = (part.count * mine.shape[0], *mine.shape[1:])
@@ -57,7 +58,7 @@ def gather(builder: Builder, layer: Layer, tensor: Any, part: Part) -> Any:
     return every
 
 
-def exchange(builder: Builder, layer: Layer, tensor: Any, part: Part, top: Blob) -> None:
+def exchange(builder: Builder, layer: Layer, tensor: Tensor, part: Part, top: Blob) -> None:
     """From a part of the channels for the group's samples, (count N, O / count, ...), to all channels of this rank's,
     the top (N, O, ...)."""
     channels = builder.plain(layer, tensor)
@@ -80,6 +81,6 @@ def _by_sample(blocks: tuple[int, ...]) -> tuple[int, ...]:
     return (blocks[1], blocks[0], *blocks[2:])
 
 
-def _values(tensor: Any) -> np.ndarray:
+def _values(tensor: Tensor) -> np.ndarray:
     """What a row-major tensor holds, to be read and written in place."""
-    return tensor.view(tensor)
+    return cast(np.ndarray, tensor.view(tensor))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.loss import VALID, LossLayer
 from engine.layers.prior_predictions import PriorPredictions
 from engine.layers.registry import register
@@ -58,7 +57,7 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
             return self.param.do_neg_mining  # the older spelling
         return self.param.mining_type == self.param.MAX_NEGATIVE
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.param
         return {
             **super().attributes(),

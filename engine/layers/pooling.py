@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 
@@ -94,7 +93,7 @@ class Pooling(Layer):
             raise self.error(f"expected 3 values of {field}, got {len(values)}")
         return values
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         method = "MAX" if self.param.pool == self.param.MAX else "AVE"
         return {**self.window, "method": method, "include_pad": self.param.avg_include_pad}
 

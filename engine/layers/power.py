@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.layers.activation import Unary
+from engine.layers.base import Attributes
 from engine.layers.registry import register
 
 
@@ -12,6 +11,6 @@ from engine.layers.registry import register
 class Power(Unary):
     """Bottom and top: any shape."""
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.power_param
         return {"power": param.power, "scale": param.scale, "shift": param.shift}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from engine import proto
-from engine.layers.base import Layer
+from engine.layers.base import Attributes, Layer
 
 CODES = proto.PriorBoxParameter.CodeType
 
@@ -41,7 +40,7 @@ class PriorPredictions(Layer):
                     f"{self.priors} priors, got {shape}"
                 )
 
-    def prediction_attributes(self) -> dict[str, Any]:
+    def prediction_attributes(self) -> Attributes:
         return {
             "classes": self.param.num_classes,
             "background": self.param.background_label_id,

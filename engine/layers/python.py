@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 
+T = TypeVar("T")
 _before_import: list[Callable[[], None]] = []
 
 
@@ -56,7 +57,7 @@ class Python(Layer):
     _computed: list[np.ndarray] | None = None  # tops for the next forward
 
     @cached_property
-    def user(self) -> Any:
+    def user(self) -> PythonLayer:
         """The user's object."""
         param = self.message.python_param
         user = self._guard("__init__", self._user_class(), self.message)
@@ -66,6 +67,7 @@ class Python(Layer):
 
     def succeed(self, before: Layer) -> None:
         """The user's object stays, and with it what it knows, and the tops that it has computed for the coming run."""
+        before = cast(Python, before)
         self.user = before.user
         self._is_set_up = True
         self._known = before._known or [blob.shape for blob in before._top]
@@ -76,7 +78,7 @@ class Python(Layer):
         self._computed = [np.array(blob.data) for blob in self._top]
         self._known = [values.shape for values in self._computed]
 
-    def _user_class(self) -> Any:
+    def _user_class(self) -> type[PythonLayer]:
         param = self.message.python_param
         if not (param.module and param.layer):
             raise self.error("expected python_param { module: ... layer: ... }: the module and the class in it")
@@ -148,7 +150,7 @@ class Python(Layer):
             if not all(settled):
                 raise ShapesChanged(self, [blob.shape for blob in self._top])
 
-    def _guard(self, what: str, function: Any, *arguments: Any) -> Any:
+    def _guard(self, what: str, function: Callable[..., T], *arguments: object) -> T:
         try:
             return function(*arguments)
         except (Exception, SystemExit) as error:

@@ -6,9 +6,13 @@ import importlib
 import math
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from engine import proto
+    from engine.host._core import Tensor
 
 Shape = tuple[int, ...]
 
@@ -55,7 +59,7 @@ class Blob:
 def dims(shape: Sequence) -> Shape:
     """The shape that reshape(2, 3), reshape((2, 3)) and reshape(*blob.shape) mean."""
     if len(shape) == 1 and isinstance(shape[0], Sequence | np.ndarray):
-        shape = shape[0]
+        return tuple(int(dim) for dim in shape[0])
     return tuple(int(dim) for dim in shape)
 
 
@@ -68,12 +72,12 @@ class LayerBlob(Blob):
         """diff: what the gradient is filled with where backward does not compute one (a loss_weight)."""
         self._shape, self._value = tuple(shape), diff
         self._planned = self._shape
-        self._tensor: Any = None
+        self._tensor: Tensor | None = None
         self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
 
-    def place(self, tensor: Any) -> None:
+    def place(self, tensor: Tensor) -> None:
         """`tensor`: row-major, of this blob's size."""
         self._tensor, self._planned, self._loose = tensor, self._shape, False
         self._data = self._diff = None
@@ -93,19 +97,22 @@ class LayerBlob(Blob):
 
     @property
     def data(self) -> np.ndarray:
-        if not self._loose:
-            return self._tensor.view(self).reshape(self._shape)
+        if self._tensor is not None and not self._loose:
+            return self._view(self._tensor)
         if self._data is None:
             self._data = np.zeros(self._shape, np.float32)
         return self._data
 
     @property
     def diff(self) -> np.ndarray:
-        if not self._loose and self._tensor.diff is not None:
-            return self._tensor.diff.view(self).reshape(self._shape)
+        if self._tensor is not None and not self._loose and self._tensor.diff is not None:
+            return self._view(self._tensor.diff)
         if self._diff is None:
             self._diff = np.full(self._shape, self._value, np.float32)
         return self._diff
+
+    def _view(self, tensor: Tensor) -> np.ndarray:
+        return cast(np.ndarray, tensor.view(self)).reshape(self._shape)
 
     def reshape(self, *shape: int) -> None:
         wanted = dims(shape)
@@ -146,8 +153,8 @@ class PythonLayer:
     type = "Python"
     blobs: Blobs
 
-    def __init__(self, layer_param: Any = None):
-        """layer_param: the LayerParameter message."""
+    def __init__(self, layer_param: proto.LayerParameter | None = None):
+        """layer_param: what the text says of the layer."""
 
     def setup(self, bottom: list[LayerBlob], top: list[LayerBlob]) -> None:
         """Reads param_str, checks the bottoms, adds parameters."""

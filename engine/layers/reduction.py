@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Reduction(Layer):
     def infer(self) -> list[Shape]:
         return [self.shapes[0][: self.axis]]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.reduction_param
         terms = math.prod(self.shapes[0][self.axis :]) if param.operation == param.MEAN else 1
         return {"term": TERMS[param.operation], "coefficient": param.coeff / terms}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.layers.anchor_grid import AnchorGrid
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.loss import LossLayer
 from engine.layers.registry import register
 
@@ -37,7 +35,7 @@ class RegionLoss(LossLayer, AnchorGrid):
             raise self.error(f"expected coords 4, got {self.param.coords}")
         return [()]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.param
         return {
             **super().attributes(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
@@ -13,13 +14,15 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from engine.layers.base import Layer
 
+LayerT = TypeVar("LayerT", bound="Layer")
+
 _types: dict[str, type[Layer]] = {}
 
 
-def register(*names: str):
+def register(*names: str) -> Callable[[type[LayerT]], type[LayerT]]:
     """Class decorator: `@register("Pooling")` makes the class the layer of that type (and of further, older names)."""
 
-    def add(cls: type[Layer]) -> type[Layer]:
+    def add(cls: type[LayerT]) -> type[LayerT]:
         for name in names:
             _types[name] = cls
         return cls

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from engine import proto
 from engine.layers.affine import Affine
-from engine.layers.base import Parameter
+from engine.layers.base import Attributes, Parameter
 from engine.layers.registry import register
 
 
@@ -34,7 +33,7 @@ class Scale(Affine):
             params.append(Parameter(shape, self.param.bias_filler))
         return params
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {**super().attributes(), "bias": self.param.bias_term}
 
     def flops(self) -> int:

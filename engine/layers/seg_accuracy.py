@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SegAccuracy(Layer):
             raise self.error(f"expected top_k 1, got {self.message.seg_accuracy_param.top_k}")
         return [(1, 1, 1, 3)]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         param = self.message.seg_accuracy_param
         return {"ignore_labels": list(param.ignore_label), "reset": param.reset}
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.loss import BATCH_SIZE, LossLayer
 from engine.layers.registry import register
 
@@ -21,7 +20,7 @@ class SigmoidCrossEntropyLoss(LossLayer):
             raise self.error(f"expected as many targets as scores, {scores}, got {targets}")
         return [()]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         scores = self.shapes[0]
         return {
             **super().attributes(),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Slice(Layer):
         ends = [*points[1:], shape[axis]]
         return [(*shape[:axis], end - begin, *shape[axis + 1 :]) for begin, end in zip(points, ends)]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"axis": self.axis}
 
     def lower(self, builder: Builder) -> None:

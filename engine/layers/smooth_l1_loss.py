@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.pair_loss import PairLoss
 from engine.layers.registry import register
 
@@ -30,7 +29,7 @@ class SmoothL1Loss(PairLoss):
             raise self.error(f"expected sigma above 0, got {self.message.smooth_l1_loss_param.sigma:g}")
         return tops
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {**super().attributes(), "sigma": self.message.smooth_l1_loss_param.sigma}
 
     def flops(self) -> int:

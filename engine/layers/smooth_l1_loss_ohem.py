@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.loss import VALID
 from engine.layers.pair_loss import PairLoss
 from engine.layers.registry import register
@@ -25,7 +25,10 @@ class SmoothL1LossOHEM(PairLoss):
     bottom_range = (2, 3)
     top_range = (0, 2)
     constant_bottoms = frozenset({2})
-    is_loss = True
+
+    @property
+    def is_loss(self) -> bool:
+        return True
 
     def infer(self) -> list[Shape]:
         super().infer()
@@ -36,10 +39,10 @@ class SmoothL1LossOHEM(PairLoss):
             raise self.error(f"expected weights of the same count as the predictions, {shape}, got {self.shapes[2]}")
         return [(), (shape[0], 1, *(shape[2:] or (1, 1)))][: max(1, len(self.message.top))]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         shape = self.shapes[0]
         positions = math.prod(shape[2:])
-        given = self.normalization_attributes(VALID, shape[0], positions)["normalizer"]
+        given = self.normalizer(VALID, shape[0], positions)
         return {**super().attributes(), "sigma": 1.0, "normalizer": max(1.0, given or float(shape[0] * positions))}
 
     def lower(self, builder: Builder) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Softmax(Layer):
             x = builder.plain(self, x)
         builder.op("Softmax", self, [x], self.attributes())
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"axis": self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))}
 
     def flops(self) -> int:

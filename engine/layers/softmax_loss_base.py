@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.labels import check_labels
 from engine.layers.loss import VALID, LossLayer
 
@@ -26,7 +25,7 @@ class SoftmaxLossBase(LossLayer):
         check_labels(self, self.axis)
         return [(), self.shapes[0]][: max(1, len(self.message.top))]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         scores = self.shapes[0]
         outer, inner = math.prod(scores[: self.axis]), math.prod(scores[self.axis + 1 :])
         return {

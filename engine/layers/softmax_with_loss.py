@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 
@@ -28,7 +27,7 @@ class SoftmaxWithLoss(SoftmaxLossBase):
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
         return tops
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {**super().attributes(), "label_smoothing": self.message.loss_param.label_smoothing}
 
     def flops(self) -> int:

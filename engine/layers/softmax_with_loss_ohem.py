@@ -18,7 +18,10 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     the loss of each label, in the labels' shape and 0 where a label is ignored."""
 
     top_range = (0, 3)
-    is_loss = True
+
+    @property
+    def is_loss(self) -> bool:
+        return True
 
     def infer(self) -> list[Shape]:
         super().infer()

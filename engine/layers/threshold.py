@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.layers.activation import Unary
+from engine.layers.base import Attributes
 from engine.layers.registry import register
 
 
@@ -14,5 +13,5 @@ class Threshold(Unary):
 
     differentiable = False
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         return {"threshold": self.message.threshold_param.threshold}

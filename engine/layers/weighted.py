@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from engine.layers import model_parallel
-from engine.layers.base import Layer
+from engine.layers.base import Attributes, Layer
+from engine.layers.model_parallel import Part
 
 if TYPE_CHECKING:
+    from engine import proto
+    from engine.layers.batch_norm import BatchNorm
     from engine.layers.builder import Builder
+    from engine.layers.eltwise import Eltwise
+    from engine.layers.scale import Scale
 
 # Activations as kernels apply them to what they write: oneDNN's name, alpha and beta. Those that are 0 at 0, as the
 # padding of layouts must stay, and whose gradient follows from their result, as it does for alpha from 0 on.
@@ -25,26 +30,26 @@ class Weighted(Layer):
 
     bf16 = True
     normalises = False
-    norm: dict[str, Any] | None = None  # attributes of a BatchNorm that `absorb` has taken over
+    norm: Attributes | None = None  # attributes of a BatchNorm that `absorb` has taken over
     adds = False  # what else it has
     activation: tuple[str, float, float] | None = None  # an entry of ACTIVATIONS
 
     @property
-    def param(self):
+    def param(self) -> proto.ConvolutionParameter | proto.InnerProductParameter:
         raise NotImplementedError
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         norm = {"norm": True, **self.norm} if self.norm else {}
         activation = dict(zip(("activation", "alpha", "beta"), self.activation)) if self.activation else {}
         return {"bias": self.param.bias_term, "adds": self.adds, "constant": self.constant, **activation, **norm}
 
-    def lower_part(self, builder: Builder) -> None:
+    def lower_part(self, builder: Builder, part: Part) -> None:
         """The layer, of which this rank holds a part of the outputs."""
-        top, count = self.tops[0], self.part.count
-        every = model_parallel.gather(builder, self, builder.tensor(self.bottoms[0]), self.part)
+        top, count = self.tops[0], part.count
+        every = model_parallel.gather(builder, self, builder.tensor(self.bottoms[0]), part)
         shape = (count * top.shape[0], top.shape[1] // count, *top.shape[2:])
         mine = builder.op(self.type, self, [every], self.attributes(), tops=[], shapes=[shape])[0]
-        model_parallel.exchange(builder, self, mine, self.part, top)
+        model_parallel.exchange(builder, self, mine, part, top)
 
     def absorb(self, following: Layer) -> bool:
         """In this order: where parameters are constant, a BatchNorm of its channels by running statistics, a Scale, and
@@ -52,17 +57,17 @@ class Weighted(Layer):
         if self.part or self.activation or self.param.relu:
             return False
         folds = self.constant and self.normalises and not self.adds
-        if following.type == "BatchNorm" and folds and not self.norm and following.use_global_stats:
+        if following.type == "BatchNorm" and folds and not self.norm and cast("BatchNorm", following).use_global_stats:
             self.norm = {"eps": following.attributes()["eps"], "scale": False, "shift": False}
             self.params = self.params + following.params
             if following.attributes()["relu"]:  # Intel's, within the layer
                 self.activation = ("relu", 0.0, 0.0)
         elif following.type == "Scale" and folds and self.norm and not self.norm["scale"]:
-            if not following.is_per_channel:
+            if not cast("Scale", following).is_per_channel:
                 return False
             self.norm.update(scale=True, shift=len(following.params) == 2)
             self.params = self.params + following.params
-        elif following.type == "Eltwise" and folds and following.adds_two:
+        elif following.type == "Eltwise" and folds and cast("Eltwise", following).adds_two:
             self.adds = True
             self.bottoms = self.bottoms + [blob for blob in following.bottoms if blob is not self.tops[0]]
         else:

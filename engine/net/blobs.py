@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.layers.base import Blob, Parameter
 
 if TYPE_CHECKING:
+    from engine.host._core import Tensor
     from engine.net.net import Net
 
 
@@ -18,7 +19,7 @@ class Placed:
     """A learnable parameter in the arenas: `offset` and `count` in floats, the kernel's padding included."""
 
     parameter: Parameter
-    tensor: Any
+    tensor: Tensor
     offset: int
     count: int
 
@@ -38,7 +39,7 @@ class BlobView:
         return self._blob.shape
 
     @property
-    def tensor(self) -> Any:
+    def tensor(self) -> Tensor:
         return self._net.tensors[self._blob]
 
     @property

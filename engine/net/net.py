@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.config import Config
+from engine.config import NetConfig
 from engine.errors import DataError, WeightsError, shape_text
 from engine.graph.build import TRAIN, build
 from engine.graph.passes import memory_plan
@@ -24,6 +24,7 @@ from engine.net.options import DEFAULT, NetOptions
 from engine.weights import intel
 
 if TYPE_CHECKING:
+    from engine.host._core import Tensor
     from engine.watchdog.board import Board
 
 ALL = slice(None)
@@ -56,7 +57,7 @@ class Net:
 
     def __init__(
         self,
-        config: Config,
+        config: NetConfig,
         phase: int = TRAIN,
         options: NetOptions = DEFAULT,
         *,
@@ -114,7 +115,7 @@ class Net:
             with layer.arithmetic():
                 layer.lower(self.builder)
         self.tensors = self.builder.tensors
-        self.tensor_of: dict[Parameter, Any] = self.builder.params
+        self.tensor_of: dict[Parameter, Tensor] = self.builder.params
         for tensor in self.tensor_of.values():
             tensor.decide_plain()
         self.inputs = list(self.builder.inputs)
@@ -144,7 +145,7 @@ class Net:
                 if self.tensors[top].diff is not None:
                     self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
-    def _place_parameters(self, placed_already: set) -> None:
+    def _place_parameters(self, placed_already: set[Tensor]) -> None:
         """Weights and gradients in two arenas with the same offsets, in the order in which backward finishes gradients;
         then fills them."""
         from engine.host import _core
@@ -215,7 +216,7 @@ class Net:
 
     def statistics(self) -> list[np.ndarray]:
         """BatchNorm's running sums, as writable views of where the executor keeps them."""
-        flat = np.frombuffer(self.fixed, np.float32)
+        flat = np.asarray(self.fixed, np.float32)
         return [flat[at : at + count] for at, count in self._statistics]
 
     # Blobs and parameters by name
@@ -225,10 +226,10 @@ class Net:
         return {blob.name: BlobView(self, blob) for blob in self.tensors}
 
     @property
-    def params(self) -> dict[str, list[Any]]:
+    def params(self) -> dict[str, list[Tensor]]:
         """Tensors by layer name, as pycaffe's `net.params`; shared parameters appear under every layer that has
         them."""
-        result: dict[str, list[Any]] = {}
+        result: dict[str, list[Tensor]] = {}
         for parameter in self.all_params():
             result.setdefault(parameter.layer, []).append(self.tensor_of[parameter.owner or parameter])
         return result
@@ -250,7 +251,7 @@ class Net:
             result.setdefault(parameter.layer, []).append(values)
         return result
 
-    def load_weights(self, blobs: dict[str, list[np.ndarray]], source: str) -> list[str]:
+    def load_weights(self, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str) -> list[str]:
         """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose parameters
         `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes differ."""
         blobs = intel.separated(self.message, blobs, source)

@@ -29,7 +29,7 @@ from engine.report.log import log
 from engine.report.table import table
 
 if TYPE_CHECKING:
-    from engine.config import Config
+    from engine.config import NetConfig
 
 BUCKETS_MB = (0.5, 1, 2, 4, 8, 16, 32)
 SERVERS = (0, 1, 2, 4, 8)
@@ -98,7 +98,7 @@ def read_profile(path: str) -> Profile:
         raise ConfigError(f"cannot be read as a profile: {error}", path) from None
 
 
-def from_flops(config: Config, batch: int = 0) -> Profile:
+def from_flops(config: NetConfig, batch: int = 0) -> Profile:
     """Of a machine that is not here: a second for every 1e12 floating-point operations, so that only the proportions
     count; see at_rate()."""
     state = config.message.state
@@ -115,7 +115,7 @@ def from_flops(config: Config, batch: int = 0) -> Profile:
     return Profile(graph.name, size, THREADS, forward, backward, learned, UPDATE / FLOAT_BYTES)
 
 
-def own_profile(config: Config, iterations: int, precision: str, world: World) -> Profile:
+def own_profile(config: NetConfig, iterations: int, precision: str, world: World) -> Profile:
     """Measured now; under mpiexec on all ranks at once, without communication, as ranks of one host slow each other."""
     times: Times = benchmark(config, TRAIN, iterations, World(), precision)
     return replace(measured(to_json(times), "this machine"), together=world.size > 1)

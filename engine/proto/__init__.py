@@ -59,7 +59,8 @@ def _load(schema: descriptor_pb2.FileDescriptorSet) -> dict[str, object]:
 
 _schema = _read_schema()
 globals().update(_load(_schema))
-raw = SimpleNamespace(**_load(_packed_numbers_as_bytes(_schema)))
+_raw_schema = _packed_numbers_as_bytes(_schema)
+raw = SimpleNamespace(**_load(_raw_schema))
 
 
 def __getattr__(name: str):

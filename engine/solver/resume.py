@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import weights
-from engine.config import Config, expand_ranks, nets_of_solver
+from engine.config import SolverConfig, expand_ranks, nets_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.errors import ConfigError, EngineError, WeightsError
 from engine.files import TEMPORARY, atomic_write, check_writable, is_regular, opened, read_text, reason, take_in
@@ -45,7 +45,7 @@ class Snapshot:
     global_batch: int | None
 
 
-def resume(config: Config, world: World) -> str | None:
+def resume(config: SolverConfig, world: World) -> str | None:
     """Collective, before the solver is made: the solverstate to go on from, or None; makes the solver's nets keep its
     global batch, which may change batch_size and iter_size. Raises ConfigError where the batch cannot be held.
     """
@@ -57,7 +57,7 @@ def resume(config: Config, world: World) -> str | None:
     return found.path
 
 
-def snapshot_prefix(config: Config, world: World) -> str:
+def snapshot_prefix(config: SolverConfig, world: World) -> str:
     """snapshot_prefix with %# and %* expanded; where there is none, or where it is a folder, the solver's name."""
     prefix = config.message.snapshot_prefix or str(Path(config.path).with_suffix(""))
     prefix = expand_ranks(prefix, world.rank, world.size)
@@ -184,7 +184,7 @@ def find_model(named: str, state: str) -> str:
     raise WeightsError(f"neither its weights '{named}' nor '{beside}' exist", state)
 
 
-def hold_global_batch(config: Config, world: World, snapshot: Snapshot) -> None:
+def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) -> None:
     """Changes iter_size and the train net's batch_size so that an iteration has the samples that it had.
 
     Raises ConfigError, with the numbers, where they do not allow it.
@@ -243,7 +243,7 @@ def set_iter_size(param: Any, steps: int) -> None:
     param.iter_size = steps
 
 
-def data_layers(config: Config) -> list[Any]:
+def data_layers(config: SolverConfig) -> list[Any]:
     """Those of the train net that have a batch_size, in its phase."""
     train = nets_of_solver(config).train
     state = train.message.state

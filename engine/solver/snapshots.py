@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import proto, weights
-from engine.config import Config
+from engine.config import SolverConfig
 from engine.errors import ConfigError
 from engine.report.log import log
 from engine.solver.lock import lock_prefix, unlock_prefix
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Snapshots:
     """Reads and writes the weights and the history that an optimizer works on."""
 
-    def __init__(self, config: Config, world: World, optimizer: Optimizer, model_parallel: ModelParallel):
+    def __init__(self, config: SolverConfig, world: World, optimizer: Optimizer, model_parallel: ModelParallel):
         self._config, self._param, self._world = config, config.message, world
         self._optimizer, self._model_parallel = optimizer, model_parallel
 

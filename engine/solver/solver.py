@@ -9,7 +9,7 @@ import numpy as np
 from engine import proto
 from engine.comm.precision import usable_precision
 from engine.comm.world import World
-from engine.config import Config, nets_of_solver
+from engine.config import NetConfig, SolverConfig, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import DataError, WeightsError
 from engine.inference.evaluator import Evaluator
@@ -46,7 +46,7 @@ class Solver:
 
     def __init__(
         self,
-        config: Config,
+        config: SolverConfig,
         world: World,
         *,
         signals: Signals | None = None,
@@ -81,7 +81,7 @@ class Solver:
         self._observed = False  # observers know of the run
         self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
 
-    def _make_evaluators(self, configs: Sequence[Config], feeder: Callable[..., Feeder]) -> list[Evaluator]:
+    def _make_evaluators(self, configs: Sequence[NetConfig], feeder: Callable[..., Feeder]) -> list[Evaluator]:
         """One for each test net; none if the solver does not test."""
         param, options = self.param, NetOptions(seed=self.seed, precision=self.precision)
         if self.every_blob:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import Config
+from engine.config import NetConfig
 from engine.graph.model_parallel import model_parts
 from engine.layers.model_parallel import Part
 from engine.net import Net, NetOptions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.solver.solver import Solver
 
 
-def divide(config: Config, world: World) -> tuple[list[Any], dict[str, Part]]:
+def divide(config: NetConfig, world: World) -> tuple[list[Any], dict[str, Part]]:
     """Groups of ranks that hold layers together, and this rank's parts of layers by name."""
     counts = model_parts(config, world.size)
     groups = {count: world.group(count) for count in sorted(set(counts.values()))}
@@ -38,7 +38,7 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     return options.watched().replace(accumulate=True) if solver.every_blob else options
 
 
-def build_alike(config: Config, options: NetOptions, world: World) -> Net:
+def build_alike(config: NetConfig, options: NetOptions, world: World) -> Net:
     """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ."""
     net = Net(config, proto.TRAIN, options)
     if options.memory_budget:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.config import Config
+    from engine.config import NetConfig, SolverConfig
 
 
 def start(watched: bool = False, output: str | None = None) -> World:
@@ -51,7 +51,7 @@ def _allow_python_layers() -> None:
     before_import(_install_caffe)
 
 
-def asked_solver(options: Namespace) -> Config:
+def asked_solver(options: Namespace) -> SolverConfig:
     """The solver of --solver as the options change it."""
     from engine.config import read_solver
 
@@ -68,7 +68,7 @@ def asked_solver(options: Namespace) -> Config:
     return config
 
 
-def asked_net(options: Namespace, path: str) -> Config:
+def asked_net(options: Namespace, path: str) -> NetConfig:
     """A net in the state that the options give it."""
     from engine.config import read_net
 
@@ -80,7 +80,7 @@ def asked_net(options: Namespace, path: str) -> Config:
     return config
 
 
-def asked_model(options: Namespace, phase: int) -> Config:
+def asked_model(options: Namespace, phase: int) -> NetConfig:
     """The net of --model, in a phase."""
     config = asked_net(options, options.model)
     config.message.state.phase = phase

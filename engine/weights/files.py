@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from google.protobuf.message import Message
 
+from engine import proto
 from engine.errors import WeightsError
 from engine.files import opened
 from engine.weights import hdf5, protobuf
@@ -33,7 +33,10 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
 
 
 def write_caffemodel(
-    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+    path: str | os.PathLike,
+    net: proto.NetParameter,
+    blobs: Mapping[str, Sequence[np.ndarray]],
+    digest: _Hash | None = None,
 ) -> None:
     """Writes the layers of a NetParameter with their parameter blobs. digest: takes in the bytes of the file.
 

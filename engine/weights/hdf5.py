@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from google.protobuf.message import Message
 
+from engine import proto
 from engine.errors import EngineError, WeightsError
 from engine.files import atomic_path
 from engine.weights.h5_file import H5File, import_h5py
@@ -71,7 +71,10 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
 
 
 def write_caffemodel(
-    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+    path: str | os.PathLike,
+    net: proto.NetParameter,
+    blobs: Mapping[str, Sequence[np.ndarray]],
+    digest: _Hash | None = None,
 ) -> None:
     """See engine.weights.files.write_caffemodel()."""
     with _writing(path, digest) as file:

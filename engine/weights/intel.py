@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from engine import proto
 from engine.errors import WeightsError
 
 MERGED = ("mean sum", "variance sum", "factor", "scale", "shift")
 STATISTICS = 3  # of them, the first, are BatchNorm's own
 
 
-def separated(net: Any, blobs: dict[str, list], source: str) -> dict[str, list]:
+def separated(
+    net: proto.NetParameter, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str
+) -> dict[str, Sequence[np.ndarray | None]]:
     """Blobs by layer name, with the scale and shift of merged layers given to the Scale that reads the BatchNorm.
 
-    Layers that the net (NetParameter) does not have stay as they are. Raises WeightsError where there is no such Scale,
+    Layers that the net does not have stay as they are. Raises WeightsError where there is no such Scale,
     or where the file has one, too.
     """
     result = dict(blobs)

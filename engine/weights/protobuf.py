@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, EncodeError, Message
@@ -19,6 +19,7 @@ from engine.weights.state import SolverState, state_fields
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+MessageT = TypeVar("MessageT", bound=Message)
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
 _LEGACY_AXES = ("num", "channels", "height", "width")
 
@@ -41,7 +42,10 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
 
 
 def write_caffemodel(
-    path: str | os.PathLike, net: Message, blobs: Mapping[str, Sequence[np.ndarray]], digest: _Hash | None = None
+    path: str | os.PathLike,
+    net: proto.NetParameter,
+    blobs: Mapping[str, Sequence[np.ndarray]],
+    digest: _Hash | None = None,
 ) -> None:
     """See engine.weights.files.write_caffemodel(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
     message = proto.raw.NetParameter.FromString(net.SerializePartialToString())
@@ -92,8 +96,8 @@ def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
     return 4 * values + 128 * blobs + text <= PROTOBUF_LIMIT
 
 
-def blob_array(blob: Message) -> np.ndarray:
-    """The data of a proto.raw.BlobProto: float32, writable, in its shape; from doubles if it holds doubles.
+def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
+    """The data of a blob: float32, writable, in its shape; from doubles if it holds doubles.
 
     Raises WeightsError if the number of values is not that of the shape, or no blob has such a shape.
     """
@@ -118,7 +122,7 @@ def blob_array(blob: Message) -> np.ndarray:
     return values.astype(np.float32).reshape(shape if shape is not None else -1)
 
 
-def _unpacked(blob: Message) -> np.ndarray:
+def _unpacked(blob: proto.raw.BlobProto) -> np.ndarray:
     """The values of a blob that has them one by one, as a writer without `packed` would leave them."""
     try:
         plain = proto.BlobProto.FromString(blob.SerializeToString())
@@ -127,21 +131,23 @@ def _unpacked(blob: Message) -> np.ndarray:
     return np.array(plain.data or plain.double_data, np.float64)
 
 
-def fill_blob(blob: Message, array: np.ndarray) -> None:
-    """Sets an empty proto.raw.BlobProto to an array's shape and its values as float32."""
+def fill_blob(blob: proto.raw.BlobProto, array: np.ndarray) -> None:
+    """Sets an empty blob to an array's shape and its values as float32."""
     blob.shape.dim.extend(array.shape)
     blob.shape.SetInParent()  # also for an array without axes
     blob.data.append(np.ascontiguousarray(array, "<f4").tobytes())
 
 
-def _named(path, what: str, read, blob: Message) -> np.ndarray:
+def _named(
+    path: str | os.PathLike, what: str, read: Callable[[proto.raw.BlobProto], np.ndarray], blob: proto.raw.BlobProto
+) -> np.ndarray:
     try:
         return read(blob)
     except WeightsError as error:
         raise WeightsError(f"{what}: {error}", str(path)) from None
 
 
-def read_message(path: str | os.PathLike, kind: type[Message], word: str) -> Message:
+def read_message(path: str | os.PathLike, kind: type[MessageT], word: str) -> MessageT:
     """Reads a binary message of type `kind`. word: what to call it in errors. Raises WeightsError."""
     if is_regular(path) and (size := os.path.getsize(path)) > PROTOBUF_LIMIT:
         raise WeightsError(f"not a {word}: {size} bytes, a message has at most {PROTOBUF_LIMIT}", str(path))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.host._core import Program
 
 ALIGNMENT = 64  # bytes: a cache line, and a vector register of AVX-512
 
@@ -71,7 +75,7 @@ def lower_bound(lifetimes: list[Lifetime]) -> int:
     return max((sum(_aligned(life.bytes) for life in lifetimes if life.alive_at(step)) for step in steps), default=0)
 
 
-def place(program, lifetimes: list[Lifetime], enabled: bool = True) -> None:
+def place(program: Program, lifetimes: list[Lifetime], enabled: bool = True) -> None:
     """Places a program's activation memory, whose lifetimes (by buffer) are given.
 
     Results are first written over inputs that nobody needs any more (a join of two buffers), where the ops allow it.

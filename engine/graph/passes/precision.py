@@ -12,7 +12,7 @@ from __future__ import annotations
 from engine import proto
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
-from engine.layers.registry import layer_type
+from engine.layers.cast import Cast
 
 ALWAYS = ("Convolution", "Deconvolution", "InnerProduct")  # those that gain by themselves
 
@@ -38,7 +38,7 @@ def lower_precision(graph: Graph) -> None:
 def _cast(blob: Blob, reader: Layer, to_bf16: bool) -> Layer:
     name = f"{blob.name}_{reader.name}_{'bf16' if to_bf16 else 'fp32'}"
     message = proto.LayerParameter(name=name, type="Cast", bottom=[blob.name], top=[name])
-    cast = layer_type("Cast", name, reader.where)(message, reader.where, reader.phase)
+    cast = Cast(message, reader.where, reader.phase)
     cast.to_bf16 = to_bf16
     cast.bottoms = [blob]
     cast.tops = [Blob(name, blob.shape, blob.needs_gradient)]

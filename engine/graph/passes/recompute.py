@@ -4,9 +4,13 @@ recomputed for backward (Chen et al. 2016, arXiv 1604.06174, applied to the laye
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
 from engine.graph.passes.memory_plan import Lifetime, join, plan
+
+if TYPE_CHECKING:
+    from engine.host._core import Program
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Repeat:
     bytes: int
 
 
-def choose(program, budget: int | None) -> tuple[list[Repeat], list[Lifetime]]:
+def choose(program: Program, budget: int | None) -> tuple[list[Repeat], list[Lifetime]]:
     """What to compute again so that activations, gradients and masks take at most `budget` bytes, and the lifetimes
     of all buffers then. None: nothing is repeated. Raises EngineError with the least bytes that it takes."""
     touched = program.touches()
@@ -43,7 +47,7 @@ def choose(program, budget: int | None) -> tuple[list[Repeat], list[Lifetime]]:
     return every[:count], _lifetimes(touched, every[:count])
 
 
-def _candidates(program, touched: list[tuple[int, list[int]]]) -> list[Repeat]:
+def _candidates(program: Program, touched: list[tuple[int, list[int]]]) -> list[Repeat]:
     """The ops that can save memory: their result has readers in backward, until which their inputs stay alive anyway.
     The largest first."""
     half = len(program)  # steps below are forward
@@ -83,5 +87,5 @@ def _lifetimes(touched: list[tuple[int, list[int]]], repeats: list[Repeat]) -> l
     return lifetimes
 
 
-def _bytes(program, touched: list[tuple[int, list[int]]], repeats: list[Repeat]) -> int:
+def _bytes(program: Program, touched: list[tuple[int, list[int]]], repeats: list[Repeat]) -> int:
     return plan(join(_lifetimes(touched, repeats), program.overwrites())[1])[1]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from engine import proto
 from engine.graph.build import Graph
-from engine.layers.base import Blob
+from engine.layers.base import Blob, Layer
 from engine.layers.registry import layer_type
 
 
 def insert_splits(graph: Graph) -> None:
     """Gives every tensor exactly one reader, so that every gradient has exactly one writer."""
-    readers: dict[Blob, list[tuple]] = {}
+    readers: dict[Blob, list[tuple[Layer, int]]] = {}
     for layer in graph.layers:
         for i, blob in enumerate(layer.bottoms):
             readers.setdefault(blob, []).append((layer, i))
@@ -24,7 +24,7 @@ def insert_splits(graph: Graph) -> None:
     graph.layers = layers
 
 
-def _split(producer, blob: Blob, uses: list[tuple]):
+def _split(producer: Layer, blob: Blob, uses: list[tuple[Layer, int]]) -> Layer:
     name = f"{blob.name}_{producer.name}_split"
     message = proto.LayerParameter(name=name, type="Split", bottom=[blob.name])
     split = layer_type("Split", name, producer.where)(message, producer.where, producer.phase)

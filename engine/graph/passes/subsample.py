@@ -8,10 +8,12 @@ gradient of the data, as much for that of the weights), and gathering costs 1 to
 from __future__ import annotations
 
 import math
+from typing import cast
 
 from engine import proto
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
+from engine.layers.convolution import Convolution
 from engine.layers.registry import layer_type
 
 
@@ -36,7 +38,7 @@ def _stride_between_pixels(layer: Layer) -> tuple[int, ...]:
     """() unless the layer is a convolution that skips whole pixels of images."""
     if layer.type != "Convolution" or len(layer.bottoms) != 1 or len(layer.bottoms[0].shape) != 4:
         return ()
-    window = layer.window
+    window = cast(Convolution, layer).window
     if math.prod(window["kernel"]) != 1 or any(window["pad"]) or math.prod(window["stride"]) == 1:
         return ()
     return tuple(window["stride"])
@@ -56,7 +58,7 @@ def _gather(reader: Layer, blob: Blob, stride: tuple[int, ...]) -> Layer:
     return layer
 
 
-def _without_stride(message):
+def _without_stride(message: proto.LayerParameter) -> proto.LayerParameter:
     dense = proto.LayerParameter()
     dense.CopyFrom(message)
     for field in ("stride", "stride_h", "stride_w"):
