@@ -67,7 +67,7 @@ class World:
         0: never. The board must be kept up to date; set-up, snapshots and the end may take ten times as long."""
         if self._sentinel is None and seconds:
             self._sentinel = Sentinel(0, self.board)
-            self._sentinel.join(self._sentinel.hub(), 1)
+            self._sentinel.join(self._sentinel.hub(one_host=True), 1)
         if self._sentinel:
             self._sentinel.watch(seconds)
 

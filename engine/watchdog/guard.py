@@ -8,11 +8,12 @@ import signal
 import socket
 import time
 
+from engine.errors import printable, shortened
 from engine.watchdog.board import SLOW_FACTOR, Board
 from engine.watchdog.hub import LINGER_SECONDS, Hub, say
 from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
-from engine.watchdog.wire import Lines, connect, own_addresses, send
+from engine.watchdog.wire import Lines, addresses_for, connect, send
 
 SOON = 0.05
 HUB_SECONDS = 15.0  # within which the hub says what is to be done about a rank that hangs
@@ -83,7 +84,9 @@ class Guard:
         heard = lines.read()
         for line in heard or []:
             word, *rest = line.split(" ")
-            if word == "hub":
+            if word == "listen" and self.hub:
+                self.tell_address(rest[0])
+            elif word == "hub":
                 self.join(rest[0], rest[1:])
             elif word == "ranks" and self.hub:
                 self.hub.expected = int(rest[0])
@@ -95,6 +98,12 @@ class Guard:
                 self.shared_memory.forget()
         if heard is None:
             self.leave()
+
+    def tell_address(self, reach: str) -> None:
+        """Opens the hub; see wire.addresses_for()."""
+        words = [self.hub.token, *self.hub.open(addresses_for(reach))]
+        with contextlib.suppress(BrokenPipeError):  # the rank has ended meanwhile, and has said why
+            os.write(1, f"{' '.join(words)}\n".encode())
 
     def join(self, token: str, addresses: list[str]) -> None:
         if self.hub:  # in this very thread: a socket pair takes the place of a connection
@@ -116,7 +125,7 @@ class Guard:
             if word == "where":
                 now, watch = time.monotonic(), self.watch
                 watch.look(now)
-                waits, text = int(watch.board.waits_for_others()), watch.board.text()
+                waits, text = int(watch.board.waits_for_others()), _shown(watch.board.text())
                 place = f"{watch.pid} {socket.gethostname()} {watch.idle(now):.1f} {watch.state or '?'} {waits} {text}"
                 send(self.connection, f"at {self.rank} {place}")
             elif word == "stop":
@@ -175,6 +184,11 @@ class Guard:
             self.connection = None
 
 
+def _shown(text: str) -> str:
+    """One line for the hub, whatever the net's author has put into the names of layers."""
+    return shortened(printable(text))
+
+
 def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None:
     """Until the rank has ended; a hub also waits a little for the others to hang up, and to say what it has to say."""
     while True:
@@ -202,10 +216,4 @@ def main(rank: int, pid: int, board: int, seconds: float) -> None:
     selector = selectors.DefaultSelector()
     watch = Watch(Board(board), pid, seconds)
     hub = Hub(selector) if rank == 0 else None
-    if hub:
-        address = f"{hub.token} {' '.join(map(str, own_addresses(hub.listener.getsockname()[1])))}\n"
-        try:
-            os.write(1, address.encode())
-        except BrokenPipeError:
-            return  # the rank has ended before MPI was there, and has said why
     run(selector, Guard(selector, rank, watch, hub), hub)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from engine.errors import printable
 from engine.watchdog.board import Board
 from engine.watchdog.wire import connect, send
 
@@ -34,14 +35,20 @@ class Sentinel:
         self._alive = os.dup(self._process.stdin.fileno())
         self._connection: socket.socket | None = None
 
-    def hub(self) -> str | None:
-        """Where rank 0's sentinel can be reached, for join(); None on the other ranks."""
-        return self._process.stdout.readline().strip() if self._rank == 0 else None
+    def hub(self, one_host: bool) -> str | None:
+        """Has rank 0's sentinel listen; returns where it can be reached, for join(), and None on the other ranks.
+
+        one_host: all ranks are on this host; nobody else can reach it then.
+        """
+        if self._rank != 0:
+            return None
+        self._tell(f"listen {'host' if one_host else 'network'}")
+        return self._process.stdout.readline().strip()
 
     def join(self, hub: str, ranks: int) -> None:
         """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
         self._tell(f"ranks {ranks}")
-        token, *addresses = hub.split()
+        token, *addresses = hub.split() or [""]  # nothing: rank 0's is gone already
         self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
         if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
             self._connection = None
@@ -62,7 +69,7 @@ class Sentinel:
 
     def saved(self, path: str) -> None:
         """Rank 0's: the run can go on from this file, which is told when a rank dies."""
-        self._tell(f"saved {path}")
+        self._tell(f"saved {printable(path)}")
 
     def complete(self) -> None:
         """No rank has anything left to do or to write, which is told when one dies on its way out."""
