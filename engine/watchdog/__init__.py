@@ -18,6 +18,8 @@ that kills the others at once.
 A rank that hangs. Its sentinel tells the hub, which asks all sentinels where their ranks are, prints the answers, once,
 and ends the ranks likewise. If all ranks have been stopped by a signal it waits: somebody has suspended the run.
 
+A supervisor that is killed (supervise.py). Each sentinel sees it, and has its own rank stop in order.
+
 What a rank leaves. MPI's files of shared memory outlive a rank that is killed: its sentinel removes them.
 
     rank 0 -> sentinel 0    listen REACH                         host (loopback) or network; answer, for all ranks:
@@ -26,6 +28,7 @@ What a rank leaves. MPI's files of shared memory outlive a rank that is killed: 
                             ranks NUMBER                 of them all
                             watch SECONDS                        0: not at all
                             saved FILE                   rank 0's: where the run could go on
+                            child PID                    forked by the rank: ends with it, unless it ends well
                             bye
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
                             fail                                 answer: first, or late if another has failed before

@@ -11,11 +11,13 @@ import time
 from engine.errors import printable, shortened
 from engine.watchdog.board import SLOW_FACTOR, Board
 from engine.watchdog.hub import LINGER_SECONDS, Hub, say
+from engine.watchdog.process import has_ended, identity, state_of
 from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
 from engine.watchdog.wire import Lines, addresses_for, connect, send
 
 SOON = 0.05
+SUPERVISOR_INTERVAL = 1.0
 HUB_SECONDS = 15.0  # within which the hub says what is to be done about a rank that hangs
 LATER_SECONDS = 5.0  # rank 0's sentinel speaks first where all have the same to say
 
@@ -59,15 +61,6 @@ class Watch:
         return self.idle(now) >= self.limit * (SLOW_FACTOR if self.board.is_slow() else 1)
 
 
-def state_of(pid: int) -> str:
-    """The system's letter: R, S, D (waits for a disk), T (stopped), t (by a debugger), Z; "" if there is no process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return ""
-
-
 class Guard:
     def __init__(self, selector: selectors.BaseSelector, rank: int, watch: Watch, hub: Hub | None):
         self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
@@ -77,6 +70,8 @@ class Guard:
         self.joined = False
         self.told_at: float | None = None  # the hub, that the rank hangs
         self.answered = True
+        self.children: list[str] = []  # identities of what the rank has forked
+        self.supervisor = os.environ.get("ENGINE_SUPERVISOR", "")
         lines = Lines(0)
         selector.register(0, selectors.EVENT_READ, lambda: self.hear_rank(lines))
 
@@ -94,7 +89,10 @@ class Guard:
                 self.hub.saved = " ".join(rest)
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
+            elif word == "child":
+                self.children = [child for child in self.children if not has_ended(child)] + [identity(int(rest[0]))]
             elif word == "bye":
+                self.children.clear()
                 self.shared_memory.forget()
         if heard is None:
             self.leave()
@@ -140,6 +138,8 @@ class Guard:
             return
         if not self.joined:  # MPI may come up any moment
             self.shared_memory.note()
+        if self.supervisor and has_ended(self.supervisor):
+            self.stop_in_order()
         if not watch.limit:
             return
         watch.look(now)
@@ -160,6 +160,19 @@ class Guard:
         elif not self.answered and now - self.told_at >= HUB_SECONDS:
             self.give_up(f"no progress for {watch.idle(now):.0f} s, and rank 0's host is silent: {watch.board.text()}")
 
+    def stop_in_order(self) -> None:
+        """Nobody would start this run again, or knows of it: it ends now, with a snapshot."""
+        self.supervisor = ""
+        if self.rank == 0:
+            say("engine: the process that has started this run was killed: stopping it\n")
+        with contextlib.suppress(OSError):
+            os.kill(self.watch.pid, signal.SIGTERM)
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between two looks; None: none is needed."""
+        return self.watch.interval or (SUPERVISOR_INTERVAL if self.supervisor else None)
+
     def give_up(self, reason: str) -> None:
         say(f"engine: {rank_name(self.rank, self.watch.pid, socket.gethostname())} {reason}: stopping it\n")
         self.kill()
@@ -174,6 +187,10 @@ class Guard:
         if self.gone_at is None:
             self.gone_at = time.monotonic()
             self.shared_memory.remove()
+            for child in self.children:
+                if not has_ended(child):
+                    with contextlib.suppress(OSError):
+                        os.kill(int(child.split(" ")[1]), signal.SIGKILL)
             self.selector.unregister(0)
             self.hang_up()
 
@@ -201,7 +218,7 @@ def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None
             if not waited_for:
                 return
         hurries = not guard.joined or guard.gone_at is not None or (hub and hub.hurries)
-        for key, _ in selector.select(SOON if hurries else guard.watch.interval):
+        for key, _ in selector.select(SOON if hurries else guard.interval):
             # A connection that an earlier event of this round has closed is no longer registered.
             if selector.get_map().get(key.fd) is key:
                 key.data()
