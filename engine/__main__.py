@@ -1,7 +1,27 @@
-"""`python -m engine VERB ...` is `engine VERB ...`."""
+"""`python -m engine VERB ...` is `engine VERB ...`; engine starts itself by the path of this file: see launch.py.
+
+Python then begins its import path with the current folder or with this file's, from where nothing shall be imported: a
+./numpy.py may lie beside the data.
+"""
 
 import sys
 
-from engine.cli import main
+if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # python -P leaves the folder out, from Python 3.11 on
+    del sys.path[0]
 
-sys.exit(main())
+if __spec__ is None:  # by path: this engine, whichever others Python may find
+    import os.path
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    _package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__init__.py")
+    _spec = spec_from_file_location("engine", _package)
+    sys.modules["engine"] = module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["engine"])
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--trial"]:  # of `engine check --run`
+        from engine.examine.trial import main
+    else:
+        from engine.cli import main
+
+    sys.exit(main())

@@ -40,7 +40,7 @@ USERS = {
     "verbs": {"caffe", "examine", "predict"},
     "cli": {"verbs"},
     "__init__": {"caffe"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "examine"},  # examine: a trial is started as a program of its own
 }
 # What may be imported for annotations, besides: nothing of it is there at run time.
 ANNOTATIONS = {

@@ -21,6 +21,7 @@ from engine.errors import CommError
 from engine.host.launch import Launch
 from engine.watchdog.board import END, Board
 from engine.watchdog.sentinel import Sentinel
+from engine.watchdog.wire import network
 
 
 def _import_mpi():
@@ -114,7 +115,8 @@ class MpiWorld(World):
         self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self._local.rank, self._local.size
         self._links: Links | None = None
-        self._sentinel.join(self.broadcast_object(self._sentinel.hub()), self.size)
+        hub = self._sentinel.hub(one_host=len(set(self.gather(network()) or ())) == 1)
+        self._sentinel.join(self.broadcast_object(hub), self.size)
         self.watch(0)  # whoever keeps the board says when to begin
 
     @collective

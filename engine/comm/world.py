@@ -1,6 +1,7 @@
 """The ranks of a run. `world()` answers without MPI when there is only one."""
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 
@@ -65,9 +66,9 @@ class World:
     def watch(self, seconds: float) -> None:
         """From now on, a rank that makes no progress for `seconds` ends the run with a report of where every rank is;
         0: never. The board must be kept up to date; set-up, snapshots and the end may take ten times as long."""
-        if self._sentinel is None and seconds:
+        if self._sentinel is None and (seconds or "ENGINE_SUPERVISOR" in os.environ):  # a sentinel ends it with that
             self._sentinel = Sentinel(0, self.board)
-            self._sentinel.join(self._sentinel.hub(), 1)
+            self._sentinel.join(self._sentinel.hub(one_host=True), 1)
         if self._sentinel:
             self._sentinel.watch(seconds)
 

@@ -6,13 +6,13 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from engine.examine.check import FileReport, check_file
 from engine.examine.trial import Outcome, Trial
+from engine.host.launch import own_command
 from engine.report.table import human
 
 TIME_LIMIT = 600  # seconds
@@ -76,10 +76,9 @@ def _phases(report: FileReport) -> list[str]:
 
 def run_apart(trial: Trial) -> Outcome:
     """The trial in a process of its own, within TIME_LIMIT."""
-    command = [sys.executable, "-m", "engine.examine.trial"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(asdict(trial)), capture_output=True, text=True, timeout=TIME_LIMIT
+            own_command("--trial"), input=json.dumps(asdict(trial)), capture_output=True, text=True, timeout=TIME_LIMIT
         )
     except subprocess.TimeoutExpired:
         return Outcome("time", f"not done in {TIME_LIMIT} s")

@@ -159,7 +159,3 @@ def main() -> None:
     trial = Trial(**{**request, "stages": tuple(request["stages"]), "overrides": tuple(request["overrides"])})
     json.dump(asdict(run(trial)), answers)
     answers.close()
-
-
-if __name__ == "__main__":
-    main()

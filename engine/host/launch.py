@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import engine
 from engine.errors import CommError
 
 LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
@@ -63,9 +64,15 @@ def mpiexec() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
+def own_command(*arguments: str) -> list[str]:
+    """Returns the command line of `engine arguments...`: this engine, by the path of its file. Python's option -m would
+    put the current folder first on the import path, and a ./numpy.py beside the data would be imported."""
+    return [sys.executable, str(Path(engine.__file__).with_name("__main__.py")), *arguments]
+
+
 def command_for(ranks: int, arguments: Sequence[str]) -> list[str]:
     """To run `engine arguments...` on so many ranks of this host. Raises CommError where that needs mpiexec."""
-    command = [sys.executable, "-m", "engine", *arguments]
+    command = own_command(*arguments)
     if ranks == 1:
         return command
     launcher = mpiexec()

@@ -8,13 +8,16 @@ import signal
 import socket
 import time
 
+from engine.errors import printable, shortened
 from engine.watchdog.board import SLOW_FACTOR, Board
 from engine.watchdog.hub import LINGER_SECONDS, Hub, say
+from engine.watchdog.process import has_ended, identity, state_of
 from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
-from engine.watchdog.wire import Lines, connect, own_addresses, send
+from engine.watchdog.wire import Lines, addresses_for, connect, send
 
 SOON = 0.05
+SUPERVISOR_INTERVAL = 1.0
 HUB_SECONDS = 15.0  # within which the hub says what is to be done about a rank that hangs
 LATER_SECONDS = 5.0  # rank 0's sentinel speaks first where all have the same to say
 
@@ -58,15 +61,6 @@ class Watch:
         return self.idle(now) >= self.limit * (SLOW_FACTOR if self.board.is_slow() else 1)
 
 
-def state_of(pid: int) -> str:
-    """The system's letter: R, S, D (waits for a disk), T (stopped), t (by a debugger), Z; "" if there is no process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return ""
-
-
 class Guard:
     def __init__(self, selector: selectors.BaseSelector, rank: int, watch: Watch, hub: Hub | None):
         self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
@@ -76,6 +70,8 @@ class Guard:
         self.joined = False
         self.told_at: float | None = None  # the hub, that the rank hangs
         self.answered = True
+        self.children: list[str] = []  # identities of what the rank has forked
+        self.supervisor = os.environ.get("ENGINE_SUPERVISOR", "")
         lines = Lines(0)
         selector.register(0, selectors.EVENT_READ, lambda: self.hear_rank(lines))
 
@@ -83,7 +79,9 @@ class Guard:
         heard = lines.read()
         for line in heard or []:
             word, *rest = line.split(" ")
-            if word == "hub":
+            if word == "listen" and self.hub:
+                self.tell_address(rest[0])
+            elif word == "hub":
                 self.join(rest[0], rest[1:])
             elif word == "ranks" and self.hub:
                 self.hub.expected = int(rest[0])
@@ -91,10 +89,19 @@ class Guard:
                 self.hub.saved = " ".join(rest)
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
+            elif word == "child":
+                self.children = [child for child in self.children if not has_ended(child)] + [identity(int(rest[0]))]
             elif word == "bye":
+                self.children.clear()
                 self.shared_memory.forget()
         if heard is None:
             self.leave()
+
+    def tell_address(self, reach: str) -> None:
+        """Opens the hub; see wire.addresses_for()."""
+        words = [self.hub.token, *self.hub.open(addresses_for(reach))]
+        with contextlib.suppress(BrokenPipeError):  # the rank has ended meanwhile, and has said why
+            os.write(1, f"{' '.join(words)}\n".encode())
 
     def join(self, token: str, addresses: list[str]) -> None:
         if self.hub:  # in this very thread: a socket pair takes the place of a connection
@@ -116,7 +123,7 @@ class Guard:
             if word == "where":
                 now, watch = time.monotonic(), self.watch
                 watch.look(now)
-                waits, text = int(watch.board.waits_for_others()), watch.board.text()
+                waits, text = int(watch.board.waits_for_others()), _shown(watch.board.text())
                 place = f"{watch.pid} {socket.gethostname()} {watch.idle(now):.1f} {watch.state or '?'} {waits} {text}"
                 send(self.connection, f"at {self.rank} {place}")
             elif word == "stop":
@@ -131,6 +138,8 @@ class Guard:
             return
         if not self.joined:  # MPI may come up any moment
             self.shared_memory.note()
+        if self.supervisor and has_ended(self.supervisor):
+            self.stop_in_order()
         if not watch.limit:
             return
         watch.look(now)
@@ -151,6 +160,19 @@ class Guard:
         elif not self.answered and now - self.told_at >= HUB_SECONDS:
             self.give_up(f"no progress for {watch.idle(now):.0f} s, and rank 0's host is silent: {watch.board.text()}")
 
+    def stop_in_order(self) -> None:
+        """Nobody would start this run again, or knows of it: it ends now, with a snapshot."""
+        self.supervisor = ""
+        if self.rank == 0:
+            say("engine: the process that has started this run was killed: stopping it\n")
+        with contextlib.suppress(OSError):
+            os.kill(self.watch.pid, signal.SIGTERM)
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between two looks; None: none is needed."""
+        return self.watch.interval or (SUPERVISOR_INTERVAL if self.supervisor else None)
+
     def give_up(self, reason: str) -> None:
         say(f"engine: {rank_name(self.rank, self.watch.pid, socket.gethostname())} {reason}: stopping it\n")
         self.kill()
@@ -165,6 +187,10 @@ class Guard:
         if self.gone_at is None:
             self.gone_at = time.monotonic()
             self.shared_memory.remove()
+            for child in self.children:
+                if not has_ended(child):
+                    with contextlib.suppress(OSError):
+                        os.kill(int(child.split(" ")[1]), signal.SIGKILL)
             self.selector.unregister(0)
             self.hang_up()
 
@@ -173,6 +199,11 @@ class Guard:
             self.selector.unregister(self.connection)
             self.connection.close()
             self.connection = None
+
+
+def _shown(text: str) -> str:
+    """One line for the hub, whatever the net's author has put into the names of layers."""
+    return shortened(printable(text))
 
 
 def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None:
@@ -187,7 +218,7 @@ def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None
             if not waited_for:
                 return
         hurries = not guard.joined or guard.gone_at is not None or (hub and hub.hurries)
-        for key, _ in selector.select(SOON if hurries else guard.watch.interval):
+        for key, _ in selector.select(SOON if hurries else guard.interval):
             # A connection that an earlier event of this round has closed is no longer registered.
             if selector.get_map().get(key.fd) is key:
                 key.data()
@@ -202,10 +233,4 @@ def main(rank: int, pid: int, board: int, seconds: float) -> None:
     selector = selectors.DefaultSelector()
     watch = Watch(Board(board), pid, seconds)
     hub = Hub(selector) if rank == 0 else None
-    if hub:
-        address = f"{hub.token} {' '.join(map(str, own_addresses(hub.listener.getsockname()[1])))}\n"
-        try:
-            os.write(1, address.encode())
-        except BrokenPipeError:
-            return  # the rank has ended before MPI was there, and has said why
     run(selector, Guard(selector, rank, watch, hub), hub)

@@ -1,24 +1,33 @@
 """Rank 0's sentinel knows which failure was the first, and asks where all ranks are when one makes no progress."""
 
 import contextlib
+import errno
 import os
 import secrets
+import select
 import selectors
 import socket
 import time
 
+from engine.errors import printable
 from engine.watchdog.report import Answer, rank_name, report
-from engine.watchdog.wire import Lines, send
+from engine.watchdog.wire import MOST_BYTES, Lines, send
 
 LINGER_SECONDS = 5.0  # for ranks that an abort does not reach, and for a hub whose rank has ended
 ANSWER_SECONDS = 2.0
+# What a connection may take and send until it has said the token, and how many such there may be.
+STRANGER_SECONDS, STRANGER_BYTES, MOST_STRANGERS = 2.0, 256, 4096
+PAUSE_SECONDS = 1.0  # without listening, where the system gives this process no more connections
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Hub:
     def __init__(self, selector: selectors.BaseSelector):
         self.selector = selector
         self.token = secrets.token_hex(16)
-        self.listener = socket.create_server(("", 0), backlog=4096)
+        self.listeners: list[socket.socket] = []  # until all ranks and sentinels have come
+        self.listens_again_at: float | None = None
+        self.strangers: dict[socket.socket, tuple[float, Lines]] = {}  # without the token, since when; the oldest first
         self.ranks: dict[socket.socket, str] = {}  # connection -> "rank 3 (pid 77 on host)"
         self.expected, self.joined = 0, 0  # ranks
         self.guards: set[socket.socket] = set()
@@ -29,38 +38,111 @@ class Hub:
         self.asked_at: float | None = None  # where everybody is
         self.seconds = 0.0  # without progress, of the rank that was the reason to ask
         self.answers: dict[str, Answer] = {}
-        selector.register(self.listener, selectors.EVENT_READ, self.accept)
 
-    def accept(self) -> None:
-        connection, _ = self.listener.accept()
-        self.listen(connection)
+    def open(self, addresses: list[str]) -> list[str]:
+        """Listens on each of these addresses of this host; returns HOST:PORT of those that can be had."""
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                listener = socket.create_server((address, 0), backlog=4096)
+                listener.setblocking(False)
+                self.listeners.append(listener)
+        self.attend()
+        return ["{}:{}".format(*listener.getsockname()) for listener in self.listeners]
 
-    def listen(self, connection: socket.socket) -> None:
-        lines = Lines(connection.fileno())
+    def attend(self) -> None:
+        """Listens, for the first time or again."""
+        self.listens_again_at = None
+        for listener in self.listeners:
+            self.selector.register(listener, selectors.EVENT_READ, lambda listener=listener: self.accept(listener))
+
+    def ignore(self) -> None:
+        """Leaves those who come waiting."""
+        if self.listens_again_at is None:
+            for listener in self.listeners:
+                self.selector.unregister(listener)
+
+    def close(self) -> None:
+        """Nobody is to come any more."""
+        self.ignore()
+        self.listens_again_at = None
+        for connection in list(self.strangers):
+            self.drop(connection)
+        for listener in self.listeners:
+            listener.close()
+        self.listeners.clear()
+
+    def accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            if error.errno in _EXHAUSTED and self.strangers:
+                self.drop(next(iter(self.strangers)))
+            elif error.errno in _EXHAUSTED:
+                self.ignore()
+                self.listens_again_at = time.monotonic() + PAUSE_SECONDS
+            return
+        self.admit(connection)
+
+    def admit(self, connection: socket.socket) -> None:
+        """For the time that it takes to say the token."""
+        if len(self.strangers) >= MOST_STRANGERS:
+            self.drop(next(iter(self.strangers)))
+        self.strangers[connection] = time.monotonic(), self.listen(connection, STRANGER_BYTES)
+
+    def listen(self, connection: socket.socket, most: int = MOST_BYTES) -> Lines:
+        """most: bytes of a line."""
+        lines = Lines(connection.fileno(), most)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear(connection, lines))
+        return lines
 
     def hear(self, connection: socket.socket, lines: Lines) -> None:
         heard = lines.read()
+        try:
+            for line in heard or []:
+                self.hear_line(connection, *line.split(" "))
+        except ValueError:  # nothing that engine says
+            heard = None
         if heard is None:
             if connection in self.ranks and not self.ended:
                 self.died(self.ranks[connection])
             self.drop(connection)
-        for line in heard or []:
-            word, *rest = line.split(" ")
-            if word in ("rank", "guard") and rest[:1] == [self.token]:
-                self.enrol(connection, word, rest[1:])
-            elif connection in self.ranks:
-                self.hear_rank(connection, word)
-            elif connection in self.guards:
-                self.hear_guard(connection, word, rest)
 
-    def enrol(self, connection: socket.socket, word: str, rest: list[str]) -> None:
-        if word == "guard":
-            self.guards.add(connection)
-        else:
-            self.ranks[connection] = rank_name(*rest)
+    def hear_line(self, connection: socket.socket, word: str, *rest: str) -> None:
+        if connection in self.ranks:
+            self.hear_rank(connection, word)
+        elif connection in self.guards:
+            self.hear_guard(connection, word, list(rest))
+        elif connection in self.strangers:
+            self.enrol(connection, word, *rest)
+
+    def enrol(self, connection: socket.socket, word: str, token: str = "", *rest: str) -> None:
+        """Raises ValueError where somebody does not know the token, or does not say who they are."""
+        if word not in ("rank", "guard") or not secrets.compare_digest(token.encode(), self.token.encode()):
+            raise ValueError(word)
+        if word == "rank":
+            rank, pid, host = rest
+            self.ranks[connection] = rank_name(rank, pid, host)
             self.joined += 1
+        else:
+            self.guards.add(connection)
+        _, lines = self.strangers.pop(connection)
+        lines.most = MOST_BYTES
         send(connection, "welcome")
+
+    @property
+    def has_everybody(self) -> bool:
+        """Whether all ranks have come, and their sentinels."""
+        return 0 < self.expected <= min(self.joined, len(self.guards))
+
+    def drop_strangers(self, now: float) -> None:
+        """Those who have had their time, but not what has come while this process could not read."""
+        for connection, (since, lines) in list(self.strangers.items()):
+            if now - since < STRANGER_SECONDS:
+                return
+            if select.select([connection], [], [], 0)[0]:
+                self.hear(connection, lines)
+            if connection in self.strangers:
+                self.drop(connection)
 
     def hear_rank(self, connection: socket.socket, word: str) -> None:
         if word == "fail":
@@ -116,6 +198,11 @@ class Hub:
             self.stop_at = time.monotonic() + seconds
 
     def tick(self, now: float) -> None:
+        if self.listeners and self.has_everybody:
+            self.close()
+        if self.listens_again_at is not None and self.listens_again_at <= now:
+            self.attend()
+        self.drop_strangers(now)
         if self.asked_at is not None:
             if len(self.answers) >= len(self.guards) or now - self.asked_at >= ANSWER_SECONDS:
                 self.judge()
@@ -127,10 +214,12 @@ class Hub:
     @property
     def hurries(self) -> bool:
         """Whether something is to be done soon."""
-        return self.stop_at is not None or self.asked_at is not None
+        waits = (self.stop_at, self.asked_at, self.listens_again_at)
+        return bool(self.strangers) or any(moment is not None for moment in waits)
 
     def drop(self, connection: socket.socket) -> None:
         self.selector.unregister(connection)
+        self.strangers.pop(connection, None)
         self.ranks.pop(connection, None)
         self.guards.discard(connection)
         connection.close()
@@ -138,4 +227,4 @@ class Hub:
 
 def say(text: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, text.encode())
+        os.write(2, printable(text, lines=True).encode())

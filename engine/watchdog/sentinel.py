@@ -5,6 +5,7 @@ beside each rank, started before MPI, with no descriptor of the rank but stderr 
 so that the launcher's clean-up does not reach it before it has spoken. See __init__.py for what it does.
 """
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from engine.errors import printable
 from engine.watchdog.board import Board
 from engine.watchdog.wire import connect, send
 
@@ -33,15 +35,35 @@ class Sentinel:
         # Python closes its end of the pipe on its way out, where a rank can still be stopped; the system closes this.
         self._alive = os.dup(self._process.stdin.fileno())
         self._connection: socket.socket | None = None
+        self._at_exit: list[int] = []
+        os.register_at_fork(after_in_child=self._forsake)
 
-    def hub(self) -> str | None:
-        """Where rank 0's sentinel can be reached, for join(); None on the other ranks."""
-        return self._process.stdout.readline().strip() if self._rank == 0 else None
+    def _forsake(self) -> None:
+        """In a process that the user's code has forked: it must neither keep the rank alive nor speak for it. If the
+        rank dies the sentinel ends it: it holds the rank's output, whose end launchers wait for."""
+        with contextlib.suppress(OSError):
+            os.write(self._alive, b"child %d\n" % os.getpid())
+        kept = [self._alive, self._process.stdin.fileno(), *self._at_exit]
+        kept += [self._connection.fileno()] if self._connection is not None else []
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in kept:
+            os.dup2(nowhere, descriptor, inheritable=False)
+        os.close(nowhere)
+
+    def hub(self, one_host: bool) -> str | None:
+        """Has rank 0's sentinel listen; returns where it can be reached, for join(), and None on the other ranks.
+
+        one_host: all ranks are on this host; nobody else can reach it then.
+        """
+        if self._rank != 0:
+            return None
+        self._tell(f"listen {'host' if one_host else 'network'}")
+        return self._process.stdout.readline().strip()
 
     def join(self, hub: str, ranks: int) -> None:
         """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
         self._tell(f"ranks {ranks}")
-        token, *addresses = hub.split()
+        token, *addresses = hub.split() or [""]  # nothing: rank 0's is gone already
         self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
         if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
             self._connection = None
@@ -62,7 +84,7 @@ class Sentinel:
 
     def saved(self, path: str) -> None:
         """Rank 0's: the run can go on from this file, which is told when a rank dies."""
-        self._tell(f"saved {path}")
+        self._tell(f"saved {printable(path)}")
 
     def complete(self) -> None:
         """No rank has anything left to do or to write, which is told when one dies on its way out."""
@@ -77,9 +99,9 @@ class Sentinel:
 
     def farewell_at_exit(self) -> None:
         """The same, once the last destructor has run: a rank that dies before is noticed. _exit() does not say it."""
-        _write_at_exit(self._process.stdin.fileno(), b"bye\n")
+        self._write_at_exit(self._process.stdin.fileno())
         if self._connection is not None:
-            _write_at_exit(self._connection.fileno(), b"bye\n")
+            self._write_at_exit(self._connection.fileno())
 
     def _tell(self, line: str) -> bool:
         try:
@@ -89,9 +111,9 @@ class Sentinel:
             return False
         return True
 
-
-def _write_at_exit(fd: int, text: bytes) -> None:
-    """exit() ends with writing what the buffers of C streams hold; a process that is killed or crashes loses it."""
-    libc = ctypes.CDLL(None)
-    libc.fdopen.restype, libc.fputs.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p)
-    libc.fputs(text, libc.fdopen(os.dup(fd), b"w"))
+    def _write_at_exit(self, descriptor: int) -> None:
+        """exit() ends with writing what the buffers of C streams hold; a process that is killed or crashes loses it."""
+        libc = ctypes.CDLL(None)
+        libc.fdopen.restype, libc.fputs.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p)
+        self._at_exit.append(os.dup(descriptor))
+        libc.fputs(b"bye\n", libc.fdopen(self._at_exit[-1], b"w"))

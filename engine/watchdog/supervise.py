@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
 from engine.errors import ConfigError
 from engine.host.launch import OVERSUBSCRIBE, command_for, detect
+from engine.watchdog.process import identity
 
 # Statuses after which a restart would not help: done, an error in the input, wrong usage, interrupted.
 FINAL = (0, 1, 2, 130)
@@ -22,16 +24,23 @@ def supervise(arguments: Sequence[str], ranks: int, max_restarts: int) -> int:
     """Runs `engine arguments...`, and again with --resume auto after each crash; the last exit status.
 
     arguments: of the command line, `train` first. Signals are passed on to the ranks; after one, there are no more
-    restarts. Snapshots from before the run do not count, unless the arguments have --resume. Raises ConfigError under a
-    launcher, CommError where there is no mpiexec.
+    restarts. Where this process is killed the ranks see it, and end. Snapshots from before the run do not count, unless
+    the arguments have --resume; which these are the ranks note themselves. Raises ConfigError under a launcher,
+    CommError where there is no mpiexec.
     """
     if detect() is not None:
         raise ConfigError("--ranks and --max_restarts start the ranks themselves: not under mpiexec or srun")
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        return _supervise(arguments, ranks, max_restarts, folder)
+
+
+def _supervise(arguments: Sequence[str], ranks: int, max_restarts: int, folder: str) -> int:
+    """folder: for the ranks' note."""
     command = without(arguments, OWN_OPTIONS)
     resumes = any(word.lstrip("-").split("=")[0] == "resume" for word in command)
-    environ = {**OVERSUBSCRIBE, **os.environ}
+    environ = {**OVERSUBSCRIBE, **os.environ, "ENGINE_SUPERVISOR": identity(os.getpid())}
     if not resumes:
-        environ["ENGINE_RESUME_SINCE"] = str(time.time())
+        environ["ENGINE_KNOWN_SNAPSHOTS"] = os.path.join(folder, "known")
     for attempt in range(max_restarts + 1):
         again = attempt > 0 and not resumes
         status, stopped = _run(command_for(ranks, [*command, *(["--resume", "auto"] if again else [])]), environ)

@@ -9,6 +9,7 @@ import struct
 CONNECT_SECONDS = 2.0
 SIOCGIFADDR = 0x8915
 WELCOME = b"welcome\n"
+MOST_BYTES = 64 << 10  # of a line from somebody known; all are shorter
 
 
 def connect(addresses: list[str], hello: str) -> socket.socket | None:
@@ -25,18 +26,41 @@ def connect(addresses: list[str], hello: str) -> socket.socket | None:
     return None
 
 
-def own_addresses(port: int) -> list[str]:
-    """Every IPv4 address of this host: that of its name first, loopback last; the others try them in this order."""
-    found, named = [], []
+def addresses_for(reach: str) -> list[str]:
+    """Returns the IPv4 addresses of this host that the ranks use.
+
+    Args:
+        reach: "host" where all ranks are on this host: loopback. Else "network": the interface or address that
+            ENGINE_WATCHDOG_INTERFACE names; without it the address of the host's name, and where that is loopback or
+            none of this host, every address but loopback.
+    """
+    if reach == "host":
+        return ["127.0.0.1"]
+    own, named = _own_addresses(), []
+    wanted = os.environ.get("ENGINE_WATCHDOG_INTERFACE")
+    if wanted:
+        return [address for name, address in own if wanted in (name, address)]
     with contextlib.suppress(OSError):
         named = socket.gethostbyname_ex(socket.gethostname())[2]
+    others = [address for _, address in own if not address.startswith("127.")]
+    return [address for address in others if address in named] or others
+
+
+def network() -> str:
+    """Returns what names the network of this process: those with the same name reach each other by loopback."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _own_addresses() -> list[tuple[str, str]]:
+    """Returns the name and the IPv4 address of every interface."""
+    found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
-                found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]))
-    found.sort(key=lambda address: (address.startswith("127."), address not in named))
-    return [f"{address}:{port}" for address in found]
+                found.append((name, socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])))
+    return found
 
 
 def send(connection: socket.socket, line: str) -> None:
@@ -46,18 +70,23 @@ def send(connection: socket.socket, line: str) -> None:
 
 
 class Lines:
-    """Whole lines from a descriptor, as they come."""
+    """Whole lines from a descriptor, as they come, each of at most `most` bytes."""
 
-    def __init__(self, fd: int):
-        self.fd, self._rest = fd, b""
+    def __init__(self, fd: int, most: int = MOST_BYTES):
+        self.fd, self.most, self._rest = fd, most, bytearray()
 
     def read(self) -> list[str] | None:
-        """The lines that are complete; None at the end of file."""
+        """Returns the lines that are complete; None at the end of file, and after a line that is too long."""
         try:
             data = os.read(self.fd, 4096)
         except OSError:  # a reset is an end too
             data = b""
         if not data:
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0], self._rest = bytes(self._rest + lines[0]), bytearray()
+        self._rest += rest
+        if any(len(line) > self.most for line in (*lines, self._rest)):
+            return None
         return [line.decode(errors="replace") for line in lines]

@@ -217,7 +217,7 @@ def test_the_hub_names_nobody_before_all_have_joined(capfd):
         hub.expected = 3
         pairs = [socket.socketpair() for _ in range(joined)]
         for number, (ours, theirs) in enumerate(pairs):
-            hub.listen(theirs)
+            hub.admit(theirs)
             ours.sendall(f"rank {hub.token} {number} {10 + number} n1\n".encode())
         for event in (None, pairs[1][0].close):
             if event:

@@ -82,7 +82,7 @@ class Run:
                 if self.mark.encode() in variables:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                     rank = next((v for v in variables if re.match(rb"(PMI|OMPI_COMM_WORLD)_RANK=", v)), None)
-                    is_rank = rank is not None and b"train" in words and b"-m" in words
+                    is_rank = rank is not None and b"train" in words and words[1].endswith(b"/__main__.py")
                     found[int(entry.name)] = int(rank.split(b"=")[1]) if is_rank else None
             except OSError:  # it has just ended
                 continue

@@ -1,0 +1,61 @@
+"""engine starts itself without the current folder on the import path: what lies beside the data is not executed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.host.launch import own_command
+from tests.mpi import ENVIRON, REPO, mpiexec
+from tests.solver.harness import digits_net
+
+SOLVER = 'net: "{folder}/net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 2 random_seed: 1 snapshot_prefix: "s"'
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Returns a folder with modules that everything here imports, each of which tells that it has been executed."""
+    (tmp_path / "engine").mkdir()
+    for name in ("numpy", "mpi4py", "json", "engine/__init__", "engine/cli"):
+        (tmp_path / f"{name}.py").write_text(f'import os\nos.write(2, b"EXECUTED {name}\\n")\nos._exit(7)\n')
+    (tmp_path / "net.prototxt").write_text(digits_net(16))
+    (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path))
+    return tmp_path
+
+
+def run(folder, *arguments: str) -> subprocess.CompletedProcess:
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1"}
+    environ.pop("PYTHONPATH", None)
+    return subprocess.run(own_command(*arguments), cwd=folder, env=environ, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("check", "net.prototxt"), ("check", "--run", "net.prototxt")])
+def test_modules_of_the_current_folder_are_not_executed(hostile, arguments):
+    done = run(hostile, *arguments)
+    assert "EXECUTED" not in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--max_restarts", "1"), pytest.param(("--ranks", "2"), marks=pytest.mark.mpi)])
+def test_ranks_do_not_execute_modules_of_the_current_folder(hostile, arguments):
+    if "--ranks" in arguments:
+        mpiexec()
+    done = run(hostile, "train", "--solver", "solver.prototxt", *arguments)
+    assert "EXECUTED" not in done.stderr and done.returncode == 0, done.stderr
+
+
+def test_it_starts_itself_also_where_python_does_not_find_it(tmp_path):
+    """From a checkout, say, while another engine is installed: the current folder is not looked at."""
+    program = tmp_path / "engine/__main__.py"
+    program.parent.mkdir()
+    program.write_text((REPO / "engine/__main__.py").read_text())
+    (tmp_path / "engine/__init__.py").write_text("")
+    (tmp_path / "engine/cli.py").write_text("def main():\n    print(__file__)\n")
+    done = subprocess.run([sys.executable, str(program)], cwd=REPO, capture_output=True, text=True, timeout=20)
+    assert (done.stdout, done.returncode) == (f"{tmp_path}/engine/cli.py\n", 0), done.stderr
+
+
+def test_nothing_in_engine_starts_python_with_a_module_option():
+    found = [path for path in (REPO / "engine").rglob("*.py") if '"-m"' in path.read_text()]
+    assert found == []

@@ -1,0 +1,189 @@
+"""The hub of the sentinels is reached by the ranks, and by nobody else for long."""
+
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from engine.watchdog import hub as hubs
+from engine.watchdog.hub import Hub
+from engine.watchdog.wire import Lines, addresses_for, connect, network
+from tests.mpi import REPO, run_ranks
+
+
+class Running:
+    """A hub in a thread of its own, as rank 0's sentinel runs it."""
+
+    def __init__(self):
+        self.selector = selectors.DefaultSelector()
+        self.hub = Hub(self.selector)
+        (self.address,) = self.hub.open(addresses_for("host"))
+        self.goes_on, self.thread = True, threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        while self.goes_on:
+            self.hub.tick(time.monotonic())
+            for key, _ in self.selector.select(0.02):
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data()
+
+    def connect(self) -> socket.socket:
+        host, port = self.address.split(":")
+        connection = socket.create_connection((host, int(port)), 5)
+        connection.settimeout(10)
+        return connection
+
+    def enrol(self, rank: int = 0, kind: str = "rank") -> socket.socket | None:
+        who = f" {rank} 77 there" if kind == "rank" else ""
+        return connect([self.address], f"{kind} {self.hub.token}{who}")
+
+    def end(self) -> None:
+        self.goes_on = False
+        self.thread.join()
+        self.hub.close()
+
+
+@pytest.fixture
+def running():
+    running = Running()
+    yield running
+    running.end()
+
+
+def is_hung_up(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(16) == b""
+    except ConnectionError:
+        return True
+
+
+def test_it_listens_on_loopback_where_the_ranks_share_a_network(running):
+    assert running.address.startswith("127.0.0.1:")
+    assert running.enrol() is not None
+
+
+def test_the_address_for_several_hosts_is_asked_for(monkeypatch):
+    monkeypatch.setenv("ENGINE_WATCHDOG_INTERFACE", "lo")
+    assert addresses_for("network") == ["127.0.0.1"]
+    monkeypatch.delenv("ENGINE_WATCHDOG_INTERFACE")
+    assert not any(address.startswith("127.") for address in addresses_for("network"))
+    assert network() == network()
+
+
+def test_nobody_is_waited_for_longer_than_two_seconds(running):
+    begin = time.monotonic()
+    silent, slow = running.connect(), running.connect()
+    slow.sendall(b"rank ")
+    assert is_hung_up(silent) and is_hung_up(slow)
+    assert 1.5 < time.monotonic() - begin < 8
+    assert running.enrol() is not None
+
+
+@pytest.mark.parametrize(
+    "text", [b"x" * 300, b"rank 0123 0 77 there\n", b"rank\n", b"fail\n", b"\xff\0\n", b"guard \xc3\xa9\n", b"\n"]
+)
+def test_without_the_token_a_connection_ends_at_once(running, text):
+    begin = time.monotonic()
+    connection = running.connect()
+    connection.sendall(text)
+    assert is_hung_up(connection) and time.monotonic() - begin < 1.5
+    assert running.enrol() is not None and not running.hub.ended
+
+
+def test_the_token_alone_is_no_rank(running):
+    connection = running.connect()
+    connection.sendall(f"rank {running.hub.token}\n".encode())
+    assert is_hung_up(connection)
+
+
+def test_a_guard_that_talks_nonsense_is_dropped(running):
+    for line in (b"stuck soon\n", b"at 1 2 3\n", b"at a b c d e f g\n", b"x" * 70_000):
+        guard = running.enrol(kind="guard")
+        guard.settimeout(10)
+        guard.sendall(line)
+        assert is_hung_up(guard)
+    assert running.enrol() is not None
+
+
+def test_it_stops_listening_when_all_have_come(running):
+    running.hub.expected = 1
+    rank, guard = running.enrol(), running.enrol(kind="guard")
+    deadline = time.monotonic() + 5
+    while running.hub.listeners and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(OSError):
+        running.connect()
+    rank.sendall(b"fail\n")
+    assert rank.recv(16) == b"first\n" and guard is not None
+
+
+def test_a_flood_of_strangers_does_not_keep_the_ranks_out(running, monkeypatch):
+    monkeypatch.setattr(hubs, "MOST_STRANGERS", 20)
+    crowd = [running.connect() for _ in range(100)]
+    assert running.enrol() is not None
+    assert len(running.hub.strangers) <= 20
+    for connection in crowd:
+        connection.close()
+
+
+LIMITED = """
+import resource, selectors, sys, time
+from engine.watchdog.hub import Hub
+selector = selectors.DefaultSelector()
+hub = Hub(selector)
+print(hub.token, *hub.open(["127.0.0.1"]), flush=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+while True:
+    hub.tick(time.monotonic())
+    for key, _ in selector.select(0.05):
+        if selector.get_map().get(key.fd) is key:
+            key.data()
+"""
+
+
+def test_it_lives_on_without_free_descriptors():
+    with subprocess.Popen([sys.executable, "-c", LIMITED], cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+        token, address = process.stdout.readline().split()
+        host, _, port = address.rpartition(":")
+        crowd = [socket.create_connection((host, int(port)), 5) for _ in range(60)]
+        time.sleep(0.5)
+        assert process.poll() is None
+        for connection in crowd:
+            connection.close()
+        found = connect([address], f"rank {token} 0 77 there")
+        assert found is not None
+        process.kill()
+
+
+def test_lines_are_put_together_and_no_longer_than_allowed():
+    ours, theirs = socket.socketpair()
+    lines = Lines(ours.fileno(), 1000)
+    for piece, expected in ((b"a", []), (b"b\nc d\n", ["ab", "c d"]), (b"e", []), (b"\n", ["e"]), (b"x" * 1001, None)):
+        theirs.sendall(piece)
+        assert lines.read() == expected
+
+
+@pytest.mark.mpi
+def test_after_the_start_nobody_can_connect():
+    program = """
+import os, time
+from pathlib import Path
+from engine.comm.world import world
+w = world()
+w.barrier()
+time.sleep(0.5)
+if w.rank == 0:
+    pid = w._sentinel._process.pid
+    inodes = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    listening = [line.split() for line in open("/proc/net/tcp") if line.split()[3] == "0A"]
+    print(sum(f"socket:[{line[9]}]" in inodes for line in listening), w._sentinel._connection.getpeername()[0])
+w.barrier()
+w.close()
+"""
+    done = run_ranks(2, program)
+    assert done.stdout.split() == ["0", "127.0.0.1"], done.stdout + done.stderr

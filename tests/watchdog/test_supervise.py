@@ -1,0 +1,63 @@
+"""The ranks of --ranks and --max_restarts end with the process that has started them, also if it is killed."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from engine.host.launch import own_command
+from engine.watchdog.process import has_ended, identity, state_of
+from tests.mpi import ENVIRON, REPO, mpiexec
+from tests.watchdog.test_dead_rank import SOLVER
+from tests.watchdog.test_sentinel import environment_of
+
+
+def test_a_process_is_known_by_its_number_and_its_beginning():
+    process = subprocess.Popen(["sleep", "30"])
+    name = identity(process.pid)
+    host, pid, start = name.split(" ")
+    assert not has_ended(name)
+    assert not has_ended(f"elsewhere {pid} {start}")
+    assert has_ended(f"{host} {pid} {int(start) - 1}"), "another process has its number now"
+    process.kill()
+    while state_of(process.pid) != "Z":
+        time.sleep(0.01)
+    assert has_ended(name), "nobody has waited for it yet"
+    process.wait()
+    assert has_ended(name)
+
+
+def ranks_of(mark: str) -> list[int]:
+    """Process ids of all that was started with `mark` in its environment."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if mark.encode() in environment_of(str(pid))]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(1, []), (1, ["--watchdog", "0"]), pytest.param(2, ["--ranks", "2"], marks=pytest.mark.mpi)],
+)
+def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
+    if ranks > 1:
+        mpiexec()
+    mark = f"{os.getpid()}-{tmp_path}"
+    (tmp_path / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path))
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": mark}
+    command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", "--max_restarts", "2", *options)
+    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+    try:
+        while "Iteration 20," not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGKILL)
+        rest = process.stderr.read()  # until the last of them has ended
+    finally:
+        process.kill()
+        process.wait()
+    assert rest.count("engine: the process that has started this run was killed: stopping it") == 1, rest
+    assert "Optimization stopped early." in rest and "Snapshotting to" in rest, rest
+    deadline = time.monotonic() + 10
+    while ranks_of(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ranks_of(mark) == []
