@@ -31,7 +31,7 @@ def test_the_stubs_are_up_to_date(stubs, path):
 
 
 def test_every_stub_is_known(stubs):
-    generated = {path for path in stubs.STUBS}
+    generated = set(stubs.STUBS)
     assert {str(p.relative_to(REPO)) for p in (REPO / "engine").rglob("*.pyi")} == {
         *generated,
         "engine/proto/__init__.pyi",

@@ -116,7 +116,7 @@ def _known() -> set[Identity]:
     return {tuple(each) for each in json.loads(read_text(note))} if note and os.path.exists(note) else set()
 
 
-def take_prefix(config: Config, world: World) -> None:
+def take_prefix(config: SolverConfig, world: World) -> None:
     """Before anything is read or written: makes snapshot_prefix this run's own, if it saves anything, and removes what
     runs that were killed have left. Of the rank that writes. Raises EngineError; see lock_prefix()."""
     param = config.message
