@@ -164,7 +164,7 @@ SPEAKERS = {
     "tqdm": ["report/progress.py"],
     "google": [
         *("proto/", "config/", "weights/"),
-        *("data/decode.py", "data/mean.py", "data/readers/annotated.py"),  # Datums and mean files
+        *("data/decode.py", "data/readers/annotated.py"),  # Datums
     ],
 }
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine import proto
 from engine.errors import WeightsError
-from engine.files import opened
+from engine.files import opened, reason
 from engine.weights import hdf5, protobuf
 from engine.weights.state import SolverState
 
@@ -29,7 +30,8 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     is a blob that Caffe left out of an HDF5 file because it belongs to another layer, too.
     Raises WeightsError for a file that is missing, truncated or something else.
     """
-    return _format_of(path).read_caffemodel(path)
+    with _memory_of(path):
+        return _format_of(path).read_caffemodel(path)
 
 
 def write_caffemodel(
@@ -50,7 +52,8 @@ def write_caffemodel(
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
     """The state that Caffe or this engine wrote. Raises WeightsError for a file that is missing, truncated or else."""
-    state = _format_of(path).read_solverstate(path)
+    with _memory_of(path):
+        state = _format_of(path).read_solverstate(path)
     for name, least in _LEAST.items():
         value = getattr(state, name)
         if value is not None and not least <= value < 2**63:
@@ -61,6 +64,14 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
 def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
     """Writes a state that Caffe reads, too. Raises EngineError if the file cannot be written."""
     _format_for(path).write_solverstate(path, state)
+
+
+@contextlib.contextmanager
+def _memory_of(path: str | os.PathLike) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise WeightsError(f"cannot be read: {reason(error)}", str(path)) from None
 
 
 def _format_of(path: str | os.PathLike):

@@ -223,7 +223,7 @@ def test_parameters_that_cannot_be_used(text, message):
 
 
 def test_missing_and_damaged_mean_files(tmp_path):
-    with pytest.raises(DataError, match=r"net.prototxt:3:1: cannot read mean_file /none: No such file"):
+    with pytest.raises(DataError, match=r"net.prototxt:3:1: mean_file /none: cannot be read: No such file"):
         make('mean_file: "/none"')
     path = tmp_path / "mean.binaryproto"
     write_mean(str(path), np.zeros((3, 4, 4), np.float32))

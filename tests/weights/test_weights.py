@@ -295,6 +295,16 @@ def test_a_file_that_no_message_can_be(tmp_path):
         read_caffemodel(tmp_path / "x")
 
 
+def test_memory_that_is_not_there(tmp_path, net, blobs, monkeypatch):
+    def read(blob):
+        raise MemoryError
+
+    write_caffemodel(path := tmp_path / "x", net, blobs)
+    monkeypatch.setattr("engine.weights.protobuf.blob_array", read)
+    with pytest.raises(WeightsError, match="x: cannot be read: it is too large for the memory that is left"):
+        read_caffemodel(path)
+
+
 # ---- writing whole or not at all
 
 
