@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,7 +130,9 @@ class Python(Layer):
         params = [builder.parameter(parameter) for parameter in self.params]
         for blobs, tensors in ((self._bottom, inputs), (self._top, outputs), (self.user.blobs, params)):
             for blob, tensor in zip(blobs, tensors, strict=True):
-                blob.place(tensor)
+                blob.place(tensor, builder.program)
+        for blob, bottom in zip(self._bottom, self.bottoms, strict=True):
+            blob.source = partial(builder.fed.get, bottom)
         self._propagate_down = [tensor.diff is not None for tensor in inputs]
 
     def _run(self, backward: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import traceback
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,17 @@ class LayerBlob(Blob):
         self._shape, self._value = tuple(shape), diff
         self._planned = self._shape
         self._tensor: Any = None
+        self._program: Any = lambda: None  # a weak reference: the program holds the layer, and the layer this blob
+        self.source: Callable[[], Any] = lambda: None  # of an input: the array that it is pointed at
         self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
 
-    def place(self, tensor: Any) -> None:
-        """`tensor`: row-major, of this blob's size."""
+    def place(self, tensor: Any, program: Any) -> None:
+        """tensor: row-major, of this blob's size. program: has its memory, where it is neither a parameter's nor an
+        input's. Arrays that the user's code keeps keep all of them."""
         self._tensor, self._planned, self._loose = tensor, self._shape, False
+        self._program = weakref.ref(program)
         self._data = self._diff = None
 
     def settle(self) -> bool:
@@ -91,10 +96,13 @@ class LayerBlob(Blob):
     def shape(self) -> Shape:
         return self._shape
 
+    def _view(self, tensor: Any) -> np.ndarray:
+        return tensor.view((tensor, self._program(), self.source())).reshape(self._shape)
+
     @property
     def data(self) -> np.ndarray:
         if not self._loose:
-            return self._tensor.view(self).reshape(self._shape)
+            return self._view(self._tensor)
         if self._data is None:
             self._data = np.zeros(self._shape, np.float32)
         return self._data
@@ -102,7 +110,7 @@ class LayerBlob(Blob):
     @property
     def diff(self) -> np.ndarray:
         if not self._loose and self._tensor.diff is not None:
-            return self._tensor.diff.view(self).reshape(self._shape)
+            return self._view(self._tensor.diff)
         if self._diff is None:
             self._diff = np.full(self._shape, self._value, np.float32)
         return self._diff
