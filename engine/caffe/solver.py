@@ -21,7 +21,7 @@ from engine.caffe.ranks import close_with, ranks
 from engine.config import Config, nets_of_solver, read_solver
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
-from engine.layers.python import ShapesChanged
+from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types
@@ -70,6 +70,7 @@ class Solver:
     _type = ""  # of a class that does not go by the file
 
     def __init__(self, solver_file: str | os.PathLike):
+        allow_modules()  # of nets that the calling program has chosen itself
         config = read_solver(solver_file)
         if self._type:
             config.message.type = self._type
