@@ -300,14 +300,14 @@ def test_a_wrong_python_layer(what, here):
     """The user's own lines follow, and nobody else's."""
     text, message, most = MODULES[what]
     Path("mine.py").write_text(text)
-    done = train(write(here, PYTHON))
+    done = train(write(here, PYTHON), "--python_layers")
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert done.returncode == 1 and lines[0].startswith(f"engine: net.prototxt:2:1: layer 'user' (Python): {message}")
     assert 1 <= len(lines) <= most and "importlib" not in done.stderr, done.stderr
 
 
 def test_a_python_layer_without_names(here):
-    message = refused(train(write(here, PYTHON.replace('module: "mine"', ""))))
+    message = refused(train(write(here, PYTHON.replace('module: "mine"', "")), "--python_layers"))
     assert "layer 'user' (Python): expected python_param { module: ... layer: ... }" in message
 
 

@@ -22,7 +22,7 @@ from engine.caffe.live import LiveNet
 from engine.config import NetConfig, read_net
 from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter
-from engine.layers.python import ShapesChanged
+from engine.layers.python import ShapesChanged, allow_modules
 from engine.layers.python_layer import Shape
 from engine.net import Net as EngineNet
 from engine.net import NetOptions
@@ -62,6 +62,7 @@ class Net:
         phase = given.get("phase", phase)
         if phase is None:
             raise TypeError("Net() needs a phase: caffe.TRAIN or caffe.TEST")
+        allow_modules()  # of a net that the calling program has chosen itself
         config = read_net(network_file)
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)

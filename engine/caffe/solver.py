@@ -20,7 +20,7 @@ from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
 from engine.config import NetConfig, SolverConfig, nets_of_solver, read_solver
 from engine.errors import ConfigError
-from engine.layers.python import ShapesChanged
+from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
@@ -69,6 +69,7 @@ class Solver:
     _type = ""  # of a class that does not go by the file
 
     def __init__(self, solver_file: str | os.PathLike):
+        allow_modules()  # of nets that the calling program has chosen itself
         config = read_solver(solver_file)
         if self._type:
             config.message.type = self._type

@@ -42,5 +42,5 @@ def stand_in(net: proto.NetParameter, folder: str) -> list[str]:
 
 
 def _is_there(package: str, folder: str) -> bool:
-    beside = (os.path.join(place, package + suffix) for place in (folder, os.getcwd()) for suffix in ("", ".py"))
+    beside = (os.path.join(folder, package + suffix) for suffix in ("", ".py"))
     return importlib.util.find_spec(package) is not None or any(map(os.path.exists, beside))

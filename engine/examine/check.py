@@ -17,6 +17,7 @@ from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
+from engine.layers.python import ModuleRefused
 from engine.report.table import human, table
 from engine.solver.schedules import LearningRate
 from engine.solver.validate import check_snapshots, notes, validate
@@ -56,9 +57,14 @@ class FileReport:
     schedule: list[tuple[int, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # Python layers; what depends on them is not checked
 
     def fail(self, error: EngineError) -> None:
-        lines = [str(each) for each in getattr(error, "errors", [error])]
+        errors = getattr(error, "errors", [error])
+        for each in errors:
+            if isinstance(each, ModuleRefused):
+                self.refused += [str(each)] if str(each) not in self.refused else []
+        lines = [str(each) for each in errors if not isinstance(each, ModuleRefused)]
         self.errors += [line for line in lines if line not in self.errors]
 
     def note(self, text: str) -> None:
@@ -191,7 +197,7 @@ def to_text(report: FileReport) -> str:
         rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
         paragraphs.append(f"learning rate: {rates}")
     paragraphs += ["\n" + _net_text(net) for net in report.nets]
-    paragraphs += [f"note: {note}" for note in report.notes]
+    paragraphs += [f"note: {note}" for note in (*report.refused, *report.notes)]
     return "\n".join(paragraphs)
 
 

@@ -21,6 +21,7 @@ TIME_LIMIT = 600  # seconds
 _REASONS = (
     (r"VideoData", "reads a video"),
     (r"unknown layer type '(\w+)'", "layer type {} is not there"),
+    (r"--python_layers", "Python layer that may not be imported"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
     (r"its shape is not given", "input without a shape"),
     (r"names no net", "solver without a net to train"),
@@ -42,19 +43,26 @@ class Row:
     outcome: Outcome = field(default_factory=Outcome)
 
 
-def check_and_run(paths: Iterable[str], overrides: Iterable[str], level: int, stages: Iterable[str]) -> Iterator[Row]:
-    """Every file in every phase in which it has something to run."""
-    state = (level, tuple(stages), tuple(overrides))
+def check_and_run(
+    paths: Iterable[str],
+    overrides: Iterable[str],
+    level: int,
+    stages: Iterable[str],
+    python_layers: bool = False,
+) -> Iterator[Row]:
+    """Every file in every phase in which it has something to run. python_layers: trials may import their modules."""
+    state = (level, tuple(stages), tuple(overrides), python_layers)
     for path in paths:
         yield from _run_file(check_file(path, state[2], level, state[1]), state)
 
 
 def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     phases = _phases(report)
-    if report.errors or not phases:
+    problems = [*report.errors, *report.refused]
+    if problems or not phases:
         reason, message = "nothing in it", "the net has no layers"
-        if report.errors:
-            reason, message = reason_of(report.errors[0]), report.errors[0]
+        if problems:
+            reason, message = reason_of(problems[0]), problems[0]
         yield Row(report.file, report.kind, "", "reads" if report.kind else "", reason, message)
         return
     for phase in phases:

@@ -21,6 +21,7 @@ from engine.errors import ConfigError, EngineError, NumericalError
 from engine.examine.synthetic import SyntheticFeeder
 from engine.host.machine import memory
 from engine.inference.evaluator import Evaluator
+from engine.layers.python import allow_modules
 from engine.solver.solver import Solver
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
@@ -29,7 +30,7 @@ _MEMORY_SHARE = 0.8  # of what is free when the trial begins
 
 @dataclass(frozen=True)
 class Trial:
-    """file: a solver (phase TRAIN), or a net in phase TRAIN or TEST."""
+    """file: a solver (phase TRAIN), or a net in phase TRAIN or TEST. python_layers: their modules may be imported."""
 
     file: str
     kind: str
@@ -37,6 +38,7 @@ class Trial:
     level: int = 0
     stages: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    python_layers: bool = False
 
 
 @dataclass
@@ -154,8 +156,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _limit_memory()
-    import engine.caffe  # for Python layers  # noqa: F401
-
     trial = Trial(**{**request, "stages": tuple(request["stages"]), "overrides": tuple(request["overrides"])})
+    if trial.python_layers:
+        import engine.caffe  # which they import  # noqa: F401
+
+        allow_modules()
     json.dump(asdict(run(trial)), answers)
     answers.close()

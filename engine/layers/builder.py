@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.errors import ConfigError, EngineError
 from engine.layers.base import Attribute, Blob, Layer, Parameter, Shape
@@ -22,11 +25,14 @@ class Builder:
         shared: dict[tuple[str, int], Tensor] | None = None,
         summed: Collection[Parameter] = (),
         plain_parameters: bool = False,
+        fed: Mapping[Blob, np.ndarray] = MappingProxyType({}),
     ):
+        """fed: the memory that inputs are pointed at, as soon as they are."""
         self.program = program
         self.shared = shared or {}
         self.summed = summed
         self.plain_parameters = plain_parameters
+        self.fed = fed
         self.tensors: dict[Blob, Tensor] = {}
         self.params: dict[Parameter, Tensor] = {}
         self.inputs: dict[Blob, Tensor] = {}

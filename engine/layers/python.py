@@ -6,13 +6,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
 from engine.config.suggestions import suggestion
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
 from engine.layers.registry import register
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _before_import: list[Callable[[], None]] = []
+_consent: list[bool] = []
+
+
+def allow_modules() -> None:
+    """Lets nets of this process import and run the modules that their Python layers name. Whoever trusts the authors
+    of these nets says so: the user of the command line by --python_layers, a program by making a caffe.Net itself."""
+    _consent[:] = [True]
 
 
 def before_import(prepare: Callable[[], None]) -> None:
@@ -30,6 +37,10 @@ def before_import(prepare: Callable[[], None]) -> None:
     package that this one does not know."""
     if prepare not in _before_import:
         _before_import.append(prepare)
+
+
+class ModuleRefused(ConfigError):
+    """A layer whose code nobody has allowed to run; its shapes are known to that code only."""
 
 
 class ShapesChanged(EngineError):
@@ -48,7 +59,8 @@ class ShapesChanged(EngineError):
 @register("Python")
 class Python(Layer):
     """Bottoms, tops: any. python_param names a module, found where Python finds it or beside the file, and in it a
-    class that derives from caffe.Layer (engine.layers.python_layer.PythonLayer)."""
+    class that derives from caffe.Layer (engine.layers.python_layer.PythonLayer). It is imported only after somebody has
+    called allow_modules(): opening a net runs nobody's code."""
 
     bottom_range = (0, None)
     top_range = (0, None)
@@ -82,11 +94,18 @@ class Python(Layer):
         param = self.message.python_param
         if not (param.module and param.layer):
             raise self.error("expected python_param { module: ... layer: ... }: the module and the class in it")
+        if not _consent:
+            raise ModuleRefused(
+                f"layer '{self.name}' ({self.type}): its shapes are known to its author's code only, module "
+                f"'{param.module}', which is not imported unasked; where the net runs, --python_layers or "
+                "ENGINE_PYTHON_LAYERS=1 allow it, if you trust it",
+                self.where,
+            )
         for prepare in _before_import:
             prepare()
-        for folder in (os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0])), os.getcwd()):
-            if folder not in sys.path:
-                sys.path.append(folder)
+        folder = os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0]))
+        if folder not in sys.path:
+            sys.path.append(folder)
         try:
             module = importlib.import_module(param.module)
         except ModuleNotFoundError as error:
@@ -132,7 +151,9 @@ class Python(Layer):
         params = [builder.parameter(parameter) for parameter in self.params]
         for blobs, tensors in ((self._bottom, inputs), (self._top, outputs), (self.user.blobs, params)):
             for blob, tensor in zip(blobs, tensors, strict=True):
-                blob.place(tensor)
+                blob.place(tensor, builder.program)
+        for blob, bottom in zip(self._bottom, self.bottoms, strict=True):
+            blob.source = partial(builder.fed.get, bottom)
         self._propagate_down = [tensor.diff is not None for tensor in inputs]
 
     def _run(self, backward: bool) -> None:

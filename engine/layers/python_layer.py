@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import math
 import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 if TYPE_CHECKING:
     from engine import proto
-    from engine.host._core import Tensor
+    from engine.host._core import Program, Tensor
 
 Shape = tuple[int, ...]
 
@@ -73,13 +74,17 @@ class LayerBlob(Blob):
         self._shape, self._value = tuple(shape), diff
         self._planned = self._shape
         self._tensor: Tensor | None = None
+        self._program: Callable[[], Program | None] = lambda: None  # weak: it holds the layer, and the layer this blob
+        self.source: Callable[[], Any] = lambda: None  # of an input: the array that it is pointed at
         self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
 
-    def place(self, tensor: Tensor) -> None:
-        """`tensor`: row-major, of this blob's size."""
+    def place(self, tensor: Tensor, program: Program) -> None:
+        """tensor: row-major, of this blob's size. program: has its memory, where it is neither a parameter's nor an
+        input's. Arrays that the user's code keeps keep all of them."""
         self._tensor, self._planned, self._loose = tensor, self._shape, False
+        self._program = weakref.ref(program)
         self._data = self._diff = None
 
     def settle(self) -> bool:
@@ -112,7 +117,8 @@ class LayerBlob(Blob):
         return self._diff
 
     def _view(self, tensor: Tensor) -> np.ndarray:
-        return cast(np.ndarray, tensor.view(self)).reshape(self._shape)
+        owner = (tensor, self._program(), self.source())
+        return cast(np.ndarray, tensor.view(owner)).reshape(self._shape)
 
     def reshape(self, *shape: int) -> None:
         wanted = dims(shape)

@@ -79,12 +79,12 @@ class Net:
         )
         self.graph = prepare(graph, options.passes, options.precision, self.has_backward)
         self.name = self.graph.name
+        self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self._lower(share)
         self._place()
         self._place_parameters(set() if share is None else set(share.tensor_of.values()))
         if share is not None:  # which this net may outlive
             self._arenas += share._arenas
-        self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
             self.feed(blob, np.zeros(blob.shape, np.float32))
@@ -110,7 +110,7 @@ class Net:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())
         if self.options.accumulate:
             summed.update(self.graph.params)
-        self.builder = Builder(self.program, shared, summed, self.options.plain_parameters)
+        self.builder = Builder(self.program, shared, summed, self.options.plain_parameters, self.fed)
         for layer in self.graph.layers:
             with layer.arithmetic():
                 layer.lower(self.builder)

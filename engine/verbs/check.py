@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common
+from engine.verbs.options import add_common, add_consent
 
 ORDER = 60
 SUMMARY = "find the errors in nets and solvers, and show what they cost"
@@ -32,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "that says whether it runs",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_consent(parser)
     add_common(parser)
 
 
@@ -55,10 +56,10 @@ def _take_steps(options: Namespace, paths: list[str]) -> int:
     from dataclasses import asdict
 
     from engine.examine.check_run import check_and_run, line_of, summary
-    from engine.verbs.runtime import write_json
+    from engine.verbs.runtime import allow_python_layers, write_json
 
     rows = []
-    for row in check_and_run(paths, options.set, options.level or 0, options.stage):
+    for row in check_and_run(paths, options.set, options.level or 0, options.stage, allow_python_layers(options)):
         rows.append(row)
         if not options.json:
             print(line_of(row), flush=True)

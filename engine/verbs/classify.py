@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, comma_separated, numbers, positive, two_numbers
+from engine.verbs.options import add_common, add_consent, comma_separated, numbers, positive, two_numbers
 
 ORDER = 130
 SUMMARY = "print the most likely classes of images"
@@ -40,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="size to resize to before the centre crop (default: that of the net's data, else of its input)",
     )
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes to print (default: 5)")
+    add_consent(parser)
     add_common(parser)
 
 

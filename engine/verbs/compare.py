@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, add_phase
+from engine.verbs.options import add_common, add_consent, add_phase
 
 ORDER = 150
 SUMMARY = "find where two trained nets, or two runs of one net, begin to differ"
@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="relative to the largest value of an array (default: 0)",
     )
     add_phase(parser, default="TEST")
+    add_consent(parser)
     add_common(parser)
 
 

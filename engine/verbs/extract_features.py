@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, comma_separated, positive
+from engine.verbs.options import add_common, add_consent, comma_separated, positive
 
 ORDER = 140
 SUMMARY = "write the blobs of a trained net, sample by sample"
@@ -27,6 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "db_type", nargs="?", choices=["lmdb"], help="Caffe's word for what OUT is; lmdb is the only one"
     )
+    add_consent(parser)
     add_common(parser)
 
 

@@ -95,7 +95,17 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         choices=["fp32", "bf16"],
         help="precision of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
     )
+    add_consent(parser)
     add_common(parser)
+
+
+def add_consent(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--python_layers",
+        action="store_true",
+        help="run the code that the net's Python layers name, modules beside the net or in PYTHONPATH: only for nets "
+        "whose authors you trust (also ENGINE_PYTHON_LAYERS=1)",
+    )
 
 
 def add_skip(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ A verb imports this module in its run(), not before."""
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,18 +45,24 @@ def _install_caffe() -> None:
     engine.caffe.install()
 
 
-def _allow_python_layers() -> None:
-    """Modules of Python layers `import caffe`; that is there when the first of them is imported."""
-    from engine.layers.python import before_import
+def allow_python_layers(options: Namespace) -> bool:
+    """Lets Python layers import their modules if the user of a verb that runs nets has said so; returns whether. Verbs
+    that only look at nets have no such option. Modules `import caffe`: that is there for the first of them."""
+    from engine.layers.python import allow_modules, before_import
 
-    before_import(_install_caffe)
+    asked = getattr(options, "python_layers", None)
+    allowed = asked or (asked is not None and os.environ.get("ENGINE_PYTHON_LAYERS") == "1")
+    if allowed:
+        before_import(_install_caffe)
+        allow_modules()
+    return bool(allowed)
 
 
 def asked_solver(options: Namespace) -> SolverConfig:
     """The solver of --solver as the options change it."""
     from engine.config import read_solver
 
-    _allow_python_layers()
+    allow_python_layers(options)
     config = read_solver(options.solver, options.set)
     message = config.message
     if options.precision:
@@ -72,7 +79,7 @@ def asked_net(options: Namespace, path: str) -> NetConfig:
     """A net in the state that the options give it."""
     from engine.config import read_net
 
-    _allow_python_layers()
+    allow_python_layers(options)
     config = read_net(path, options.set)
     if options.level is not None:
         config.message.state.level = options.level

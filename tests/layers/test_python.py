@@ -12,10 +12,13 @@ import engine.caffe as caffe
 from engine import proto
 from engine.config import parse_net
 from engine.errors import EngineError
+from engine.layers.python import allow_modules
 from engine.net import Net
 from tests.layers.harness import check_gradients, error_of, net_text, run
 from tests.mpi import REPO
 from tests.solver.harness import digits_net, make_solver
+
+allow_modules()
 
 USER = '''
 import caffe
@@ -296,7 +299,7 @@ def test_engine_train_finds_the_module_beside_the_net(tmp_path):
             net: "{folder}/net.prototxt" base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 40 display: 20
             snapshot_after_train: false""")
     )
-    command = [sys.executable, "-m", "engine", "train", "--solver", str(solver)]
+    command = [sys.executable, "-m", "engine", "train", "--solver", str(solver), "--python_layers"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     losses = [float(value) for value in re.findall(r"Iteration \d+.*, loss = ([\d.]+)", done.stderr)]
