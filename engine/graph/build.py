@@ -121,14 +121,12 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
             raise layer.error("its data source is not open")
         layer.source_shapes = shapes_of(layer.message, layer.where)
     with layer.arithmetic():
-        shapes = layer.infer()
-    layer.tops = connect.tops(layer, shapes)
-    for top in layer.tops:
-        layer.check_blob(f"top '{top.name}'", top.shape)
-    with layer.arithmetic():
+        layer.tops = connect.tops(layer, layer.infer())
+        for top in layer.tops:
+            layer.check_blob(f"top '{top.name}'", top.shape)
         layer.params = layer.make_params()
-    for index, parameter in enumerate(layer.params):
-        layer.check_blob(f"parameter {index}", parameter.shape)
+        for index, parameter in enumerate(layer.params):
+            layer.check_blob(f"parameter {index}", parameter.shape)
     if layer.part:
         for parameter in layer.params:
             parameter.part, parameter.parts = layer.part.index, layer.part.count

@@ -178,11 +178,13 @@ class Layer:
 
     def check_blob(self, what: str, shape: Shape) -> None:
         """Raises ConfigError unless a blob can have this shape. what: the blob, in the message's words."""
-        if not (len(shape) <= MOST_AXES and min(shape, default=1) > 0 and math.prod(map(int, shape)) <= MOST_VALUES):
-            raise self.error(
-                f"{what} would be {shape_text(shape)}; expected {MOST_AXES} axes at most, none of them empty, "
-                f"and {MOST_VALUES} values at most"
-            )
+        count = math.prod(shape, start=1.0)  # a float, which does not wrap where dims are NumPy's
+        if count <= MOST_VALUES and len(shape) <= MOST_AXES and (not shape or min(shape) > 0):
+            return
+        raise self.error(
+            f"{what} would be {shape_text(shape)}; expected {MOST_AXES} axes at most, none of them empty, "
+            f"and {MOST_VALUES} values at most"
+        )
 
     def check_window(self, name: str, sizes: Sequence[int]) -> None:
         """Raises ConfigError if a size of a window, which fields hold without a sign, is too large for the ops."""
