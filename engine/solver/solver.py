@@ -170,6 +170,7 @@ class Solver:
     def run(self, until: int) -> bool:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. Returns False
         if a signal stopped it."""
+        self._begin_observing()
         every = self.param.comm_param.drift_check
         while self.iteration < until:
             asked = self.world.agree(self.signals.flags)

@@ -374,3 +374,8 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     with pytest.raises(NumericalError, match=r"iteration 1: the update has made weights of ip\[0\] infinite or NaN"):
         solver.solve()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_run_without_iterations_ends_well(tmp_path):
+    assert solve("max_iter: 0", digits_net(), tmp_path).iteration == 0
+    assert (tmp_path / "net_iter_0.caffemodel").exists()
