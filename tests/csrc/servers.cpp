@@ -3,6 +3,7 @@
 // Run by tests/sanitize/run.py.
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,14 +23,12 @@ constexpr int64_t size = 5000, count = buckets * size;  // floats
 // What is trained: arenas, and what updates them.
 struct Training {
     Training() : weights(count), gradients(count), history(count), residual(count), packed(count) {
-        std::vector<std::vector<Segment>> segments;
+        std::vector<std::vector<ParameterRange>> ranges;
         for (int bucket = 0; bucket < buckets; bucket++)
-            segments.push_back({{bucket * size, (bucket + 1) * size, 1, 1, bucket}});
-        Hyper hyper;
-        hyper.momentum = 0.9f;
-        hyper.weight_decay = 0.001f;
-        updater = std::make_unique<Updater>("sgd", weights.data(), gradients.data(),
-                                            std::vector<float*>{history.data()}, count, segments, hyper);
+            ranges.push_back({{bucket * size, (bucket + 1) * size, 1, 1, bucket}});
+        updater = std::make_unique<Updater>(
+            "SGD", weights.data(), gradients.data(), std::vector<float*>{history.data()}, count, ranges,
+            std::map<std::string, float>{{"momentum", 0.9f}}, WeightDecay{0.001f, false}, LocalRates{});
         for (int64_t i = 0; i < count; i++) weights[size_t(i)] = std::sin(float(i));
     }
 
