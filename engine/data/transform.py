@@ -1,7 +1,7 @@
 """transform_param: from an image to the floats that a net reads.
 
 In this order: resize or aspect-ratio augmentation; crop (random in TRAIN, centre in TEST); mirror (a random
-half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++ (csrc/image.cpp).
+half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++ (csrc/kernels/image.cpp).
 """
 
 from __future__ import annotations
