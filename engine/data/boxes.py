@@ -41,7 +41,8 @@ def overlaps(patch: Patch, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     areas = np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1)
     own = (patch[2] - patch[0]) * (patch[3] - patch[1])
     with np.errstate(divide="ignore", invalid="ignore"):
-        return tuple(np.where(common > 0, common / whole, 0.0) for whole in (own + areas - common, own, areas))
+        shares = [np.where(common > 0, common / whole, 0.0) for whole in (own + areas - common, own, areas)]
+    return shares[0], shares[1], shares[2]
 
 
 def make_emit(param: EmitConstraint | None) -> Callable[[Patch, np.ndarray], np.ndarray]:
@@ -54,7 +55,7 @@ def make_emit(param: EmitConstraint | None) -> Callable[[Patch, np.ndarray], np.
     def centre_inside(patch: Patch, boxes: np.ndarray) -> np.ndarray:
         corners = boxes[:, CORNERS]
         centres = (corners[:, :2] + corners[:, 2:]) / 2
-        return ((centres >= patch[:2]) & (centres <= patch[2:])).all(axis=1)
+        return np.asarray(((centres >= patch[:2]) & (centres <= patch[2:])).all(axis=1))
 
     return centre_inside
 

@@ -48,6 +48,8 @@ def compute_image_mean(
         total += image
         if progress and (done % 1000 == 0 or done == len(source)):
             progress(done, len(source))
+    if total is None:
+        raise DataError(f"{db} is empty")
     mean = np.ascontiguousarray((total / len(source)).transpose(2, 0, 1), np.float32)
     if out is not None:
         write_mean(out, mean)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,7 +127,7 @@ def convert_imageset(
 
 def _items(
     encoded: Iterator[tuple[str, bytes | DataError]], conversion: Conversion, skip_bad_images: bool
-) -> Iterator[tuple[bytes, bytes]]:
+) -> Generator[tuple[bytes, bytes], None, None]:
     """(key, value) for each image; counts them."""
     for number, (name, value) in enumerate(encoded):
         if isinstance(value, DataError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from engine.errors import ConfigError, DataError
 from engine.watchdog.board import DATA
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.comm.world import World
     from engine.config import NetConfig
     from engine.data.data_source import DataSource
@@ -54,7 +55,7 @@ class Feeder:
         self._files: dict[str, HDF5Writer] = {}  # by layer
         self.decoded: tuple[int, int] | None = None  # when the batch in use was
 
-    def shapes_of(self, message: Any, where: str) -> list[Shape]:
+    def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
         if message.name not in self._opened:
             size = batch_size_of(message, where)
@@ -66,10 +67,10 @@ class Feeder:
         opened = self._opened[message.name]
         return opened.source.top_shapes(opened.batch_size)
 
-    def shapes_for(self, size: int) -> Callable[[Any, str], list[Shape]]:
+    def shapes_for(self, size: int) -> Callable[[proto.LayerParameter, str], list[Shape]]:
         """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
 
-        def shapes_of(message: Any, where: str) -> list[Shape]:
+        def shapes_of(message: proto.LayerParameter, where: str) -> list[Shape]:
             self.shapes_of(message, where)
             return self._opened[message.name].source.top_shapes(size)
 
@@ -148,9 +149,9 @@ class Feeder:
     def take(self) -> Batch | None:
         """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
         self._board.enter(DATA)
-        taken = [next(batches, None) for batches in self._batches.values()]
+        taken = [batch for batches in self._batches.values() if (batch := next(batches, None)) is not None]
         self._taken += 1
-        if any(batch is None for batch in taken):
+        if len(taken) < len(self._batches):
             return None
         if not taken:
             return Batch(self._begin + (self._taken - 1) * self._ranks + self._rank, 0)
@@ -165,7 +166,7 @@ class Feeder:
 
     def next(self, net: Net) -> int:
         """Feeds the next of the endless batches; returns its first sample's number."""
-        batch = self.take()
+        batch = cast(Batch, self.take())  # endless: never None
         self.feed(net, batch)
         return batch.first_sample
 

@@ -45,7 +45,8 @@ def _resize_shorter(image: Image.Image, size: int, resample: Image.Resampling) -
     shorter = min(image.size)
     if shorter == size:
         return image
-    return image.resize(tuple(side * size // shorter for side in image.size), resample)
+    width, height = (side * size // shorter for side in image.size)
+    return image.resize((width, height), resample)
 
 
 def make_resize(param: ResizeParameter, where: str | None) -> Step:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from engine import proto
 from engine.errors import ConfigError, DataError
-from engine.weights.h5_file import import_h5py
+from engine.weights.h5_file import Dataset, File, import_h5py
 
 NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe calls them
 
@@ -16,7 +16,7 @@ NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe call
 class HDF5Writer:
     """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it."""
 
-    def __init__(self, message: Any, where: str | None, rank: int = 0, ranks: int = 1):
+    def __init__(self, message: proto.LayerParameter, where: str | None, rank: int = 0, ranks: int = 1):
         """Raises ConfigError where several ranks would write one file, DataError without h5py."""
         name = message.hdf5_output_param.file_name
         if ranks > 1 and "%#" not in name:
@@ -26,17 +26,19 @@ class HDF5Writer:
         self._path = name.replace("%#", str(rank)).replace("%*", str(ranks))
         self._where = where
         self._h5py = import_h5py("HDF5Output needs", DataError, where)
-        self._file: Any = None
+        self._file: File | None = None
+        self._datasets: list[Dataset] = []  # one for each bottom
 
     def write(self, blobs: Sequence[np.ndarray]) -> None:
         """Adds the rows of a batch. Raises DataError."""
         try:
             if self._file is None:
-                self._file = self._h5py.File(self._path, "w")
-                for name, rows in zip(NAMES, blobs, strict=True):
-                    self._file.create_dataset(name, (0, *rows.shape[1:]), np.float32, maxshape=(None, *rows.shape[1:]))
-            for name, rows in zip(NAMES, blobs, strict=True):
-                dataset = self._file[name]
+                self._file = file = self._h5py.File(self._path, "w")
+                self._datasets = [
+                    file.create_dataset(name, (0, *rows.shape[1:]), np.float32, maxshape=(None, *rows.shape[1:]))
+                    for name, rows in zip(NAMES, blobs, strict=True)
+                ]
+            for dataset, rows in zip(self._datasets, blobs, strict=True):
                 dataset.resize(len(dataset) + len(rows), axis=0)
                 dataset[-len(rows) :] = rows
         except (OSError, RuntimeError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -18,7 +18,7 @@ from engine.data.keyed_random import KeyedRandom
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.proto import AnnotatedDataParameter, BatchSampler, SampleConstraint, TransformationParameter
+    from engine.proto import AnnotatedDataParameter, BatchSampler, SampleConstraint, Sampler, TransformationParameter
 
 Augment = Callable[[Image.Image, np.ndarray, KeyedRandom], tuple[Image.Image, np.ndarray]]
 
@@ -88,7 +88,7 @@ def _make_sampler(param: BatchSampler) -> Callable[[np.ndarray, KeyedRandom], Se
     return sample
 
 
-def _draw(param: Any, random: KeyedRandom) -> Patch:
+def _draw(param: Sampler, random: KeyedRandom) -> Patch:
     """Of random area and shape, somewhere in the picture."""
     scale = random.uniform(param.min_scale, param.max_scale)
     low, high = max(param.min_aspect_ratio, scale * scale), min(param.max_aspect_ratio, 1 / (scale * scale))

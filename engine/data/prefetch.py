@@ -58,7 +58,7 @@ class _Slot:
     def __init__(self, batch_size: int, shapes: Sequence[Shape]):
         self.arrays = [_aligned((batch_size, *shape)) for shape in shapes]
         self.keys = [""] * batch_size
-        self.share: Share | None = None
+        self.share = Share(0, [])
         self.pending = 0  # samples that no thread has finished yet
         self.error: tuple[int, BaseException] | None = None  # the first bad sample and what happened to it
         self.begun = self.done = 0  # when decoding began and was over, nanoseconds of time.monotonic_ns()

@@ -56,7 +56,7 @@ class Reader:
     own_items = False
     depth = 4
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         """Opens what a LayerParameter names. Raises ConfigError, DataError."""
         self.skipped: dict[str, str] = {}  # key -> reason of undecodable images met so far, with skip_bad_images
         self._where = request.where
@@ -66,7 +66,7 @@ class Reader:
         raise NotImplementedError
 
     @classmethod
-    def batch_size(cls, message: Any, where: str | None) -> int:
+    def batch_size(cls, message: proto.LayerParameter, where: str | None) -> int:
         """Raises ConfigError where there is none."""
         size = getattr(message, cls.field).batch_size
         if size <= 0:
@@ -83,7 +83,7 @@ class Reader:
         return tuple(arrays)
 
     @classmethod
-    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         """`shapes`, by the layer's parameters alone. Raises ConfigError where they do not tell."""
         raise ConfigError(
             f"layer '{message.name}' ({message.type}): the shape of its data is known to its source only, "
@@ -92,7 +92,7 @@ class Reader:
         )
 
     @classmethod
-    def source_of(cls, message: Any) -> str:
+    def source_of(cls, message: proto.LayerParameter) -> str:
         """What has to be there for the layer to be opened: a path, "" for none."""
         return getattr(message, cls.field).source
 
@@ -104,7 +104,7 @@ class PictureReader(Reader):
     name: str  # of the source, for messages
     _transformer: Transformer
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         self._seed = request.seed
         self._skip_bad_images = request.skip_bad_images

@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
@@ -28,25 +28,31 @@ class Source(Protocol):
 
     def item(self, index: int) -> tuple[str, bytes]:
         """(key, serialised Datum). Raises DataError."""
+        ...
 
+
+SourceT = TypeVar("SourceT", bound=Source)
+ReaderT = TypeVar("ReaderT", bound="Reader")
 
 _sources: dict[str, type[Source]] = {}
 _readers: dict[str, type[Reader]] = {}
 
 
-def source(name: str) -> Callable[[type], type]:
+def source(name: str) -> Callable[[type[SourceT]], type[SourceT]]:
     """Class decorator: the data source for `backend: <name>`."""
-    return _register(_sources, name)
+
+    def register(cls: type[SourceT]) -> type[SourceT]:
+        _sources[name] = cls
+        return cls
+
+    return register
 
 
-def reader(name: str) -> Callable[[type], type]:
+def reader(name: str) -> Callable[[type[ReaderT]], type[ReaderT]]:
     """Class decorator: the Reader of data layers of `type: <name>`."""
-    return _register(_readers, name)
 
-
-def _register(registry: dict[str, type], name: str) -> Callable[[type], type]:
-    def register(cls: type) -> type:
-        registry[name] = cls
+    def register(cls: type[ReaderT]) -> type[ReaderT]:
+        _readers[name] = cls
         return cls
 
     return register

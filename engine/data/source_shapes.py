@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
+from engine import proto
 from engine.data import batch_size_of, open_data, shapes_without_data
 from engine.data.registry import find_reader
 from engine.errors import ConfigError, EngineError, shape_text
@@ -25,14 +25,14 @@ class SourceShapes:
     def __init__(self, phase: int, note: Callable[[str], None], batch_size: int = 0):
         self._phase, self._note, self._batch_size = phase, note, batch_size
 
-    def __call__(self, message: Any, where: str) -> list[Shape]:
+    def __call__(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         """Shapes of the tops, batch included. Raises ConfigError if nothing tells them."""
         reader = find_reader(message.type, where)
         shapes = self._of_item(message, where, reader.source_of(message))
         batch_size = batch_size_of(message, where)
         return reader.top_shapes(shapes, self._batch_size or batch_size)[: len(message.top)]
 
-    def _of_item(self, message: Any, where: str, source: str) -> tuple[Shape, ...]:
+    def _of_item(self, message: proto.LayerParameter, where: str, source: str) -> tuple[Shape, ...]:
         if os.path.exists(source.replace("%#", "0").replace("%*", "1")):
             return self._of_source(message, where)
         try:
@@ -45,7 +45,7 @@ class SourceShapes:
             self._note(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
         return shapes
 
-    def _of_source(self, message: Any, where: str) -> tuple[Shape, ...]:
+    def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:
             return open_data(message, self._phase, 1, where).shapes
         except ConfigError:

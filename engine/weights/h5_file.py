@@ -6,7 +6,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,13 +15,21 @@ from engine.errors import EngineError
 from engine.files import is_regular, reason
 from engine.weights.shapes import MOST_AXES, checked_shape
 
+if TYPE_CHECKING:
+    import h5py
+
+Dataset: TypeAlias = "h5py.Dataset"
+File: TypeAlias = "h5py.File"
+Group: TypeAlias = "h5py.Group"
+Rows: TypeAlias = "h5py.Dataset | np.ndarray"  # read row by row
+
 # Compressed, or never written, a few bytes may stand for terabytes of zeros: a file of n bytes may give as many as this
 # for each, and a few more.
 _BYTES_FOR_EACH = 100
 _BYTES_MORE = 64 << 20
 
 
-def import_h5py(what: str, kind: type[EngineError], where: str | None = None) -> Any:
+def import_h5py(what: str, kind: type[EngineError], where: str | None = None) -> ModuleType:
     """Returns h5py, which is an extra. Raises an EngineError of the type `kind`, which says how to install it."""
     try:
         import h5py
@@ -37,7 +46,7 @@ class H5File:
     exception that `fail` makes of a few words.
     """
 
-    def __init__(self, h5py: Any, path: str | os.PathLike, fail: Callable[[str], EngineError]):
+    def __init__(self, h5py: ModuleType, path: str | os.PathLike, fail: Callable[[str], EngineError]):
         self._h5py, self._path, self._fail = h5py, path, fail
         with self._guarded():
             if os.path.exists(path) and not is_regular(path):  # a pipe would be waited for
@@ -117,7 +126,7 @@ class H5File:
             self._take(dataset, name)
             return bytes(np.ravel(dataset[()])[0]).rstrip(b"\0").decode()
 
-    def rows(self, name: str) -> Any:
+    def rows(self, name: str) -> Rows:
         """Returns a dataset of numbers with at least one axis, to be read row by row while the file is open: mapped
         into memory where it lies in the file in one piece, for h5py reads for one thread at a time."""
         with self._guarded():
@@ -144,13 +153,13 @@ class H5File:
             node = node[part]
         return node
 
-    def _group(self, name: str) -> Any:
+    def _group(self, name: str) -> Group:
         node = self._find(name)
         if not isinstance(node, self._h5py.Group):
             raise self._fail(f"'{name}' is no group")
         return node
 
-    def _dataset(self, name: str) -> Any:
+    def _dataset(self, name: str) -> Dataset:
         node = self._find(name)
         if not isinstance(node, self._h5py.Dataset) or node.shape is None:
             raise self._fail(f"'{name}' is no dataset, or an empty one")
@@ -158,20 +167,20 @@ class H5File:
             raise self._fail(f"'{name}' lies in another file, which is not read")
         return node
 
-    def _numbers(self, name: str) -> Any:
+    def _numbers(self, name: str) -> Dataset:
         dataset = self._dataset(name)
         if dataset.dtype.kind not in "fiub":
             raise self._fail(f"'{name}' does not hold numbers")
         return dataset
 
-    def _take(self, dataset: Any, name: str) -> None:
+    def _take(self, dataset: Dataset, name: str) -> None:
         """Counts what is read of the file."""
-        self._room -= max(dataset.size * max(dataset.dtype.itemsize, 4), self._chunk_bytes(dataset))
+        self._room -= max((dataset.size or 0) * max(dataset.dtype.itemsize, 4), self._chunk_bytes(dataset))
         if self._room < 0:
             raise self._fail(f"'{name}' is far larger than the file")
 
     @staticmethod
-    def _chunk_bytes(dataset: Any) -> int:
+    def _chunk_bytes(dataset: Dataset) -> int:
         """Of the least that is read at a time."""
         return prod(dataset.chunks or (0,)) * dataset.dtype.itemsize
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -12,6 +11,7 @@ from engine import proto
 from engine.data.boxes import COLUMNS, boxes_of, mirrored, seen_from
 from engine.data.decode import AnyImage, ImageError, UndecodableImage, as_pillow, decode
 from engine.data.distort import make_distort
+from engine.data.keyed_random import KeyedRandom
 from engine.data.patches import make_expand, make_patches
 from engine.data.reader import Request, Sample, Shape
 from engine.data.readers.database import DatabaseReader, picture_shape
@@ -32,7 +32,7 @@ class AnnotatedReader(DatabaseReader):
 
     handled = ("distort_param", "expand_param")
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         transform, annotated = message.transform_param, message.annotated_data_param
         mode = transform.resize_param.resize_mode
@@ -59,13 +59,11 @@ class AnnotatedReader(DatabaseReader):
         return decode(annotated.datum, self._transformer.color), boxes
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
-        def use(image: AnyImage, boxes: np.ndarray, random) -> None:
-            if self._distort or self._steps:
-                image = as_pillow(image)
+        def use(image: AnyImage, boxes: np.ndarray, random: KeyedRandom) -> None:
             if self._distort:
-                image = self._distort(image, random)
+                image = self._distort(as_pillow(image), random)
             for step in self._steps:
-                image, boxes = step(image, boxes, random)
+                image, boxes = step(as_pillow(image), boxes, random)
             cut = self._transformer.apply(image, random, out[0])
             boxes = seen_from(cut.patch, boxes)
             out[1].fill(-1)
@@ -88,5 +86,5 @@ class AnnotatedReader(DatabaseReader):
         return pictures, label.reshape(1, 1, *rows.shape)
 
     @classmethod
-    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         return picture_shape(message, where), (MAX_BOXES, 1 + COLUMNS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from engine import proto
 from engine.data.decode import GRAY, AnyImage, decode, parse_datum
 from engine.data.mean import read_mean
 from engine.data.reader import PictureReader, Request, Shape, random_first
@@ -19,7 +19,7 @@ class DatabaseReader(PictureReader):
     field = "data_param"
     handled: tuple[str, ...] = ()  # fields of transform_param that the reader itself applies
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         param = message.data_param
         if not param.source:
@@ -44,7 +44,7 @@ class DatabaseReader(PictureReader):
 class DatumReader(DatabaseReader):
     """Arrays: the picture (c, h, w), its label ()."""
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         self.shapes = (self.first_shape(self._transformer.shape), ())
 
@@ -53,11 +53,11 @@ class DatumReader(DatabaseReader):
         return decode(datum, self._transformer.color), datum.label
 
     @classmethod
-    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         return picture_shape(message, where), ()
 
 
-def picture_shape(message: Any, where: str | None) -> tuple[int, int, int]:
+def picture_shape(message: proto.LayerParameter, where: str | None) -> tuple[int, int, int]:
     """(c, h, w) by transform_param alone, for where the source is missing.
 
     From mean_file, if it is there; else the size from the crop or a resize_param, and the channels from force_gray and

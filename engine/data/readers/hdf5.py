@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
+from engine import proto
 from engine.data.reader import Reader, Request, Sample
 from engine.data.registry import reader
 from engine.errors import ConfigError, DataError, shape_text
 from engine.files import read_text, reason
-from engine.weights.h5_file import H5File, import_h5py
+from engine.weights.h5_file import H5File, Rows, import_h5py
 
 
 @reader("HDF5Data")
@@ -22,7 +22,7 @@ class HDF5Reader(Reader):
 
     field = "hdf5_data_param"
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         param = message.hdf5_data_param
         if message.HasField("transform_param"):
@@ -46,7 +46,7 @@ class HDF5Reader(Reader):
             raise DataError(f"the list {self._list} of HDF5 files is empty", self._where)
         return paths
 
-    def _open(self, path: str, names: list[str]) -> tuple[str, list[Any]]:
+    def _open(self, path: str, names: list[str]) -> tuple[str, list[Rows]]:
         """(path, one array or dataset of rows for each name)."""
         h5py = import_h5py("HDF5Data needs", DataError, self._where)
         file = H5File(h5py, path, lambda reason: DataError(f"{self._list}: cannot read {path}: {reason}", self._where))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from PIL import Image
 
+from engine import proto
 from engine.data.decode import COLOR, GRAY, AnyImage, decode_bytes
 from engine.data.image_tree import read_list
 from engine.data.reader import PictureReader, Request, Shape, random_first
@@ -20,7 +19,7 @@ class ImageListReader(PictureReader):
 
     field = "image_data_param"
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         param = message.image_data_param
         if not param.source:
@@ -54,7 +53,7 @@ class ImageListReader(PictureReader):
         return image, label
 
     @classmethod
-    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         param = message.image_data_param
         _check_size(param, where)
         crop_h, crop_w = crop_shape(message.transform_param, where)
@@ -68,7 +67,7 @@ class ImageListReader(PictureReader):
         return (3 if param.is_color else 1, height, width), ()
 
 
-def _check_size(param: Any, where: str | None) -> None:
+def _check_size(param: proto.ImageDataParameter, where: str | None) -> None:
     if bool(param.new_height) != bool(param.new_width):
         raise ConfigError(
             f"new_height and new_width need each other; got {param.new_height} and {param.new_width}", where

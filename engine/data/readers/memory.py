@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from engine import proto
 from engine.data.reader import Reader, Request, Sample, Shape
 from engine.data.registry import reader
 from engine.errors import ConfigError, DataError, shape_text
@@ -18,7 +18,7 @@ class MemoryReader(Reader):
 
     field = "memory_data_param"
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         self._name = message.name
         self.shapes = self.shapes_without_data(message, request.where)
@@ -48,7 +48,7 @@ class MemoryReader(Reader):
         return str(sample.index)
 
     @classmethod
-    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         param = message.memory_data_param
         shape = (param.channels, param.height, param.width)
         if 0 in shape:
@@ -60,5 +60,5 @@ class MemoryReader(Reader):
         return shape, ()
 
     @classmethod
-    def source_of(cls, message: Any) -> str:
+    def source_of(cls, message: proto.LayerParameter) -> str:
         return ""

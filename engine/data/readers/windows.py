@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from engine import proto
 from engine.data.decode import COLOR, ImageError, as_array, decode_bytes
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
@@ -28,7 +28,7 @@ class WindowReader(Reader):
 
     field = "window_data_param"
 
-    def __init__(self, message: Any, request: Request):
+    def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         param, transform = message.window_data_param, message.transform_param
         self._list, self._seed = param.source, request.seed
@@ -72,7 +72,7 @@ class WindowReader(Reader):
         return f"{path} {window.box}"
 
     @classmethod
-    def shapes_without_data(cls, message: Any, where: str | None) -> tuple[Shape, ...]:
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         size = message.transform_param.crop_size
         if not size or size <= 2 * message.window_data_param.context_pad:
             raise ConfigError(
@@ -81,7 +81,7 @@ class WindowReader(Reader):
         return (3, size, size), ()
 
 
-def _centre_mean(param: Any, where: str | None) -> np.ndarray:
+def _centre_mean(param: proto.TransformationParameter, where: str | None) -> np.ndarray:
     """What is subtracted, (3, crop_size, crop_size) or (3, 1, 1)."""
     if param.mean_file:
         mean, size = read_mean(param.mean_file, where), param.crop_size
@@ -113,11 +113,9 @@ class _Crop:
         if self.square:
             half_w = half_h = max(half_w, half_h)
         stretch = self.size / (self.size - 2 * self.context)
-        edges = (
-            *(centre_x - half_w * stretch, centre_y - half_h * stretch),
-            *(centre_x + half_w * stretch, centre_y + half_h * stretch),
-        )
-        return tuple(_round(edge) for edge in edges)
+        left, right = _round(centre_x - half_w * stretch), _round(centre_x + half_w * stretch)
+        top, bottom = _round(centre_y - half_h * stretch), _round(centre_y + half_h * stretch)
+        return left, top, right, bottom
 
     def fill(
         self, out: np.ndarray, picture: Image.Image, window: Window, mirrored: bool, mean: np.ndarray, scale: float

@@ -63,8 +63,8 @@ class LmdbSource:
     def __len__(self) -> int:
         return self._size
 
-    def _list_keys(self) -> None:
-        """Walks over the keys only; no value is read."""
+    def _list_keys(self) -> bytes:
+        """Walks over the keys only; no value is read. Returns what becomes _keys."""
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             keys, ends = bytearray(), array("q", [0])
             for key in cursor.iternext(keys=True, values=False):
@@ -72,16 +72,17 @@ class LmdbSource:
                 ends.append(len(keys))
         self._ends = ends
         self._keys = bytes(keys)  # last: it tells the other threads that both are there
+        return self._keys
 
     def item(self, index: int) -> tuple[str, bytes]:
         """(key, serialised Datum) of the index-th key. Raises DataError where the file is damaged."""
         try:
-            if self._keys is None:
+            keys = self._keys
+            if keys is None:
                 with self._listing:
-                    if self._keys is None:
-                        self._list_keys()
-            key = self._keys[self._ends[index] : self._ends[index + 1]]
+                    keys = self._list_keys() if self._keys is None else self._keys
+            key = keys[self._ends[index] : self._ends[index + 1]]
             with self._environment.begin() as transaction:
-                return key.decode(errors="replace"), transaction.get(key)
+                return key.decode(errors="replace"), transaction.get(key, b"")
         except lmdb.Error as error:
             raise DataError(f"cannot read item {index} of LMDB {self.path}: {error}", self._where) from None
