@@ -44,6 +44,7 @@ USERS = {
 }
 # What may be imported for annotations, besides: nothing of it is there at run time.
 ANNOTATIONS = {
+    "comm": {"proto"},  # comm_param
     "data": {"comm", "net"},
     "net": {"watchdog"},
     "report": {"comm", "net", "inference"},

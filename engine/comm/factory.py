@@ -1,8 +1,10 @@
 """Chooses and makes the communication strategy of a run."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +16,15 @@ from engine.comm.strategies.servers import Servers
 from engine.comm.strategies.strategy import Strategy
 from engine.comm.world import World
 
+if TYPE_CHECKING:
+    from engine import proto
+    from engine.host._core import ReadyQueue, Updater
+
 
 def make_strategy(
     world: World,
-    queue,
-    updater,
+    queue: ReadyQueue,
+    updater: Updater,
     buckets: Sequence[Bucket],
     gradients: np.ndarray,
     settings: CommSettings,
@@ -26,7 +32,7 @@ def make_strategy(
 ) -> Strategy:
     """Local on one rank; on several, Servers, or Blocking if the settings ask for no servers.
 
-    queue: _core.ReadyQueue(len(buckets)); updater: _core.Updater over the same buckets; gradients: the float32 arena;
+    queue, updater: of these buckets; gradients: the float32 arena;
     threads: the solver's. Raises CommError if the ranks disagree about buckets or how to reduce them.
     """
     chosen = Local if world.size == 1 else Servers if settings.servers else Blocking
@@ -37,6 +43,6 @@ def make_strategy(
     return chosen(world, queue, updater, buckets, gradients, settings, threads)
 
 
-def settings_of(world: World, param: Any) -> CommSettings:
+def settings_of(world: World, param: proto.CommParameter) -> CommSettings:
     """From a CommParameter and the environment; collective, as it measures the link. Raises ConfigError."""
     return comm_settings(param, world.links(), world.local_rank, world.local_size)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Links:
 ALONE = Links()
 
 
-def measure(mpi, comm, local) -> Links:
+def measure(mpi: ModuleType, comm, local) -> Links:
     """Collective, about 0.2 s. comm: of all ranks; local: of this host's. Neighbours in rank measure in pairs, all
     pairs at once; then one rank of every host, for hosts share their link."""
     within = _worst(mpi, comm, local if local.size > 1 else None)
@@ -53,11 +54,10 @@ def measure(mpi, comm, local) -> Links:
     return Links(between, within)
 
 
-def _worst(mpi, comm, group) -> Link | None:
+def _worst(mpi: ModuleType, comm, group) -> Link | None:
     """Of the pairs of `group` on every rank; None if there is no pair anywhere."""
     found = np.array([0.0, -np.inf])  # latency, -bandwidth: the worst is the largest
-    peer = None if group is None else group.rank ^ 1
-    if peer is not None and peer < group.size:
+    if group is not None and (peer := group.rank ^ 1) < group.size:
         link = _pair(group, peer)
         found[:] = link.latency, -link.bandwidth
     comm.Allreduce(mpi.IN_PLACE, found, mpi.MAX)

@@ -8,6 +8,8 @@ another that is being killed; the sentinels might then name the wrong one.
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from engine.comm.link import Link
 from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.world import Channel
 from engine.errors import CommError
+
+MethodT = TypeVar("MethodT", bound=Callable)
 
 # MPI counts are 32-bit ints in most libraries; messages of so many bytes also keep their staging buffers small.
 MESSAGE_BYTES = 256 << 20
@@ -29,7 +33,7 @@ IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so 
 ALIGNMENT = 32  # bfloat16 in a cache line
 
 
-def checked(method: Callable) -> Callable:
+def checked(method: MethodT) -> MethodT:
     """For methods that call MPI: raises CommError where it fails."""
 
     @functools.wraps(method)
@@ -40,7 +44,7 @@ def checked(method: Callable) -> Callable:
             time.sleep(PATIENCE_SECONDS)
             raise CommError(f"MPI has failed: {str(error).splitlines()[0]}") from error
 
-    return call
+    return cast(MethodT, call)
 
 
 def wait(request, flowing: float = FIRST_SLEEP) -> None:
@@ -70,8 +74,11 @@ def messages(values: np.ndarray) -> Iterator[np.ndarray]:
         yield flat[begin : begin + step]
 
 
+Rows = Sequence[np.ndarray] | np.ndarray  # one for each rank
+
+
 class MpiChannel(Channel):
-    def __init__(self, mpi, comm, local, reduction: Reduction, link: Link):
+    def __init__(self, mpi: ModuleType, comm, local, reduction: Reduction, link: Link):
         """comm: of all ranks; local: of this host's; link: the slowest, from which follows how long to sleep."""
         self._mpi, self._reduction = mpi, reduction
         self._comm = self._across = comm.Dup()
@@ -102,7 +109,7 @@ class MpiChannel(Channel):
             if self._local is None:
                 self._reduce(message, rest)
             else:
-                self._hierarchical(message, rest)
+                self._hierarchical(self._local, message, rest)
 
     @checked
     def reduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray | None:
@@ -120,12 +127,12 @@ class MpiChannel(Channel):
     def _packs(self) -> bool:
         return self._reduction.bf16 and self._across.size > 1
 
-    def _hierarchical(self, values: np.ndarray, residual: np.ndarray | None) -> None:
-        leads = self._local.rank == 0
-        self._wait(self._local.Ireduce(self._mpi.IN_PLACE if leads else values, values if leads else None))
+    def _hierarchical(self, local, values: np.ndarray, residual: np.ndarray | None) -> None:
+        leads = local.rank == 0
+        self._wait(local.Ireduce(self._mpi.IN_PLACE if leads else values, values if leads else None))
         if leads:
             self._reduce(values, residual)
-        self._wait(self._local.Ibcast(values))
+        self._wait(local.Ibcast(values))
 
     def _reduce(self, values: np.ndarray, residual: np.ndarray | None) -> None:
         from engine.host import _core
@@ -182,7 +189,7 @@ class MpiChannel(Channel):
             self._room = np.zeros(nbytes, np.uint8)
         return self._room[:nbytes].view(dtype).reshape(count, length)
 
-    def _exchange(self, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
+    def _exchange(self, sent: Rows, received: Rows) -> None:
         """Row r of `sent` to rank r, whose own arrives in row r of `received`. Not MPI's Ialltoall: that goes on by
         small steps, each of which would wait for the next look at it."""
         comm = self._across

@@ -1,6 +1,7 @@
 """What ranks exchange in the middle of forward and backward, when they hold the parts of a layer together."""
 
 import time
+from types import ModuleType
 
 import numpy as np
 
@@ -12,7 +13,7 @@ class MpiGroup:
     """The ranks of `comm`; used by the solver's thread alone. Waits asleep, as channels do, and says so on the
     board."""
 
-    def __init__(self, mpi, comm, board: Board):
+    def __init__(self, mpi: ModuleType, comm, board: Board):
         self._mpi, self._comm, self._board = mpi, comm, board
         self.waited_ns = 0  # in exchanges so far
 

@@ -7,16 +7,18 @@ import os
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn, cast
 
 import numpy as np
 
 from engine.comm import clock
 from engine.comm.link import Links, measure
-from engine.comm.mpi_channel import MpiChannel, checked, messages, wait
+from engine.comm.mpi_channel import MethodT, MpiChannel, checked, messages, wait
 from engine.comm.mpi_group import MpiGroup
 from engine.comm.settings import Reduction, watchdog_seconds
-from engine.comm.world import Agreement, Channel, World, difference
+from engine.comm.world import Agreement, Channel, T, World, difference
 from engine.errors import CommError
 from engine.host.launch import Launch
 from engine.watchdog.board import END, Board
@@ -24,7 +26,7 @@ from engine.watchdog.sentinel import Sentinel
 from engine.watchdog.wire import network
 
 
-def _import_mpi():
+def _import_mpi() -> ModuleType:
     import mpi4py
 
     # Initialised by _load_mpi, and finalised only by close(): at the exit of a rank that failed, MPI_Finalize would
@@ -44,7 +46,7 @@ def mpi_library() -> str | None:
         return None
 
 
-def _load_mpi(launch: Launch):
+def _load_mpi(launch: Launch) -> ModuleType:
     """mpi4py's MPI module, initialised for calls from any thread."""
     try:
         MPI = _import_mpi()
@@ -72,11 +74,11 @@ def _load_mpi(launch: Launch):
     return MPI
 
 
-def _library(mpi) -> str:
+def _library(mpi: ModuleType) -> str:
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0 ,").split())
 
 
-def collective(method: Callable) -> Callable:
+def collective(method: MethodT) -> MethodT:
     """For methods of MpiWorld that need the other ranks: the board says so meanwhile. Raises CommError."""
     checked_method = checked(method)
 
@@ -88,11 +90,11 @@ def collective(method: Callable) -> Callable:
         finally:
             self.board.waits(False)
 
-    return call
+    return cast(MethodT, call)
 
 
 class _MpiAgreement(Agreement):
-    def __init__(self, mpi, comm, flags: int, board: Board):
+    def __init__(self, mpi: ModuleType, comm, flags: int, board: Board):
         self._mpi, self.board = mpi, board
         self._values = np.array([flags], np.int64)
         self._request = comm.Iallreduce(mpi.IN_PLACE, self._values, mpi.BOR)
@@ -106,6 +108,8 @@ class _MpiAgreement(Agreement):
 class MpiWorld(World):
     """See World for what the methods promise."""
 
+    _sentinel: Sentinel
+
     def __init__(self, launch: Launch):
         self._sentinel = Sentinel(launch.rank, self.board, watchdog_seconds())
         self._mpi = _load_mpi(launch)
@@ -115,7 +119,7 @@ class MpiWorld(World):
         self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self._local.rank, self._local.size
         self._links: Links | None = None
-        hub = self._sentinel.hub(one_host=len(set(self.gather(network()) or ())) == 1)
+        hub = self._sentinel.hub(one_host=len(set(self.gather(network()) or ())) == 1) or ""
         self._sentinel.join(self.broadcast_object(hub), self.size)
         self.watch(0)  # whoever keeps the board says when to begin
 
@@ -145,11 +149,11 @@ class MpiWorld(World):
             self._comm.Bcast(message, root)
 
     @collective
-    def broadcast_object(self, value, root: int = 0):
+    def broadcast_object(self, value: T, root: int = 0) -> T:
         return self._comm.bcast(value, root)
 
     @collective
-    def gather(self, value) -> list | None:
+    def gather(self, value: T) -> list[T] | None:
         return self._comm.gather(value)
 
     @checked
@@ -196,7 +200,7 @@ class MpiWorld(World):
     def group(self, count: int) -> MpiGroup:
         return MpiGroup(self._mpi, self._comm.Split(self.rank // count, self.rank), self.board)
 
-    def abort(self, message: str | None = None, status: int = 1) -> None:
+    def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
         if not self._sentinel.failed():
             time.sleep(1)  # the rank that failed first is printing its message, and ends this one when it has
         elif message:
@@ -206,7 +210,8 @@ class MpiWorld(World):
             _drain(stream.fileno())
         # MPI_Abort ends the other ranks; what it would print is about itself, the reason stands above.
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.__stderr__.fileno())
+        if sys.__stderr__ is not None:
+            os.dup2(null, sys.__stderr__.fileno())
         self._mpi.COMM_WORLD.Abort(status)
         os._exit(status)  # never MPI_Finalize: it waits for ranks that are no more
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.host.ranks import gather_everywhere
 from engine.report.log import warn
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ def usable_precision(asked: str, world: World) -> str:
 
     if asked == "fp32":
         return "fp32"
-    lacking = world.gather(None if _core.has_bf16() else f"rank {world.rank} has {_core.onednn_isa()}")
-    lacking = [each for each in world.broadcast_object(lacking) if each]
+    mine = "" if _core.has_bf16() else f"rank {world.rank} has {_core.onednn_isa()}"
+    lacking = [each for each in gather_everywhere(world, mine) if each]
     if not lacking:
         return "bf16"
     warn(f"precision bf16 needs processors with AVX512_BF16 or AMX; {lacking[0]}. Running in fp32.")

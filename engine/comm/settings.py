@@ -1,16 +1,21 @@
 """How gradients are reduced: the solver's `comm_param`, MLSL's environment variables, and defaults from the link."""
 
+from __future__ import annotations
+
 import difflib
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from engine.comm.buckets import BUCKET_BYTES
 from engine.comm.link import ALONE, Link, Links
 from engine.errors import ConfigError
 from engine.host.cores import own_cores
+
+if TYPE_CHECKING:
+    from engine import proto
 
 MANY_CORES = 32  # per rank
 MB = 1 << 20
@@ -66,7 +71,7 @@ class CommSettings:
 
 
 def comm_settings(
-    param: Any,
+    param: proto.CommParameter,
     links: Links = ALONE,
     local_rank: int = 0,
     local_size: int = 1,
@@ -75,7 +80,7 @@ def comm_settings(
 ) -> CommSettings:
     """The settings of rank `local_rank` of the `local_size` ranks on this host.
 
-    param: the solver's CommParameter. cores: of the host (default: those that this process may use); for the default
+    param: the solver's comm_param. cores: of the host (default: those that this process may use); for the default
     number of servers. Variables override: MLSL_NUM_SERVERS (servers), MLSL_SERVER_AFFINITY (affinity),
     MLSL_LARGE_MSG_SIZE_MB / MLSL_LARGE_MSG_CHUNKS (chunk_mb is their quotient), MLSL_MSG_PRIORITY (priority). Raises
     ConfigError that names the field or the variable.
@@ -105,7 +110,7 @@ def comm_settings(
 
 
 def server_settings(
-    param: Any,
+    param: proto.CommParameter,
     local_rank: int = 0,
     local_size: int = 1,
     environ: Mapping[str, str] = os.environ,
@@ -140,7 +145,9 @@ def server_settings(
     return servers, tuple(entries[local_rank * servers : (local_rank + 1) * servers])
 
 
-def watchdog_seconds(param: Any = None, environ: Mapping[str, str] = os.environ, where: str | None = None) -> float:
+def watchdog_seconds(
+    param: proto.CommParameter | None = None, environ: Mapping[str, str] = os.environ, where: str | None = None
+) -> float:
     """Seconds without progress after which a run is ended, 0: never. ENGINE_WATCHDOG overrides `param`, the
     CommParameter at `where` ("file:line:column"). Raises ConfigError."""
     text = environ.get("ENGINE_WATCHDOG", "").strip()
@@ -191,7 +198,7 @@ def _message_bytes(link: Link, bf16: bool) -> int:
     return 1 << round(math.log2(size))
 
 
-def _megabytes(param: Any, field: str, default: int) -> int:
+def _megabytes(param: proto.CommParameter, field: str, default: int) -> int:
     if not param.HasField(field):
         return default
     value = getattr(param, field)

@@ -1,9 +1,12 @@
 """The ranks of a run. `world()` answers without MPI when there is only one."""
 
+from __future__ import annotations
+
 import functools
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
@@ -13,6 +16,12 @@ from engine.errors import CommError
 from engine.host.launch import detect
 from engine.watchdog.board import Board
 from engine.watchdog.sentinel import Sentinel
+
+if TYPE_CHECKING:
+    from engine.comm.mpi_group import MpiGroup
+
+
+T = TypeVar("T")
 
 
 class Agreement:
@@ -68,7 +77,7 @@ class World:
         0: never. The board must be kept up to date; set-up, snapshots and the end may take ten times as long."""
         if self._sentinel is None and (seconds or "ENGINE_SUPERVISOR" in os.environ):  # a sentinel ends it with that
             self._sentinel = Sentinel(0, self.board)
-            self._sentinel.join(self._sentinel.hub(one_host=True), 1)
+            self._sentinel.join(self._sentinel.hub(one_host=True) or "", 1)
         if self._sentinel:
             self._sentinel.watch(seconds)
 
@@ -88,11 +97,11 @@ class World:
     def broadcast(self, values: np.ndarray, root: int = 0) -> None:
         """Overwrites a C-contiguous array of any size with rank root's."""
 
-    def broadcast_object(self, value, root: int = 0):
+    def broadcast_object(self, value: T, root: int = 0) -> T:
         """Rank root's Python object, on every rank."""
         return value
 
-    def gather(self, value) -> list | None:
+    def gather(self, value: T) -> list[T] | None:
         """Every rank's Python object by rank, on rank 0; None elsewhere."""
         return [value]
 
@@ -121,12 +130,12 @@ class World:
         parts: with more than 1, sums are over the ranks that hold the same part: every parts-th."""
         return Channel()
 
-    def group(self, count: int):
+    def group(self, count: int) -> MpiGroup:
         """Collective: the group of `count` consecutive ranks to which this one belongs, with the methods of
         engine.layers.model_parallel.Group."""
         raise CommError("a single rank cannot form a group")
 
-    def abort(self, message: str | None = None, status: int = 1) -> None:
+    def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
         """Ends all ranks now. Of several that fail together one prints its message. Does not return."""
         if message:
             print(message, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.host.ranks import Ranks
+    from engine.host.ranks import Ranks, gather_everywhere
 
 # How long an idle thread of libgomp spins before it sleeps: libgomp's own value for oversubscribed cores (here they
 # also run communication servers, decoding threads, other ranks); its default is 300 times that. With two ranks of two
@@ -82,7 +82,7 @@ def host_and_cores() -> tuple[str, tuple[int, ...]]:
 
 def all_hosts_and_cores(world: Ranks) -> list[tuple[str, tuple[int, ...]]]:
     """Collective. (host, cores) of all ranks, in order."""
-    return world.broadcast_object(world.gather(host_and_cores()))
+    return gather_everywhere(world, host_and_cores())
 
 
 def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]]) -> int:
@@ -134,7 +134,7 @@ def clash(world: Ranks) -> str:
 
     mine = platform.node(), tuple(_core.bound_cores())
     taken: dict[tuple[str, int], int] = {}
-    for rank, (host, cores) in enumerate(world.broadcast_object(world.gather(mine))):
+    for rank, (host, cores) in enumerate(gather_everywhere(world, mine)):
         for core in cores:
             first = taken.setdefault((host, core), rank)
             if first != rank:

@@ -35,7 +35,7 @@ def check_drift(
             names.append(f"{what} of {placed.name}")
             parts.append(placed.parameter.parts)
             values = arena[placed.offset : placed.offset + placed.count]
-            digests += hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
+            digests += hashlib.blake2b(values.data, digest_size=DIGEST_BYTES).digest()
     everyone = world.gather(hashlib.sha256(digests).digest())
     if world.broadcast_object(everyone is None or len(set(everyone)) == 1):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from engine.errors import WeightsError
 from engine.net import Net, Placed
 
 if TYPE_CHECKING:
+    from engine.host._core import Tensor
     from engine.layers.base import Parameter
 
 
@@ -25,9 +26,9 @@ class History:
 
         self.net = net
         self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in names]
-        self.arrays = [np.frombuffer(arena, np.float32)[: net.arena_size] for arena in self._arenas]
+        self.arrays = [np.asarray(arena, np.float32)[: net.arena_size] for arena in self._arenas]
         self.named = dict(zip(names, self.arrays, strict=True))
-        self._tensors: list[dict[Any, Any]] = []
+        self._tensors: list[dict[Parameter, Tensor]] = []
         for arena in self._arenas:
             tensors = {}
             for placed in net.parameters:

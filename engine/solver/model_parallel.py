@@ -12,6 +12,7 @@ import numpy as np
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.comm.world import World
     from engine.layers.base import Parameter
     from engine.net import Net, Placed
@@ -38,7 +39,7 @@ class ModelParallel:
                 names.append(placed.parameter.layer)
         return "; ".join(f"{', '.join(names)} in {parts} parts" for parts, names in layers.items())
 
-    def refuse(self, param, where: Callable[[str], str]) -> None:
+    def refuse(self, param: proto.SolverParameter, where: Callable[[str], str]) -> None:
         """Raises ConfigError for what needs the norm of all gradients, which no rank has."""
         for field in ("clip_gradients", "local_lr_auto"):
             if self.divided and getattr(param, field) > 0:
@@ -54,7 +55,7 @@ class ModelParallel:
             mine = values_of(placed) if self.world.rank < parameter.parts else None
             parts = self.world.gather(mine)
             if parts:
-                whole = np.concatenate([part.ravel() for part in parts[: parameter.parts]])
+                whole = np.concatenate([part.ravel() for part in parts[: parameter.parts] if part is not None])
                 found[parameter] = whole.reshape(parameter.whole_shape)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from engine.solver.history import History
 from engine.solver.schedules import LearningRate
 from engine.solver.state import TrainingState
 from engine.solver.update import buckets_for, make_updater, rule_of
+
+if TYPE_CHECKING:
+    from engine import proto
 
 
 class Optimizer:
@@ -33,8 +36,16 @@ class Optimizer:
     at weights. weights, gradients: the arenas, float32, as views.
     """
 
-    def __init__(self, net: Net, param: Any, world: World, *, where: str | None = None, sources: Sequence[str] = ()):
-        """param: a SolverParameter; where: the place of its lr_policy; sources: of the net's data, for the watchdog.
+    def __init__(
+        self,
+        net: Net,
+        param: proto.SolverParameter,
+        world: World,
+        *,
+        where: str | None = None,
+        sources: Sequence[str] = (),
+    ):
+        """where: the place of its lr_policy; sources: of the net's data, for the watchdog.
         Raises ConfigError for rates or rules that are unknown, CommError if ranks disagree about buckets."""
         from engine.host import _core
 
@@ -45,8 +56,8 @@ class Optimizer:
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
         self.history = History(net, rule_of(param).histories)
-        self.gradients = np.frombuffer(net.gradients, np.float32)[: net.arena_size]
-        self.weights = np.frombuffer(net.weights, np.float32)[: net.arena_size]
+        self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
+        self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
         updater = make_updater(param, net, self.buckets, self.weights, self.gradients, self.history.arrays)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
         self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, self.threads)

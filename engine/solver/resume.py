@@ -9,12 +9,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine import weights
-from engine.config import SolverConfig, expand_ranks, nets_of_solver
+from engine import proto, weights
+from engine.config import SolverConfig, expand_ranks, net_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.errors import ConfigError, EngineError, WeightsError
 from engine.files import TEMPORARY, atomic_write, check_writable, is_regular, opened, read_text, reason, take_in
@@ -171,7 +171,7 @@ def digest(model: str | Path, history: Sequence[np.ndarray]) -> str:
 def finish(model: _Hash, history: Sequence[np.ndarray]) -> str:
     """SHA-256 of a caffemodel's bytes, which `model` has taken in, and of the history's values, in hexadecimal."""
     for values in history:
-        model.update(np.ascontiguousarray(values, "<f4"))
+        model.update(np.ascontiguousarray(values, "<f4").data)
     return model.hexdigest()
 
 
@@ -210,7 +210,7 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
         f"Global batch {before} held: {world.size} rank{'s' if world.size > 1 else ''} x {size} x iter_size "
         f"{new_steps} (the files say {batch} x {steps}, ranks of the snapshot: {snapshot.ranks})"
     )
-    train = nets_of_solver(config).train
+    train = net_of_solver(config, proto.TRAIN)
     if size != batch and any(layer.type == "BatchNorm" for layer in train.message.layer):
         warn(f"BatchNorm takes its statistics from {size} samples now, not {batch}")
 
@@ -236,16 +236,16 @@ def share(total: int, ranks: int, batch: int, steps: int, adjustable: bool = Tru
     return size, each // size
 
 
-def set_iter_size(param: Any, steps: int) -> None:
+def set_iter_size(param: proto.SolverParameter, steps: int) -> None:
     """Of a solver; gradients are clipped as before, for the limit is one of the sum over micro-batches, as in Caffe."""
     if param.clip_gradients > 0:
         param.clip_gradients *= steps / max(1, param.iter_size)
     param.iter_size = steps
 
 
-def data_layers(config: SolverConfig) -> list[Any]:
+def data_layers(config: SolverConfig) -> list[proto.LayerParameter]:
     """Those of the train net that have a batch_size, in its phase."""
-    train = nets_of_solver(config).train
+    train = net_of_solver(config, proto.TRAIN)
     state = train.message.state
     found = []
     for index, layer in enumerate(train.message.layer):

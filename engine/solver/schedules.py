@@ -10,19 +10,25 @@ import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, NumericalError
 from engine.solver.state import PlateauState
 
+if TYPE_CHECKING:
+    from engine import proto
+
 Rate = Callable[[int], float]
+LossRate = Callable[[int, float, PlateauState], float]
+Policy: TypeAlias = "Callable[[proto.SolverParameter], Rate | LossRate]"
+PolicyT = TypeVar("PolicyT", bound=Policy)
 LARGEST = 3.4e38  # that the update rules, in float32, take
 
 
 @dataclass(frozen=True)
 class _Policy:
-    make: Callable[[Any], Callable[..., float]]
+    make: Policy
     required: tuple[str, ...]
     reads_loss: bool
 
@@ -30,14 +36,14 @@ class _Policy:
 _policies: dict[str, _Policy] = {}
 
 
-def policy(name: str, *required: str, reads_loss: bool = False):
+def policy(name: str, *required: str, reads_loss: bool = False) -> Callable[[PolicyT], PolicyT]:
     """Registers a policy: a function that takes the SolverParameter and returns its rate by iteration.
 
     required: the solver fields without which it means nothing. reads_loss: the function that it returns takes
     (iteration, loss, PlateauState) instead, where loss is the smoothed one of all ranks.
     """
 
-    def add(make: Callable[[Any], Callable[..., float]]) -> Callable[[Any], Callable[..., float]]:
+    def add(make: PolicyT) -> PolicyT:
         _policies[name] = _Policy(make, required, reads_loss)
         return make
 
@@ -55,7 +61,7 @@ class LearningRate:
     1706.02677, section 2.2).
     """
 
-    def __init__(self, param: Any, where: str | None = None):
+    def __init__(self, param: proto.SolverParameter, where: str | None = None):
         """Raises ConfigError for an unknown policy or a field that it needs and does not find."""
         name = param.lr_policy
         if name not in _policies:
@@ -66,7 +72,8 @@ class LearningRate:
             if not _given(param, field):
                 raise ConfigError(f"lr_policy '{name}' needs {field}", where)
         self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
-        self._param, self._rate, self._where = param, chosen.make(param), where
+        self._param, self._where = param, where
+        self._rate: Callable[..., float] = chosen.make(param)
 
     def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
         """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
@@ -99,52 +106,52 @@ class LearningRate:
         )
 
 
-def _given(param: Any, field: str) -> bool:
+def _given(param: proto.SolverParameter, field: str) -> bool:
     value = getattr(param, field)
     return len(value) > 0 if hasattr(value, "__len__") else param.HasField(field)
 
 
 @policy("fixed", "base_lr")
-def _fixed(param):
+def _fixed(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.base_lr
 
 
 @policy("step", "base_lr", "gamma", "stepsize")
-def _step(param):
+def _step(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.base_lr * param.gamma ** (iteration // param.stepsize)
 
 
 @policy("exp", "base_lr", "gamma")
-def _exp(param):
+def _exp(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.base_lr * param.gamma**iteration
 
 
 @policy("inv", "base_lr", "gamma", "power")
-def _inv(param):
+def _inv(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.base_lr * (1 + param.gamma * iteration) ** -param.power
 
 
 @policy("multistep", "base_lr", "gamma", "stepvalue")
-def _multistep(param):
+def _multistep(param: proto.SolverParameter) -> Rate:
     steps = sorted(param.stepvalue)
     return lambda iteration: param.base_lr * param.gamma ** bisect.bisect_right(steps, iteration)
 
 
 @policy("poly", "base_lr", "power", "max_iter")
-def _poly(param):
+def _poly(param: proto.SolverParameter) -> Rate:
     last = max(1, param.max_iter)  # of a run of 0 iterations the first rate is asked for, too
     return lambda iteration: param.base_lr * max(0.0, 1 - iteration / last) ** param.power
 
 
 @policy("poly_cyc", "base_lr", "power", "lr_iter")
-def _poly_cyc(param):
+def _poly_cyc(param: proto.SolverParameter) -> Rate:
     """Polynomial decay towards lr_iter, which may lie beyond max_iter: the run ends before the rate has come down to
     0."""
     return lambda iteration: param.base_lr * max(0.0, 1 - iteration / param.lr_iter) ** param.power
 
 
 @policy("sigmoid", "base_lr", "gamma", "stepsize")
-def _sigmoid(param):
+def _sigmoid(param: proto.SolverParameter) -> Rate:
     def rate(iteration: int) -> float:
         exponent = -param.gamma * (iteration - param.stepsize)
         return param.base_lr / (1 + math.exp(exponent)) if exponent < 700 else 0.0  # where exp() goes beyond a float
@@ -153,7 +160,7 @@ def _sigmoid(param):
 
 
 @policy("multifixed", "stagelr", "stageiter")
-def _multifixed(param):
+def _multifixed(param: proto.SolverParameter) -> Rate:
     """stagelr[k] up to and including iteration stageiter[k]; the last one goes on."""
     rates, ends = list(param.stagelr), list(param.stageiter)
     if len(rates) != len(ends):
@@ -162,7 +169,7 @@ def _multifixed(param):
 
 
 @policy("plateau", "base_lr", "gamma", "plateau_winsize", reads_loss=True)
-def _plateau(param):
+def _plateau(param: proto.SolverParameter) -> LossRate:
     """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
     loss (Intel's Caffe)."""
     windows = list(param.plateau_winsize)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import FrameType
 
 from engine.errors import ConfigError
 
@@ -23,7 +24,7 @@ class Signals:
         self.flags = 0
         # Schedulers end a job's time with SIGTERM: it stops like SIGINT, whatever SIGINT is set to do.
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
-        self._before: dict[int, object] = {}
+        self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Signals:
         for number in self._effects:
@@ -37,7 +38,7 @@ class Signals:
     def clear(self, flags: int) -> None:
         self.flags &= ~flags
 
-    def _note(self, number: int, frame) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.flags & STOP:
             raise KeyboardInterrupt
-        self.flags |= self._effects[number]
+        self.flags |= self._effects[signal.Signals(number)]

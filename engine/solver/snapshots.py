@@ -99,7 +99,8 @@ class Snapshots:
         """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
         returns the state on all ranks. Raises WeightsError where one of the files is not what was written."""
         found = read_whole(path) if self._world.rank == 0 else None
-        state, model = self._world.broadcast_object(found and (found.state, found.model))
+        mine = (found.state, found.model) if found else (SolverState(), "")
+        state, model = self._world.broadcast_object(mine)
         log(f"Restoring previous solver status from {path}")
         if found or self._model_parallel:
             blobs = found.blobs if found else weights.read_caffemodel(model)

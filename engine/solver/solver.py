@@ -9,7 +9,7 @@ import numpy as np
 from engine import proto
 from engine.comm.precision import usable_precision
 from engine.comm.world import World
-from engine.config import NetConfig, SolverConfig, nets_of_solver
+from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import DataError, WeightsError
 from engine.inference.evaluator import Evaluator
@@ -62,11 +62,11 @@ class Solver:
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
         self.iter_size = max(1, self.param.iter_size)
         self.state = TrainingState.new(self.param.average_loss)
-        nets = nets_of_solver(config)
-        self.feeder = feeder(nets.train, proto.TRAIN, self.seed, world)
+        train = net_of_solver(config, proto.TRAIN)
+        self.feeder = feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
-        groups, parts = divide(nets.train, world)
-        self.net = build_alike(nets.train, net_options(self, parts), world)
+        groups, parts = divide(train, world)
+        self.net = build_alike(train, net_options(self, parts), world)
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)
@@ -76,7 +76,7 @@ class Solver:
             self.optimizer.keep_gradients()
         self._find_losses()
         self.snapshots = Snapshots(config, world, self.optimizer, self.model_parallel)
-        self.evaluators = self._make_evaluators(nets.tests, feeder)
+        self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
         self.observers: list[Observer] = [Display(self.param.display), Curve(self.param.display), *observers]
         self._observed = False  # observers know of the run
         self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
@@ -141,7 +141,7 @@ class Solver:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
         arenas = [self.optimizer.weights, *self.optimizer.history.arrays]
         with self.model_parallel.kept(arenas):
-            for array in (*arenas, np.frombuffer(self.net.fixed, np.float32)):
+            for array in (*arenas, np.asarray(self.net.fixed, np.float32)):
                 self.world.broadcast(array)
 
     # Running

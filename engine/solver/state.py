@@ -46,8 +46,8 @@ class TrainingState:
     def restore(self, saved: SolverState, samples_per_iteration: int) -> None:
         """Goes on from a snapshot. Caffe's do not tell samples: all iterations had as many as this solver's, then."""
         self.iteration = saved.iteration
-        known = saved.samples_seen is not None
-        self.samples_seen = saved.samples_seen if known else saved.iteration * samples_per_iteration
+        seen = saved.samples_seen
+        self.samples_seen = saved.iteration * samples_per_iteration if seen is None else seen
         self.recent_loss.extend(saved.recent_loss)
         self.last_rate = saved.last_rate
         self.plateau = PlateauState(saved.current_step, saved.minimum_loss, saved.iter_last_event)

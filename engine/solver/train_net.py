@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine import proto
 from engine.comm.world import World
@@ -14,10 +14,11 @@ from engine.report.log import log
 from engine.report.table import human
 
 if TYPE_CHECKING:
+    from engine.comm.mpi_group import MpiGroup
     from engine.solver.solver import Solver
 
 
-def divide(config: NetConfig, world: World) -> tuple[list[Any], dict[str, Part]]:
+def divide(config: NetConfig, world: World) -> tuple[list[MpiGroup], dict[str, Part]]:
     """Groups of ranks that hold layers together, and this rank's parts of layers by name."""
     counts = model_parts(config, world.size)
     groups = {count: world.group(count) for count in sorted(set(counts.values()))}

@@ -6,7 +6,7 @@ histories hold and which constants it reads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.comm.buckets import Bucket, make_buckets, parameter_ranges
 from engine.comm.settings import CommSettings
@@ -17,6 +17,7 @@ from engine.net import Net
 if TYPE_CHECKING:
     import numpy as np
 
+    from engine import proto
     from engine.host import _core
 
 
@@ -41,7 +42,7 @@ def unknown_type(type_: str) -> str:
     return "" if type_ in known else f"unknown solver type '{type_}'{suggestion(type_, known)}"
 
 
-def find_rule(param: Any) -> _core.UpdateRule | None:
+def find_rule(param: proto.SolverParameter) -> _core.UpdateRule | None:
     """Returns the rule that a SolverParameter asks for, None if there is no such rule."""
     from engine.host import _core
 
@@ -52,7 +53,7 @@ def find_rule(param: Any) -> _core.UpdateRule | None:
     return None
 
 
-def rule_of(param: Any) -> _core.UpdateRule:
+def rule_of(param: proto.SolverParameter) -> _core.UpdateRule:
     """Returns the rule that a SolverParameter asks for. Raises ConfigError if there is no such rule."""
     rule = find_rule(param)
     if rule is None:
@@ -60,7 +61,7 @@ def rule_of(param: Any) -> _core.UpdateRule:
     return rule
 
 
-def constants_of_others(param: Any) -> list[str]:
+def constants_of_others(param: proto.SolverParameter) -> list[str]:
     """Constants that a SolverParameter sets and that other update rules read, but not its own."""
     from engine.host import _core
 
@@ -72,7 +73,7 @@ def constants_of_others(param: Any) -> list[str]:
 
 
 def make_updater(
-    param: Any,
+    param: proto.SolverParameter,
     net: Net,
     buckets: list[Bucket],
     weights: np.ndarray,

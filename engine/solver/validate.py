@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
@@ -14,6 +14,9 @@ from engine.errors import ConfigError, ConfigErrors, NumericalError
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.schedules import LearningRate
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
+
+if TYPE_CHECKING:
+    from engine import proto
 
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
@@ -41,8 +44,8 @@ RANGES: dict[str, tuple[float, float]] = {
 UNSUPPORTED = ("disabled_update", "snapshot_diff")
 
 
-def validate(param: Any, where: str | Callable[[str], str] | None = None) -> None:
-    """Checks a SolverParameter by itself, without its nets and folders.
+def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | None = None) -> None:
+    """Checks a solver by itself, without its nets and folders.
 
     where: the file, or a function from a field's name to its "file:line:column". Raises ConfigErrors.
     """
@@ -64,7 +67,7 @@ def validate(param: Any, where: str | Callable[[str], str] | None = None) -> Non
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
-def check_snapshots(param: Any, path: str, where: str | None = None) -> None:
+def check_snapshots(param: proto.SolverParameter, path: str, where: str | None = None) -> None:
     """Raises ConfigError now, not at the first snapshot, if there is no folder for it, or none that can be written to,
     or if it is to be HDF5 and h5py is not there.
     `path` is the solver's file, beside which snapshots go if no prefix is given."""
@@ -86,7 +89,7 @@ def check_snapshots(param: Any, path: str, where: str | None = None) -> None:
         )
 
 
-def notes(param: Any) -> Iterator[str]:
+def notes(param: proto.SolverParameter) -> Iterator[str]:
     """What the file asks for and a run passes over, without a change of the result."""
     if param.HasField("solver_mode") and param.solver_mode == param.GPU:
         yield "solver_mode: GPU is ignored, this engine computes on the processor"
@@ -99,7 +102,7 @@ def notes(param: Any) -> Iterator[str]:
         yield f"warmup_iter {param.warmup_iter} is longer than the run, max_iter {param.max_iter}"
 
 
-def _complaints(param: Any) -> Iterator[Complaint]:
+def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
     yield from _ranges(param, RANGES)
     if not param.HasField("max_iter"):
         yield "max_iter", "max_iter is missing; give it here or with --set max_iter=N"
@@ -118,7 +121,7 @@ def _complaints(param: Any) -> Iterator[Complaint]:
         yield "ap_version", f"unknown ap_version '{param.ap_version}'{suggestion(param.ap_version, AP_VERSIONS)}"
 
 
-def _ranges(param: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[Complaint]:
+def _ranges(param: proto.SolverParameter, ranges: Mapping[str, tuple[float, float]]) -> Iterator[Complaint]:
     for field, (least, below) in ranges.items():
         value = getattr(param, field)
         if param.HasField(field) and not least <= value < below:
@@ -126,7 +129,7 @@ def _ranges(param: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[C
             yield field, f"{field}: expected {wanted}, got {value:g}"
 
 
-def _rule(param: Any) -> Iterator[Complaint]:
+def _rule(param: proto.SolverParameter) -> Iterator[Complaint]:
     """The update rule: its type, and the constants that it reads."""
     if wrong := unknown_type(param.type):
         yield "type", wrong
@@ -143,7 +146,7 @@ def _rule(param: Any) -> Iterator[Complaint]:
         yield "momentum", f"type {param.type} has no momentum; leave it out"
 
 
-def _local_rates(param: Any) -> Iterator[Complaint]:
+def _local_rates(param: proto.SolverParameter) -> Iterator[Complaint]:
     """LARS."""
     if param.local_lr_auto and param.local_gw_ratio <= 0:
         yield "local_gw_ratio", f"local_gw_ratio: expected more than 0, got {param.local_gw_ratio:g}"
@@ -154,7 +157,7 @@ def _local_rates(param: Any) -> Iterator[Complaint]:
         yield "larc_policy", "larc_policy is given, but not local_lr_auto: true"
 
 
-def _lists(param: Any) -> Iterator[Complaint]:
+def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:
     """Repeated fields: counts, signs, order."""
     if param.test_iter and not param.test_interval:
         yield "test_iter", "test_iter is given, but no test_interval"

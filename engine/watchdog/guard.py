@@ -120,7 +120,7 @@ class Guard:
         heard = lines.read()
         for word in heard or []:
             self.answered = True
-            if word == "where":
+            if word == "where" and self.connection:
                 now, watch = time.monotonic(), self.watch
                 watch.look(now)
                 waits, text = int(watch.board.waits_for_others()), _shown(watch.board.text())

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO, cast
 
 from engine.errors import printable
 from engine.watchdog.board import Board
@@ -33,7 +34,8 @@ class Sentinel:
             text=True,
         )
         # Python closes its end of the pipe on its way out, where a rank can still be stopped; the system closes this.
-        self._alive = os.dup(self._process.stdin.fileno())
+        self._to, self._from = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
+        self._alive = os.dup(self._to.fileno())
         self._connection: socket.socket | None = None
         self._at_exit: list[int] = []
         os.register_at_fork(after_in_child=self._forsake)
@@ -43,7 +45,7 @@ class Sentinel:
         rank dies the sentinel ends it: it holds the rank's output, whose end launchers wait for."""
         with contextlib.suppress(OSError):
             os.write(self._alive, b"child %d\n" % os.getpid())
-        kept = [self._alive, self._process.stdin.fileno(), *self._at_exit]
+        kept = [self._alive, self._to.fileno(), *self._at_exit]
         kept += [self._connection.fileno()] if self._connection is not None else []
         nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in kept:
@@ -58,7 +60,7 @@ class Sentinel:
         if self._rank != 0:
             return None
         self._tell(f"listen {'host' if one_host else 'network'}")
-        return self._process.stdout.readline().strip()
+        return self._from.readline().strip()
 
     def join(self, hub: str, ranks: int) -> None:
         """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
@@ -99,14 +101,14 @@ class Sentinel:
 
     def farewell_at_exit(self) -> None:
         """The same, once the last destructor has run: a rank that dies before is noticed. _exit() does not say it."""
-        self._write_at_exit(self._process.stdin.fileno())
+        self._write_at_exit(self._to.fileno())
         if self._connection is not None:
             self._write_at_exit(self._connection.fileno())
 
     def _tell(self, line: str) -> bool:
         try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self._to.write(line + "\n")
+            self._to.flush()
         except OSError:
             return False
         return True

@@ -1,8 +1,10 @@
 """The interface of communication strategies, which reduce the gradients of a step and apply the update."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from engine.comm.settings import CommSettings
 from engine.comm.world import Channel, World
 from engine.errors import CommError
 from engine.watchdog.board import UPDATE
+
+if TYPE_CHECKING:
+    from engine.host._core import ReadyQueue, Updater
 
 
 @dataclass(frozen=True)
@@ -67,14 +72,14 @@ class Strategy:
     def __init__(
         self,
         world: World,
-        queue,
-        updater,
+        queue: ReadyQueue,
+        updater: Updater,
         buckets: Sequence[Bucket],
         gradients: np.ndarray,
         settings: CommSettings,
         threads: int,
     ):
-        """queue, updater: of _core. gradients: the whole arena, float32. threads: of this rank's solver."""
+        """gradients: the whole arena, float32. threads: of this rank's solver."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
         self.gradients = gradients
