@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 from engine import proto  # noqa: E402
 from engine.data.registry import find_reader  # noqa: E402
+from engine.layers.data import Data  # noqa: E402
 from engine.layers.base import Layer  # noqa: E402
 from engine.layers.registry import layer_types  # noqa: E402
 
@@ -75,7 +76,7 @@ def _summary(name: str, cls: type[Layer]) -> str:
 
 
 def _is_read(cls: type[Layer]) -> bool:
-    return getattr(cls, "from_source", False)
+    return issubclass(cls, Data)
 
 
 def _count(given) -> str:

@@ -8,8 +8,10 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine.host.ranks import gather_everywhere
+
 if TYPE_CHECKING:
-    from engine.host.ranks import Ranks, gather_everywhere
+    from engine.host.ranks import Ranks
 
 # How long an idle thread of libgomp spins before it sleeps: libgomp's own value for oversubscribed cores (here they
 # also run communication servers, decoding threads, other ranks); its default is 300 times that. With two ranks of two

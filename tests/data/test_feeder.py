@@ -104,7 +104,7 @@ def test_a_net_without_data_layers_counts_its_samples():
 @pytest.mark.parametrize(
     "layer, reason",
     [
-        ('type: "HDF5Data" hdf5_data_param { source: "x" batch_size: 1 }', "cannot read the list x"),
+        ('type: "HDF5Data" hdf5_data_param { source: "x" batch_size: 1 }', "x: cannot be read: No such file"),
         ('type: "Data" data_param { source: "x" }', "batch_size above 0, got 0"),
     ],
 )

@@ -61,12 +61,12 @@ def handler(number, frame):
 signal.signal(signal.SIGALRM, handler)
 net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, NetOptions(shapes_of=SourceShapes(proto.TRAIN, print)))
 feed_synthetic(net, seed=1)
-strategy = benchmark.connect(net, World())
+training = benchmark.Training(net, World())
 signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)
 for iteration in range(int(sys.argv[1])):
-    benchmark.step(net, strategy, iteration)
+    benchmark.step(net, training, iteration)
 signal.setitimer(signal.ITIMER_REAL, 0)
-strategy.close()
+training.optimizer.close()
 assert count > 100, count
 """
 
