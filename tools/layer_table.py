@@ -19,8 +19,8 @@ if __name__ == "__main__":
 
 from engine import proto  # noqa: E402
 from engine.data.registry import find_reader  # noqa: E402
-from engine.layers.data import Data  # noqa: E402
 from engine.layers.base import Layer  # noqa: E402
+from engine.layers.data import Data  # noqa: E402
 from engine.layers.registry import layer_types  # noqa: E402
 
 TARGET = ROOT / "docs/layers.md"
