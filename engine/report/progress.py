@@ -46,6 +46,8 @@ class Progress:
             self._bar.total = self._total or None
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(done - self._bar.n)
+            if done == self._total:
+                self._bar.refresh()  # tqdm leaves out what comes within 0.1 s
         elif self._line and done != self._logged:
             now = time.monotonic()
             if now - self._shown >= LINE_SECONDS or done == self._total:
