@@ -3,7 +3,7 @@
 #   make test    builds engine into .venv-dev and runs the tests
 #   make test-torch  installs PyTorch into .venv-torch (large) and compares the layers with it
 #   make test-mpi  runs the tests that start ranks under MPICH, Open MPI and Intel MPI, one after the other
-#   make lint    checks style (ruff, clang-format);  make format  mends it
+#   make lint    checks style (ruff, clang-format) and types (pyright);  make format  mends it
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
 #   make sanitize  runs tests with csrc/ compiled for the sanitizers of memory, of undefined behaviour and of threads
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
@@ -72,12 +72,13 @@ sanitize: build
 	$(DEV)/bin/python tests/sanitize/run.py memory
 	$(DEV)/bin/python tests/sanitize/run.py threads
 
-lint: $(DEV)/bin/ruff
+lint: $(DEV)/bin/pyright
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/clang-format --dry-run -Werror $(CPP)
+	$(DEV)/bin/pyright --pythonpath $(DEV)/bin/python
 
-format: $(DEV)/bin/ruff
+format: $(DEV)/bin/pyright
 	$(DEV)/bin/ruff check --fix .
 	$(DEV)/bin/ruff format .
 	$(DEV)/bin/clang-format -i $(CPP)
@@ -90,7 +91,7 @@ headers:
 	$(PYTHON) -m venv $* || { rm -rf $*; exit 1; }
 
 # The linters alone, in their pinned versions: no need to build engine for them.
-$(DEV)/bin/ruff: $(DEV)/bin/pip
+$(DEV)/bin/pyright: $(DEV)/bin/pip
 	$(call groups,--group lint)
 
 clean:

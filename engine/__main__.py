@@ -15,8 +15,9 @@ if __spec__ is None:  # by path: this engine, whichever others Python may find
 
     _package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__init__.py")
     _spec = spec_from_file_location("engine", _package)
-    sys.modules["engine"] = module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["engine"])
+    if _spec is not None and _spec.loader is not None:
+        sys.modules["engine"] = module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules["engine"])
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--trial"]:  # of `engine check --run`

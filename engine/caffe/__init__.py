@@ -64,6 +64,15 @@ def __getattr__(name: str) -> type[Solver]:
     return getattr(engine.caffe.solver, name)
 
 
+# What __getattr__ finds.
+AdaDeltaSolver: type[Solver]
+AdaGradSolver: type[Solver]
+AdamSolver: type[Solver]
+NesterovSolver: type[Solver]
+RMSPropSolver: type[Solver]
+SGDSolver: type[Solver]
+
+
 def init_log(level: int = 0) -> None:
     """Sends the log to stderr, as solvers do by themselves."""
     set_up(solver_rank())

@@ -39,7 +39,7 @@ class Classifier(Net):
         images = np.stack([resize_image(image, self.image_dims) for image in inputs])
         crops = ten_crops(images, self.crop_dims) if oversample else self._centres(images)
         name = self.inputs[0]
-        result = self.forward_all(**{name: np.stack([self.transformer.preprocess(name, crop) for crop in crops])})
+        result = self.forward_all(None, **{name: np.stack([self.transformer.preprocess(name, crop) for crop in crops])})
         predictions = result[self.outputs[0]]
         return predictions.reshape(len(images), -1, *predictions.shape[1:]).mean(1)
 
@@ -60,12 +60,12 @@ def image_transformer(
     name = net.inputs[0]
     transformer = Transformer({name: net.blobs[name].shape})
     transformer.set_transpose(name, (2, 0, 1))
-    for value, setter in (
-        (mean, transformer.set_mean),
-        (input_scale, transformer.set_input_scale),
-        (raw_scale, transformer.set_raw_scale),
-        (channel_swap, transformer.set_channel_swap),
-    ):
-        if value is not None:
-            setter(name, value)
+    if mean is not None:
+        transformer.set_mean(name, mean)
+    if input_scale is not None:
+        transformer.set_input_scale(name, input_scale)
+    if raw_scale is not None:
+        transformer.set_raw_scale(name, raw_scale)
+    if channel_swap is not None:
+        transformer.set_channel_swap(name, channel_swap)
     return transformer

@@ -6,14 +6,15 @@ axis is None where coordinates stay as they are. a and b are numbers, or arrays 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from engine.caffe.net_spec import Function, Top, layers
 from engine.errors import EngineError
 
-Map: TypeAlias = "tuple[int | None, Any, Any]"
+Number: TypeAlias = "float | np.ndarray"
+Map: TypeAlias = "tuple[int | None, Number, Number]"
 IDENTITY: Map = (None, 1, 0)
 PASS_THROUGH = frozenset(
     """AbsVal BatchNorm Bias BNLL Clip Dropout Eltwise ELU Exp Log LRN MVN Power PReLU ReLU Scale Sigmoid Softmax Split
@@ -111,6 +112,8 @@ def crop(top_from: Top, top_to: Top) -> Top:
     """A Crop of `top_from` that lies over `top_to`. Raises CropError where the two differ in scale, or by something
     else than whole pixels inside of `top_from`."""
     axis, a, b = coord_map_from_to(top_from, top_to)
+    if axis is None:
+        raise CropError("crop: no layer between the two blobs says which axes are spatial")
     if not np.all(a == 1):
         raise CropError(f"crop: the two blobs differ in scale by {a}")
     offset = -np.asarray(b)
@@ -118,4 +121,5 @@ def crop(top_from: Top, top_to: Top) -> Top:
         raise CropError(f"crop: would begin outside, at {offset}")
     if not np.all(np.round(offset) == offset):
         raise CropError(f"crop: would begin at a fraction of a pixel, {offset}")
-    return layers.Crop(top_from, top_to, crop_param={"axis": axis + 1, "offset": offset.astype(int).ravel().tolist()})
+    param = {"axis": axis + 1, "offset": offset.astype(int).ravel().tolist()}
+    return cast(Top, layers.Crop(top_from, top_to, crop_param=param))

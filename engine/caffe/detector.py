@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Detector(Net):
         self.crop_dims = np.array(self.blobs[self.inputs[0]].shape[2:])
         self.context_pad = context_pad or 0
 
-    def detect_windows(self, images_windows: Iterable[tuple[str, Sequence]]) -> list[dict[str, Any]]:
+    def detect_windows(self, images_windows: Iterable[tuple[str, Sequence]]) -> list[dict[str, object]]:
         """For every window of every (file name, windows): a dictionary of `window`, `prediction` and `filename`."""
         name, found, crops = self.inputs[0], [], []
         for filename, windows in images_windows:
@@ -49,21 +48,21 @@ class Detector(Net):
                 found.append({"window": window, "filename": filename})
         if not crops:
             return []
-        predictions = self.forward_all(**{name: np.stack(crops)})[self.outputs[0]]
+        predictions = self.forward_all(None, **{name: np.stack(crops)})[self.outputs[0]]
         for each, prediction in zip(found, predictions):
             each["prediction"] = prediction.squeeze()
         return found
 
     def crop(self, im: np.ndarray, window: Sequence[float]) -> np.ndarray:
         """The window of an image (h, w, channels), with its context in the size of the net's input."""
-        window = np.asarray(window)
-        top, left, bottom, right = window.astype(int)
+        corners = np.asarray(window)
+        top, left, bottom, right = corners.astype(int)
         if not self.context_pad:
             return im[top:bottom, left:right]
         size = int(self.crop_dims[1])  # as R-CNN: of a square input
         # The window grows about its centre, so that it fills the input but for context_pad pixels on every side.
-        half = (window[2:] - window[:2] + 1) / 2 * size / (size - 2 * self.context_pad)
-        centre = (window[:2] + window[2:] + 1) / 2
+        half = (corners[2:] - corners[:2] + 1) / 2 * size / (size - 2 * self.context_pad)
+        centre = (corners[:2] + corners[2:] + 1) / 2
         box = np.round(np.concatenate([centre - half, centre + half])).astype(int)
         scale = size / (box[2:] - box[:2] + 1)
         pad = np.round(np.maximum(0, -box[:2]) * scale).astype(int)
@@ -71,7 +70,7 @@ class Detector(Net):
         dims = np.minimum(np.round((box[2:] - box[:2] + 1) * scale).astype(int), size - pad)
         result = self._mean_crop(size, im.shape[2])
         inside = im[box[0] : box[2], box[1] : box[3]]
-        result[pad[0] : pad[0] + dims[0], pad[1] : pad[1] + dims[1]] = resize_image(inside, dims)
+        result[pad[0] : pad[0] + dims[0], pad[1] : pad[1] + dims[1]] = resize_image(inside, [*dims])
         return result
 
     def _mean_crop(self, size: int, channels: int) -> np.ndarray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
+from engine import proto
 from engine.config import parse_net
 from engine.data.source_shapes import SourceShapes
 from engine.graph.build import build
@@ -13,7 +13,7 @@ from engine.proto import TRAIN
 from engine.report.draw_net import draw_net as draw_graph
 
 
-def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
+def draw_net(caffe_net: proto.NetParameter, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
     """The picture as the content of a file of the kind `ext`; the rest as draw_net_to_file()."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"net.{ext}"
@@ -21,8 +21,10 @@ def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None =
         return path.read_bytes()
 
 
-def draw_net_to_file(caffe_net: Any, filename: str, rankdir: str = "LR", phase: int | None = None) -> None:
-    """Writes a picture of a NetParameter.
+def draw_net_to_file(
+    caffe_net: proto.NetParameter, filename: str, rankdir: str = "LR", phase: int | None = None
+) -> None:
+    """Writes a picture of a net.
 
     Args:
         filename: a .png, .svg, .pdf or .dot.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import numpy as np
 
+from engine import proto
 from engine.caffe.ranks import ranks
 from engine.config import NetConfig
 from engine.data.feeder import Feeder
+from engine.data.prefetch import Batch
 from engine.errors import DataError
 from engine.layers.base import Shape
 from engine.net import Net
@@ -40,7 +42,7 @@ class Inputs:
         weakref.finalize(self, self._feeder.close)
         self._empty: set[str] = set()  # MemoryData layers without arrays
 
-    def shapes_of(self, message: Any, where: str) -> list[Shape]:
+    def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         """As Feeder's."""
         if message.type == "MemoryData" and not self._feeder.batch_size:
             self._empty.add(message.name)
@@ -65,7 +67,7 @@ class Inputs:
             raise DataError(f"layer '{name}' (MemoryData) has no data; call net.set_input_arrays() first")
         if not self._feeder.running:
             self._feeder.start()
-        arrays = self._feeder.take().arrays
+        arrays = cast(Batch, self._feeder.take()).arrays  # endless: never None
         for layer in net.graph.layers:
             for top, values in zip(layer.tops, arrays.get(layer.name, ())):
                 np.copyto(net.fed[top], values.reshape(top.shape))

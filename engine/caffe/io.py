@@ -42,7 +42,7 @@ def load_image(filename: str | os.PathLike, color: bool = True) -> np.ndarray:
     return pixels if color else (pixels @ _LUMINANCE)[:, :, np.newaxis]
 
 
-def oversample(images: Iterable[np.ndarray], crop_dims: Sequence[int]) -> np.ndarray:
+def oversample(images: Iterable[np.ndarray], crop_dims: Sequence[int] | np.ndarray) -> np.ndarray:
     """Ten crops (10 * n, height, width, channels) of n images of one size: the corners, the centre, and their mirror
     images."""
     images = np.asarray(list(images), np.float32)

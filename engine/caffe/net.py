@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from engine.caffe.live import LiveNet
 from engine.config import NetConfig, read_net
 from engine.errors import EngineError
 from engine.layers.base import Layer, Parameter
-from engine.layers.python import ShapesChanged, allow_modules
-from engine.layers.python_layer import Shape
+from engine.layers.python import Python, ShapesChanged, allow_modules
+from engine.layers.python_layer import PythonLayer, Shape
 from engine.net import Net as EngineNet
 from engine.net import NetOptions
 from engine.weights import hdf5, read_caffemodel, write_caffemodel
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Arrays = dict[str, np.ndarray]
 
@@ -56,9 +59,10 @@ class Net:
         stages: Iterable[str] | None = None,
         weights: str | os.PathLike | None = None,
     ):
-        if arguments and not isinstance(arguments[0], int):  # the older order
-            weights, *arguments = arguments
-        given = dict(zip(("phase", "level", "stages", "weights"), arguments))
+        rest = list(arguments)
+        if rest and not isinstance(rest[0], int):  # the older order
+            weights = rest.pop(0)
+        given = dict(zip(("phase", "level", "stages", "weights"), rest))
         phase = given.get("phase", phase)
         if phase is None:
             raise TypeError("Net() needs a phase: caffe.TRAIN or caffe.TEST")
@@ -115,8 +119,8 @@ class Net:
 
     # What it is made of
 
-    def _layer_view(self, layer: Layer) -> Any:
-        return layer.user if layer.type == "Python" else LayerView(layer, self.params.get(layer.name, []))
+    def _layer_view(self, layer: Layer) -> LayerView | PythonLayer:
+        return layer.user if isinstance(layer, Python) else LayerView(layer, self.params.get(layer.name, []))
 
     @property
     def name(self) -> str:
@@ -133,7 +137,7 @@ class Net:
         return sorted(blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs)
 
     @property
-    def layer_dict(self) -> OrderedDict[str, Any]:
+    def layer_dict(self) -> OrderedDict[str, LayerView | PythonLayer]:
         return OrderedDict(zip(self._layer_names, self.layers))
 
     @property
@@ -187,7 +191,7 @@ class Net:
         layers written in Python have computed, so that those that read data do not skip any."""
         culprit = self._live.layers.index(change.layer)
         for layer in self._live.layers[first : culprit + 1]:
-            if layer.type == "Python":
+            if isinstance(layer, Python):
                 layer.repeat()
         self._replace(self._config, self._live, keep=self.blobs if first else self.inputs)
 
@@ -204,7 +208,9 @@ class Net:
         bottoms = self.bottom_names[end] if end is not None else self.inputs
         return {name: self.blobs[name].diff for name in dict.fromkeys([*bottoms, *(diffs or ())])}
 
-    def _fill(self, names: list[str], given: dict[str, Any], word: str, array_of) -> None:
+    def _fill(
+        self, names: list[str], given: Mapping[str, ArrayLike], word: str, array_of: Callable[[str], np.ndarray]
+    ) -> None:
         if given and set(given) != set(names):
             raise ValueError(f"expected arrays for the {word}s {', '.join(names)}, got {', '.join(sorted(given))}")
         for name, values in given.items():
@@ -224,7 +230,7 @@ class Net:
         """Runs any number of samples in batches, the last one padded with zeros; returns outputs and `blobs` of all
         samples."""
         total = self._samples(inputs)
-        return _joined([_copies(self.forward(blobs=blobs, **batch)) for batch in self._split(inputs)], total)
+        return _joined([_copies(self.forward(blobs, None, None, **batch)) for batch in self._split(inputs)], total)
 
     def forward_backward_all(
         self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **given: np.ndarray
@@ -236,8 +242,8 @@ class Net:
         forwards, backwards = [], []
         top_batches = self._split(tops) if tops else iter(lambda: {}, None)
         for batch, top_batch in zip(self._split(inputs), top_batches):
-            forwards.append(_copies(self.forward(blobs=blobs, **batch)))
-            backwards.append(_copies(self.backward(diffs=diffs, **top_batch)))
+            forwards.append(_copies(self.forward(blobs, None, None, **batch)))
+            backwards.append(_copies(self.backward(diffs, None, None, **top_batch)))
         return _joined(forwards, total), _joined(backwards, total)
 
     def _samples(self, given: Arrays) -> int:

@@ -13,8 +13,8 @@ transform_param ...); a dict stands for a message, a list for a repeated field.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from engine import proto
 from engine.config.suggestions import suggestion
@@ -25,7 +25,7 @@ _LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
 _OWN_PARAM = {
     field.message_type.name.removesuffix("Parameter"): name
     for name, field in _LAYER_FIELDS.items()
-    if name.endswith("_param")
+    if field.message_type is not None and name.endswith("_param")
 }
 
 
@@ -35,7 +35,7 @@ class Top:
     def __init__(self, fn: Function, n: int):
         self.fn, self.n = fn, n
 
-    def to_proto(self) -> Any:
+    def to_proto(self) -> proto.NetParameter:
         """The NetParameter of this blob and all that it depends on."""
         return to_proto(self)
 
@@ -46,7 +46,7 @@ class Top:
 class Function:
     """A layer: its type, the Tops that it reads, and its parameters."""
 
-    def __init__(self, type_name: str, inputs: tuple[Top, ...], params: dict[str, Any]):
+    def __init__(self, type_name: str, inputs: tuple[Top, ...], params: Mapping[str, Any]):
         for index, given in enumerate(inputs):
             if not isinstance(given, Top):
                 raise TypeError(f"{type_name} input {index} is not a Top (type is {type(given)})")
@@ -79,7 +79,7 @@ class Function:
             self._assign(message, field, value)
         layers[self] = message
 
-    def _assign(self, message: Any, field: str, value: Any) -> None:
+    def _assign(self, message: proto.LayerParameter, field: str, value: object) -> None:
         if field in _LAYER_FIELDS:
             assign(message, field, value)
         elif self.type_name in _OWN_PARAM:
@@ -91,11 +91,11 @@ class Function:
             )
 
 
-Layers = "OrderedDict[Function, Any]"
-Names = "dict[Top | Function, str]"
+Layers: TypeAlias = "OrderedDict[Function, proto.LayerParameter]"
+Names: TypeAlias = "dict[Top | Function, str]"
 
 
-def assign(message: Any, field: str, value: Any) -> None:
+def assign(message: Any, field: str, value: object) -> None:
     """message.field = value, where a dict is a message and a list (or one value) fills a repeated field. Raises
     ConfigError for a field that the message does not have."""
     if field not in message.DESCRIPTOR.fields_by_name:
@@ -117,17 +117,17 @@ def assign(message: Any, field: str, value: Any) -> None:
         setattr(message, field, value)
 
 
-def _fill(message: Any, values: Mapping[str, Any]) -> None:
+def _fill(message: Any, values: Mapping[str, object]) -> None:
     for field, value in values.items():
         assign(message, field, value)
 
 
-def to_proto(*tops: Top) -> Any:
+def to_proto(*tops: Top) -> proto.NetParameter:
     """The NetParameter of `tops` and all that they depend on, with made-up names."""
     return _net(tops, {})
 
 
-def _net(tops, names: Names) -> Any:
+def _net(tops: Iterable[Top | Function], names: Names) -> proto.NetParameter:
     layers: Layers = OrderedDict()
     autonames: Counter = Counter()
     for top in tops:
@@ -137,6 +137,8 @@ def _net(tops, names: Names) -> Any:
 
 class NetSpec:
     """A net whose blobs are attributes (n.conv1) or items (n["conv1"]); their names become those of the layers."""
+
+    tops: OrderedDict[str, Top | Function]
 
     def __init__(self):
         super().__setattr__("tops", OrderedDict())
@@ -167,7 +169,7 @@ class NetSpec:
     def update(self, name: str, top: Top | Function) -> None:
         self.tops[name] = top
 
-    def to_proto(self) -> Any:
+    def to_proto(self) -> proto.NetParameter:
         """The NetParameter; str() of it is the prototxt."""
         return _net(self.tops.values(), {top: name for name, top in self.tops.items()})
 
@@ -175,7 +177,7 @@ class NetSpec:
 class _LayerTypes:
     """L.Convolution(bottom, ..., field=value): a Top, a tuple of them (ntop above 1), or the Function (ntop=0)."""
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Callable[..., Top | tuple[Top, ...] | Function]:
         if name.startswith("__"):
             raise AttributeError(name)
 

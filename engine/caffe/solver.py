@@ -12,13 +12,13 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from engine import proto
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
-from engine.config import NetConfig, SolverConfig, nets_of_solver, read_solver
+from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, read_solver
 from engine.errors import ConfigError
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
@@ -77,12 +77,12 @@ class Solver:
         self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
         me = weakref.ref(self)  # so that a solver that the script drops is gone
-        self._solver.on_change = lambda change: me()._follow(change)
-        solver, nets = self._solver, nets_of_solver(config)
+        self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
+        solver, train = self._solver, net_of_solver(config, proto.TRAIN)
         fed = FedBySolver(solver.feeder, self._start)
-        self.net = Net._of_solver(solver.net, nets.train, fed, solver.rebuild_net)
+        self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net)
         self.test_nets = []
-        for each, net_config in zip(solver.evaluators, nets.tests):
+        for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):
             fed = FedBySolver(each.feeder, each.feeder.start)  # tests end the stream: it then begins anew
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
         close_with(self, solver.close)
@@ -92,7 +92,7 @@ class Solver:
         return self._solver.iteration
 
     @property
-    def param(self) -> Any:
+    def param(self) -> proto.SolverParameter:
         return self._solver.param
 
     def _start(self) -> None:
@@ -166,8 +166,8 @@ class Solver:
         write into arrays is used. Gradients are then reduced after backward, not while it runs."""
         self._callbacks.append((on_start, on_gradients_ready))
         me = weakref.ref(self)
-        self._solver.on_start = lambda: me()._call_back(0)
-        self._solver.on_gradients = lambda: me()._call_back(1)
+        self._solver.on_start = lambda: cast(Solver, me())._call_back(0)
+        self._solver.on_gradients = lambda: cast(Solver, me())._call_back(1)
 
     def _call_back(self, which: int) -> None:
         if which == 0:

@@ -7,9 +7,12 @@ before a run and read again after it, for as long as somebody holds it.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from engine.host._core import Tensor
 
 _HELD_BY_US = 2  # references to a copy that nobody else holds: the dictionary's and the one being counted
 
@@ -18,9 +21,9 @@ class Views:
     """The arrays of one net, or of the parameters of several that share them."""
 
     def __init__(self):
-        self._copies: dict[Any, np.ndarray] = {}  # by tensor
+        self._copies: dict[Tensor, np.ndarray] = {}  # by tensor
 
-    def array(self, tensor: Any, shape: tuple[int, ...], owner: Any) -> np.ndarray:
+    def array(self, tensor: Tensor, shape: tuple[int, ...], owner: object) -> np.ndarray:
         """float32 of `shape`, the tensor's values. `owner`: the object that keeps the memory alive."""
         values = tensor.view(owner)
         if values is not None:

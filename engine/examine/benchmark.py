@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def benchmark(
 class Training:
     """SGD with momentum and weight decay, connected to the net's gradients as the solver's is."""
 
-    def __init__(self, net: Net, world: World, comm_param: Any = None):
+    def __init__(self, net: Net, world: World, comm_param: proto.CommParameter | None = None):
         param = proto.SolverParameter(type="SGD", base_lr=RATE, lr_policy="fixed", momentum=0.9, weight_decay=1e-4)
         if comm_param is not None:
             param.comm_param.CopyFrom(comm_param)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
@@ -93,9 +93,9 @@ def check_file(path: str, overrides: Iterable[str] = (), level: int = 0, stages:
         config = read(path, overrides)
         report.kind = config.kind
         if config.kind == "solver":
-            _check_solver(config, report)
+            _check_solver(cast(SolverConfig, config), report)
         else:
-            _check_net(config, report, level, list(stages))
+            _check_net(cast(NetConfig, config), report, level, list(stages))
     except EngineError as error:
         report.fail(error)
     return report
@@ -128,7 +128,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
         _add_graph(net, state.phase, state.level, list(state.stage), report)
 
 
-def _schedule(param: Any) -> list[tuple[int, float]]:
+def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
     """The learning rate at the start, at the end of the warm-up, at the quarters of the run."""
     rate = LearningRate(param)
     last = max(0, param.max_iter - 1)
@@ -154,7 +154,7 @@ def _check_net(config: NetConfig, report: FileReport, level: int, stages: list[s
         report.errors.clear()
 
 
-def _feeding_layers(config: NetConfig, phase: int, level: int, stages: list[str]) -> list[Any]:
+def _feeding_layers(config: NetConfig, phase: int, level: int, stages: list[str]) -> list[proto.LayerParameter]:
     layers = enumerate(config.message.layer)
     return [
         layer for i, layer in layers if not layer.bottom and kept(layer, phase, level, set(stages), config.where(i))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.preflight import check_sum, compare, hosts, versions
-from engine.config import SolverConfig, nets_of_solver, read_solver
+from engine.config import SolverConfig, net_of_solver, read_solver
 from engine.config.config import texts_of
 from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
+from engine.host.ranks import gather_everywhere
 from engine.report.table import table
 from engine.solver.validate import validate
 
@@ -32,8 +33,8 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     if config:
         result["layouts"] = _layouts(world, config)
     result["link"] = str(world.links()) or "one rank: none"
-    result["cores"] = _by_rank(world.broadcast_object(world.gather(plan)))
-    gathered = world.broadcast_object(world.gather(plan_warning))
+    result["cores"] = _by_rank(gather_everywhere(world, plan))
+    gathered = gather_everywhere(world, plan_warning)
     result["warnings"] = [text for text in dict.fromkeys([warning, *gathered, clash(world)]) if text]
     return result
 
@@ -59,10 +60,10 @@ def _layouts(world: World, config: SolverConfig) -> str:
     from engine.data.source_shapes import SourceShapes
     from engine.net import Net, NetOptions
 
-    train = nets_of_solver(config).train
+    train = net_of_solver(config, proto.TRAIN)
     shapes = SourceShapes(proto.TRAIN, lambda note: None)
     net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes))
-    prints = world.broadcast_object(world.gather(net.fingerprint()))
+    prints = gather_everywhere(world, net.fingerprint())
     other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
     if other is None:
         return f"of {len(net.parameters)} parameters, the same on all ranks"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.comm.world import World
     from engine.config import NetConfig
     from engine.net import Net
@@ -31,14 +32,14 @@ class SyntheticFeeder(Feeder):
     and nothing is written.
     """
 
-    def __init__(self, config: NetConfig, phase: int, seed: int, world: World, *, batch_size: int = 0, **_: Any):
+    def __init__(self, config: NetConfig, phase: int, seed: int, world: World, *, batch_size: int = 0, **_: object):
         super().__init__(config, phase, seed, world)
         self._shapes = SourceShapes(phase, lambda text: None, batch_size)
         self._size, self._generator = batch_size or 1, np.random.default_rng(seed)
         if batch_size:
             shrink(config.message, batch_size)
 
-    def shapes_of(self, message: Any, where: str) -> list[Shape]:
+    def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         return self._shapes(message, where)
 
     @property
@@ -59,8 +60,8 @@ class SyntheticFeeder(Feeder):
         """Writes nothing."""
 
 
-def shrink(message: Any, size: int) -> None:
-    """At most `size` samples in the blobs of a NetParameter's Input and DummyData layers, and in BatchNorm's slices."""
+def shrink(message: proto.NetParameter, size: int) -> None:
+    """At most `size` samples in the blobs of a net's Input and DummyData layers, and in BatchNorm's slices."""
     for layer in message.layer:
         for shape in (*layer.input_param.shape, *layer.dummy_data_param.shape):
             if shape.dim:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from engine.report.table import human, table
 
@@ -78,7 +77,7 @@ class Times:
     recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
 
 
-def to_json(times: Times) -> dict[str, Any]:
+def to_json(times: Times) -> dict[str, object]:
     return asdict(times)
 
 

@@ -8,20 +8,22 @@ import resource
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from engine import proto
 from engine.comm.world import World
 from engine.config import SolverConfig, parse_solver, read_net, read_solver
+from engine.data.feeder import Feeder
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.examine.synthetic import SyntheticFeeder
 from engine.host.machine import memory
 from engine.inference.evaluator import Evaluator
 from engine.layers.python import allow_modules
+from engine.net import Net
 from engine.solver.solver import Solver
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
@@ -83,7 +85,7 @@ def run(trial: Trial) -> Outcome:
     return outcome
 
 
-def _train(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
+def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
     """One iteration of the solver; of a plain SGD for a net."""
     if trial.kind == "solver":
         config = read_solver(trial.file, trial.overrides)
@@ -121,7 +123,7 @@ def _one_iteration(config: SolverConfig) -> None:
     param.snapshot_prefix = ""
 
 
-def _test(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
+def _test(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
     """One batch."""
     config = read_net(trial.file, trial.overrides)
     config.message.state.phase = proto.TEST
@@ -132,7 +134,7 @@ def _test(trial: Trial, feeder: Any) -> dict[str, np.ndarray]:
     return evaluator.run(1)
 
 
-def _give_statistics(net: Any) -> None:
+def _give_statistics(net: Net) -> None:
     """Before any training BatchNorm's variances are 0, and what it divides by is tiny: layer after layer, numbers grow
     out of range. 1 instead."""
     for blobs in net.params.values():

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from engine import proto
 from engine.comm.world import World
-from engine.config import SolverConfig, nets_of_solver
+from engine.config import SolverConfig, net_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
@@ -87,7 +88,7 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         alone = World()
         alone.board = world.board  # the watchdog sees rank 0 at work for two
         config, divided = read(), {placed.parameter.layer for placed in many.model_parallel.divided}
-        _compute_directly(nets_of_solver(config).train.message, divided)
+        _compute_directly(net_of_solver(config, proto.TRAIN).message, divided)
         one = _solver(config, alone, world.size, at_once=bool(many.net.synchronised))
     compare = Comparison(one, many, tolerance) if one else None
     try:
@@ -98,10 +99,9 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
             world.agree(0).finish()  # the others wait for rank 0, asleep
             many.step()
             many.optimizer.wait()
-            keys, losses = world.gather(many.feeder.batches), world.gather(many.state.recent_loss[-1])
-            many.feeder.batches = []
+            keys, losses = world.gather(_taken(many)), world.gather(many.state.recent_loss[-1])
             parts = many.model_parallel.gather(lambda placed: _gradient(many, placed)), many.model_parallel.weights()
-            if compare:
+            if compare and keys and losses:
                 compare.iteration(keys, losses, *parts)
     finally:
         if compare:
@@ -135,7 +135,14 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
     return solver
 
 
-def _compute_directly(net: Any, layers: set[str]) -> None:
+def _taken(solver: Solver) -> list[list[str]]:
+    """Takes out what its KeepingFeeder has noted."""
+    feeder = cast(KeepingFeeder, solver.feeder)
+    batches, feeder.batches = feeder.batches, []
+    return batches
+
+
+def _compute_directly(net: proto.NetParameter, layers: set[str]) -> None:
     """As layers in parts are: by Winograd's algorithm a zero is rounding, and the ReLU behind it passes some."""
     for layer in net.layer:
         if layer.name in layers and layer.type == "Convolution":
@@ -159,21 +166,20 @@ class Comparison:
         micro-batches; losses: of the ranks. gradients, weights: of the layers that they hold in parts. Raises
         CommError."""
         number, ranks = self.one.iteration - 1, self.many.world.size
-        taken, self.one.feeder.batches = self.one.feeder.batches, []
+        taken = _taken(self.one)
         together = [key for batches in zip(*keys, strict=True) for batch in batches for key in batch]
         if together != [key for batch in taken for key in batch]:
             raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
-        whole = weights
-        gradients, weights = list(self._gradients(gradients)), list(self._weight_differences(weights))
+        of_gradients, of_weights = list(self._gradients(gradients)), list(self._weight_differences(weights))
         loss = float(np.mean(losses))
-        row = Row(number, (self.one.state.recent_loss[-1], loss), _largest(gradients), _largest(weights))
+        row = Row(number, (self.one.state.recent_loss[-1], loss), _largest(of_gradients), _largest(of_weights))
         self.rows.append(row)
-        for what, found in (("gradient", gradients), ("weights", weights)):
+        for what, found in (("gradient", of_gradients), ("weights", of_weights)):
             bad = next((each for each in found if not each.size <= self.tolerance), None)
             if bad:
                 raise CommError(self._message(row, what, bad))
         for placed in self._all:
-            values = whole.get(placed.parameter)
+            values = weights.get(placed.parameter)
             self._mine[placed.name].tensor.set(placed.tensor.get() if values is None else values.ravel())
 
     def _message(self, row: Row, what: str, bad: Difference) -> str:

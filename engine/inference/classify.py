@@ -84,7 +84,7 @@ def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator
     """(score, label or number) of the highest `count`, the highest first. Raises DataError for too few labels."""
     if labels and len(labels) != scores.size:
         raise DataError(f"{len(labels)} labels for a net of {scores.size} classes")
-    for index in np.argsort(-scores, kind="stable")[:count]:
+    for index in map(int, np.argsort(-scores, kind="stable")[:count]):
         yield float(scores[index]), labels[index] if labels else str(index)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from engine import proto
 from engine.config import NetConfig
@@ -13,7 +12,7 @@ from engine.graph.build import kept
 _SCORES = ("SoftmaxWithLoss", "Accuracy")
 
 
-def input_layer(config: NetConfig) -> Any | None:
+def input_layer(config: NetConfig) -> proto.LayerParameter | None:
     """The layer that feeds a net in phase TEST from a source; None where it has an Input. Raises ConfigError."""
     layers = _test_layers(config)
     feeding = [layer for layer in layers if not layer.bottom]
@@ -45,7 +44,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     return NetConfig(net, config.path)
 
 
-def _needed(layers: list[Any], blob: str) -> list[Any]:
+def _needed(layers: list[proto.LayerParameter], blob: str) -> list[proto.LayerParameter]:
     """Those on which a blob depends."""
     wanted, found = {blob}, []
     for layer in reversed(layers):
@@ -55,7 +54,7 @@ def _needed(layers: list[Any], blob: str) -> list[Any]:
     return found[::-1]
 
 
-def _test_layers(config: NetConfig) -> list[Any]:
+def _test_layers(config: NetConfig) -> list[proto.LayerParameter]:
     state = config.message.state
     return [
         layer

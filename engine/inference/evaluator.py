@@ -139,7 +139,7 @@ class Evaluator:
 
     def _merge(self, mine: list[tuple[int, int, Outputs]], on_batch: Callable[[int, Outputs], None] | None) -> Outputs:
         gathered = self.world.gather(mine)
-        result = None
+        result: Outputs = {}
         if gathered is not None:
             averages, detections = Averages(), {name: Detections() for name in self._detectors}
             batches = (batch for of_rank in gathered for batch in of_rank)

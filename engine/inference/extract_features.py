@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def extract_features(
 
 def _features(
     config: NetConfig, weights: Sequence[str], blobs: Sequence[str], batches: int, seed: int, progress: Progress | None
-) -> Iterator[list[np.ndarray]]:
+) -> Generator[list[np.ndarray], None, None]:
     """The blobs' values after each batch, valid until the next."""
     with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:
         # Neither fused nor in shared memory: every blob that the file names is there.
@@ -75,7 +75,7 @@ def _write_npz(path: str, blobs: Sequence[str], features: Iterator[list[np.ndarr
         )
     }
     with atomic_write(path) as file:
-        np.savez(file, **found)
+        np.savez(file, **found)  # pyright: ignore[reportArgumentType]  # no blob is named allow_pickle
     return {blob: values.shape for blob, values in found.items()}
 
 

@@ -7,7 +7,7 @@ import math
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class LayerBlob(Blob):
         self._planned = self._shape
         self._tensor: Tensor | None = None
         self._program: Callable[[], Program | None] = lambda: None  # weak: it holds the layer, and the layer this blob
-        self.source: Callable[[], Any] = lambda: None  # of an input: the array that it is pointed at
+        self.source: Callable[[], np.ndarray | None] = lambda: None  # of an input: the array that it is pointed at
         self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None

@@ -148,7 +148,7 @@ class Prediction:
     best_servers: int
 
 
-def predict(profile: Profile, network: Network, ranks: int, param: Any = None) -> Prediction:
+def predict(profile: Profile, network: Network, ranks: int, param: proto.CommParameter | None = None) -> Prediction:
     """param: a CommParameter; what it does not say follows from the link, as in training. Raises ConfigError."""
     network = replace(network, ranks=ranks, ranks_per_node=min(ranks, network.ranks_per_node))
     if network.nodes > 1 and network.between is None:
@@ -183,7 +183,7 @@ def predict(profile: Profile, network: Network, ranks: int, param: Any = None) -
     )
 
 
-def settings_for(network: Network, param: Any = None) -> CommSettings:
+def settings_for(network: Network, param: proto.CommParameter | None = None) -> CommSettings:
     """Those that training would choose on such a network."""
     links = Links(network.between if network.nodes > 1 else None, network.within)
     cores = int(network.cores) or None
@@ -249,12 +249,12 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> 
     )
 
 
-def to_dict(profile: Profile, network: Network, found: Sequence[Prediction]) -> dict[str, Any]:
+def to_dict(profile: Profile, network: Network, found: Sequence[Prediction]) -> dict[str, object]:
     return {"profile": asdict(profile), "network": asdict(network), "predictions": [asdict(each) for each in found]}
 
 
-def comm_param(text: str) -> Any:
-    """A CommParameter of fields as they stand in a solver. Raises ConfigError."""
+def comm_param(text: str) -> proto.CommParameter:
+    """Made of fields as they stand in a solver. Raises ConfigError."""
     message = proto.CommParameter()
     errors = fill(message, scan(text, "--comm"), "--comm")
     if errors:

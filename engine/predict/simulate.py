@@ -50,7 +50,7 @@ class Network:
             across = 1
         latency = 2 * inside * self.within.latency
         wire = 2 * (near - 1) / near * nbytes / self.within.bandwidth
-        if self.nodes > 1:
+        if self.nodes > 1 and self.between is not None:
             latency += 2 * across * self.between.latency
             wire += 2 * (self.nodes - 1) / self.nodes * nbytes / self.between.bandwidth
         return latency, wire

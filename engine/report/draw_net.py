@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from engine.config.describe import options
 from engine.errors import EngineError, shape_text
@@ -82,7 +83,7 @@ def _picture(text: str, suffix: str, target: str) -> bytes:
         message = "drawing needs pygraphviz: pip install engine[plot]; or name a .dot, and give it to graphviz's dot"
         raise EngineError(message, target) from None
     try:
-        return pygraphviz.AGraph(string=text).draw(format=suffix[1:], prog="dot")
+        return cast(bytes, pygraphviz.AGraph(string=text).draw(format=suffix[1:], prog="dot"))
     except ValueError as error:  # DotError, too
         raise EngineError(f"graphviz cannot draw it: {error}", target) from None
 

@@ -57,6 +57,8 @@ class Output:
 
     def is_terminal(self) -> bool:
         """Whether there is a terminal that can draw, and that knows its size."""
+        if self._stream is None:
+            return False
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns
         except (AttributeError, OSError, ValueError):
@@ -82,6 +84,8 @@ class Output:
 def _discard(stream: TextIO | None) -> None:
     """Sends nowhere what the stream still holds, which Python would fail to flush at its end, and what others write to
     its descriptor from now on."""
+    if stream is None:
+        return
     with contextlib.suppress(AttributeError, OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -115,11 +119,11 @@ class Console(logging.StreamHandler):
 
     def add(self, bar: Bar) -> None:
         """From now on the bar gives way to log lines. It must share this console's stream and lock."""
-        with self.lock:
+        with self.lock or contextlib.nullcontext():
             self._bars.append(bar)
 
     def remove(self, bar: Bar) -> None:
-        with self.lock:
+        with self.lock or contextlib.nullcontext():
             self._bars.remove(bar)
 
 

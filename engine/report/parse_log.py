@@ -61,8 +61,9 @@ class _Clock:
         found = _STAMP.match(line)
         if not found:
             return
-        year, *rest = (int(digits or 0) for digits in found.groups())
-        now = datetime(year or 2000 + 4 * self._years, *rest)  # leap years: the 29th of February must exist
+        year, month, day, *time = (int(digits or 0) for digits in found.groups())
+        hour, minute, second, microsecond = time
+        now = datetime(year or 2000 + 4 * self._years, month, day, hour, minute, second, microsecond)
         if self.now and (self.now - now).days > 180 and not year:
             self._years += 1
             now = now.replace(year=2000 + 4 * self._years)

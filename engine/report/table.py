@@ -19,7 +19,7 @@ def table(
     rule, row = tabulate.Line("", "-", "  ", ""), tabulate.DataRow("", "  ", "")
     style = tabulate.TableFormat(None, rule, None, None, headerrow=row, datarow=row, padding=0, with_header_hide=None)
     # The header is a row like others: tabulate makes a column wider than its header.
-    lines: list[object] = [_texts(header), tabulate.SEPARATING_LINE, *map(_texts, rows)]
+    lines: list[Sequence[str]] = [_texts(header), tabulate.SEPARATING_LINE, *map(_texts, rows)]
     if total:
         lines += [tabulate.SEPARATING_LINE, _texts(total)]
     sides = [{"<": "left", ">": "right"}[side] for side in align or "<" + ">" * (len(header) - 1)]

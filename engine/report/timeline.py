@@ -4,7 +4,6 @@ for iterations, data, compute and communication servers, all on rank 0's clock."
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class Timeline(Observer):
         self._end = 0  # of the last one so far
         self._busy: dict[str, int] = {}  # row -> end of its last span, where spans may not overlap
         self._offset: int | None = None  # of this rank's clock from rank 0's
-        self._spans: list[tuple[str, str, int, int, dict[str, Any]]] = []  # row, name, begin, end, arguments
+        self._spans: list[tuple[str, str, int, int, dict[str, object]]] = []  # row, name, begin, end, arguments
 
     def begin(self, run: Run) -> None:
         self._world, self._first = run.world, run.first
@@ -62,7 +61,7 @@ class Timeline(Observer):
         self.write()
         log(f"Timeline in {self.path}: open it in ui.perfetto.dev or chrome://tracing")
 
-    def span(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
+    def span(self, row: str, name: str, begin: int, end: int, **arguments: object) -> None:
         """Anything that takes time: data, a test, a snapshot."""
         self._spans.append((row, name, begin, end, arguments))
 
@@ -111,7 +110,7 @@ class Timeline(Observer):
         if end - begin > GAP_NS:
             self.span("compute", f"wait for {what}", begin, end, iteration=iteration)
 
-    def _after(self, row: str, name: str, begin: int, end: int, **arguments: Any) -> None:
+    def _after(self, row: str, name: str, begin: int, end: int, **arguments: object) -> None:
         """A span that begins when the one before it in its row is over."""
         begin = max(begin, self._busy.get(row, 0))
         self._busy[row] = max(begin, end)
@@ -135,7 +134,7 @@ class Timeline(Observer):
         with atomic_write(self.path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
-    def _shown(self) -> list[tuple[str, str, int, int, dict[str, Any]]]:
+    def _shown(self) -> list[tuple[str, str, int, int, dict[str, object]]]:
         """Without what came before the first iteration, such as batches decoded ahead: it would stretch the axis."""
         first = self._begin
         if first is None:

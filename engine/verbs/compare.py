@@ -45,8 +45,8 @@ def run(options: Namespace) -> int:
     set_up()
     found = [compare_files(*options.files)]
     if options.model:
-        nets = tuple(asked_net(options, path) for path in (options.model, options.other_model or options.model))
-        weights = tuple([path] for path in options.files)
-        found.append(compare_nets(nets, weights, phase_of(options.phase), options.precision))
+        nets = asked_net(options, options.model), asked_net(options, options.other_model or options.model)
+        first, second = options.files
+        found.append(compare_nets(nets, ([first], [second]), phase_of(options.phase), options.precision))
     print("\n\n".join(to_text(each, options.tolerance) for each in found))
     return int(any(each.first_beyond(options.tolerance) for each in found))

@@ -50,6 +50,7 @@ def run(options: Namespace) -> int:
     world = start(output=options.json)
     from engine.predict import predict
 
+    link = options.latency, options.bandwidth
     if (options.latency is None) != (options.bandwidth is None):
         raise ConfigError("--latency and --bandwidth go together")
     if options.bandwidth is None and world.size == 1:
@@ -61,7 +62,7 @@ def run(options: Namespace) -> int:
     profile = _profile(options, world)
     if network is None:
         cores = options.cores or profile.threads * options.ranks_per_node
-        network = predict.given_network(options.latency, options.bandwidth, options.ranks_per_node, cores)
+        network = predict.given_network(*link, options.ranks_per_node, cores)
     found = [predict.predict(profile, network, count, param) for count in options.ranks]
     if world.rank == 0:
         print(predict.to_text(profile, network, found))

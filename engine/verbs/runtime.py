@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -100,7 +100,7 @@ def phase_of(name: str) -> int:
     return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
 
 
-def write_json(value: Any, path: str) -> None:
+def write_json(value: object, path: str) -> None:
     """To a file, or to the standard output for "-"."""
     import json
 

@@ -11,7 +11,8 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +32,7 @@ _FLOAT_FIELDS = ("minimum_loss", "last_rate")
 _INT32_FIELDS = ("iter", "current_step", "iter_last_event")  # Caffe reads these as int
 
 
-def _h5py(path: str | os.PathLike) -> Any:
+def _h5py(path: str | os.PathLike) -> ModuleType:
     return import_h5py("HDF5 files (snapshot_format=BINARYPROTO writes others) need", EngineError, str(path))
 
 
