@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -68,6 +70,20 @@ class _Slot:
         self.begun = time.monotonic_ns()
 
 
+_EXIT_SECONDS = 1.0  # that a process waits for data threads on its way out
+_open: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_threads() -> None:
+    """A thread that comes back from C++ when Python has ended would abort the process."""
+    end = time.monotonic() + _EXIT_SECONDS
+    for prefetcher in list(_open):
+        prefetcher.stop()
+    for prefetcher in list(_open):
+        prefetcher.join(end - time.monotonic())
+
+
 class Prefetcher:
     """Iterates over the batches of a rank's shares. What a batch holds does not depend on the number of threads.
 
@@ -105,6 +121,7 @@ class Prefetcher:
         ]
         for thread in self._threads:
             thread.start()
+        _open.add(self)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -146,11 +163,19 @@ class Prefetcher:
 
     def close(self) -> None:
         """Stops the threads and waits for them."""
+        self.stop()
+        self.join()
+
+    def stop(self) -> None:
+        """Lets the threads end after the sample that each is at."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until the threads have ended, at most `timeout` seconds for each."""
         for thread in self._threads:
-            thread.join()
+            thread.join(None if timeout is None else max(0.0, timeout))
 
     def _ready(self, slot: _Slot) -> bool:
         return self._begun > self._taken and slot.pending == 0
