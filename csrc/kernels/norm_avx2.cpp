@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__)
 #pragma GCC target("avx2")
+#define ENGINE_REGISTER 8
 #include "kernels/norm_kernels.h"
 
 namespace engine {

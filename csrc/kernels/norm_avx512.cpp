@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
-#define ENGINE_AVX512
+#define ENGINE_REGISTER 16
 #include "kernels/norm_kernels.h"
 
 namespace engine {

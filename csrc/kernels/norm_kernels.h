@@ -1,9 +1,8 @@
 // The kernels behind norm_rows.h, for one instruction set: each includes this header in a file of its own, which has
-// said what the compiler may use, and defined ENGINE_AVX512 where sixteen numbers are one register. Vectors are GCC's
-// own; smaller registers take one in pieces. Nothing of the standard library is called: the linker could take such a
-// function from here for files that must run anywhere.
+// said what the compiler may use, and defined ENGINE_REGISTER, the numbers that a register then holds. Vectors are
+// GCC's own, of sixteen numbers; smaller registers take one in pieces. Nothing of the standard library is called: the
+// linker could take such a function from here for files that must run anywhere.
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // on how vectors are passed: no call here is left after inlining
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own intrinsics
 
 namespace engine {
@@ -24,7 +23,7 @@ ENGINE_INLINE Vector load(const float* from) {
 }
 
 ENGINE_INLINE Vector load(const bf16* from) {
-#if defined(ENGINE_AVX512)
+#if ENGINE_REGISTER == 16
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return Vector(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 #else
@@ -36,7 +35,7 @@ ENGINE_INLINE Vector load(const bf16* from) {
 
 template <bool past_caches>
 ENGINE_INLINE void store(float* into, Vector value) {
-#if defined(ENGINE_AVX512)
+#if ENGINE_REGISTER == 16
     if (past_caches) return _mm512_stream_ps(into, __m512(value));
 #endif
     __builtin_memcpy(into, &value, sizeof(value));
@@ -44,7 +43,7 @@ ENGINE_INLINE void store(float* into, Vector value) {
 
 template <bool past_caches>
 ENGINE_INLINE void store(bf16* into, Vector value) {
-#if defined(ENGINE_AVX512)
+#if ENGINE_REGISTER == 16
     const __m256i halves = __m256i(_mm512_cvtneps_pbh(__m512(value)));
     if (past_caches) return _mm256_stream_si256(reinterpret_cast<__m256i*>(into), halves);
 #else
@@ -56,7 +55,7 @@ ENGINE_INLINE void store(bf16* into, Vector value) {
 
 // a b + c.
 ENGINE_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
-#if defined(ENGINE_AVX512)
+#if ENGINE_REGISTER == 16
     return Vector(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
 #else
     return a * b + c;
@@ -66,7 +65,7 @@ ENGINE_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
 // Stores past the caches are not ordered with others.
 template <bool past_caches>
 ENGINE_INLINE void finish_stores() {
-#if defined(ENGINE_AVX512)
+#if ENGINE_REGISTER == 16
     if (past_caches) _mm_sfence();
 #endif
 }
@@ -120,18 +119,23 @@ private:
     }
 };
 
+// The vectors of a row that are worked on at once: of the registers that every processor has, one takes four.
+constexpr int most_vectors = ENGINE_REGISTER < 8 ? 1 : 4;
+
 // Calls body with pieces of a row that make up all its lanes.
 template <typename T, typename Body>
 ENGINE_INLINE void with_rows(int64_t lanes, const Body& body) {
     int64_t at = 0;
-    for (; lanes - at >= 4 * wide; at += 4 * wide) body(Row<T, 4, Kind::whole>{at, 0});
-    if (lanes - at >= 2 * wide) {
-        body(Row<T, 2, Kind::whole>{at, 0});
-        at += 2 * wide;
-    }
-    if (lanes - at >= wide) {
-        body(Row<T, 1, Kind::whole>{at, 0});
-        at += wide;
+    for (; lanes - at >= most_vectors * wide; at += most_vectors * wide) body(Row<T, most_vectors, Kind::whole>{at, 0});
+    if constexpr (most_vectors > 1) {
+        if (lanes - at >= 2 * wide) {
+            body(Row<T, 2, Kind::whole>{at, 0});
+            at += 2 * wide;
+        }
+        if (lanes - at >= wide) {
+            body(Row<T, 1, Kind::whole>{at, 0});
+            at += wide;
+        }
     }
     if (lanes - at == wide / 2) return body(Row<T, 1, Kind::half>{at, 0});
     if (lanes > at) body(Row<T, 1, Kind::part>{at, lanes - at});
@@ -145,7 +149,7 @@ ENGINE_INLINE void with_flag(bool flag, const Body& body) {
 template <typename T>
 void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, float* squares) {
     with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
-        constexpr int count = decltype(lanes)::count, chains = 4 / count;  // independent additions
+        constexpr int count = decltype(lanes)::count, chains = most_vectors / count;  // independent additions
         Vector middle[count], sum[chains][count] = {}, square[chains][count] = {};
         for (int v = 0; v < count; v++) middle[v] = lanes.coefficient(near, v);
         const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
@@ -206,7 +210,7 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
 template <typename T>
 void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, float* of_gx) {
     with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
-        constexpr int count = decltype(lanes)::count, chains = count == 4 ? 1 : 2;
+        constexpr int count = decltype(lanes)::count, chains = count == most_vectors ? 1 : 2;
         Vector mean[count], scale[count], shift[count], g_sums[chains][count] = {}, gx_sums[chains][count] = {};
         for (int v = 0; v < count; v++) {
             mean[v] = lanes.coefficient(job.mean, v);

@@ -1,5 +1,6 @@
 // The kernels of BatchNorm for any processor, and the choice among those that there are.
 #include "kernels/norm_isa.h"
+#define ENGINE_REGISTER 4
 #include "kernels/norm_kernels.h"
 
 namespace engine {
