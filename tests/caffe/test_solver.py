@@ -172,8 +172,10 @@ CORRECTED = 'base_lr: 0.5 lr_policy: "exp" gamma: 0.5 max_iter: 100 momentum: 0.
 BY_HAND = {
     "momentum": PLAIN_SGD + " momentum: 0.9",
     "momentum correction": CORRECTED,
+    # The loss falls, and so the rate stays, but only if each update has seen the loss.
+    "plateau": 'base_lr: 2 lr_policy: "plateau" gamma: 0.01 plateau_winsize: 1 plateau_winsize: 2 max_iter: 99',
     # So large a rate that the loss rises, and the rate falls at once.
-    "plateau": 'base_lr: 50 lr_policy: "plateau" gamma: 0.01 plateau_winsize: 1 plateau_winsize: 2 max_iter: 99',
+    "rising": 'base_lr: 50 lr_policy: "plateau" gamma: 0.01 plateau_winsize: 1 plateau_winsize: 2 max_iter: 99',
 }
 
 
@@ -198,7 +200,7 @@ def test_updates_by_hand(text, tmp_path):
 
 
 def test_a_script_s_plateau_lowers_the_rate(tmp_path):
-    solver = with_input(caffe.SGDSolver(write(tmp_path, BY_HAND["plateau"], INPUT_NET)))
+    solver = with_input(caffe.SGDSolver(write(tmp_path, BY_HAND["rising"], INPUT_NET)))
     solver.step(6)
     assert solver._solver.state.plateau.current_step == 2
     assert solver._solver.state.last_rate == pytest.approx(50 * 0.01**2)
