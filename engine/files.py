@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -58,9 +59,13 @@ def opened(
         raise kind(f"{named}cannot be read: {reason(error)}", place) from None
 
 
-def read_bytes(path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None) -> bytes:
-    """Returns what is in a file; see opened()."""
+def read_bytes(
+    path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None, most: int = sys.maxsize
+) -> bytes:
+    """Returns what is in a file; see opened(). Raises its EngineError also for more than `most` bytes."""
     with opened(path, kind, where) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise ValueError(f"it has {size} bytes, more than {most}")
         return file.read()
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, UndecodableImage, decode_bytes
+from engine.data.decode import COLOR, GRAY, UndecodableImage, decode_bytes, resized
 from engine.data.image_tree import FolderTree, ZipTree, class_folders, open_tree, read_list
+from engine.data.limits import check_size, check_within
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.data.ordered_map import ordered_map
 from engine.data.prefetch import data_threads
@@ -60,7 +61,7 @@ class _Encoder:
         original = decode_bytes(data)
         image = original.convert(self.color)
         if self.height:
-            image = image.resize((self.width, self.height), Image.Resampling.BILINEAR)
+            image = resized(image, (self.width, self.height), Image.Resampling.BILINEAR)
         if self.encoded:
             return proto.Datum(encoded=True, data=self._encode(name, data, original, image))
         planes = b"".join(band.tobytes() for band in reversed(image.split()))  # R, G, B become B, G, R
@@ -102,13 +103,16 @@ def convert_imageset(
     resize_height, resize_width: 0 and 0 keep each image's own size. encoded: store image files instead of bytes, of
     the kind encode_type ("jpg", "png", "bmp"), "" for each file's own. progress(done, total) is called now and then.
     The LMDB appears under its name only when it is complete. Raises DataError: db exists, a file is missing or cannot
-    be decoded (unless skip_bad_images), the disk is full.
+    be decoded (unless skip_bad_images), the disk is full. Raises ConfigError for sizes that no picture can have.
     """
     check_new(db)
     if encode_type and encode_type not in _FORMATS:
         raise DataError(f"encode_type {encode_type!r} is not known; known: {', '.join(_FORMATS)}")
     if bool(resize_height) != bool(resize_width):
         raise DataError(f"resize_height and resize_width need each other; got {resize_height} and {resize_width}")
+    if resize_height:
+        check_size(resize_height, resize_width, "resize_height and resize_width", None)
+    check_within(0, seed, 2**32 - 1, "seed", None)
     tree = open_tree(root)
     entries = read_list(list_file) if list_file else class_folders(tree, root)
     if shuffle:

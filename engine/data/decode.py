@@ -1,8 +1,12 @@
-"""From a Datum to an image: raw bytes, raw floats, or anything that Pillow can decode."""
+"""From a Datum to an image: raw bytes, raw floats, or a file in one of the formats below.
+
+The only module that opens, makes and resizes Pillow's images: what it makes stays within engine/data/limits.py.
+"""
 
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -10,7 +14,9 @@ from google.protobuf.message import DecodeError
 from PIL import Image
 
 from engine import proto
+from engine.data.limits import MAX_PIXELS, MAX_SIDE, fits
 from engine.errors import shape_text
+from engine.files import reason
 
 if TYPE_CHECKING:
     from engine.proto import Datum
@@ -21,13 +27,23 @@ AnyImage: TypeAlias = "Image.Image | np.ndarray"
 
 COLOR, GRAY = "RGB", "L"  # Pillow's modes; as_array() turns its R, G, B around to Caffe's B, G, R
 
+# What is decoded, by the names that such files have. Pillow knows 40 formats more; one of them starts Ghostscript.
+FORMATS = {
+    **{".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"},
+    **{".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM"},
+}
+_FORMATS = tuple(dict.fromkeys(FORMATS.values()))
+
+# Pillow warns of odd metadata and of large pictures; those that are too large are errors here.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
 
 class ImageError(ValueError):
     """One image that does not fit its net. The message names neither database nor key: the caller knows them."""
 
 
 class UndecodableImage(ImageError):
-    """Bytes that are no image, or not all of one."""
+    """Bytes that are no image, not all of one, or one that is too large. Such images can be skipped."""
 
 
 def parse_datum(value: bytes) -> Datum:
@@ -55,17 +71,45 @@ def decode(datum: Datum, color: str | None = None) -> AnyImage:
 def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
     """Decodes the bytes of an image file, completely. Raises UndecodableImage."""
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        _check_size("it has", *image.size)
         image.load()
-    except Image.DecompressionBombError as error:
-        raise UndecodableImage(str(error)) from None
+        if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        color = color or (GRAY if image.mode in ("1", "L", "LA") else COLOR)
+        return image if image.mode == color else image.convert(color)
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        reason = str(error).split(" <_io.")[0]  # Pillow would name the buffer in memory
-        raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {reason}") from None
-    if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    color = color or (GRAY if image.mode in ("1", "L", "LA") else COLOR)
-    return image if image.mode == color else image.convert(color)
+        why = reason(error).split(" <_io.")[0]  # Pillow would name the buffer in memory
+        raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {why}") from None
+
+
+def resized(
+    image: Image.Image,
+    size: tuple[int, int],
+    resample: Image.Resampling,
+    box: tuple[float, float, float, float] | None = None,
+) -> Image.Image:
+    """Returns an image, or the part of it in `box`, in another size (width, height).
+
+    Raises UndecodableImage: the image is too large, before or after, or in between: Pillow resizes rows first.
+    """
+    _check_size("it would be resized to", *size)
+    _check_size("it would be resized by way of", size[0], image.height)
+    _check_size("it would be resized from", image.width, 1)
+    return image.resize(size, resample, box)
+
+
+def canvas(mode: str, size: tuple[int, int], colour: int | tuple[int, ...]) -> Image.Image:
+    """Returns an image of one colour. Raises UndecodableImage where it would be too large."""
+    _check_size("it would be put on a canvas of", *size)
+    return Image.new(mode, size, colour)
+
+
+def _check_size(what: str, width: int, height: int) -> None:
+    if not fits(width, height):
+        raise UndecodableImage(
+            f"{what} {width} x {height} pixels; at most {MAX_SIDE} on a side and {MAX_PIXELS} in all are supported"
+        )
 
 
 def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:

@@ -13,8 +13,9 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import as_array, as_pillow
+from engine.data.decode import as_array, as_pillow, resized
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import MAX_SIDE, MAX_TRIALS, check_size, check_within
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _resize_shorter(image: Image.Image, size: int, resample: Image.Resampling) -
     if shorter == size:
         return image
     width, height = (side * size // shorter for side in image.size)
-    return image.resize((width, height), resample)
+    return resized(image, (width, height), resample)
 
 
 def make_resize(param: ResizeParameter, where: str | None) -> Step:
@@ -54,6 +55,7 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
     height, width = param.height, param.width
     if not (height and width):
         raise ConfigError(f"resize_param needs height and width; got {height} x {width}", where)
+    check_size(height, width, "resize_param", where)
     choose_filter = _filter_choice(param)
     if param.resize_mode == _Resize.FIT_LARGE_SIZE_AND_PAD:
         fit = _make_fit_and_pad(param, where)
@@ -63,11 +65,11 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
             """The smallest size of the same aspect ratio that covers height x width."""
             scale = max(height / image.height, width / image.width)
             size = (max(width, int(image.width * scale)), max(height, int(image.height * scale)))
-            return image.resize(size, resample)
+            return resized(image, size, resample)
     else:
 
         def fit(image: Image.Image, resample: Image.Resampling) -> Image.Image:
-            return image.resize((width, height), resample)
+            return resized(image, (width, height), resample)
 
     def resize(image: Image.Image, random: KeyedRandom) -> Image.Image:
         if param.prob < 1 and random.uniform(0, 1) >= param.prob:
@@ -80,6 +82,8 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
 def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[..., Image.Image]:
     """The largest size of the same aspect ratio that height x width holds, in the middle of that."""
     height, width = param.height, param.width
+    for value in param.pad_value:
+        check_within(0, value, 255, "resize_param.pad_value", where)
     values = [round(value) for value in param.pad_value] or [0]
     if len(values) not in (1, 3):
         raise ConfigError(f"resize_param needs 1 or 3 pad_value fields; got {len(values)}", where)
@@ -89,7 +93,7 @@ def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[...
     def fit_and_pad(image: Image.Image, resample: Image.Resampling) -> Image.Image:
         scale = min(height / image.height, width / image.width)
         inner_w, inner_h = min(width, round(image.width * scale)), min(height, round(image.height * scale))
-        pixels = as_array(image.resize((max(1, inner_w), max(1, inner_h)), resample))
+        pixels = as_array(resized(image, (max(1, inner_w), max(1, inner_h)), resample))
         above, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
         below, right = height - pixels.shape[0] - above, width - pixels.shape[1] - left
         if mode:
@@ -105,8 +109,10 @@ def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[...
 def make_random_resize(param: RandomResizeParameter, where: str | None) -> Step:
     """random_resize_param: the shorter side becomes a random size in [min_size, max_size]. Raises ConfigError."""
     low, high = param.min_size, param.max_size
-    if not 0 < low <= high:
-        raise ConfigError(f"random_resize_param needs 0 < min_size <= max_size; got {low} and {high}", where)
+    if not 0 < low <= high <= MAX_SIDE:
+        raise ConfigError(
+            f"random_resize_param needs 0 < min_size <= max_size <= {MAX_SIDE}; got {low} and {high}", where
+        )
     choose_filter = _filter_choice(param.resize_param)
     return lambda image, random: _resize_shorter(image, random.integer(low, high), choose_filter(random))
 
@@ -116,15 +122,16 @@ def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, cro
     the image, its shorter side becomes the crop's larger one. Raises ConfigError."""
     if not (crop_h and crop_w):
         raise ConfigError("random_aspect_ratio_param needs crop_size", where)
-    if not 0 < param.min_area_ratio <= param.max_area_ratio:
+    check_size(crop_h, crop_w, "crop_size", where)
+    check_within(0, param.max_attempt, MAX_TRIALS, "random_aspect_ratio_param.max_attempt", where)
+    if not 0 < param.min_area_ratio <= param.max_area_ratio < math.inf:
         raise ConfigError(
             "random_aspect_ratio_param needs 0 < min_area_ratio <= max_area_ratio; "
             f"got {param.min_area_ratio:g} and {param.max_area_ratio:g}",
             where,
         )
     change = param.aspect_ratio_change
-    if not change > 0:
-        raise ConfigError(f"random_aspect_ratio_param needs aspect_ratio_change > 0; got {change:g}", where)
+    check_within(0.01, change, 100, "random_aspect_ratio_param.aspect_ratio_change", where)
     narrow, wide = sorted((change, 1 / change))
     choose_filter = _filter_choice(param.resize_param)
 
@@ -139,7 +146,7 @@ def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, cro
             if 0 < height <= image.height and 0 < width <= image.width:
                 top = random.integer(0, image.height - height)
                 left = random.integer(0, image.width - width)
-                return image.resize((crop_w, crop_h), resample, box=(left, top, left + width, top + height))
+                return resized(image, (crop_w, crop_h), resample, (left, top, left + width, top + height))
         return _resize_shorter(image, max(crop_h, crop_w), resample)
 
     return random_aspect_ratio

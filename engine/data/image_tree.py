@@ -6,10 +6,8 @@ import os
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from engine.data.decode import FORMATS
 from engine.errors import DataError
-
-_EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff", ".webp"}
-
 
 class FolderTree:
     """Names are paths below the root, with forward slashes."""
@@ -86,7 +84,7 @@ def read_text(path: str, where: str | None = None) -> str:
 def class_folders(tree: FolderTree | ZipTree, root: str) -> list[tuple[str, int]]:
     """(name, label) of all images in root's folders, which are the classes, numbered in alphabetical order.
     Raises DataError where the images lie elsewhere."""
-    images = [PurePosixPath(name) for name in tree.names() if PurePosixPath(name).suffix.lower() in _EXTENSIONS]
+    images = [PurePosixPath(name) for name in tree.names() if PurePosixPath(name).suffix.lower() in FORMATS]
     if not images:
         raise DataError(f"{root} has no images in it")
     for image in images:

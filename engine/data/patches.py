@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from engine.data.boxes import WHOLE, Patch, make_emit, overlaps, seen_from
-from engine.data.decode import COLOR, GRAY
+from engine.data.decode import COLOR, GRAY, canvas
 from engine.data.keyed_random import KeyedRandom
 from engine.errors import ConfigError
 
@@ -39,13 +39,13 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
         ratio = random.uniform(1, expand.max_expand_ratio)
         width, height = int(image.width * ratio), int(image.height * ratio)
         left, top = random.integer(0, width - image.width), random.integer(0, height - image.height)
-        canvas = Image.new(image.mode, (width, height), colours[image.mode])
-        canvas.paste(image, (left, top))
+        expanded = canvas(image.mode, (width, height), colours[image.mode])
+        expanded.paste(image, (left, top))
         patch = (
             *(-left / image.width, -top / image.height),
             *((width - left) / image.width, (height - top) / image.height),
         )
-        return canvas, seen_from(patch, boxes)
+        return expanded, seen_from(patch, boxes)
 
     return apply
 

@@ -1,6 +1,8 @@
 """Pictures with known pixels, as arrays and as Datums."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -31,6 +33,16 @@ def image_bytes(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, kind)
     return file.getvalue()
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    """A grey PNG that says to have this size; its pixels begin with `data`."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
 def encoded_datum(pixels: np.ndarray, kind: str = "PNG", label: int = 0) -> bytes:

@@ -77,6 +77,8 @@ def test_what_cannot_be_read(listed, image_folder, tmp_path):
         open_data(layer_of(""), proto.TEST)
     with pytest.raises(ConfigError, match=r"need each other; got 5 and 0"):
         open_data(layer_of(listed + " new_height: 5"), proto.TEST)
+    with pytest.raises(ConfigError, match=r"new_height and new_width: .* got 100000 x 100000"):
+        open_data(layer_of(listed + " new_height: 100000 new_width: 100000"), proto.TEST)
     with pytest.raises(DataError, match=r"none.txt"):
         open_data(layer_of('source: "none.txt"'), proto.TEST)
     (image_folder / "ant/2.png").write_bytes(b"no image")
@@ -88,5 +90,5 @@ def test_what_cannot_be_read(listed, image_folder, tmp_path):
         assert batches.next().keys[2] == "ant/3.png" and list(skipping.skipped) == ["ant/2.png"]
     (image_folder / "ant/3.png").unlink()
     with open_data(layer_of(listed), proto.TEST, skip_bad_images=True).batches(4) as batches:
-        with pytest.raises(DataError, match=r"cannot read .*ant/3.png: No such file"):
+        with pytest.raises(DataError, match=r"list.txt: .*ant/3.png: cannot be read: No such file"):
             batches.next()

@@ -207,13 +207,30 @@ def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
             "resize_param { height: 3 width: 3 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_value: [1, 2] }",
             "1 or 3 pad_value",
         ),
-        ("random_resize_param { min_size: 9 max_size: 4 }", "min_size <= max_size; got 9 and 4"),
+        ("random_resize_param { min_size: 9 max_size: 4 }", "min_size <= max_size <= 65500; got 9 and 4"),
         ("random_aspect_ratio_param { }", "needs crop_size"),
+        ("resize_param { height: 100000 width: 1 }", "resize_param: expected sides of 1 to 65500.*; got 100000 x 1"),
+        ("resize_param { height: 60000 width: 60000 }", "67108864 pixels at most; got 60000 x 60000"),
+        ("random_resize_param { min_size: 9 max_size: 70000 }", "max_size <= 65500; got 9 and 70000"),
+        ("crop_size: 20000 random_aspect_ratio_param { }", "crop_size: expected sides .* got 20000 x 20000"),
+        (
+            "crop_size: 3 random_aspect_ratio_param { max_attempt: 4000000000 }",
+            r"max_attempt: expected 0 to 10000, got 4000000000",
+        ),
+        ("crop_size: 3 random_aspect_ratio_param { max_area_ratio: inf }", "max_area_ratio; got 0.5 and inf"),
+        ("crop_size: 3 random_aspect_ratio_param { aspect_ratio_change: nan }", "expected 0.01 to 100, got nan"),
+        (
+            "resize_param { height: 3 width: 3 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_value: 256 }",
+            "pad_value: expected 0 to 255, got 256",
+        ),
         (
             "crop_size: 3 random_aspect_ratio_param { min_area_ratio: 2 }",
             "min_area_ratio <= max_area_ratio; got 2 and 1",
         ),
-        ("crop_size: 3 random_aspect_ratio_param { aspect_ratio_change: 0 }", "aspect_ratio_change > 0; got 0"),
+        (
+            "crop_size: 3 random_aspect_ratio_param { aspect_ratio_change: 0 }",
+            "aspect_ratio_change: expected 0.01 to 100, got 0",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_used(text, message):

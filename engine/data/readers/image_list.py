@@ -5,12 +5,14 @@ from __future__ import annotations
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, AnyImage, decode_bytes
+from engine.data.decode import COLOR, GRAY, AnyImage, decode_bytes, resized
 from engine.data.image_tree import read_list
+from engine.data.limits import MAX_BYTES, check_size
 from engine.data.reader import PictureReader, Request, Shape, random_first
 from engine.data.registry import reader
 from engine.data.transform import Transformer, crop_shape
 from engine.errors import ConfigError, DataError
+from engine.files import read_bytes
 
 
 @reader("ImageData")
@@ -27,6 +29,7 @@ class ImageListReader(PictureReader):
         _check_size(param, request.where)
         self._transformer = Transformer(message.transform_param, request.phase, request.where)
         self.name = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self._place = f"{request.where}: {self.name}" if request.where else self.name
         self._entries = read_list(self.name, request.where)
         self._root = param.root_folder  # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
         self._color = COLOR if param.is_color else GRAY
@@ -39,17 +42,13 @@ class ImageListReader(PictureReader):
 
     def fetch(self, index: int) -> tuple[str, tuple[bytes, int]]:
         name, label = self._entries[index]
-        try:
-            with open(self._root + name, "rb") as file:
-                return name, (file.read(), label)
-        except OSError as error:
-            raise DataError(f"{self.name}: cannot read {self._root + name}: {error.strerror}", self._where) from None
+        return name, (read_bytes(self._root + name, DataError, self._place, MAX_BYTES), label)
 
     def decode(self, fetched: tuple[bytes, int]) -> tuple[AnyImage, int]:
         data, label = fetched
         image = decode_bytes(data, self._color)
         if self._size[0]:
-            image = image.resize(self._size, Image.Resampling.BILINEAR)
+            image = resized(image, self._size, Image.Resampling.BILINEAR)
         return image, label
 
     @classmethod
@@ -72,6 +71,8 @@ def _check_size(param: proto.ImageDataParameter, where: str | None) -> None:
         raise ConfigError(
             f"new_height and new_width need each other; got {param.new_height} and {param.new_width}", where
         )
+    if param.new_height:
+        check_size(param.new_height, param.new_width, "new_height and new_width", where)
     for field in ("min_height", "min_width"):
         if getattr(param, field):
             raise ConfigError(f"image_data_param.{field} is not supported; use transform_param.resize_param", where)

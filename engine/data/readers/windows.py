@@ -9,13 +9,15 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, ImageError, as_array, decode_bytes
+from engine.data.decode import COLOR, ImageError, as_array, decode_bytes, resized
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import MAX_BYTES, check_size, check_within
 from engine.data.mean import read_mean
 from engine.data.reader import Reader, Request, Sample, Shape
 from engine.data.registry import reader
 from engine.data.window_file import Window, read_windows
 from engine.errors import ConfigError, DataError
+from engine.files import read_bytes
 
 
 @reader("WindowData")
@@ -31,12 +33,14 @@ class WindowReader(Reader):
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         param, transform = message.window_data_param, message.transform_param
-        self._list, self._seed = param.source, request.seed
+        self._seed = request.seed
+        self._place = f"{request.where}: {param.source}" if request.where else param.source
         self._batch = self.batch_size(message, request.where)
         self.shapes = self.shapes_without_data(message, request.where)
         self._crop = _Crop(transform.crop_size, param.context_pad, param.crop_mode == "square")
         if param.crop_mode not in ("warp", "square"):
             raise ConfigError(f"crop_mode: expected warp or square, got {param.crop_mode!r}", request.where)
+        check_within(0, param.fg_fraction, 1, "window_data_param.fg_fraction", request.where)
         self._mirror, self._scale = transform.mirror, transform.scale
         self._mean = _centre_mean(transform, request.where)
         self._pictures, windows = read_windows(param.source, param.root_folder, request.where)
@@ -60,14 +64,11 @@ class WindowReader(Reader):
         window = windows[random.integer(0, len(windows) - 1)]
         path = self._pictures[window.picture]
         mirrored = self._mirror and random.coin()
+        content = read_bytes(path, DataError, self._place, MAX_BYTES)
         try:
-            with open(path, "rb") as file:
-                picture = decode_bytes(file.read(), COLOR)
-            self._crop.fill(out[0], picture, window, mirrored, self._mean, self._scale)
-        except OSError as error:
-            raise DataError(f"{self._list}: cannot read {path}: {error.strerror}", self._where) from None
+            self._crop.fill(out[0], decode_bytes(content, COLOR), window, mirrored, self._mean, self._scale)
         except ImageError as error:
-            raise DataError(f"{self._list}: {path}: {error}", self._where) from None
+            raise DataError(f"{path}: {error}", self._place) from None
         out[1][...] = window.label if is_foreground else 0
         return f"{path} {window.box}"
 
@@ -78,6 +79,7 @@ class WindowReader(Reader):
             raise ConfigError(
                 f"layer '{message.name}': expected a crop_size above twice the context_pad, got {size}", where
             )
+        check_size(size, size, "crop_size", where)
         return (3, size, size), ()
 
 
@@ -127,7 +129,7 @@ class _Crop:
         box = (max(x1, 0), max(y1, 0), min(x2, picture.width - 1) + 1, min(y2, picture.height - 1) + 1)
         if box[0] >= box[2] or box[1] >= box[3]:
             raise ImageError(f"window {window.box} lies outside of the picture of {picture.width} x {picture.height}")
-        pixels = as_array(picture.resize((width, height), Image.Resampling.BILINEAR, box))
+        pixels = as_array(resized(picture, (width, height), Image.Resampling.BILINEAR, box))
         if mirrored:
             pixels = pixels[:, ::-1]
             left = self.size - left - width
