@@ -229,15 +229,15 @@ WINDOWS = data_layer(
 )
 WINDOW_FILE = "# 0\na.png\n3\n16\n16\n2\n1 0.9 0 0 8 8\n0 0.1 4 4 12 12\n"
 SOURCES = {
-    "no list": (IMAGES, None, "net.prototxt:1:1: cannot read list.txt: No such file or directory"),
+    "no list": (IMAGES, None, "net.prototxt:1:1: list.txt: cannot be read: No such file or directory"),
     "an empty list": (IMAGES, "", "net.prototxt:1:1: list.txt has no lines in it"),
     "a line without a label": (IMAGES, "a.png 1\nb.png\n", "list.txt:2: expected `relative/path label`; got 'b.png'"),
     "a missing picture": (
         IMAGES,
         "a.png 1\nnone.png 1\n",
-        "net.prototxt:1:1: list.txt: cannot read none.png: No such file or directory",
+        "net.prototxt:1:1: list.txt: none.png: cannot be read: No such file or directory",
     ),
-    "no window file": (WINDOWS, None, "net.prototxt:1:1: cannot read list.txt: No such file or directory"),
+    "no window file": (WINDOWS, None, "net.prototxt:1:1: list.txt: cannot be read: No such file or directory"),
     "a window without corners": (
         WINDOWS,
         WINDOW_FILE.replace("1 0.9 0 0 8 8", "1 0.9"),

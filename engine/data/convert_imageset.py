@@ -45,13 +45,11 @@ class _Encoder:
     encode_type: str
 
     def __call__(self, entry: tuple[str, int]) -> tuple[str, bytes | DataError]:
-        """(name, serialised Datum or the reason why there is none). Raises DataError for a file that is missing."""
+        """(name, serialised Datum or the reason why there is none). Raises DataError for a file that cannot be read."""
         name, label = entry
+        data = self.tree.read(name)
         try:
-            data = self.tree.read(name)
             datum = self._datum(name, data)
-        except OSError as error:
-            raise DataError(f"cannot read {self.root}/{name}: {error.strerror or error}") from None
         except UndecodableImage as error:
             return name, DataError(f"{self.root}/{name}: {error}")
         datum.label = label
@@ -140,4 +138,4 @@ def _items(
             conversion.skipped[name] = str(value)
             continue
         conversion.images += 1
-        yield f"{number:08d}_{name}".encode(), value
+        yield f"{number:08d}_{name}".encode(errors="surrogateescape"), value  # also names that are not UTF-8

@@ -58,7 +58,7 @@ class _Writer:
     def put(self, key: bytes, value: bytes) -> None:
         longest = self._environment.max_key_size()
         if len(key) > longest:
-            raise DataError(f"path too long for an LMDB's keys ({longest} bytes): {key.decode()}")
+            raise DataError(f"path too long for an LMDB's keys ({longest} bytes): {key.decode(errors='replace')}")
         self.transaction.put(key, value, append=True)
         self._done += 1
         if self._done % _COMMIT_EVERY == 0:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from engine.config.numbers import whole
 from engine.data.image_tree import read_text
 from engine.errors import DataError
 
@@ -44,8 +45,8 @@ def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[s
     windows: list[Window] = []
     while lines.left:
         lines.read("`# number of a picture`", lambda line: line.index("#", 0, 1))
-        pictures.append(root_folder + lines.read("the path of a picture", str))
-        _, _, _, count = [lines.read(f"a picture's {what}", int) for what in SIZES]
+        pictures.append(root_folder + lines.read("the path of a picture", _name))
+        _, _, _, count = [lines.read(f"a picture's {what}", _count) for what in SIZES]
         for _ in range(count):
             label, overlap, box = lines.read("`class overlap x1 y1 x2 y2`", _window)
             windows.append(Window(len(pictures) - 1, label, overlap, box))
@@ -74,9 +75,27 @@ class _Lines:
             raise DataError(f"expected {wanted}, got {line!r}", f"{self._path}:{number}") from None
 
 
-def _window(line: str) -> tuple[int, float, tuple[int, int, int, int]]:
-    label, overlap, *corners = line.split()
-    x1, y1, x2, y2 = (int(corner) for corner in corners)
-    if x1 > x2 or y1 > y2:
+def _name(line: str) -> str:
+    if "\0" in line:
         raise ValueError
-    return int(label), float(overlap), (x1, y1, x2, y2)
+    return line
+
+
+def _window(line: str) -> tuple[int, float, tuple[int, int, int, int]]:
+    """Raises ValueError, as float() does."""
+    label, overlap, *corners = line.split()
+    x1, y1, x2, y2 = (_number(corner) for corner in corners)
+    if x1 > x2 or y1 > y2 or not 0 <= float(overlap) <= 1:
+        raise ValueError
+    return _number(label), float(overlap), (x1, y1, x2, y2)
+
+
+def _number(text: str, low: int = -(2**31)) -> int:
+    value = whole(text, low, 2**31 - 1)
+    if value is None:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    return _number(text, 0)

@@ -13,8 +13,8 @@ from engine.data.compute_image_mean import compute_image_mean
 from engine.data.convert_imageset import convert_imageset
 from engine.data.mean import read_mean
 from engine.data.sources.lmdb import LmdbSource
-from engine.errors import DataError
-from tests.data.pictures import bgr, image_bytes, random_pixels, raw_datum
+from engine.errors import ConfigError, DataError
+from tests.data.pictures import bgr, image_bytes, png, random_pixels, raw_datum
 
 
 def items(path):
@@ -149,16 +149,40 @@ def test_wrong_input(image_folder, tmp_path):
     assert "has no images" in message(tmp_path / "hollow")
     assert "need each other; got 3 and 0" in message(image_folder, resize_height=3)
     assert "encode_type 'gif' is not known" in message(image_folder, encode_type="gif")
-    assert "cannot read" in message(image_folder, tmp_path / "none.txt")
+    assert "none.txt: cannot be read: No such file" in message(image_folder, tmp_path / "none.txt")
     list_file = tmp_path / "list.txt"
     for line, expected in {
         "ant/0.png": "list.txt:2: expected `relative/path label`; got 'ant/0.png'",
         "ant/0.png x": "list.txt:2: expected",
-        "ant/none.png 3": "cannot read .*ant/none.png: No such file",
+        "ant/none.png 3": "ant/none.png: cannot be read: No such file",
         "ant/0.png 3000000000": "list.txt:2: expected",
     }.items():
         list_file.write_text(f"ant/1.png 0\n{line}\n")
         assert re.search(expected, message(image_folder, list_file))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resize_height": -1, "resize_width": -1}, "expected sides of 1 to 65500 pixels, .* got -1 x -1"),
+        ({"resize_height": 5, "resize_width": -1}, "got 5 x -1"),
+        ({"resize_height": 100000, "resize_width": 100000}, "67108864 pixels at most; got 100000 x 100000"),
+        ({"shuffle": True, "seed": -1}, "seed: expected 0 to 4294967295, got -1"),
+        ({"shuffle": True, "seed": 2**70}, "seed: expected 0"),
+    ],
+)
+def test_numbers_that_cannot_be_used(image_folder, tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        convert_imageset(str(image_folder), None, str(tmp_path / "db"), **options)
+    assert not (tmp_path / "db").exists() and not leftovers(tmp_path)
+
+
+def test_pictures_that_are_too_large_can_be_skipped(image_folder, tmp_path):
+    (image_folder / "bee/2.png").write_bytes(png(10000, 10000))
+    with pytest.raises(DataError, match=r"images/bee/2.png: cannot decode .* it has 10000 x 10000 pixels"):
+        convert_imageset(str(image_folder), None, str(tmp_path / "db"))
+    report = convert_imageset(str(image_folder), None, str(tmp_path / "db"), skip_bad_images=True)
+    assert report.images == 11 and list(report.skipped) == ["bee/2.png"]
 
 
 def test_mean_image(image_folder, tmp_path):

@@ -125,3 +125,47 @@ def test_what_cannot_be_used(pictures):
         open_data(layer_of(pictures), proto.TRAIN)
     with pytest.raises(DataError, match=r"a.png: window .* lies outside of the picture of 16 x 12"):
         only_window(pictures, "5 0.9 20 20 30 30")
+    with pytest.raises(ConfigError, match=r"fg_fraction: expected 0 to 1, got nan"):
+        open_data(layer_of(pictures, "fg_fraction: nan"), proto.TRAIN)
+    with pytest.raises(ConfigError, match=r"crop_size: expected sides of 1 to 65500 pixels.* got 70000 x 70000"):
+        open_data(layer_of(pictures, transform="crop_size: 70000"), proto.TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "expected"),
+    [
+        (2, "a\0.png", "the path of a picture"),
+        (3, "\u0663", "a picture's channels"),
+        (4, "1" * 5000, "a picture's height"),
+        (6, "-1", "a picture's number of windows"),
+        (6, str(2**40), "a picture's number of windows"),
+        (7, "5 nan 2 3 9 10", "`class overlap x1 y1 x2 y2`"),
+        (7, "5 1e400 2 3 9 10", "`class overlap x1 y1 x2 y2`"),
+        (7, f"{10**30} 0.9 2 3 9 10", "`class overlap x1 y1 x2 y2`"),
+        (7, f"5 0.9 2 3 {10**400} 10", "`class overlap x1 y1 x2 y2`"),
+        (7, f"5 0.9 2 3 9 {10**18}", "`class overlap x1 y1 x2 y2`"),
+        (7, "5 0.9 2 3 1 10", "`class overlap x1 y1 x2 y2`"),
+    ],
+)
+def test_lines_that_cannot_be_used(pictures, line, text, expected):
+    lines = LIST.splitlines()
+    lines[line - 1] = text
+    (pictures / "windows.txt").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=rf"windows.txt:{line}: expected {expected}, got "):
+        open_data(layer_of(pictures), proto.TRAIN)
+
+
+def test_windows_of_any_size(pictures):
+    """Far beyond the picture, whose part in them is one pixel."""
+    far = 2**31 - 1
+    for window in ("", 'crop_mode: "square"', "context_pad: 3"):
+        assert np.isfinite(only_window(pictures, f"5 0.9 0 0 {far} {far}", window)).all()
+
+
+def test_pictures_that_cannot_be_read(pictures):
+    (pictures / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"windows.txt: .*a.png: cannot decode 8 bytes"):
+        only_window(pictures, "5 0.9 2 3 9 10")
+    (pictures / "a.png").unlink()
+    with pytest.raises(DataError, match=r"windows.txt: .*a.png: cannot be read: No such file"):
+        only_window(pictures, "5 0.9 2 3 9 10")
