@@ -10,6 +10,7 @@ from PIL import Image
 
 from engine.data.decode import COLOR
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import check_range, check_within
 
 if TYPE_CHECKING:
     from engine.proto import DistortionParameter
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 _HALF_CIRCLE = 180  # hue_delta counts in steps of two degrees, as OpenCV does
 
 
-def make_distort(param: DistortionParameter) -> Callable[[Image.Image, KeyedRandom], Image.Image]:
-    """A step that changes the colours of a picture; a grey one keeps its (lack of) hue and saturation."""
+def make_distort(
+    param: DistortionParameter, where: str | None = None
+) -> Callable[[Image.Image, KeyedRandom], Image.Image]:
+    """A step that changes the colours of a picture; a grey one keeps its (lack of) hue and saturation. Raises
+    ConfigError."""
+    _check(param, where)
 
     def brightness(image: Image.Image, random: KeyedRandom) -> Image.Image:
         delta = random.uniform(-param.brightness_delta, param.brightness_delta)
@@ -55,6 +60,17 @@ def make_distort(param: DistortionParameter) -> Callable[[Image.Image, KeyedRand
         return image
 
     return distort
+
+
+def _check(param: DistortionParameter, where: str | None) -> None:
+    for field in ("brightness_prob", "contrast_prob", "saturation_prob", "hue_prob", "random_order_prob"):
+        check_within(0, getattr(param, field), 1, f"distort_param.{field}", where)
+    check_within(0, param.brightness_delta, 255, "distort_param.brightness_delta", where)
+    check_within(0, param.hue_delta, _HALF_CIRCLE, "distort_param.hue_delta", where)
+    for what in ("contrast", "saturation"):
+        if getattr(param, f"{what}_prob") > 0:
+            least, most = getattr(param, f"{what}_lower"), getattr(param, f"{what}_upper")
+            check_range(0, least, most, 1000, f"distort_param.{what}_lower and {what}_upper", where)
 
 
 def _table(change: Callable[[int], float]) -> list[int]:

@@ -15,7 +15,7 @@ from PIL import Image
 from engine.data.boxes import WHOLE, Patch, make_emit, overlaps, seen_from
 from engine.data.decode import COLOR, GRAY, canvas
 from engine.data.keyed_random import KeyedRandom
-from engine.errors import ConfigError
+from engine.data.limits import MAX_TRIALS, check_range, check_within
 
 if TYPE_CHECKING:
     from engine.proto import AnnotatedDataParameter, BatchSampler, SampleConstraint, Sampler, TransformationParameter
@@ -26,10 +26,13 @@ _NEARLY_NOTHING = 0.01  # an expansion by less is none
 
 
 def make_expand(param: TransformationParameter, where: str | None) -> Augment:
-    """(picture, boxes, random) -> the same on a canvas of the mean's colour, up to max_expand_ratio as large."""
+    """(picture, boxes, random) -> the same on a canvas of the mean's colour, up to max_expand_ratio as large. Raises
+    ConfigError."""
     expand = param.expand_param
-    if expand.max_expand_ratio < 1:
-        raise ConfigError(f"max_expand_ratio: expected 1 or more, got {expand.max_expand_ratio:g}", where)
+    check_within(1, expand.max_expand_ratio, 16, "expand_param.max_expand_ratio", where)
+    check_within(0, expand.prob, 1, "expand_param.prob", where)
+    for value in param.mean_value:
+        check_within(0, value, 255, "mean_value, the colour around an expanded picture", where)
     means = [round(value) for value in reversed(param.mean_value)] or [0]
     colours = {GRAY: means[-1], COLOR: tuple(means * 3)[:3]}
 
@@ -50,11 +53,13 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
     return apply
 
 
-def make_patches(param: AnnotatedDataParameter, transform: TransformationParameter) -> Augment:
+def make_patches(
+    param: AnnotatedDataParameter, transform: TransformationParameter, where: str | None = None
+) -> Augment:
     """(picture, boxes, random) -> one of the patches that the batch_samplers find, at random, with the boxes that
-    emit_constraint lets it keep; where they find none, the picture as it is."""
+    emit_constraint lets it keep; where they find none, the picture as it is. Raises ConfigError."""
     emit = make_emit(transform.emit_constraint if transform.HasField("emit_constraint") else None)
-    samplers = [_make_sampler(sampler) for sampler in param.batch_sampler]
+    samplers = [_make_sampler(sampler, where) for sampler in param.batch_sampler]
 
     def apply(image: Image.Image, boxes: np.ndarray, random: KeyedRandom) -> tuple[Image.Image, np.ndarray]:
         patches = [patch for sampler in samplers for patch in sampler(boxes, random)]
@@ -71,8 +76,16 @@ def make_patches(param: AnnotatedDataParameter, transform: TransformationParamet
     return apply
 
 
-def _make_sampler(param: BatchSampler) -> Callable[[np.ndarray, KeyedRandom], Sequence[Patch]]:
-    """boxes -> up to max_sample patches, in max_trials tries, that share with some box what the constraint asks."""
+def _make_sampler(param: BatchSampler, where: str | None) -> Callable[[np.ndarray, KeyedRandom], Sequence[Patch]]:
+    """boxes -> up to max_sample patches, in max_trials tries, that share with some box what the constraint asks.
+    Raises ConfigError."""
+    drawn = param.sampler
+    check_within(0, param.max_trials, MAX_TRIALS, "batch_sampler.max_trials", where)
+    check_range(0.001, drawn.min_scale, drawn.max_scale, 1, "sampler.min_scale and max_scale", where)
+    check_range(
+        *(0.001, drawn.min_aspect_ratio, drawn.max_aspect_ratio, 1000),
+        *("sampler.min_aspect_ratio and max_aspect_ratio", where),
+    )
     satisfies = _make_constraint(param.sample_constraint if param.HasField("sample_constraint") else None)
 
     def sample(boxes: np.ndarray, random: KeyedRandom) -> Sequence[Patch]:

@@ -115,6 +115,40 @@ def test_what_cannot_be_used(database, make_lmdb):
         open_data(layer_of(make_lmdb({"0": b"\xff\xff"}, "bad")), proto.TRAIN)
 
 
+@pytest.mark.parametrize(
+    ("transform", "more", "message"),
+    [
+        ("expand_param { max_expand_ratio: nan }", "", "expand_param.max_expand_ratio: expected 1 to 16, got nan"),
+        ("expand_param { max_expand_ratio: 0.5 }", "", "expand_param.max_expand_ratio: expected 1 to 16, got 0.5"),
+        ("expand_param { max_expand_ratio: 1e30 }", "", "expand_param.max_expand_ratio: expected 1 to 16, got 1e+30"),
+        ("expand_param { prob: nan }", "", "expand_param.prob: expected 0 to 1, got nan"),
+        ("expand_param { } mean_value: nan", "", "an expanded picture: expected 0 to 255, got nan"),
+        ("expand_param { } mean_value: 3e38", "", "an expanded picture: expected 0 to 255, got 3e+38"),
+        ("distort_param { hue_prob: 2 }", "", "distort_param.hue_prob: expected 0 to 1, got 2"),
+        ("distort_param { hue_delta: nan }", "", "distort_param.hue_delta: expected 0 to 180, got nan"),
+        ("distort_param { hue_delta: inf }", "", "distort_param.hue_delta: expected 0 to 180, got inf"),
+        ("distort_param { brightness_delta: -1 }", "", "distort_param.brightness_delta: expected 0 to 255, got -1"),
+        ("distort_param { contrast_prob: 1 contrast_lower: nan }", "", "contrast_upper: expected a range in 0 to 1000"),
+        ("distort_param { saturation_prob: 1 saturation_lower: 2 }", "", "saturation_upper: .* got 2 to 0"),
+        ("", "max_trials: 4000000000", "batch_sampler.max_trials: expected 0 to 10000, got 4000000000"),
+        ("", "sampler { min_scale: 0 }", "max_scale: expected a range in 0.001 to 1, got 0 to 1"),
+        ("", "sampler { max_scale: 1.5 }", "max_scale: expected a range in 0.001 to 1, got 1 to 1.5"),
+        ("", "sampler { min_scale: nan }", "max_scale: expected a range in 0.001 to 1, got nan to 1"),
+        ("", "sampler { min_aspect_ratio: 3 }", "max_aspect_ratio: .* got 3 to 1"),
+        ("", "sampler { max_aspect_ratio: inf }", "max_aspect_ratio: .* got 1 to inf"),
+    ],
+)
+def test_augmentation_that_cannot_be_made(database, transform, more, message):
+    more = f"annotated_data_param {{ batch_sampler {{ {more} }} }}" if more else ""
+    with pytest.raises(ConfigError, match=message.replace("+", r"\+")) as caught:
+        open_data(layer_of(database, f"{RESIZE} {transform}", more), proto.TRAIN, where="net.prototxt:1:1")
+    assert str(caught.value).startswith("net.prototxt:1:1: ")
+
+
+def test_bounds_of_what_is_never_done_are_not_checked():
+    make_distort(text_format.Parse("contrast_lower: 0.5 saturation_lower: 0.5", proto.DistortionParameter()))
+
+
 def test_overlaps():
     over_union, of_patch, of_box = overlaps((0.0, 0.0, 0.5, 1.0), BOXES)
     np.testing.assert_allclose(over_union, [0.25, 0.5, 0], rtol=1e-6)

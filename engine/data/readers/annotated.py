@@ -39,12 +39,14 @@ class AnnotatedReader(DatabaseReader):
         if transform.HasField("resize_param") and mode != proto.ResizeParameter.WARP:
             name = proto.ResizeParameter.Resize_mode.Name(mode)
             raise ConfigError(f"resize_mode {name}: AnnotatedData supports WARP only", request.where)
-        self._distort = make_distort(transform.distort_param) if transform.HasField("distort_param") else None
+        self._distort = None
+        if transform.HasField("distort_param"):
+            self._distort = make_distort(transform.distort_param, request.where)
         self._steps = []
         if transform.HasField("expand_param"):
             self._steps.append(make_expand(transform, request.where))
         if annotated.batch_sampler:
-            self._steps.append(make_patches(annotated, transform))
+            self._steps.append(make_patches(annotated, transform, request.where))
         self.shapes = (self.first_shape(self._transformer.shape), (MAX_BOXES, 1 + COLUMNS))
 
     def decode(self, fetched: bytes) -> tuple[AnyImage, np.ndarray]:
