@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -12,10 +11,12 @@ from engine import proto
 from engine.config import NetConfig
 from engine.data.decode import COLOR, GRAY, ImageError, decode_bytes
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
 from engine.data.source_shapes import SourceShapes
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
+from engine.files import read_bytes, read_text
 from engine.inference.deploy import deploy, input_layer
 from engine.inference.trained import load
 from engine.net import Net
@@ -57,14 +58,12 @@ class Classifier:
 
     def scores(self, picture: str) -> np.ndarray:
         """(classes,) float32 of the net's only output."""
+        content = read_bytes(picture, DataError, most=MAX_BYTES)
         try:
-            content = Path(picture).read_bytes()
             pixels = np.empty(self._shape, np.float32)
             self._transformer.apply(
                 decode_bytes(content, GRAY if self._shape[0] == 1 else COLOR), KeyedRandom(0, 0, 0), pixels
             )
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", picture) from None
         except ImageError as error:
             raise DataError(str(error), picture) from None
         self._net.feed(self._net.inputs[0], pixels[np.newaxis])
@@ -74,10 +73,7 @@ class Classifier:
 
 def read_labels(path: str) -> list[str]:
     """A class on each line. Raises DataError."""
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the labels: {getattr(error, 'strerror', None) or error}", path) from None
+    return read_text(path, DataError).splitlines()
 
 
 def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator[tuple[float, str]]:
