@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from PIL import Image
 
 from engine import proto
-from engine.data.limits import MAX_PIXELS, MAX_SIDE, fits
+from engine.data.limits import MAX_PIXELS, MAX_SCANNED, MAX_SIDE, fits
 from engine.errors import shape_text
 from engine.files import reason
 
@@ -73,6 +73,7 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size("it has", *image.size)
+        _check_scans(image, data)
         image.load()
         if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -110,6 +111,15 @@ def _check_size(what: str, width: int, height: int) -> None:
         raise UndecodableImage(
             f"{what} {width} x {height} pixels; at most {MAX_SIDE} on a side and {MAX_PIXELS} in all are supported"
         )
+
+
+def _check_scans(image: Image.Image, data: bytes) -> None:
+    """Of a progressive JPEG 34 bytes can be a scan, which goes over all its pixels."""
+    if image.info.get("progressive"):
+        content = np.frombuffer(data, np.uint8)
+        scans = int(np.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA)))
+        if scans * image.width * image.height > MAX_SCANNED:
+            raise UndecodableImage(f"it has {scans} scans of {image.width} x {image.height} pixels")
 
 
 def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:

@@ -83,6 +83,17 @@ def test_a_picture_of_many_strips_is_refused_at_once():
         decode_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4))
 
 
+def test_progressive_jpegs_of_many_scans():
+    """10 KB that take 7 s."""
+    file = io.BytesIO()
+    Image.new("L", (2000, 2000)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data[data.rindex(b"\xff\xc4") : -2]  # a table and a scan
+    assert decode_bytes(data[:-2] + 2 * last + b"\xff\xd9").size == (2000, 2000)
+    with pytest.raises(UndecodableImage, match=r"it has 306 scans of 2000 x 2000 pixels"):
+        decode_bytes(data[:-2] + 300 * last + b"\xff\xd9")
+
+
 def test_the_largest_picture():
     assert decode_bytes(png(MAX_SIDE, 1, bytes(MAX_SIDE + 1))).size == (MAX_SIDE, 1)
 
