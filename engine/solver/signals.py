@@ -26,6 +26,10 @@ class Signals:
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
+    def heed_hangups(self) -> None:
+        """Notes SIGHUP from now on: the terminal may be closed before there is an iteration to stop after."""
+        signal.signal(signal.SIGHUP, self._note)
+
     def __enter__(self) -> Signals:
         for number in self._effects:
             self._before[number] = signal.signal(number, self._note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -88,4 +89,5 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
 
 
 def _say(text: str) -> None:
-    print(f"engine: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # it outlives its terminal
+        print(f"engine: {text}", file=sys.stderr, flush=True)
