@@ -11,7 +11,7 @@ from typing import cast
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError, ConfigErrors, EngineError, shape_text
+from engine.errors import ConfigError, ConfigErrors, EngineError, printable, shape_text
 from engine.graph.build import Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
@@ -192,12 +192,12 @@ def _net_report(config: NetConfig, graph: Graph) -> NetReport:
 
 def to_text(report: FileReport) -> str:
     """For people."""
-    paragraphs = [f"{report.file}: {report.kind or 'unreadable'}"]
+    paragraphs = [f"{printable(report.file)}: {report.kind or 'unreadable'}"]
     if report.schedule:
         rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
         paragraphs.append(f"learning rate: {rates}")
     paragraphs += ["\n" + _net_text(net) for net in report.nets]
-    paragraphs += [f"note: {note}" for note in (*report.refused, *report.notes)]
+    paragraphs += [f"note: {printable(note)}" for note in (*report.refused, *report.notes)]
     return "\n".join(paragraphs)
 
 
@@ -216,7 +216,7 @@ def _net_text(net: NetReport) -> str:
     total = ("total", f"{len(rows)} layers", "", f"{net.parameters:,}", human(net.flops), "")
     used = net.memory
     lines = [
-        f"net '{net.name}' of {net.file}, {' and '.join(dict.fromkeys(net.phases))}",
+        f"net '{printable(net.name)}' of {printable(net.file)}, {' and '.join(dict.fromkeys(net.phases))}",
         table(("layer", "type", "output", "parameters", "FLOPs", "memory"), rows, "<<<>>>", total),
         f"forward, per sample: {human(net.flops / net.batch)}FLOPs" if net.batch else "",
         f"memory: {human(used.parameters, 'B')} parameters, {human(used.gradients, 'B')} their gradients, "

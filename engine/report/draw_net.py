@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from engine.config.describe import options
-from engine.errors import EngineError, shape_text
+from engine.errors import EngineError, printable, shape_text
 from engine.files import atomic_write
 from engine.graph.build import Graph
 from engine.layers.base import Blob
@@ -98,13 +98,13 @@ def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
         '  edge [fontname="Helvetica", fontsize=9, color="#666666"];',
     ]
     for node in nodes:
-        label = _quoted("\n".join(node.lines))
-        lines.append(f"  n{number[node]} [label={label}, fillcolor={_quoted(node.colour)}];")
+        lines.append(f"  n{number[node]} [label={_quoted(*node.lines)}, fillcolor={_quoted(node.colour)}];")
     for node in nodes:
         lines += [f"  n{number[node]} -> n{number[to]} [label={_quoted(what)}];" for to, what in node.edges]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+def _quoted(*lines: str) -> str:
+    """A string of graphviz's language; a drawing in SVG must not hold control characters."""
+    escaped = [printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    return '"' + "\\n".join(escaped) + '"'

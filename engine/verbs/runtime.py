@@ -100,6 +100,13 @@ def phase_of(name: str) -> int:
     return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
 
 
+def show(text: str) -> None:
+    """Prints a result. Names in it are somebody's: what a terminal would obey is escaped."""
+    from engine.errors import printable
+
+    print(printable(text, lines=True), flush=True)
+
+
 def write_json(value: object, path: str) -> None:
     """To a file, or to the standard output for "-"."""
     import json

@@ -27,13 +27,12 @@ VERBS = verb_names()
 def start(*arguments, **options) -> subprocess.Popen:
     environ = {**ENVIRON, **os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "engine", *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=REPO, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environ, text=True, **{"cwd": REPO, **streams, **options})
 
 
-def engine(*arguments) -> subprocess.CompletedProcess:
-    process = start(*arguments)
+def engine(*arguments, **options) -> subprocess.CompletedProcess:
+    process = start(*arguments, **options)
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
