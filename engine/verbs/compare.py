@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, add_consent, add_phase
+from engine.verbs.options import add_common, add_consent, add_phase, number
 
 ORDER = 150
 SUMMARY = "find where two trained nets, or two runs of one net, begin to differ"
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=number,
         default=0.0,
         metavar="X",
         help="relative to the largest value of an array (default: 0)",
