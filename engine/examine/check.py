@@ -17,6 +17,7 @@ from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
+from engine.host.memory import SMALLER_BATCH, free_memory, size_text
 from engine.layers.python import ModuleRefused
 from engine.report.table import human, table
 from engine.solver.schedules import LearningRate
@@ -170,6 +171,10 @@ def _add_graph(config: NetConfig, phase: int, level: int, stages: list[str], rep
     except ConfigError as error:
         report.fail(error)
         return
+    needed, free = net.memory.parameters + net.memory.gradients + net.memory.planned, free_memory()
+    if needed > free:
+        size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
+        report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")
     for other in report.nets:
         if (other.file, other.layers, other.memory) == (net.file, net.layers, net.memory):
             other.phases += net.phases

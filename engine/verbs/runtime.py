@@ -26,10 +26,12 @@ def start(watched: bool = False, output: str | None = None) -> World:
     from engine.comm.world import world
     from engine.files import check_writable
     from engine.host.cores import limit_spinning, share_cores
+    from engine.host.memory import divide_memory
     from engine.report.log import set_up
 
     limit_spinning()
     ranks = world()
+    divide_memory(ranks.local_size)
     if watched:
         ranks.watch(watchdog_seconds())
     set_up(ranks.rank)
