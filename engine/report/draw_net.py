@@ -35,6 +35,7 @@ class Node:
 def nodes_of(graph: Graph) -> list[Node]:
     """In the file's order."""
     made_by: dict[Blob, Node] = {}
+    unknown = {top for layer in graph.unshaped for top in layer.tops}
     nodes = []
     for layer in graph.layers:
         label = f"{layer.name} ({layer.type})"
@@ -46,7 +47,8 @@ def nodes_of(graph: Graph) -> list[Node]:
             node = Node([label, said] if said else [label], _colour(layer.type))
             nodes.append(node)
             for bottom in layer.bottoms:
-                made_by[bottom].edges.append((node, f"{bottom.name}: {shape_text(bottom.shape)}"))
+                shape = "" if bottom in unknown else f": {shape_text(bottom.shape)}"
+                made_by[bottom].edges.append((node, f"{bottom.name}{shape}"))
         made_by.update((top, node) for top in layer.tops)
     return nodes
 
