@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _close_world()
         return status
     except (Exception, KeyboardInterrupt) as error:
+        interrupted = interrupts.came
         interrupts.hold()
-        return _report(error, verb)
+        return _report(KeyboardInterrupt() if interrupted else error, verb)
     finally:
         _settle_stderr()
 

@@ -88,6 +88,11 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._interrupt)
             sys.unraisablehook = self._ignored
 
+    @property
+    def came(self) -> bool:
+        """Whether one was raised: another exception may follow from it, as where it meets an import."""
+        return self._ending is not None
+
     def hold(self) -> None:
         """From now on SIGINT raises nothing."""
         if self._ending is None:

@@ -138,9 +138,15 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("begin", ["interrupt()", "Callback()"])
+IN_AN_IMPORT = """try:
+        interrupt()
+    except KeyboardInterrupt as error:
+        raise ImportError("as C code makes of it") from error"""
+
+
+@pytest.mark.parametrize("begin", ["interrupt()", "Callback()", IN_AN_IMPORT])
 def test_a_second_interrupt_does_not_disturb_the_first(begin):
-    """Also where the first comes in a place from which Python cannot raise it."""
+    """Also where the first comes in a place from which Python cannot raise it, or becomes another exception."""
     program = PROGRAM.format(begin=begin)
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
