@@ -1,49 +1,101 @@
-"""The command line: finds the verbs, parses, runs one, and reports. The only place that exits or prints errors.
+"""The command line: runs a verb, and reports. The only place that exits or prints errors.
 
-What a verb is, engine/verbs/__init__.py says. Everything heavy is imported by the verb that needs it, when it runs, so
-that --help stays quick.
+What a verb is, engine/verbs/__init__.py says; how a command line is read, engine/verbs/command_line.py. Little is
+imported here, for until main() begins an interrupt ends with Python's traceback; everything heavy is imported by the
+verb that needs it, when it runs, so that --help stays quick.
 """
 
 from __future__ import annotations
 
-import argparse
+import errno
 import os
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
-from engine import verbs
-from engine.errors import CommError, ConfigError, EngineError
+from engine.errors import CommError, ConfigError, EngineError, printable, shortened
+from engine.host.startup import Interrupts, ReaderGone, allow_files, open_streams
 
 RANKS_FAILED = 3  # another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
 
+# What the system refuses, whatever a program does: nothing to report as a defect.
+REFUSALS = frozenset(
+    (
+        *(errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ELOOP, errno.EMFILE),
+        *(errno.ENAMETOOLONG, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.EROFS),
+        *(errno.ESTALE, errno.ETXTBSY),
+    )
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 3 where ranks or their
-    communication fail in training, 130 when interrupted."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
+    communication fail in training, 130 when interrupted.
+
+    arguments: by default those of this process, which is then taken to be engine's own: its streams and signals, too.
+    """
+    interrupts, verb = Interrupts(), ""
     try:
-        status = _module_of(options.verb).run(options)
+        if arguments is None:
+            interrupts.catch()
+            open_streams()
+            allow_files()
+        from engine.verbs.command_line import parse
+
+        try:
+            options = parse(sys.argv[1:] if arguments is None else arguments)
+        except SystemExit as left:  # after --help, and where the usage is wrong
+            sys.stdout.flush()
+            return int(left.code or 0)
+        verb = options.verb
+        status = import_module(f"engine.verbs.{verb}").run(options)
         sys.stdout.flush()
         _close_world()
         return status
-    except BrokenPipeError:  # as in `engine check net.prototxt | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
-    except EngineError as error:
-        own = "" if isinstance(error, ConfigError) else _rank_note()
-        met = options.verb == "train" and isinstance(error, CommError) and _ranks() is not None  # the ranks did meet
-        status = RANKS_FAILED if met else 1
-        return _fail("\n".join(f"engine: {own}{line}" for line in str(error).splitlines()), status)
-    except Exception:
-        import traceback
+    except (Exception, KeyboardInterrupt) as error:
+        interrupted = interrupts.came
+        interrupts.hold()
+        return _report(KeyboardInterrupt() if interrupted else error, verb)
+    finally:
+        _settle_stderr()
 
-        request = "this is a defect of engine; please report it with the lines above"
-        return _fail(f"{traceback.format_exc()}engine: {_rank_note()}{request}")
+
+def _settle_stderr() -> None:
+    """Python would end with a status of its own where it fails to write what stderr still holds."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        from engine.report.log import Output
+
+        Output(sys.stderr).settle()
+
+
+def _report(error: BaseException, verb: str) -> int:
+    """Says what has ended a verb, in one line unless it is a defect; returns the exit status."""
+    if isinstance(error, KeyboardInterrupt):
+        return _fail("interrupted", INTERRUPTED)
+    if isinstance(error, ReaderGone):
+        return _fail("")
+    if isinstance(error, EngineError):
+        own = "" if isinstance(error, ConfigError) else _rank_note()
+        met = verb == "train" and isinstance(error, CommError) and _ranks() is not None  # the ranks did meet
+        lines = [f"engine: {own}{line}" for line in str(error).splitlines()]
+        return _fail("\n".join(lines), RANKS_FAILED if met else 1)
+    if isinstance(error, MemoryError):
+        why = f": {error}" if str(error) and "bad_alloc" not in str(error) else ""
+        return _fail(_line(f"out of memory{why}"))
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return _fail(_line(f"{named}{error.strerror}"))
+    import traceback
+
+    request = "this is a defect of engine; please report it with the lines above"
+    return _fail(printable("".join(traceback.format_exception(error)), lines=True) + _line(request))
+
+
+def _line(text: str) -> str:
+    return f"engine: {_rank_note()}{shortened(printable(text))}"
 
 
 def _ranks():
@@ -64,144 +116,17 @@ def _close_world() -> None:
 
 
 def _fail(message: str, status: int = 1) -> int:
-    """Prints the message once and ends every rank."""
-    sys.stdout.flush()
+    """Prints the message once, unless it is empty, and ends every rank."""
+    from engine.host.launch import is_spokesman
+    from engine.report.log import Output
+
+    Output(sys.stdout).settle()  # first, for both may be the same terminal
     world = _ranks()
     if world and world.size > 1:
         world.abort(message, status)
-    if _is_spokesman():
-        print(message, file=sys.stderr, flush=True)
+    if is_spokesman():
+        stderr = Output(sys.stderr)
+        stderr.write(f"{message}\n" if message else "")
+        stderr.settle()
         _close_world()
     return status
-
-
-def _is_spokesman() -> bool:
-    from engine.host.launch import is_spokesman
-
-    return is_spokesman()
-
-
-# Parsing
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help
-    and --version."""
-    words = [_two_dashes(argument) for argument in arguments]
-    names = verb_names()
-    if words and words[0] in names:
-        parser = _parser_of(words[0])
-        parser.check_flags(words[1:])
-        options = parser.parse_args(words[1:])
-        options.verb = words[0]
-        options.arguments = list(arguments)  # for verbs that start ranks themselves
-        return options
-    parser = _overview(names)
-    if not words:
-        parser.end_with_help()
-    if not words[0].startswith("-"):
-        near = _nearest(words[0], names) or f"; known: {', '.join(names)}"
-        parser.error(f"unknown verb '{words[0]}'{near}")
-    parser.check_flags(words[:1])
-    parser.parse_args(words[:1])  # ends after --help and --version
-    parser.error("the following arguments are required: VERB")
-
-
-def verb_names() -> list[str]:
-    """Returns the names of the modules of engine.verbs that are verbs."""
-    # pkgutil would load inspect for this: half as long again as everything else
-    files = [file for folder in verbs.__path__ for file in os.listdir(folder)]
-    return sorted({file[:-3] for file in files if file.endswith(".py")} - {"__init__", *verbs.SHARED})
-
-
-def _module_of(verb: str):
-    return import_module(f"engine.verbs.{verb}")
-
-
-def _two_dashes(argument: str) -> str:
-    """Caffe takes -solver as well as --solver."""
-    return f"-{argument}" if re.match(r"-[a-z_]{2,}(=|$)", argument) else argument
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a tail for a message, such as "; did you mean 'train'?", or ""."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Of all ranks that a launcher has started, the first says what is wrong."""
-
-    def error(self, message: str):
-        if _is_spokesman():
-            super().error(message)
-        self.exit(2)
-
-    def end_with_help(self):
-        """Shows the help where nothing was asked for: wrong usage, too."""
-        if _is_spokesman():
-            self.print_help(sys.stderr)
-        self.exit(2)
-
-    def check_flags(self, words: Sequence[str]) -> None:
-        """Ends with the nearest flag at one that is unknown; argparse would first ask for what it stands for."""
-        known = self._option_string_actions
-        for word in words:
-            flag = word.partition("=")[0]
-            if word == "--":  # the rest are names
-                return
-            if flag.startswith("--") and flag not in known:
-                self.error(f"unrecognized arguments: {flag}{_nearest(flag, known)}")
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs, but leaves examples as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
-
-
-class _Version(argparse.Action):
-    """Prints the version of the installed distribution, which takes a while to find, and ends."""
-
-    def __call__(self, parser, *_):
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            found = version("engine")
-        except PackageNotFoundError:
-            found = "(not installed: it runs from its sources)"
-        print(f"engine {found}")
-        parser.exit()
-
-
-def _parser_of(verb: str) -> _Parser:
-    module = _module_of(verb)
-    parser = _Parser(
-        prog=f"engine {verb}",
-        description=module.__doc__,
-        epilog="\n  ".join(["examples:", *module.EXAMPLES]),
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    module.add_arguments(parser)
-    return parser
-
-
-def _overview(names: Sequence[str]) -> _Parser:
-    """Returns the parser of `engine --help`, which lists the verbs."""
-    parser = _Parser(
-        prog="engine",
-        allow_abbrev=False,
-        description="Trains and tests the nets of Caffe's prototxt files, on one rank or, under mpiexec, on many.",
-        epilog="engine VERB --help describes a verb. Flags have Caffe's names and may begin with one dash, too.",
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    listed = parser.add_subparsers(title="verbs", metavar="VERB")
-    modules = {name: _module_of(name) for name in names}
-    last = float("inf")
-    for name in sorted(names, key=lambda name: (getattr(modules[name], "ORDER", last), name)):
-        listed.add_parser(name, help=modules[name].SUMMARY)
-    return parser

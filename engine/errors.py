@@ -9,9 +9,11 @@ LONGEST = 600  # characters of a message; what a file holds may be of any length
 def printable(text: str, lines: bool = False) -> str:
     """Returns the text with everything escaped that a terminal would obey or not show: control characters, line
     separators, directions of writing, lone surrogates. lines: newlines stay."""
-    return "".join(
-        each if (each == "\n" and lines) or _is_shown(each) else each.encode("unicode_escape").decode() for each in text
-    )
+    if lines:
+        return "\n".join(map(printable, text.split("\n")))
+    if text.isprintable():  # most are, and this is quick
+        return text
+    return "".join(each if _is_shown(each) else each.encode("unicode_escape").decode() for each in text)
 
 
 def _is_shown(character: str) -> bool:

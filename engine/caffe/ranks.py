@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from engine.comm.world import World, world
 from engine.host.cores import share_cores
+from engine.host.memory import divide_memory
 from engine.report.log import set_up
 
 _at_exit: list[Callable[[], None]] = []
@@ -26,6 +27,7 @@ def ranks() -> World:
         set_up(found.rank)
     share_cores(found)
     if found.size > 1:
+        divide_memory(found.local_size)
         sys.excepthook = _abort
         atexit.register(_close)
     return found

@@ -1,5 +1,6 @@
 """Several ranks, through mpi4py. Imported only when a launcher started more than one."""
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, T, World, difference
 from engine.errors import CommError
 from engine.host.launch import Launch
+from engine.report.log import Output
 from engine.watchdog.board import END, Board
 from engine.watchdog.sentinel import Sentinel
 from engine.watchdog.wire import network
@@ -204,10 +206,11 @@ class MpiWorld(World):
         if not self._sentinel.failed():
             time.sleep(1)  # the rank that failed first is printing its message, and ends this one when it has
         elif message:
-            print(message, file=sys.stderr)
+            Output(sys.stderr).write(f"{message}\n")
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            _drain(stream.fileno())
+            Output(stream).settle()
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no stream, or it is closed
+                _drain(stream.fileno())
         # MPI_Abort ends the other ranks; what it would print is about itself, the reason stands above.
         null = os.open(os.devnull, os.O_WRONLY)
         if sys.__stderr__ is not None:

@@ -14,6 +14,7 @@ from engine.comm.link import Links
 from engine.comm.settings import Reduction
 from engine.errors import CommError
 from engine.host.launch import detect
+from engine.report.log import Output
 from engine.watchdog.board import Board
 from engine.watchdog.sentinel import Sentinel
 
@@ -138,7 +139,7 @@ class World:
     def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
         """Ends all ranks now. Of several that fail together one prints its message. Does not return."""
         if message:
-            print(message, file=sys.stderr, flush=True)
+            Output(sys.stderr).write(f"{message}\n")
         raise SystemExit(status)
 
     def close(self) -> None:

@@ -11,12 +11,13 @@ from typing import cast
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError, ConfigErrors, EngineError, shape_text
+from engine.errors import ConfigError, ConfigErrors, EngineError, printable, shape_text
 from engine.graph.build import Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
+from engine.host.memory import SMALLER_BATCH, free_memory, size_text
 from engine.layers.python import ModuleRefused
 from engine.report.table import human, table
 from engine.solver.schedules import LearningRate
@@ -170,6 +171,10 @@ def _add_graph(config: NetConfig, phase: int, level: int, stages: list[str], rep
     except ConfigError as error:
         report.fail(error)
         return
+    needed, free = net.memory.parameters + net.memory.gradients + net.memory.planned, free_memory()
+    if needed > free:
+        size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
+        report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")
     for other in report.nets:
         if (other.file, other.layers, other.memory) == (net.file, net.layers, net.memory):
             other.phases += net.phases
@@ -192,12 +197,12 @@ def _net_report(config: NetConfig, graph: Graph) -> NetReport:
 
 def to_text(report: FileReport) -> str:
     """For people."""
-    paragraphs = [f"{report.file}: {report.kind or 'unreadable'}"]
+    paragraphs = [f"{printable(report.file)}: {report.kind or 'unreadable'}"]
     if report.schedule:
         rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
         paragraphs.append(f"learning rate: {rates}")
     paragraphs += ["\n" + _net_text(net) for net in report.nets]
-    paragraphs += [f"note: {note}" for note in (*report.refused, *report.notes)]
+    paragraphs += [f"note: {printable(note)}" for note in (*report.refused, *report.notes)]
     return "\n".join(paragraphs)
 
 
@@ -216,7 +221,7 @@ def _net_text(net: NetReport) -> str:
     total = ("total", f"{len(rows)} layers", "", f"{net.parameters:,}", human(net.flops), "")
     used = net.memory
     lines = [
-        f"net '{net.name}' of {net.file}, {' and '.join(dict.fromkeys(net.phases))}",
+        f"net '{printable(net.name)}' of {printable(net.file)}, {' and '.join(dict.fromkeys(net.phases))}",
         table(("layer", "type", "output", "parameters", "FLOPs", "memory"), rows, "<<<>>>", total),
         f"forward, per sample: {human(net.flops / net.batch)}FLOPs" if net.batch else "",
         f"memory: {human(used.parameters, 'B')} parameters, {human(used.gradients, 'B')} their gradients, "

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
+from engine.errors import printable
 from engine.examine.check import FileReport, check_file
 from engine.examine.trial import Outcome, Trial
 from engine.host.launch import own_command
@@ -109,11 +110,13 @@ def reason_of(message: str) -> str:
 
 def line_of(row: Row) -> str:
     """For people."""
-    head = f"{row.file}{f', {row.phase}' if row.phase else ''}: "
+    head = f"{printable(row.file)}{f', {row.phase}' if row.phase else ''}: "
     if row.reason:
         return f"{head}{row.reason}: {row.message.strip().splitlines()[-1]}"
     outcome = row.outcome
-    shown = (f"{name} {', '.join(f'{value:.4g}' for value in values)}" for name, values in outcome.outputs.items())
+    shown = (
+        f"{printable(name)} {', '.join(f'{value:.4g}' for value in values)}" for name, values in outcome.outputs.items()
+    )
     return (
         f"{head}runs, {outcome.seconds:.1f} s, {human(outcome.peak_bytes, 'B')}"
         f"{'' if outcome.batch else ', whole batch'}; {'; '.join(list(shown)[:3])}"

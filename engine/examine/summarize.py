@@ -9,7 +9,7 @@ from engine.config.describe import options
 from engine.data.source_shapes import SourceShapes
 from engine.errors import shape_text
 from engine.graph.build import Graph, build
-from engine.graph.costs import layer_costs
+from engine.graph.costs import layer_cost
 from engine.layers.base import Layer
 from engine.report.table import human, table
 
@@ -17,29 +17,39 @@ HEADER = ("layer", "type", "options", "output", "parameters", "lr, decay", "FLOP
 
 
 def net_graph(config: NetConfig, phase: int, level: int = 0, stages: tuple | list = ()) -> Graph:
-    """The graph of a net whose data need not be there. Raises ConfigErrors."""
+    """The graph of a net, to look at: its data need not be there, and the code of its Python layers does not run. Notes
+    of the config say what is unknown therefore. Raises ConfigErrors."""
     shapes_of = SourceShapes(phase, config.notes.append)
-    return build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
+    graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of, to_look_at=True)
+    for layer in graph.unshaped:
+        if layer.type == "Python":
+            config.notes.append(
+                f"{layer.where}: layer '{layer.name}' (Python): its shapes are known to its author's code only, "
+                "which is not run here; layers that read it are shown without"
+            )
+    return graph
 
 
 def summarize(graph: Graph) -> str:
     """A table with a line for each layer, and totals. FLOPs: of a forward pass over the batch."""
-    costs = layer_costs(graph)
-    flops = sum(cost.flops for cost in costs)
-    rows = [
-        (
-            layer.name,
-            layer.type,
-            ", ".join(options(layer.message)),
-            ", ".join(shape_text(shape) for _, shape in cost.tops),
-            f"{cost.parameters:,}" if cost.parameters else "",
-            "  ".join(_multipliers(layer)),
-            human(cost.flops) if cost.flops else "",
-            f"{100 * cost.flops / flops:.1f}" if cost.flops else "",
-        )
-        for layer, cost in zip(graph.layers, costs, strict=True)
-    ]
-    parameters = sum(cost.parameters for cost in costs)
+    costs = {layer: layer_cost(layer) for layer in graph.layers if layer not in graph.unshaped}
+    flops = sum(cost.flops for cost in costs.values())
+    rows = []
+    for layer in graph.layers:
+        row = [layer.name, layer.type, ", ".join(options(layer.message))]
+        if layer in costs:
+            cost = costs[layer]
+            row += [
+                ", ".join(shape_text(shape) for _, shape in cost.tops),
+                f"{cost.parameters:,}" if cost.parameters else "",
+                "  ".join(_multipliers(layer)),
+                human(cost.flops) if cost.flops else "",
+                f"{100 * cost.flops / flops:.1f}" if cost.flops else "",
+            ]
+        else:
+            row += ["?", "?", "", "?", ""]
+        rows.append(row)
+    parameters = sum(cost.parameters for cost in costs.values())
     total = ("total", f"{len(rows)} layers", "", "", f"{parameters:,}", "", human(flops), "")
     return table(HEADER, rows, "<<<<><>>", total)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
+from engine.errors import printable
 from engine.report.table import human, table
 
 SHOWN = 10  # reorders, of those that take longest
@@ -150,7 +151,7 @@ def _summary(times: Times) -> Iterator[str]:
     ranks = f"{times.ranks} ranks x " if times.ranks > 1 else ""
     threads = f"{times.threads} thread{'s' if times.threads > 1 else ''}"
     yield (
-        f"{times.net}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {threads}, "
+        f"{printable(times.net)}, {times.phase}, {times.precision}: {ranks}batch {times.batch}, {threads}, "
         f"oneDNN {times.onednn} with {times.isa}"
     )
     first = f"the first {times.first_iteration_ms:.3f} ms, begun {times.to_first_iteration_s:.3f} s after the start"

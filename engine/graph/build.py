@@ -19,6 +19,7 @@ from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.model_parallel import Part
+from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_type
 from engine.layers.weighted import Weighted
 
@@ -30,7 +31,8 @@ ShapesOf = Callable[[proto.LayerParameter, str], list[Shape]]
 class Graph:
     """Layers in execution order. `outputs` are the blobs that nobody reads. `all_params` are the parameters of every
     layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone. `fused` are the
-    layers that others compute within their own op."""
+    layers that others compute within their own op. `unshaped` are the layers, in a graph to look at, whose shapes are
+    not known: their tops, and what follows, have none."""
 
     name: str
     phase: int
@@ -39,6 +41,7 @@ class Graph:
     all_params: list[Parameter] = field(default_factory=list)
     force_backward: bool = False
     fused: dict[Layer, list[Layer]] = field(default_factory=dict)
+    unshaped: list[Layer] = field(default_factory=list)
 
     @property
     def params(self) -> list[Parameter]:
@@ -59,11 +62,13 @@ def build(
     shapes_of: ShapesOf | None = None,
     before: Graph | None = None,
     parts: Mapping[str, Part] = MappingProxyType({}),
+    to_look_at: bool = False,
 ) -> Graph:
     """The graph of a net in one phase.
 
     `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. `before`:
-    this net in other shapes, whose layers hand over what they remember. Raises ConfigErrors with every error found.
+    this net in other shapes, whose layers hand over what they remember. `to_look_at`: Python layers whose code may not
+    run are no errors, see Graph.unshaped. Raises ConfigErrors with every error found.
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
@@ -81,7 +86,15 @@ def build(
                 continue
             if layer.name in earlier:
                 layer.succeed(earlier[layer.name])
-            _build_layer(layer, connect, shapes_of)
+            if connect.shapes_are_known(layer):
+                try:
+                    _build_layer(layer, connect, shapes_of)
+                except ModuleRefused:
+                    if not to_look_at:
+                        raise
+                    connect.without_shapes(layer)
+            else:
+                connect.without_shapes(layer)
             graph.layers.append(layer)
         except ConfigError as error:
             errors.append(error)
@@ -172,6 +185,7 @@ class _Connector:
         self.graph, self.config, self.errors = graph, config, errors
         self.current: dict[str, Blob] = {}
         self.unknown: set[str] = set()  # tops of layers that could not be built
+        self.unshaped: set[Blob] = set()
         self.owners: dict[str, Parameter] = {}
 
     def bottoms(self, layer: Layer, index: int) -> bool:
@@ -195,6 +209,16 @@ class _Connector:
             blobs.append(Blob(name, tuple(shape)))
         self.current.update({blob.name: blob for blob in blobs if not blob.name.startswith("(automatic)")})
         return blobs
+
+    def shapes_are_known(self, layer: Layer) -> bool:
+        """Of its bottoms."""
+        return self.unshaped.isdisjoint(layer.bottoms)
+
+    def without_shapes(self, layer: Layer) -> None:
+        layer.tops = [Blob(name, ()) for name in layer.message.top]
+        self.graph.unshaped.append(layer)
+        self.unshaped.update(layer.tops)
+        self.current.update({top.name: top for top in layer.tops})
 
     def broken(self, message: proto.LayerParameter) -> None:
         self.unknown.update(message.top)

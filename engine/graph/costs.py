@@ -39,10 +39,10 @@ class Memory:
 
 def layer_costs(graph: Graph) -> list[LayerCost]:
     """In the file's order; of a graph as built, before any pass. A shared parameter counts where it is first used."""
-    return [_layer_cost(layer) for layer in graph.layers]
+    return [layer_cost(layer) for layer in graph.layers]
 
 
-def _layer_cost(layer: Layer) -> LayerCost:
+def layer_cost(layer: Layer) -> LayerCost:
     own = sum(parameter.count for parameter in layer.params if parameter.owner is None)
     in_place = set(layer.message.bottom)
     values = sum(math.prod(top.shape) for top in layer.tops if top.name not in in_place)

@@ -16,6 +16,7 @@ from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
 from engine.graph.passes.recompute import choose
 from engine.graph.prepare import prepare
+from engine.host.memory import SMALLER_BATCH, require_memory
 from engine.layers.base import Blob, Layer, Parameter
 from engine.layers.builder import Builder
 from engine.layers.fillers import fill_parameter
@@ -81,8 +82,10 @@ class Net:
         self.name = self.graph.name
         self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self._lower(share)
+        others = set() if share is None else set(share.tensor_of.values())
+        self._own = {tensor for tensor in self.tensor_of.values() if tensor not in others}
         self._place()
-        self._place_parameters(set() if share is None else set(share.tensor_of.values()))
+        self._place_parameters(others)
         if share is not None:  # which this net may outlive
             self._arenas += share._arenas
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
@@ -132,7 +135,13 @@ class Net:
         self.repeats, lifetimes = choose(self.program, self.options.memory_budget)
         for each in self.repeats:
             self.program.repeat(each.op, each.step)
-        memory_plan.place(self.program, lifetimes, "memory_plan" in self.options.passes)
+        memory_plan.place(self.program, lifetimes, "memory_plan" in self.options.passes, self._require)
+
+    def _require(self, planned: int) -> None:
+        """Raises EngineError where there is less memory than the plan and the parameters, which follow, will take."""
+        weights = sum(tensor.nbytes for tensor in self._own)
+        gradients = sum(tensor.diff.nbytes for tensor in self._own if tensor.diff is not None)
+        require_memory(planned + weights + gradients, f"net '{self.name}'", SMALLER_BATCH)
 
     def _own_losses(self) -> None:
         """Keeps losses readable for the solver, even where another layer reads them, too. The gradient of such a top is

@@ -17,7 +17,7 @@ from engine.comm.settings import MB, CommSettings, comm_settings
 from engine.comm.world import World
 from engine.config.prototext import fill, scan
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError
+from engine.errors import ConfigError, printable
 from engine.examine.benchmark import benchmark
 from engine.examine.times import Times, to_json
 from engine.graph.build import TRAIN, build
@@ -240,7 +240,7 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> 
     links = Links(network.between, network.within if network.ranks_per_node > 1 else None)
     return "\n".join(
         [
-            f"{profile.net}, batch {profile.batch} per rank, {profile.threads} threads; compute "
+            f"{printable(profile.net)}, batch {profile.batch} per rank, {profile.threads} threads; compute "
             f"{1e3 * profile.compute:.1f} ms, {4e-6 * sum(profile.gradients):.1f} MB of gradients",
             f"network: {links}; {network.ranks_per_node} rank{'s' if network.ranks_per_node > 1 else ''} per node",
             table(header, rows, ">" * len(header)),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from engine.config.describe import options
-from engine.errors import EngineError, shape_text
+from engine.errors import EngineError, printable, shape_text
 from engine.files import atomic_write
 from engine.graph.build import Graph
 from engine.layers.base import Blob
@@ -35,6 +35,7 @@ class Node:
 def nodes_of(graph: Graph) -> list[Node]:
     """In the file's order."""
     made_by: dict[Blob, Node] = {}
+    unknown = {top for layer in graph.unshaped for top in layer.tops}
     nodes = []
     for layer in graph.layers:
         label = f"{layer.name} ({layer.type})"
@@ -46,7 +47,8 @@ def nodes_of(graph: Graph) -> list[Node]:
             node = Node([label, said] if said else [label], _colour(layer.type))
             nodes.append(node)
             for bottom in layer.bottoms:
-                made_by[bottom].edges.append((node, f"{bottom.name}: {shape_text(bottom.shape)}"))
+                shape = "" if bottom in unknown else f": {shape_text(bottom.shape)}"
+                made_by[bottom].edges.append((node, f"{bottom.name}{shape}"))
         made_by.update((top, node) for top in layer.tops)
     return nodes
 
@@ -98,13 +100,13 @@ def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
         '  edge [fontname="Helvetica", fontsize=9, color="#666666"];',
     ]
     for node in nodes:
-        label = _quoted("\n".join(node.lines))
-        lines.append(f"  n{number[node]} [label={label}, fillcolor={_quoted(node.colour)}];")
+        lines.append(f"  n{number[node]} [label={_quoted(*node.lines)}, fillcolor={_quoted(node.colour)}];")
     for node in nodes:
         lines += [f"  n{number[node]} -> n{number[to]} [label={_quoted(what)}];" for to, what in node.edges]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+def _quoted(*lines: str) -> str:
+    """A string of graphviz's language; a drawing in SVG must not hold control characters."""
+    escaped = [printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    return '"' + "\\n".join(escaped) + '"'

@@ -17,6 +17,8 @@ import threading
 import time
 from typing import Any, Protocol, TextIO
 
+from engine.errors import EngineError, printable
+
 _logger = logging.getLogger("engine")
 
 
@@ -42,7 +44,7 @@ class GlogFormatter(logging.Formatter):
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
-        return "\n".join(prefix + line for line in text.split("\n"))
+        return "\n".join(prefix + line for line in printable(text, lines=True).split("\n"))
 
 
 class Output:
@@ -71,25 +73,29 @@ class Output:
     def flush(self) -> None:
         self._try("flush")
 
+    def settle(self) -> None:
+        """Writes what is still held, or throws it away: Python would fail to write it at its end."""
+        try:
+            if self._stream is not None:
+                self._stream.flush()
+        except (OSError, ValueError, EngineError):  # the last, of engine's own stdout
+            self._discard()
+
     def _try(self, method: str, *arguments: str) -> None:
         try:
             getattr(self._stream, method)(*arguments)
         except OSError as error:
             if error.errno in (errno.EIO, errno.EPIPE):  # the terminal, or who has read the pipe, is gone for good
-                _discard(self._stream)
+                self._discard()
         except (AttributeError, ValueError):  # there is no stream, or it is closed
             pass
 
-
-def _discard(stream: TextIO | None) -> None:
-    """Sends nowhere what the stream still holds, which Python would fail to flush at its end, and what others write to
-    its descriptor from now on."""
-    if stream is None:
-        return
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
+    def _discard(self) -> None:
+        """Sends nowhere what the stream still holds, and what others write to its descriptor from now on."""
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
 
 
 class Bar(Protocol):

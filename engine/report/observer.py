@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.errors import CommError, EngineError
+from engine.report.log import warn
+
 if TYPE_CHECKING:
     from engine.comm.buckets import Bucket
     from engine.comm.strategies.strategy import Event
@@ -119,3 +122,15 @@ class Observer:
 
     def close(self) -> None:
         """Called however the run ends, also after an error: on this rank alone, so nothing collective belongs here."""
+
+
+def end_all(observers: Sequence[Observer], trace: Trace | None) -> None:
+    """Tells all observers of the end. What one of them cannot write any more is a warning: the run is complete, and its
+    weights are saved. Raises CommError, for then the ranks no longer agree about where they are."""
+    for observer in observers:
+        try:
+            observer.end(trace)
+        except CommError:
+            raise
+        except (EngineError, OSError, MemoryError) as error:
+            warn(f"{type(observer).__name__}: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from engine.errors import printable
 from engine.report.log import Console, log, terminal
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Progress:
             self._total = total
         if self._bar is not None:
             self._bar.total = self._total or None
-            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.set_postfix_str(printable(note), refresh=False)
             self._bar.update(done - self._bar.n)
             if done == self._total:
                 self._bar.refresh()  # tqdm leaves out what comes within 0.1 s

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.errors import printable
+
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], align: str = "", total: Sequence[object] | None = None
 ) -> str:
-    """Returns lines of aligned columns, with a rule below the header.
+    """Returns lines of aligned columns, with a rule below the header. What a terminal would obey is escaped.
 
     Args:
         align: "<" or ">" for each column (default: left for the first, else right).
@@ -27,7 +29,7 @@ def table(
 
 
 def _texts(row: Sequence[object]) -> list[str]:
-    return [str(cell) for cell in row]
+    return [printable(str(cell)) for cell in row]
 
 
 def human(count: float, unit: str = "") -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.errors import WeightsError
+from engine.host.memory import require_memory
 from engine.net import Net, Placed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class History:
         from engine.host import _core
 
         self.net = net
+        require_memory(4 * net.arena_size * len(names), "the optimizer's history", "SGD remembers least")
         self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in names]
         self.arrays = [np.asarray(arena, np.float32)[: net.arena_size] for arena in self._arenas]
         self.named = dict(zip(names, self.arrays, strict=True))

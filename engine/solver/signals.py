@@ -21,10 +21,14 @@ class Signals:
         for name, effect in (("sigint_effect", sigint), ("sighup_effect", sighup)):
             if effect not in EFFECTS:
                 raise ConfigError(f"--{name} '{effect}': expected {', '.join(EFFECTS)}")
-        self.flags = 0
+        self._asked = dict.fromkeys((STOP, SNAPSHOT, 0), False)  # set at once: a handler may interrupt another
         # Schedulers end a job's time with SIGTERM: it stops like SIGINT, whatever SIGINT is set to do.
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
         self._before: dict[signal.Signals, signal._HANDLER] = {}
+
+    def heed_hangups(self) -> None:
+        """Notes SIGHUP from now on: the terminal may be closed before there is an iteration to stop after."""
+        signal.signal(signal.SIGHUP, self._note)
 
     def __enter__(self) -> Signals:
         for number in self._effects:
@@ -35,10 +39,17 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def flags(self) -> int:
+        """What is asked for."""
+        return sum(effect for effect, asked in self._asked.items() if asked)
+
     def clear(self, flags: int) -> None:
-        self.flags &= ~flags
+        for effect in (STOP, SNAPSHOT):
+            if flags & effect:
+                self._asked[effect] = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.flags & STOP:
             raise KeyboardInterrupt
-        self.flags |= self._effects[signal.Signals(number)]
+        self._asked[self._effects[signal.Signals(number)]] = True

@@ -17,7 +17,7 @@ from engine.net import Counters, Net, NetOptions
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
-from engine.report.observer import Figures, Observer, Run, TestRecord
+from engine.report.observer import Figures, Observer, Run, TestRecord, end_all
 from engine.solver.drift import check_drift
 from engine.solver.finite import check_loss, check_weights
 from engine.solver.model_parallel import ModelParallel
@@ -321,9 +321,7 @@ class Solver:
             self.test()
         self.optimizer.wait()
         self.world.board.enter(board.END)
-        trace = self._recorder.trace()
-        for observer in self.observers:
-            observer.end(trace)
+        end_all(self.observers, self._recorder.trace())
 
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError, ConfigErrors, NumericalError
+from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
+from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.schedules import LearningRate
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
@@ -74,10 +75,14 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
     if not (param.snapshot or param.snapshot_after_train):
         return
     prefix = param.snapshot_prefix or path
-    folder = Path(prefix) if prefix.endswith("/") or Path(prefix).is_dir() else Path(prefix).parent
+    try:
+        folder = Path(prefix) if prefix.endswith("/") or Path(prefix).is_dir() else Path(prefix).parent
+        found = folder.is_dir()
+    except (OSError, ValueError) as error:  # too long a name
+        raise ConfigError(f"snapshot_prefix '{prefix}': {reason(error)}", where) from None
     if "%" in str(folder):  # %# and %* are filled in by each rank
         return
-    if not folder.is_dir():
+    if not found:
         raise ConfigError(
             f"snapshot_prefix '{prefix}': there is no folder {folder}; create it, or --set snapshot_prefix=PATH", where
         )
@@ -87,6 +92,10 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
         raise ConfigError(
             "snapshot_format HDF5 needs h5py: pip install engine[hdf5], or --set snapshot_format=BINARYPROTO", where
         )
+    try:
+        check_writable(f"{prefix}_iter_{param.max_iter}.solverstate.h5")
+    except EngineError as error:
+        raise ConfigError(f"snapshot_prefix: {error}", where) from None
 
 
 def notes(param: proto.SolverParameter) -> Iterator[str]:

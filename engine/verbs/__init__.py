@@ -13,4 +13,4 @@ Every module of this package is a verb of its own name, except those named in SH
 everything else when it runs.
 """
 
-SHARED = {"options", "runtime"}  # what verbs share: arguments, and helpers of run()
+SHARED = {"command_line", "options", "runtime"}  # the parser, and what verbs share: arguments, helpers of run()

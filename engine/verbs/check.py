@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.examine.check import check_file, files_below, raise_errors, to_json, to_text
-    from engine.verbs.runtime import write_json
+    from engine.verbs.runtime import show, write_json
 
     paths = files_below(options.files)
     if options.run:
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     if options.json:
         write_json({"files": [to_json(report) for report in reports]}, "-")
     else:
-        print("\n\n".join(to_text(report) for report in reports))
+        show("\n\n".join(to_text(report) for report in reports))
     raise_errors(reports)
     return 0
 
@@ -56,15 +56,15 @@ def _take_steps(options: Namespace, paths: list[str]) -> int:
     from dataclasses import asdict
 
     from engine.examine.check_run import check_and_run, line_of, summary
-    from engine.verbs.runtime import allow_python_layers, write_json
+    from engine.verbs.runtime import allow_python_layers, show, write_json
 
     rows = []
     for row in check_and_run(paths, options.set, options.level or 0, options.stage, allow_python_layers(options)):
         rows.append(row)
         if not options.json:
-            print(line_of(row), flush=True)
+            show(line_of(row))
     if options.json:
         write_json({"runs": [asdict(row) for row in rows]}, "-")
     else:
-        print(summary(rows))
+        show(summary(rows))
     return 1 if any(row.reason for row in rows) else 0

@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from engine.inference.classify import Classifier, Preprocessing, best, read_labels
     from engine.report.log import set_up
-    from engine.verbs.runtime import asked_net
+    from engine.verbs.runtime import asked_net, show
 
     set_up()
     config = asked_net(options, options.model)
@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
     asked = Preprocessing(options.images_dim, options.mean_file, options.mean_value, options.input_scale)
     classifier = Classifier(config, options.weights, asked)
     for image in options.images:
-        print(f"---------- Prediction for {image} ----------")
+        show(f"---------- Prediction for {image} ----------")
         for score, label in best(classifier.scores(image), options.top, labels):
-            print(f'{score:.4f} - "{label}"')
+            show(f'{score:.4f} - "{label}"')
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, add_consent, add_phase
+from engine.verbs.options import add_common, add_consent, add_phase, number
 
 ORDER = 150
 SUMMARY = "find where two trained nets, or two runs of one net, begin to differ"
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=number,
         default=0.0,
         metavar="X",
         help="relative to the largest value of an array (default: 0)",
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from engine.examine.compare import compare_files, compare_nets, to_text
     from engine.report.log import set_up
-    from engine.verbs.runtime import asked_net, phase_of
+    from engine.verbs.runtime import asked_net, phase_of, show
 
     set_up()
     found = [compare_files(*options.files)]
@@ -48,5 +48,5 @@ def run(options: Namespace) -> int:
         nets = asked_net(options, options.model), asked_net(options, options.other_model or options.model)
         first, second = options.files
         found.append(compare_nets(nets, ([first], [second]), phase_of(options.phase), options.precision))
-    print("\n\n".join(to_text(each, options.tolerance) for each in found))
+    show("\n\n".join(to_text(each, options.tolerance) for each in found))
     return int(any(each.first_beyond(options.tolerance) for each in found))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from engine.verbs.options import side, uint32
+
 ORDER = 90
 SUMMARY = "make an LMDB of images"
 EXAMPLES = [
@@ -21,11 +23,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "paths", nargs="+", metavar="[LIST] DB", help="the list of images, if there is one; the LMDB to create"
     )
     parser.add_argument("--shuffle", action="store_true", help="write the images in a random order")
-    parser.add_argument("--seed", type=int, default=1, help="seed of --shuffle (default: 1)")
+    parser.add_argument("--seed", type=uint32, default=1, help="seed of --shuffle (default: 1)")
     parser.add_argument(
-        "--resize_height", type=int, default=0, metavar="N", help="0: keep each image's height (default)"
+        "--resize_height", type=side, default=0, metavar="N", help="0: keep each image's height (default)"
     )
-    parser.add_argument("--resize_width", type=int, default=0, metavar="N", help="0: keep each image's width (default)")
+    parser.add_argument(
+        "--resize_width", type=side, default=0, metavar="N", help="0: keep each image's width (default)"
+    )
     parser.add_argument("--gray", action="store_true", help="store one channel")
     parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
     parser.add_argument(

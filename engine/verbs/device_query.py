@@ -18,11 +18,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.examine.device import device, to_text
-    from engine.verbs.runtime import write_json
+    from engine.verbs.runtime import show, write_json
 
     found = device()
     if options.json:
         write_json(found, "-")
     else:
-        print(to_text(found))
+        show(to_text(found))
     return 0

@@ -26,14 +26,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.verbs.runtime import start, write_json
+    from engine.verbs.runtime import show, start, write_json
 
     world = start(output=options.json)
     from engine.examine.doctor import doctor, to_text
 
     found = doctor(world, options.solver, options.set)
     if world.rank == 0:
-        print(to_text(found))
+        show(to_text(found))
         if options.json:
             write_json(found, options.json)
     return 0

@@ -36,5 +36,7 @@ def run(options: Namespace) -> int:
     config = asked_net(options, options.model)
     graph = net_graph(config, phase_of(options.phase), options.level or 0, options.stage)
     draw_net(graph, options.target, options.rankdir)
+    for note in config.notes:
+        log(f"note: {note}")
     log(f"Drawing net to {options.target}")
     return 0

@@ -1,10 +1,14 @@
-"""Arguments that several verbs share, and types of arguments. Imports nothing but argparse and its like."""
+"""Arguments that several verbs share, and types of arguments. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
+
+from engine.errors import printable, shortened
+
+LARGEST = 2**31 - 1  # of the schema's int32
 
 # Types: each takes the text of an argument, and raises ArgumentTypeError where it does not fit
 
@@ -13,10 +17,29 @@ def comma_separated(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 
+def whole(text: str, wanted: str, low: int, high: int = LARGEST) -> int:
+    """Reads ASCII digits only, and not thousands of them, at which int() takes long or raises."""
+    value = int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
+    if value is None or not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"expected {wanted}, got {shortened(printable(repr(text)), 80)}")
+    return value
+
+
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
+    return whole(text, "a whole number above 0", 1)
+
+
+def int32(text: str) -> int:
+    return whole(text, "a whole number of 32 bits", -LARGEST - 1)
+
+
+def uint32(text: str) -> int:
+    return whole(text, f"a whole number from 0 to {2**32 - 1}", 0, 2**32 - 1)
+
+
+def side(text: str) -> int:
+    """Pixels, or 0."""
+    return whole(text, "pixels from 0 to 65536", 0, 1 << 16)
 
 
 def number(text: str, wanted: str = "a number, 0 or more", least: float = 0.0) -> float:
@@ -51,15 +74,15 @@ def numbers(text: str) -> list[float]:
 
 
 def two_numbers(text: str) -> tuple[int, int]:
-    words = text.split(",")
-    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+    height, comma, width = text.partition(",")
+    if not comma:
         raise argparse.ArgumentTypeError(f"expected height,width, got {text!r}")
-    return int(words[0]), int(words[1])
+    return positive(height), positive(width)
 
 
 def size(text: str) -> int:
     """Bytes, from "1.5GB", "800 MB" or a plain number."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([KMG]?)B?", text.strip().upper())
     count = int(float(found[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[found[2]]) if found else 0
     if count == 0:
         raise argparse.ArgumentTypeError(f"expected a size above 0 such as 1.5GB or 800MB, got {text!r}")
@@ -71,7 +94,7 @@ def size(text: str) -> int:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Options of every verb that builds nets."""
-    parser.add_argument("--level", type=int, help="level of the net's state, for layers with min_level or max_level")
+    parser.add_argument("--level", type=int32, help="level of the net's state, for layers with min_level or max_level")
     parser.add_argument(
         "--stage",
         type=comma_separated,

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.errors import ConfigError
-    from engine.verbs.runtime import start, write_json
+    from engine.verbs.runtime import show, start, write_json
 
     world = start(output=options.json)
     from engine.predict import predict
@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
         network = predict.given_network(*link, options.ranks_per_node, cores)
     found = [predict.predict(profile, network, count, param) for count in options.ranks]
     if world.rank == 0:
-        print(predict.to_text(profile, network, found))
+        show(predict.to_text(profile, network, found))
         if options.json:
             write_json(predict.to_dict(profile, network, found), options.json)
     return 0

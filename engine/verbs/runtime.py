@@ -26,10 +26,12 @@ def start(watched: bool = False, output: str | None = None) -> World:
     from engine.comm.world import world
     from engine.files import check_writable
     from engine.host.cores import limit_spinning, share_cores
+    from engine.host.memory import divide_memory
     from engine.report.log import set_up
 
     limit_spinning()
     ranks = world()
+    divide_memory(ranks.local_size)
     if watched:
         ranks.watch(watchdog_seconds())
     set_up(ranks.rank)
@@ -98,6 +100,13 @@ def phase_of(name: str) -> int:
     from engine import proto
 
     return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
+
+
+def show(text: str) -> None:
+    """Prints a result. Names in it are somebody's: what a terminal would obey is escaped."""
+    from engine.errors import printable
+
+    print(printable(text, lines=True), flush=True)
 
 
 def write_json(value: object, path: str) -> None:

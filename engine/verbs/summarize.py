@@ -24,10 +24,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.examine.summarize import net_graph, summarize
-    from engine.verbs.runtime import asked_net, phase_of
+    from engine.verbs.runtime import asked_net, phase_of, show
 
     config = asked_net(options, options.model)
-    print(summarize(net_graph(config, phase_of(options.phase), options.level or 0, options.stage)))
+    show(summarize(net_graph(config, phase_of(options.phase), options.level or 0, options.stage)))
     for note in config.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
     return 0

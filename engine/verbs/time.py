@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.verbs.runtime import asked_model, phase_of, start, write_json
+    from engine.verbs.runtime import asked_model, phase_of, show, start, write_json
 
     world = start(output=options.json)
     from engine.comm.precision import usable_precision
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
     config = asked_model(options, phase)
     times = benchmark(config, phase, options.iterations, world, precision, options.memory_budget)
     if world.rank == 0:
-        print(to_text(times))
+        show(to_text(times))
         if options.json:
             write_json(to_json(times), options.json)
     return 0

@@ -84,8 +84,11 @@ def run(options: Namespace) -> int:
     import os
     from functools import partial
 
+    from engine.solver.signals import Signals
     from engine.verbs.runtime import asked_solver, start
 
+    signals = Signals(options.sigint_effect, options.sighup_effect)
+    signals.heed_hangups()
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
     world = start(watched=True, output=options.timeline)
@@ -98,7 +101,6 @@ def run(options: Namespace) -> int:
     from engine.report.observer import Observer
     from engine.report.timeline import Timeline
     from engine.solver.resume import resume, take_prefix
-    from engine.solver.signals import Signals
     from engine.solver.solver import Solver
     from engine.solver.validate import check_snapshots
 
@@ -120,7 +122,7 @@ def run(options: Namespace) -> int:
     solver = Solver(
         config,
         world,
-        signals=Signals(options.sigint_effect, options.sighup_effect),
+        signals=signals,
         observers=observers,
         feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
     )

@@ -1,5 +1,6 @@
 """Processes of this host, as the system shows them in /proc. Standard library only."""
 
+import os
 import socket
 
 
@@ -19,13 +20,31 @@ def has_ended(name: str) -> bool:
     return host == socket.gethostname() and (_start_of(int(pid)) != start or state_of(int(pid)) in ("Z", "X"))
 
 
+def descendants(pid: int) -> list[int]:
+    """Returns the processes that a process has started, and that these have, as far as they still run."""
+    parents = {int(name): int(found[1]) for name in os.listdir("/proc") if name.isdigit() and (found := _fields(name))}
+    family = {pid}
+    while more := {each for each, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sorted(family - {pid})
+
+
+def command_of(pid: int) -> list[str]:
+    """Returns the words that a process was started with; [] if there is none."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsdecode(file.read()).rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
 def _start_of(pid: int) -> str:
     """Ticks from the system's start to that of the process."""
     fields = _fields(pid)
     return fields[19] if fields else ""
 
 
-def _fields(pid: int) -> list[str]:
+def _fields(pid: int | str) -> list[str]:
     """Of /proc/PID/stat, what stands behind the command's name."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 
 from engine.errors import ConfigError
-from engine.host.launch import OVERSUBSCRIBE, command_for, detect
-from engine.watchdog.process import identity
+from engine.host.launch import OVERSUBSCRIBE, command_for, detect, own_command
+from engine.watchdog.process import command_of, descendants, identity
 
 # Statuses after which a restart would not help: done, an error in the input, wrong usage, interrupted.
 FINAL = (0, 1, 2, 130)
 PAUSE_SECONDS = 2.0  # for what is left of the ranks to end
+RELAY_SECONDS = 2.0  # for what a launcher has printed last; who still holds its streams is not waited for longer
 OWN_OPTIONS = ("ranks", "max_restarts")
 
 
@@ -70,13 +73,30 @@ def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
 def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     """Exit status, 128 + n for signal n, and whether this process was told to stop meanwhile."""
     told: list[int] = []
+    launcher = command[: len(own_command())] != own_command()
+    # A launcher ends the ranks when the terminal is gone to which it writes what they print.
+    out, err = (subprocess.PIPE if launcher and os.isatty(number) else None for number in (1, 2))
     # In a session of its own: a terminal's Ctrl-C would reach the ranks twice.
-    process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+    )
+    relays = [
+        threading.Thread(target=_relay, args=(source.fileno(), target), daemon=True)
+        for source, target in ((process.stdout, 1), (process.stderr, 2))
+        if source is not None
+    ]
+    for relay in relays:
+        relay.start()
 
     def pass_on(number: int, frame) -> None:
         if number != signal.SIGHUP:
             told.append(number)
-        process.send_signal(number)
+        if number == signal.SIGHUP and launcher:  # which it would end by
+            for rank in _ranks_below(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, number)
+        else:
+            process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -84,8 +104,24 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    for relay in relays:
+        relay.join(RELAY_SECONDS)
     return (status if status >= 0 else 128 - status), bool(told)
 
 
+def _ranks_below(launcher: int) -> list[int]:
+    """The processes that run engine, of those that a launcher has started on this host."""
+    return [pid for pid in descendants(launcher) if own_command()[1] in command_of(pid)[:2]]
+
+
+def _relay(source: int, target: int) -> None:
+    """Copies what is read from one descriptor to another as long as that takes it, and reads on where it does not."""
+    while block := os.read(source, 1 << 16):
+        with contextlib.suppress(OSError):
+            while block:
+                block = block[os.write(target, block) :]
+
+
 def _say(text: str) -> None:
-    print(f"engine: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # it outlives its terminal
+        print(f"engine: {text}", file=sys.stderr, flush=True)

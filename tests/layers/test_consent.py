@@ -107,6 +107,20 @@ def test_looking_never_imports(folder, command):
     )
 
 
+def test_a_net_whose_code_does_not_run_is_shown_without_shapes(folder):
+    done = run(folder, "draw_net", "net.prototxt", "net.dot")
+    text = (folder / "net.dot").read_text()
+    assert done.returncode == 0 and "user (Python)" in text and "sum (Reduction)" in text
+    assert '[label="y: 64 x 3000"]' in text and '[label="z"]' in text
+    done = run(folder, "summarize", "net.prototxt")
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
+    assert done.returncode == 0 and rows["total"][1:3] == ["4", "layers"] and rows["user"][-3:] == ["?", "?", "?"]
+    assert "3,003,000" in rows["ip"] and "note: net.prototxt:5:1: layer 'user'" in done.stdout
+    (folder / "net.prototxt").write_text(NET + 'layer { name: "odd" type: "Slice" bottom: "nothing" top: "w" }')
+    done = run(folder, "draw_net", "net.prototxt", "other.dot")
+    assert done.returncode == 1 and done.stderr.count("engine: ") == 1 and "'nothing'" in done.stderr
+
+
 def test_check_finds_what_is_wrong_elsewhere(folder, monkeypatch):
     monkeypatch.setattr(python, "_consent", [])
     report = check_file(str(folder / "net.prototxt"))

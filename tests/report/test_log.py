@@ -119,13 +119,13 @@ def test_a_bar_gives_way_to_log_lines(on_terminal):
     master = on_terminal()
     set_up()
     with Progress("Training", 10, begin=2) as progress:
-        progress.update(10, note="loss = 1")
+        progress.update(10, note="loss = 1\x1b]0;owned\x07")
         log("a line")
         with Progress("Testing") as test:
             test.update(3)
             log("another line")
     text = os.read(master, 1 << 16).decode()
-    assert "100%" in text and "10/10" in text and "loss = 1" in text and "Testing: 3it" in text
+    assert "100%" in text and "10/10" in text and r"loss = 1\x1b]0;owned\x07" in text and "Testing: 3it" in text
     found = [LINE.fullmatch(line) for line in shown(text)]
     assert [match and match[9] for match in found] == ["a line", "another line"]  # nothing of the bars is left
 

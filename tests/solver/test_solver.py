@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import NumericalError, WeightsError
+from engine.errors import CommError, EngineError, NumericalError, WeightsError
 from engine.report.log import GlogFormatter
+from engine.report.observer import Observer
+from engine.report.timeline import Timeline
 from engine.solver.signals import Signals
 from engine.weights import read_caffemodel, read_solverstate
 from tests.mpi import run_ranks
@@ -374,6 +376,37 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     with pytest.raises(NumericalError, match=r"iteration 1: the update has made weights of ip\[0\] infinite or NaN"):
         solver.solve()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+class Speechless(Observer):
+    """Cannot write what it has to say."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def end(self, trace) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [EngineError("cannot be written", "x/t.json"), OSError(28, "full"), MemoryError()])
+def test_a_finished_run_is_done_whatever_observers_cannot_write(error, log):
+    solver = make_solver("max_iter: 2", digits_net(), observers=[Speechless(error)])
+    assert solver.solve() and log.has(f"Speechless: {error}") and log.has("Optimization Done.")
+    solver.close()
+
+
+def test_observers_do_not_hide_that_ranks_disagree():
+    solver = make_solver("max_iter: 2", digits_net(), observers=[Speechless(CommError("rank 1 is gone"))])
+    with pytest.raises(CommError, match="rank 1"):
+        solver.solve()
+
+
+def test_a_timeline_that_cannot_be_written_costs_the_timeline(tmp_path, log):
+    (tmp_path / "gone").mkdir()
+    solver = make_solver("max_iter: 2", digits_net(), observers=[Timeline(str(tmp_path / "gone/t.json"))])
+    (tmp_path / "gone").rmdir()
+    assert solver.solve() and log.has("t.json: cannot be written: No such file or directory")
+    solver.close()
 
 
 def test_a_run_without_iterations_ends_well(tmp_path):

@@ -1,14 +1,17 @@
 """The ranks of --ranks and --max_restarts end with the process that has started them, also if it is killed."""
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
 from engine.host.launch import own_command
-from engine.watchdog.process import has_ended, identity, state_of
+from engine.watchdog.process import command_of, descendants, has_ended, identity, state_of
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.watchdog.test_dead_rank import SOLVER
 from tests.watchdog.test_sentinel import environment_of
@@ -27,6 +30,56 @@ def test_a_process_is_known_by_its_number_and_its_beginning():
     assert has_ended(name), "nobody has waited for it yet"
     process.wait()
     assert has_ended(name)
+
+
+def test_what_a_process_has_started():
+    inner = "import time; print(flush=True); time.sleep(30)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    process = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    found = descendants(process.pid)
+    assert [command_of(pid) for pid in found] == [[sys.executable, "-c", inner]]
+    process.kill()
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert descendants(process.pid) == [] == command_of(process.pid)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+def test_a_closed_terminal_is_a_snapshot_and_nothing_else(tmp_path, ranks):
+    if ranks > 1:
+        mpiexec()
+    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path).replace("snapshot: 20", "")
+    (tmp_path / "solver.prototxt").write_text(text)
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    options = ("--max_restarts", "1", "--ranks", str(ranks))
+    command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", *options)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(REPO)
+        os.execve(command[0], command, environ)
+    try:
+        seen = b""
+        while b"Iteration 20," not in seen:
+            seen += os.read(terminal, 1 << 16)
+        os.close(terminal)
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*.solverstate")) and time.monotonic() < deadline:
+            assert state_of(pid) not in ("", "Z")
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGTERM)
+        ended = 0
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.1)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        assert ended and os.waitstatus_to_exitcode(status) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert list(tmp_path.glob("*.solverstate"))
 
 
 def ranks_of(mark: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,19 +76,28 @@ def lower_bound(lifetimes: list[Lifetime]) -> int:
     return max((sum(_aligned(life.bytes) for life in lifetimes if life.alive_at(step)) for step in steps), default=0)
 
 
-def place(program: Program, lifetimes: list[Lifetime], enabled: bool = True) -> None:
+def place(
+    program: Program,
+    lifetimes: list[Lifetime],
+    enabled: bool = True,
+    require: Callable[[int], object] = lambda count: None,
+) -> None:
     """Places a program's activation memory, whose lifetimes (by buffer) are given.
 
     Results are first written over inputs that nobody needs any more (a join of two buffers), where the ops allow it.
+    require: called with the bytes that it takes before it takes them, to raise where there are fewer.
     """
     if not enabled:
-        program.place(*apart(lifetimes))
+        offsets, total = apart(lifetimes)
+        require(total)
+        program.place(offsets, total)
         return
     group, joined = join(lifetimes, program.overwrites())
     for buffer, into in enumerate(group):
         if buffer != into:
             program.join(buffer, into)
     offsets, total = plan(joined)
+    require(total)
     place_of = dict(zip(sorted(set(group)), offsets, strict=True))
     program.place([place_of[into] for into in group], total)
 

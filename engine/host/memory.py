@@ -1,0 +1,92 @@
+"""How much memory this process may still take, so that a plan that is too large is refused before it is touched: the
+system would end the process, or another one, without a word."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.errors import EngineError
+
+SMALLER_BATCH = "lower batch_size and raise iter_size, or give --memory_budget"
+SMALL = 1 << 24  # bytes that nobody asks for
+CGROUPS = Path("/sys/fs/cgroup")
+_share: list[int] = []  # bytes, of all that this process may ever take
+
+
+def divide_memory(ranks: int) -> None:
+    """Gives each of the ranks of this host an equal part of what is available now: before any of them takes its own,
+    for those who come later would find less."""
+    _share[:] = [_resident() + _available() // ranks]
+
+
+def free_memory() -> int:
+    """Returns the bytes that this process may still take."""
+    free = [_available(), *(share - _resident() for share in _share)]
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        free.append(limit - _pages(0))
+    return max(0, min(free))
+
+
+def require_memory(needed: int, what: str, advice: str) -> None:
+    """Raises EngineError where more bytes are needed than are free. what: needs them."""
+    if needed <= SMALL:
+        return
+    free = free_memory()
+    if needed > free:
+        raise EngineError(f"{what} needs {size_text(needed)}, {size_text(free)} are free: {advice}")
+
+
+def size_text(count: int) -> str:
+    """31_800_000_000 -> "31.8 GB"."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _pages(column: int) -> int:
+    """Bytes, from the columns of proc(5), statm: 0, the addresses of this process; 1, what is resident of it."""
+    return int(Path("/proc/self/statm").read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident() -> int:
+    return _pages(1)
+
+
+def _available() -> int:
+    """Of the machine, or of the least of the control groups that hold this process: containers and Slurm set them."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    return min([machine, *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Of each group above this process that has a limit; what the system can take back from caches of files is left."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            root, names = CGROUPS, ("memory.max", "memory.current", ("inactive_file", "active_file"))
+        elif "memory" in controllers.split(","):
+            root = CGROUPS / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root):
+                yield from _left_in(folder, *names)
+
+
+def _left_in(folder: Path, limit: str, usage: str, caches: tuple[str, str]) -> Iterator[int]:
+    try:
+        most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
+        if most != "max":
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield int(most) - used + sum(int(counts.get(name, 0)) for name in caches)
+    except (OSError, ValueError):  # no such group here, as in a container
+        pass

@@ -1,0 +1,117 @@
+"""What the command line does before anything else: its streams, its open files, and what Ctrl-C does from now on.
+
+Imports as little as it can, for until then an interrupt ends with Python's traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from engine.errors import EngineError
+
+FILES = 64  # open at once: libraries, data, the sentinel, MPI
+
+
+def open_streams() -> None:
+    """Opens /dev/null for each of stdin, stdout and stderr that was closed when Python began: the next file, a database
+    maybe, would get its number, and what this process or one that it starts prints would be written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(null, True)
+    sys.stdin = sys.stdin or open(0, closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    encoding = sys.stdout.encoding if sys.stdout else "utf-8"
+    unbuffered = bool(getattr(sys.stdout, "write_through", False))
+    raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+    # A file's name may be in no encoding.
+    sys.stdout = _Stdout(raw, encoding, "backslashreplace", line_buffering=raw.isatty(), write_through=unbuffered)
+
+
+class ReaderGone(EngineError):
+    """Nobody reads stdout any more, as in `engine check net.prototxt | head`: no error of anybody's."""
+
+
+class _Stdout(io.TextIOWrapper):
+    """What an OSError does not tell: that it was stdout which could not be written."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise _unwritten(error) from None
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise _unwritten(error) from None
+
+
+def _unwritten(error: OSError) -> EngineError:
+    kind = ReaderGone if error.errno == errno.EPIPE else EngineError
+    return kind(f"standard output cannot be written: {error.strerror}")
+
+
+def allow_files() -> None:
+    """Raises the limit of open files if it is very low. Raises EngineError where it cannot."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= FILES:
+        return
+    if hard != resource.RLIM_INFINITY and hard < FILES:
+        raise EngineError(f"at most {hard} files may be open at once (ulimit -n); expected at least {FILES}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+
+
+class Interrupts:
+    """SIGINT raises KeyboardInterrupt, but once: the next one comes while the first brings things to an end, which it
+    must not disturb. One that comes later than PATIENCE ends the process at once."""
+
+    PATIENCE = 2.0  # seconds
+
+    def __init__(self) -> None:
+        self._ending: float | None = None  # since when
+
+    def catch(self) -> None:
+        """Takes over SIGINT, unless it is ignored, as a shell's background jobs do, or no business of this process."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
+            sys.unraisablehook = self._ignored
+
+    @property
+    def came(self) -> bool:
+        """Whether one was raised: another exception may follow from it, as where it meets an import."""
+        return self._ending is not None
+
+    def hold(self) -> None:
+        """From now on SIGINT raises nothing."""
+        if self._ending is None:
+            self._ending = time.monotonic()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._ending is None:
+            self.hold()
+            raise KeyboardInterrupt
+        if time.monotonic() - self._ending > self.PATIENCE:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _ignored(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Brings back an interrupt that came where nothing can be raised, in a callback of C code."""
+        if unraisable.exc_type is not KeyboardInterrupt:
+            sys.__unraisablehook__(unraisable)
+        elif not sys.is_finalizing():
+            from threading import Timer
+
+            self._ending = None
+            Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -1,0 +1,142 @@
+"""Reads a command line: finds the verb, parses what follows, and answers what is unknown with the nearest known."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from engine import verbs
+from engine.errors import printable, shortened
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help
+    and --version."""
+    words = [_two_dashes(argument) for argument in arguments]
+    names = verb_names()
+    if words and words[0] in names:
+        parser = _parser_of(words[0])
+        parser.check_flags(words[1:])
+        options = parser.parse_args(words[1:])
+        options.verb = words[0]
+        options.arguments = list(arguments)  # for verbs that start ranks themselves
+        return options
+    parser = _overview(names)
+    if not words:
+        parser.end_with_help()
+    if not words[0].startswith("-"):
+        near = _nearest(words[0], names) or f"; known: {', '.join(names)}"
+        parser.error(f"unknown verb '{words[0]}'{near}")
+    parser.check_flags(words[:1])
+    parser.parse_args(words[:1])  # ends after --help and --version
+    parser.error("the following arguments are required: VERB")
+
+
+def verb_names() -> list[str]:
+    """Returns the names of the modules of engine.verbs that are verbs."""
+    # pkgutil would load inspect for this: half as long again as everything else
+    files = [file for folder in verbs.__path__ for file in os.listdir(folder)]
+    return sorted({file[:-3] for file in files if file.endswith(".py")} - {"__init__", *verbs.SHARED})
+
+
+def _module_of(verb: str):
+    return import_module(f"engine.verbs.{verb}")
+
+
+def _two_dashes(argument: str) -> str:
+    """Caffe takes -solver as well as --solver."""
+    return f"-{argument}" if re.match(r"-[a-z_]{2,}(=|$)", argument) else argument
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a tail for a message, such as "; did you mean 'train'?", or ""."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _is_spokesman() -> bool:
+    from engine.host.launch import is_spokesman  # which takes a while to load
+
+    return is_spokesman()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of all ranks that a launcher has started, the first says what is wrong."""
+
+    def error(self, message: str):
+        if _is_spokesman():
+            super().error(shortened(printable(message)))
+        self.exit(2)
+
+    def end_with_help(self):
+        """Shows the help where nothing was asked for: wrong usage, too."""
+        if _is_spokesman():
+            self.print_help(sys.stderr)
+        self.exit(2)
+
+    def check_flags(self, words: Sequence[str]) -> None:
+        """Ends with the nearest flag at one that is unknown; argparse would first ask for what it stands for."""
+        known = self._option_string_actions
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--":  # the rest are names
+                return
+            if flag.startswith("--") and flag not in known:
+                self.error(f"unrecognized arguments: {flag}{_nearest(flag, known)}")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs, but leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+class _Version(argparse.Action):
+    """Prints the version of the installed distribution, which takes a while to find, and ends."""
+
+    def __call__(self, parser, *_):
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("engine")
+        except PackageNotFoundError:
+            found = "(not installed: it runs from its sources)"
+        print(f"engine {found}")
+        parser.exit()
+
+
+def _parser_of(verb: str) -> _Parser:
+    module = _module_of(verb)
+    parser = _Parser(
+        prog=f"engine {verb}",
+        description=module.__doc__,
+        epilog="\n  ".join(["examples:", *module.EXAMPLES]),
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def _overview(names: Sequence[str]) -> _Parser:
+    """Returns the parser of `engine --help`, which lists the verbs."""
+    parser = _Parser(
+        prog="engine",
+        allow_abbrev=False,
+        description="Trains and tests the nets of Caffe's prototxt files, on one rank or, under mpiexec, on many.",
+        epilog="engine VERB --help describes a verb. Flags have Caffe's names and may begin with one dash, too.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    listed = parser.add_subparsers(title="verbs", metavar="VERB")
+    modules = {name: _module_of(name) for name in names}
+    last = float("inf")
+    for name in sorted(names, key=lambda name: (getattr(modules[name], "ORDER", last), name)):
+        listed.add_parser(name, help=modules[name].SUMMARY)
+    return parser

@@ -1,0 +1,99 @@
+"""What does not fit into the memory is refused before it is taken."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine import proto
+from engine.config import parse_net
+from engine.errors import EngineError
+from engine.examine.check import check_file
+from engine.host import memory
+from engine.net import Net
+from tests.mpi import REPO, run_ranks
+
+NET = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1000 dim: 1000 } } }
+layer { name: "y" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 500 } }
+layer { name: "z" type: "Reduction" bottom: "y" top: "z" loss_weight: 1 }
+"""  # 4 MB of x, 2 MB each of weights, gradients, y and its gradient
+
+
+@pytest.fixture
+def undivided(monkeypatch):
+    monkeypatch.setattr(memory, "_share", [])
+
+
+def test_what_is_free_is_less_than_there_is(undivided):
+    assert 0 < memory.free_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_ranks_divide_it(undivided, monkeypatch):
+    monkeypatch.setattr(memory, "_available", lambda: 8_000_000_000)
+    memory.divide_memory(4)
+    assert abs(memory.free_memory() - 2_000_000_000) < 200_000_000
+    monkeypatch.setattr(memory, "_available", lambda: 1_000_000_000)  # others have taken theirs
+    assert memory.free_memory() == 1_000_000_000
+
+
+def test_a_group_has_its_own_limit(tmp_path):
+    names = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+    assert list(memory._left_in(tmp_path, *names)) == []
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 400000\ninactive_file 200000\nactive_file 50000\n")
+    assert list(memory._left_in(tmp_path, *names)) == [550_000]
+    (tmp_path / "memory.max").write_text("max\n")
+    assert list(memory._left_in(tmp_path, *names)) == []
+
+
+def test_a_limit_of_addresses_counts():
+    program = "from engine.host.memory import free_memory; print(free_memory())"
+    command = ["bash", "-c", 'ulimit -v 1000000; exec "$@"', "bash", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < 1_024_000_000
+
+
+def test_a_net_that_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "SMALL", 0)
+    config = parse_net(NET)
+    monkeypatch.setattr(memory, "free_memory", lambda: 20_000_000)
+    Net(config, proto.TRAIN)
+    monkeypatch.setattr(memory, "free_memory", lambda: 5_000_000)
+    with pytest.raises(EngineError, match=r"net '.*' needs \d+ MB, 5 MB are free: lower batch_size"):
+        Net(config, proto.TRAIN)
+
+
+def test_check_notes_it(monkeypatch, tmp_path):
+    (tmp_path / "net.prototxt").write_text(NET)
+    monkeypatch.setattr("engine.examine.check.free_memory", lambda: 7_000_000)
+    report = check_file(str(tmp_path / "net.prototxt"))
+    note = next(note for note in report.notes if "free" in note)
+    assert "in phase TRAIN it needs" in note and "7 MB are free on this host: lower batch_size" in note
+    assert report.errors == []
+
+
+def test_a_batch_too_large_ends_in_one_line(tmp_path):
+    large = NET.replace("dim: 1000 dim: 1000", "dim: 4000000 dim: 1")  # y: 8 GB
+    (tmp_path / "net.prototxt").write_text(large)
+    command = [sys.executable, "-m", "engine", "time", "--model", str(tmp_path / "net.prototxt"), "--iterations", "1"]
+    bash = ["bash", "-c", 'ulimit -v 6000000; exec "$@"', "bash", *command]
+    done = subprocess.run(bash, cwd=REPO, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and done.stderr.startswith("engine: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "memory" in done.stderr or "are free: lower batch_size" in done.stderr
+
+
+@pytest.mark.mpi
+def test_two_ranks_of_a_host_have_half_each():
+    program = """
+from engine.host import memory
+before = memory._available()
+from engine.verbs.runtime import start
+world = start()
+print(round(memory._share[0] / before, 1))
+world.close()
+"""
+    done = run_ranks(2, program)
+    assert done.returncode == 0 and done.stdout.split() == ["0.5", "0.5"], done.stdout + done.stderr

@@ -1,0 +1,152 @@
+"""How a verb ends, whatever the terminal, the system or the user does: one clear line, and a status that says it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.cli import main
+from tests.mpi import REPO
+
+NOBODY = ["check", "nothere.prototxt"]
+NET = ["check", "nets/digits.prototxt"]
+
+
+def shell(redirections: str, arguments: list[str], **environ: str) -> subprocess.CompletedProcess:
+    """`engine arguments...` with what is left of its streams captured."""
+    command = ["bash", "-c", f'exec "$@" {redirections}', "bash", sys.executable, "-m", "engine", *arguments]
+    return subprocess.run(command, cwd=REPO, env={**os.environ, **environ}, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [NET, ["--help"], ["--version"]], ids=["check", "--help", "--version"])
+def test_a_full_stdout_is_said_in_one_line(arguments, unbuffered):
+    done = shell(">/dev/full", arguments, PYTHONUNBUFFERED=unbuffered)
+    assert done.stderr == "engine: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments, status", [(NET, 0), (NOBODY, 1), (["--help"], 0), (["xyz"], 2)])
+def test_the_status_does_not_depend_on_streams(streams, arguments, status):
+    done = shell(streams, arguments, PYTHONUNBUFFERED="")
+    assert done.returncode == status and "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_closed_stream_is_nobody_elses_file():
+    """A database that is opened later would get the number of stderr, and messages."""
+    program = """
+import os
+from engine.host.startup import open_streams
+open_streams()
+print(*(os.readlink(f"/proc/self/fd/{n}") for n in (0, 2)), os.get_inheritable(2), os.open("/", os.O_RDONLY) > 2)
+"""
+    command = ["bash", "-c", 'exec "$@" <&- 2>&-', "bash", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout.split() == ["/dev/null", "/dev/null", "True", "True"]
+
+
+def test_a_run_without_streams_goes_on(tmp_path):
+    (tmp_path / "net.prototxt").write_text(
+        'layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 2 dim: 3 } } }'
+        'layer { name: "y" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } }'
+        'layer { name: "l" type: "Reduction" bottom: "y" top: "l" loss_weight: 1 }'
+    )
+    (tmp_path / "solver.prototxt").write_text(
+        f'net: "{tmp_path}/net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 3 snapshot_prefix: "{tmp_path}/x"'
+    )
+    done = shell("<&- >&- 2>&-", ["train", "--solver", f"{tmp_path}/solver.prototxt"])
+    assert done.returncode == 0 and (tmp_path / "x_iter_3.solverstate").exists()
+
+
+@pytest.mark.parametrize("limit", [5, 8, 63])
+def test_few_open_files_are_said_in_one_line(limit):
+    command = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", sys.executable, "-m", "engine", *NET]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+    line = f"engine: at most {limit} files may be open at once (ulimit -n); expected at least 64\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
+def test_a_soft_limit_of_open_files_is_raised():
+    command = ["bash", "-c", 'ulimit -Sn 20; exec "$@"', "bash", sys.executable, "-m", "engine", *NET]
+    assert subprocess.run(command, cwd=REPO, capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.fixture
+def verb_raises(monkeypatch):
+    """A function that makes `engine device_query` raise something."""
+
+    def make(error: BaseException) -> None:
+        def run(options):
+            raise error
+
+        monkeypatch.setattr("engine.verbs.device_query.run", run)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (OSError(24, "Too many open files", "a/b"), "engine: a/b: Too many open files"),
+        (OSError(28, "No space left on device"), "engine: No space left on device"),
+        (OSError(30, "Read-only file system", b"a\xff"), "engine: a\\udcff: Read-only file system"),
+        (PermissionError(13, "Permission denied", "a\x1b[31m"), "engine: a\\x1b[31m: Permission denied"),
+        (MemoryError("Unable to allocate 1.49 GiB"), "engine: out of memory: Unable to allocate 1.49 GiB"),
+        (MemoryError("std::bad_alloc"), "engine: out of memory"),
+        (MemoryError(), "engine: out of memory"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_what_the_system_refuses_is_said_in_one_line(error, line, verb_raises, capsys):
+    verb_raises(error)
+    assert main(["device_query"]) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a\x1b[31m"), FileNotFoundError(2, "No such file", "x")])
+def test_a_defect_has_its_traceback(error, verb_raises, capsys):
+    verb_raises(error)
+    assert main(["device_query"]) == 1
+    text = capsys.readouterr().err
+    assert "Traceback" in text and "in run\n" in text and "this is a defect of engine" in text and "\x1b" not in text
+
+
+PROGRAM = """
+import os, signal, sys
+import engine.verbs.device_query as verb, engine.host.launch as launch
+from engine.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    return True
+
+class Callback:
+    __del__ = interrupt
+
+def run(options):
+    {begin}
+    import time
+    time.sleep(60)
+
+verb.run, launch.is_spokesman = run, interrupt
+sys.argv = ["engine", "device_query"]
+sys.exit(main())
+"""
+
+
+IN_AN_IMPORT = """try:
+        interrupt()
+    except KeyboardInterrupt as error:
+        raise ImportError("as C code makes of it") from error"""
+
+
+@pytest.mark.parametrize("begin", ["interrupt()", "Callback()", IN_AN_IMPORT])
+def test_a_second_interrupt_does_not_disturb_the_first(begin):
+    """Also where the first comes in a place from which Python cannot raise it, or becomes another exception."""
+    program = PROGRAM.format(begin=begin)
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
