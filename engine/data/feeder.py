@@ -47,6 +47,7 @@ class Feeder:
         self._config, self._phase, self._seed = config, phase, seed
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
+        world.hear_faults()  # of files that sources map
         self._opened: dict[str, _Opened] = {}  # by layer
         self._paths: dict[str, str] = {}
         self._batches: dict[str, Prefetcher] = {}
