@@ -61,6 +61,10 @@ class Reader:
         self.skipped: dict[str, str] = {}  # key -> reason of undecodable images met so far, with skip_bad_images
         self._where = request.where
 
+    def identity(self) -> str:
+        """What shows whether ranks read the same source, in a few words; "" where they need not. Raises DataError."""
+        return f"{self.size} items"
+
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         """Fills out, float32 arrays of `shapes`, with an item; returns its key. Raises DataError."""
         raise NotImplementedError
@@ -117,6 +121,10 @@ class PictureReader(Reader):
     def decode(self, fetched: Any) -> tuple[AnyImage, Any]:
         """(image, its label). Raises ImageError, UndecodableImage."""
         raise NotImplementedError
+
+    def identity(self) -> str:
+        first, last = (self.fetch(index)[0] for index in (0, self.size - 1))
+        return f"{super().identity()}, keys '{first}' to '{last}'"
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         def use(image: AnyImage, label: int, random: KeyedRandom) -> None:

@@ -156,6 +156,11 @@ with open_data(layer, proto.TEST, where="net:3:1").batches(5, threads=1) as batc
     assert done.stderr.endswith("]': the file is damaged, or has been cut off; copy it again\n")
 
 
+def test_what_ranks_compare(listed):
+    source = open_data(layer_of(listed), proto.TRAIN)
+    assert source.identity() == "11 rows, by file 7, 4"
+
+
 def test_without_h5py(listed, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataError, match=r"HDF5Data needs h5py: pip install engine\[hdf5\]"):

@@ -76,6 +76,10 @@ class HDF5Reader(Reader):
                         self._where,
                     )
 
+    def identity(self) -> str:
+        counts = [len(rows[0]) for _, rows in self._files]
+        return f"{self.size} rows, by file {', '.join(map(str, counts))}"
+
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         number = bisect_right(self._ends, sample.index)
         path, rows = self._files[number]
