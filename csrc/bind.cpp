@@ -50,6 +50,7 @@ PYBIND11_MODULE(_ext, m) {
     bind_program(m);  // after what its signatures name
     bind_wire(m);
     bind_image(m);
+    bind_fault(m);
     m.def("onednn_version", &onednn_version);
     m.def("has_bf16", has_bf16);
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");

@@ -33,5 +33,6 @@ void bind_program(py::module_& m);
 void bind_updates(py::module_& m);
 void bind_wire(py::module_& m);
 void bind_image(py::module_& m);
+void bind_fault(py::module_& m);
 
 }  // namespace engine

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import termios
+import threading
 import time
 from collections.abc import Sequence
 from types import ModuleType
@@ -121,9 +122,20 @@ class MpiWorld(World):
         self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self._local.rank, self._local.size
         self._links: Links | None = None
+        self._hears_faults = False
         hub = self._sentinel.hub(one_host=len(set(self.gather(network()) or ())) == 1) or ""
         self._sentinel.join(self.broadcast_object(hub), self.size)
         self.watch(0)  # whoever keeps the board says when to begin
+
+    def hear_faults(self) -> None:
+        if not self._hears_faults:
+            self._hears_faults = True
+            heard, told = os.pipe()
+            threading.Thread(target=self._await_fault, args=(heard,), name="faults", daemon=True).start()
+            self._sentinel.hear_faults(told)
+
+    def _await_fault(self, heard: int) -> None:
+        self.abort(os.read(heard, 1 << 16).decode().rstrip("\n"))
 
     @collective
     def barrier(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.comm.world import difference
-from engine.errors import CommError
+from engine.errors import CommError, DataError, EngineError
 from engine.host.cores import all_hosts_and_cores, ranges
 from engine.report.log import log, warn
 
@@ -62,8 +63,18 @@ def engine_version() -> str:
     return f"{version}, code {code.hexdigest()[:8]}"
 
 
-def compare(world: World, facts: dict[str, str]) -> None:
-    """Collective. Raises CommError that names two ranks, their hosts, and the first of the facts that differs."""
+def compare_data(world: World, identities: Callable[[], dict[str, str]]) -> None:
+    """Collective. Raises DataError where ranks have other data than rank 0, of which they would read their shares.
+
+    identities: gives what must be the same, by the words that messages use for it; not called for one rank.
+    """
+    if world.size > 1:
+        compare(world, identities(), DataError, width=100)
+
+
+def compare(world: World, facts: dict[str, str], kind: type[EngineError] = CommError, width: int = 40) -> None:
+    """Collective. Raises an error of the type `kind` that names two ranks, their hosts, and the first of the facts that
+    differs, with `width` characters of each."""
     digests = {what: hashlib.sha256(value.encode()).digest() for what, value in facts.items()}
     everyone = world.gather((platform.node(), digests))
     found = world.broadcast_object(_first_difference(everyone) if everyone else None)
@@ -71,8 +82,9 @@ def compare(world: World, facts: dict[str, str]) -> None:
         return
     what, rank, host, other_host = found
     first, second = world.broadcast_object(facts[what]), world.broadcast_object(facts.get(what, ""), rank)
-    raise CommError(
-        f"preflight: rank 0 (on {host}) and rank {rank} (on {other_host}) differ in {what}: {difference(first, second)}"
+    raise kind(
+        f"preflight: rank 0 (on {host}) and rank {rank} (on {other_host}) differ in {what}: "
+        f"{difference(first, second, width)}"
     )
 
 

@@ -82,6 +82,12 @@ class World:
         if self._sentinel:
             self._sentinel.watch(seconds)
 
+    def hear_faults(self) -> None:
+        """From now on, a fault of a file that is mapped into memory ends the run as an error does. It loads the
+        extension, so it is not to be called before share_cores()."""
+        if self._sentinel:
+            self._sentinel.hear_faults()
+
     def saved(self, path: str) -> None:
         """On rank 0: the run can go on from this file, which is told when a rank dies."""
         if self._sentinel:

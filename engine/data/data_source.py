@@ -30,6 +30,10 @@ class DataSource:
         """Key -> reason of the undecodable images met so far, with skip_bad_images."""
         return self.reader.skipped
 
+    def identity(self) -> str:
+        """What shows whether ranks read the same items, in a few words; "" where each has its own. Raises DataError."""
+        return "" if self.reader.own_items else self.reader.identity()
+
     def top_shapes(self, batch_size: int) -> list[Shape]:
         """Of the layer's tops, batch included."""
         return self.reader.top_shapes(self.shapes, batch_size)

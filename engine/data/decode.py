@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -126,10 +127,11 @@ def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:
     """(h, w, c) view of the Datum's own (c, h, w) numbers."""
     shape = (datum.channels, datum.height, datum.width)
     pixels = np.frombuffer(data, np.uint8) if data else np.array(datum.float_data, np.float32)
-    if pixels.size == 0 or pixels.size != shape[0] * shape[1] * shape[2]:
+    expected = prod(max(0, side) for side in shape)
+    if expected == 0 or pixels.size != expected:
         raise UndecodableImage(
             f"Datum of {shape_text(shape)} (channels x height x width) holds {pixels.size} numbers instead of "
-            f"{shape[0] * shape[1] * shape[2]}"
+            f"{expected}"
         )
     return pixels.reshape(shape).transpose(1, 2, 0)
 

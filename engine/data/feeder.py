@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from engine import proto
 from engine.data import batch_size_of, open_data, source_of
 from engine.data.hdf5_writer import HDF5Writer
 from engine.data.prefetch import Batch, Prefetcher
@@ -16,7 +17,6 @@ from engine.errors import ConfigError, DataError
 from engine.watchdog.board import DATA
 
 if TYPE_CHECKING:
-    from engine import proto
     from engine.comm.world import World
     from engine.config import NetConfig
     from engine.data.data_source import DataSource
@@ -47,6 +47,7 @@ class Feeder:
         self._config, self._phase, self._seed = config, phase, seed
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
+        world.hear_faults()  # of files that sources map
         self._opened: dict[str, _Opened] = {}  # by layer
         self._paths: dict[str, str] = {}
         self._batches: dict[str, Prefetcher] = {}
@@ -109,6 +110,14 @@ class Feeder:
     def sources(self) -> list[str]:
         """What is read, for messages: "layer 'data' (train_lmdb)"."""
         return [f"layer '{name}'" + (f" ({path})" if path else "") for name, path in self._paths.items()]
+
+    def identities(self) -> dict[str, str]:
+        """By the words that messages use for a source, what must be the same on all ranks. Raises DataError."""
+        phase = "train" if self._phase == proto.TRAIN else "test"
+        return {
+            f"the {phase} data of {name}": opened.source.identity()
+            for name, opened in zip(self.sources, self._opened.values(), strict=True)
+        }
 
     @property
     def skipped(self) -> dict[str, str]:

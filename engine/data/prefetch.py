@@ -14,7 +14,8 @@ import numpy as np
 
 from engine.data.reader import Reader, Sample, Shape
 from engine.data.sampler import Share
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataError
+from engine.files import reason
 from engine.host.cores import helper_cores, own_cores, sit_on
 
 
@@ -192,6 +193,9 @@ class Prefetcher:
                 try:
                     sample = Sample(*slot.share.samples[i], place=i)
                     slot.keys[i] = self._reader.load(sample, [array[i, ...] for array in slot.arrays])
+                except MemoryError as raised:  # a reader that knows the item's key has named it
+                    item = slot.share.samples[i][1]
+                    error = error or (i, DataError(f"layer '{self._layer}': item {item}: {reason(raised)}"))
                 except BaseException as raised:
                     error = error or (i, raised)
             self._finish_piece(slot, end - begin, error)

@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'flush_denormals', 'has_bf16', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'sum_bf16', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'flush_denormals', 'has_bf16', 'hold_stderr', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'speak_as', 'sum_bf16', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -262,12 +262,18 @@ def bound_cores() -> list[int]:
     """
     To which OMP_PROC_BIND binds the threads that compute; [] without it.
     """
+def done_reading() -> None:
+    ...
 def flush_denormals() -> None:
     """
     Denormals count as zero in this thread, for good.
     """
 def has_bf16() -> bool:
     ...
+def hold_stderr(on: bool) -> None:
+    """
+    Whether what C libraries write to stderr waits, and is lost in a fault.
+    """
 def onednn_isa() -> str:
     """
     The best instruction set that oneDNN uses on this processor.
@@ -279,6 +285,14 @@ def op_types() -> list[str]:
 def pack_bf16(values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """
     float32 to bfloat16, held as uint16.
+    """
+def reading(file: str, key: bytes) -> None:
+    """
+    Until done_reading(), a fault of this thread, such as SIGBUS, is the file's: it is named, and the process ends with status 1.
+    """
+def speak_as(name: str, pipe: typing.SupportsIndex, socket: typing.SupportsIndex) -> None:
+    """
+    How the line begins; a pipe where it is written for who ends all processes; a socket where "fail" is asked otherwise. -1: none.
     """
 def sum_bf16(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """

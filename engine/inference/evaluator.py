@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError
@@ -51,6 +52,7 @@ class Evaluator:
         self.feeder = feeder(config, TEST, options.seed, world)
         self._config, self._options = config, options
         self.net = self._make_net(self.feeder.shapes_of, share)
+        compare_data(world, self.feeder.identities)
         self.number = index + 1
         self.net.set_board(world.board, self.number, self.feeder.sources)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch

@@ -66,7 +66,7 @@ class Solver:
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         groups, parts = divide(train, world)
-        self.net = build_alike(train, net_options(self, parts), world)
+        self.net = build_alike(train, net_options(self, parts), world, self.feeder)
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, lambda field: config.where(path=field))
         self.feeder.connect(self.net)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine import proto
+from engine.comm.preflight import compare_data
 from engine.comm.world import World
 from engine.config import NetConfig
 from engine.graph.model_parallel import model_parts
@@ -15,6 +16,7 @@ from engine.report.table import human
 
 if TYPE_CHECKING:
     from engine.comm.mpi_group import MpiGroup
+    from engine.data.feeder import Feeder
     from engine.solver.solver import Solver
 
 
@@ -39,9 +41,13 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     return options.watched().replace(accumulate=True) if solver.every_blob else options
 
 
-def build_alike(config: NetConfig, options: NetOptions, world: World) -> Net:
-    """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ."""
+def build_alike(config: NetConfig, options: NetOptions, world: World, feeder: Feeder) -> Net:
+    """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ.
+
+    feeder: whose sources the net opens. Raises DataError where they are not the same on all ranks.
+    """
     net = Net(config, proto.TRAIN, options)
+    compare_data(world, feeder.identities)
     if options.memory_budget:
         log(
             f"Memory budget {options.memory_budget / 1e6:g} MB: blobs, gradients and masks take "

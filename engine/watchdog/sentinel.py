@@ -24,7 +24,7 @@ class Sentinel:
         """seconds: how long the rank may take to make progress, ten times as long in its set-up; 0: for ever."""
         program = Path(__file__).parent
         arguments = (rank, os.getpid(), board.descriptor, seconds)
-        self._rank = rank
+        self._rank, self._ranks = rank, 1
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(program), *map(str, arguments)],
             stdin=subprocess.PIPE,
@@ -69,6 +69,15 @@ class Sentinel:
         self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
         if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
             self._connection = None
+        self._ranks = ranks
+
+    def hear_faults(self, pipe: int = -1) -> None:
+        """From now on, a fault of a file that is mapped into memory is no death. pipe: see csrc/fault.h. It loads the
+        extension."""
+        from engine.host import _core
+
+        name = f"[rank {self._rank}] " if self._ranks > 1 else ""
+        _core.speak_as(name, pipe, -1 if self._connection is None else self._connection.fileno())
 
     def watch(self, seconds: float) -> None:
         """How long this rank may make no progress from now on; 0: for ever."""

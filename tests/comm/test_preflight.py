@@ -1,10 +1,13 @@
 """What is found before iteration 0: ranks that differ are named, with their difference, in one line."""
 
 import json
+import platform
 
+import lmdb
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.comm.preflight import check_sum, hosts, preflight, versions
 from engine.comm.world import World
 from engine.config.config import texts_of
@@ -55,6 +58,91 @@ def test_doctor(tmp_path):
     assert found["layouts"] == "of 8 parameters, the same on all ranks"
     assert "within a host" in found["link"] and "compute thread" in found["cores"]["0-1"]
     assert "ranks 0-1" in done.stdout and "MPI" in done.stdout
+
+
+NET = """
+layer {{ name: "digits" type: "Data" top: "data" top: "label" include {{ phase: TRAIN }}
+  data_param {{ source: "{train}" batch_size: 2 backend: LMDB }} }}
+layer {{ name: "digits" type: "Data" top: "data" top: "label" include {{ phase: TEST }}
+  data_param {{ source: "test" batch_size: 2 backend: LMDB }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param {{ num_output: 4 }} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+"""
+VERBS = {
+    "train": ["train", "--solver", "s.prototxt"],
+    "test": ["test", "--model", "net.prototxt", "--weights", "none"],
+}
+
+
+def write_ranks(folder, *datasets: dict[str, list[str]], train: str = "train") -> None:
+    """A folder for each rank, with a solver, a net, and LMDBs by name, which hold zeros by these keys."""
+    value = proto.Datum(channels=1, height=2, width=2, data=bytes(4)).SerializeToString()
+    for rank, sources in enumerate(datasets):
+        own = folder / str(rank)
+        own.mkdir()
+        (own / "net.prototxt").write_text(NET.format(train=train))
+        (own / "s.prototxt").write_text(
+            'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 3 test_iter: 2 test_interval: 3 '
+            "snapshot_after_train: false"
+        )
+        for name, keys in sources.items():
+            with lmdb.open(str(own / name), map_size=1 << 24) as file, file.begin(write=True) as transaction:
+                for key in keys:
+                    transaction.put(key.encode(), value)
+
+
+def run_in_own_folders(folder, verb: str):
+    """Two ranks, each in its folder."""
+    program = f"""
+import os
+from engine.cli import main
+from engine.host.launch import detect
+os.chdir(f"{folder}/{{detect().rank}}")
+raise SystemExit(main({VERBS[verb]}))
+"""
+    return run_ranks(2, program)
+
+
+def keys(count: int, tail: str = "") -> list[str]:
+    return [f"{number:08d}{tail}" for number in range(count)]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("verb", "others", "difference"),
+    [
+        ("train", {"train": keys(36), "test": keys(20)}, ("train", "144 items, keys '00000000'", "36 items, keys")),
+        (
+            "train",
+            {"train": keys(144, "_b"), "test": keys(20)},
+            ("train", "144 items, keys '00000000'", "144 items, keys '00000000_b'"),
+        ),
+        ("train", {"train": keys(144), "test": keys(21)}, ("test", "20 items, keys", "21 items, keys")),
+        ("test", {"test": keys(21)}, ("test", "20 items, keys", "21 items, keys")),
+    ],
+    ids=["number of items", "keys", "test data of a training", "test"],
+)
+def test_a_rank_with_other_data_is_named(tmp_path, verb, others, difference):
+    write_ranks(tmp_path, {"train": keys(144), "test": keys(20)}, others)
+    done = run_in_own_folders(tmp_path, verb)
+    (line,) = lines_of_engine(done)
+    assert done.returncode == 1 and "Iteration" not in done.stderr
+    (name, first, second), host = difference, platform.node()
+    start = f"rank 0 (on {host}) and rank 1 (on {host}) differ in the {name} data of layer 'digits' ({name}): "
+    assert f'preflight: {start}"{first}' in line and f'" and "{second}' in line, line
+
+
+@pytest.mark.mpi
+def test_ranks_may_have_parts_of_their_own(tmp_path):
+    """A source by rank is each one's own, of any size."""
+    write_ranks(
+        tmp_path,
+        {"part_0": keys(144), "test": keys(20)},
+        {"part_1": keys(36, "_b"), "test": keys(20)},
+        train="part_%#",
+    )
+    done = run_in_own_folders(tmp_path, "train")
+    assert done.returncode == 0 and "Optimization Done" in done.stderr, done.stderr
 
 
 class Broken(World):

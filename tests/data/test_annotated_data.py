@@ -149,6 +149,13 @@ def test_bounds_of_what_is_never_done_are_not_checked():
     make_distort(text_format.Parse("contrast_lower: 0.5 saturation_lower: 0.5", proto.DistortionParameter()))
 
 
+def test_pictures_of_no_size(make_lmdb):
+    message = proto.AnnotatedDatum.FromString(annotated(0, BOXES))
+    message.datum.height, message.datum.width = -message.datum.height, -message.datum.width
+    with pytest.raises(DataError, match=r"key '0': Datum of 3 x -12 x -16 .* holds 576 numbers instead of 0"):
+        open_data(layer_of(make_lmdb({"0": message.SerializeToString()})), proto.TRAIN)
+
+
 def test_overlaps():
     over_union, of_patch, of_box = overlaps((0.0, 0.0, 0.5, 1.0), BOXES)
     np.testing.assert_allclose(over_union, [0.25, 0.5, 0], rtol=1e-6)

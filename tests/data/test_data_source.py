@@ -179,6 +179,36 @@ def test_images_of_various_sizes(make_lmdb, open_layer):
     assert take(open_layer(path, "crop_size: 9"), 1, 2)[0][0].shape == (2, 3, 9, 9)
 
 
+def test_no_memory_for_an_item(lmdb_path, open_layer, monkeypatch):
+    def apply(*_):
+        raise MemoryError
+
+    source = open_layer(lmdb_path, where="net:3:1")
+    monkeypatch.setattr(source.reader._transformer, "apply", apply)
+    expected = r"^net:3:1: .*lmdb: key '00000000_ant/0.png': it is too large for the memory"
+    with source.batches(2) as prefetcher, pytest.raises(DataError, match=expected):
+        prefetcher.next()
+
+
+def test_no_memory_for_an_item_without_a_key(lmdb_path, open_layer, monkeypatch):
+    def load(*_):
+        raise MemoryError
+
+    source = open_layer(lmdb_path)
+    monkeypatch.setattr(source.reader, "load", load)
+    with source.batches(2) as prefetcher, pytest.raises(DataError, match=r"^layer 'data': item 0: it is too large for"):
+        prefetcher.next()
+
+
+def test_what_ranks_compare(lmdb_path, open_layer):
+    whole = "12 items, keys '00000000_ant/0.png' to '00000011_cat/3.png'"
+    assert open_layer(lmdb_path).identity() == whole
+    assert open_layer(lmdb_path, "mirror: true", "shuffle: true", ranks=2, rank=1).identity() == whole
+    lmdb_path.rename(lmdb_path.with_name("part_1"))
+    own = open_layer(lmdb_path.with_name("part_%#"), rank=1, ranks=2)
+    assert own.reader.identity() == whole and own.identity() == ""
+
+
 def test_parameters_that_cannot_be_used(lmdb_path, open_layer):
     with pytest.raises(ConfigError, match=r"^net:3:1: data_param.source is missing"):
         open_layer("", where="net:3:1")

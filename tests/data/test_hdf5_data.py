@@ -1,5 +1,6 @@
 """HDF5Data: rows of datasets."""
 
+import subprocess
 import sys
 from itertools import islice
 
@@ -15,6 +16,7 @@ from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST
 from engine.net import Net, NetOptions
+from tests.mpi import REPO
 from tests.solver.harness import solve
 
 h5py = pytest.importorskip("h5py")
@@ -128,6 +130,35 @@ def test_files_that_cannot_be_read(listed, tmp_path):
     layer.transform_param.scale = 2
     with pytest.raises(ConfigError, match=r"takes no transform_param"):
         open_data(layer, proto.TEST)
+
+
+def test_a_file_that_is_cut_off_while_it_is_read(listed, tmp_path):
+    """Also where its rows are mapped into memory."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"], file["label"] = np.zeros((100, 8, 16, 16), np.float32), np.zeros(100, np.float32)
+    listed.write_text(f"{tmp_path}/a.h5\n")
+    program = f"""
+import os
+from google.protobuf import text_format
+from engine import proto
+from engine.data import open_data
+layer = proto.LayerParameter(name="data", type="HDF5Data", top=["data", "label"])
+text_format.Parse('hdf5_data_param {{ source: "{listed}" batch_size: 5 }}', layer)
+with open_data(layer, proto.TEST, where="net:3:1").batches(5, threads=1) as batches:
+    batches.next()
+    os.truncate({str(tmp_path / "a.h5")!r}, 8192)
+    for _ in range(20):
+        batches.next()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"engine: net:3:1: HDF5Data: key '{tmp_path}/a.h5[")
+    assert done.stderr.endswith("]': the file is damaged, or has been cut off; copy it again\n")
+
+
+def test_what_ranks_compare(listed):
+    source = open_data(layer_of(listed), proto.TRAIN)
+    assert source.identity() == "11 rows, by file 7, 4"
 
 
 def test_without_h5py(listed, monkeypatch):

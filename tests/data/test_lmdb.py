@@ -1,6 +1,9 @@
 """The LMDB source: what it reads, and one clear line for what it cannot."""
 
 import os
+import struct
+import subprocess
+import sys
 import threading
 
 import lmdb
@@ -9,6 +12,7 @@ import pytest
 from engine.data.registry import find_source
 from engine.data.sources.lmdb import LmdbSource
 from engine.errors import ConfigError, DataError
+from tests.mpi import REPO
 
 
 @pytest.fixture
@@ -101,3 +105,149 @@ def test_unknown_backend():
         find_source("LMBD", "net:1:2")
     with pytest.raises(ConfigError, match="known: LMDB"):
         find_source("HDF5")
+
+
+# Damage: an LMDB has pages, of 4096 bytes; the first two are headers of the file, of which the newer counts
+
+PAGE = 4096
+FLAGS, LOWER, NODES = 10, 12, 16  # of a page: what it is, where its list of nodes ends, and the list itself
+LEAF, BRANCH = 2, 1
+
+
+def pages(path, kind: int) -> list[int]:
+    """Where the file's pages of a kind begin."""
+    content = path.read_bytes()
+    return [at for at in range(2 * PAGE, len(content), PAGE) if content[at + FLAGS] == kind]
+
+
+def overwrite(path, *places: tuple[int, bytes]) -> None:
+    with open(path, "r+b") as file:
+        for at, content in places:
+            file.seek(at)
+            file.write(content)
+
+
+def headers(at: int, content: bytes) -> list[tuple[int, bytes]]:
+    """A change of both headers of the file."""
+    return [(page + 16 + at, content) for page in (0, PAGE)]
+
+
+PAGE_SIZE, ENTRIES = 24, 104  # in a header: in the records of both trees, of 48 bytes each
+
+
+@pytest.mark.parametrize("number", [1 << 31, 1 << 63, (1 << 64) - 1])
+def test_a_header_with_more_items_than_fit(hundred, number):
+    overwrite(hundred / "data.mdb", *headers(ENTRIES, number.to_bytes(8, "little")))
+    with pytest.raises(DataError, match=rf"^net:1:2: LMDB .* is damaged: its header says {number} items, in \d+ bytes"):
+        LmdbSource(str(hundred), "net:1:2")
+
+
+@pytest.mark.parametrize("number, found", [(99, "more than the 99"), (101, "100 of the 101")])
+def test_a_tree_with_another_number_of_items(hundred, number, found):
+    overwrite(hundred / "data.mdb", *headers(ENTRIES, number.to_bytes(8, "little")))
+    source = LmdbSource(str(hundred), "net:1:2")
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"^net:1:2: LMDB .* is damaged: its tree has {found} items"):
+            source.item(0)
+
+
+def test_a_tree_that_goes_round_in_circles(hundred):
+    path = hundred / "data.mdb"
+    first, second = pages(path, LEAF)[:2]
+    content = path.read_bytes()
+    overwrite(path, (second, content[first : first + PAGE]))
+    with pytest.raises(DataError, match=r"LMDB .* is damaged: its tree has|tree leads nowhere|cannot list"):
+        for i in range(100):
+            LmdbSource(str(hundred)).item(i)
+
+
+def test_an_item_that_the_tree_does_not_find(hundred, monkeypatch):
+    source = LmdbSource(str(hundred), "net:1:2")
+    keys = source._list_keys()
+    source._keys = keys.replace(b"00000042_x", b"00000042_y")
+    with pytest.raises(DataError, match=r"^net:1:2: LMDB .*: key '00000042_y': its tree leads nowhere"):
+        source.item(41)
+    assert source.item(40)[0] == "00000041_x"
+
+
+def read_all(path) -> tuple[int, str]:
+    """The exit status and the messages of a program that reads every item."""
+    program = f"""
+import resource
+from engine.data.sources.lmdb import LmdbSource
+from engine.errors import DataError
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+try:
+    source = LmdbSource({str(path)!r}, "net:1:2")
+    for i in range(len(source)):
+        source.item(i)
+except DataError as error:
+    raise SystemExit(f"engine: {{error}}")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("kind", [LEAF, BRANCH])
+@pytest.mark.parametrize("fill", [0, 255])
+def test_pages_that_are_none(hundred, kind, fill):
+    path = hundred / "data.mdb"
+    overwrite(path, *[(at, bytes([fill] * PAGE)) for at in pages(path, kind)[:2]])
+    status, said = read_all(hundred)
+    assert status == 1 and said.startswith("engine: net:1:2: ") and str(hundred) in said and said.count("\n") == 1
+
+
+FAULT = "the file is damaged, or has been cut off; copy it again\n"
+
+
+def test_what_the_library_asserts(hundred):
+    path = hundred / "data.mdb"
+    overwrite(path, (pages(path, LEAF)[1] + FLAGS, bytes(2)))
+    assert read_all(hundred) == (1, f"engine: net:1:2: LMDB {hundred}: {FAULT}")
+
+
+def test_values_longer_than_the_file(hundred):
+    path = hundred / "data.mdb"
+    content = bytearray(path.read_bytes())
+    for page in pages(path, LEAF):
+        nodes = content[page + NODES : page + int.from_bytes(content[page + LOWER : page + LOWER + 2], "little")]
+        for place in struct.unpack(f"<{len(nodes) // 2}H", nodes):
+            if content[page + place + 4] & 1:  # the value has pages of its own; here stands its size
+                content[page + place : page + place + 4] = b"\xff\xff\xff\x7f"
+    path.write_bytes(content)
+    assert read_all(hundred) == (1, f"engine: net:1:2: LMDB {hundred}: key '00000041_x': {FAULT}")
+
+
+def test_a_page_size_of_nothing(hundred):
+    overwrite(hundred / "data.mdb", *headers(PAGE_SIZE, bytes(4)))
+    status, said = read_all(hundred)
+    assert status == 1 and said.startswith("engine: net:1:2: ") and said.count("\n") == 1
+
+
+def test_cut_off_while_it_is_read(hundred):
+    program = f"""
+import os
+from engine.data.sources.lmdb import LmdbSource
+source = LmdbSource({str(hundred)!r}, "net:1:2")
+source.item(0)
+os.truncate({str(hundred / "data.mdb")!r}, 8 * {PAGE})
+for i in range(len(source)):
+    source.item(i)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"engine: net:1:2: LMDB {hundred}: key '000000")
+    assert done.stderr.endswith(f"_x': {FAULT}")
+
+
+def test_no_memory_for_an_item(hundred, monkeypatch):
+    source = LmdbSource(str(hundred), "net:1:2")
+    source.item(0)
+
+    class Environment:
+        def begin(self):
+            raise MemoryError
+
+    monkeypatch.setattr(source, "_environment", Environment())
+    with pytest.raises(DataError, match=r"^net:1:2: LMDB .*: key '00000005_x': it is too large for the memory that is"):
+        source.item(4)

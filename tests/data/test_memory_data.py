@@ -39,6 +39,12 @@ def test_batches_go_round(fed):
     assert net.forward()["label"].tolist() == [1, 1]
 
 
+def test_each_rank_may_have_others(fed):
+    _, feeder = fed
+    feeder.set_arrays("memory", np.zeros((2, 3, 4, 5)), np.zeros(2))
+    assert feeder.identities() == {"the test data of layer 'memory'": ""}
+
+
 def test_arrays_that_do_not_fit(fed):
     _, feeder = fed
     with pytest.raises(DataError, match="layer 'memory' has no data yet"):

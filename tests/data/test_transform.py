@@ -280,5 +280,9 @@ def test_undecodable():
             shape(make(""), proto.Datum(data=data, encoded=True))
     with pytest.raises(UndecodableImage, match=r"3 x 4 x 4 .* holds 47 numbers instead of 48"):
         shape(make(""), proto.Datum(channels=3, height=4, width=4, data=bytes(47)))
+    for sides in ((12, -1, -1), (-3, 4, -4), (2**31 - 1, 2**31 - 1, 2**31 - 1), (0, 4, 4)):
+        datum = proto.Datum(data=bytes(48), **dict(zip(("channels", "height", "width"), sides, strict=True)))
+        with pytest.raises(UndecodableImage, match=f"{sides[0]} x {sides[1]} x {sides[2]} .* holds 48 numbers instead"):
+            shape(make(""), datum)
     with pytest.raises(UndecodableImage, match="not a Datum"):
         parse_datum(b"\xff\xff\xff")

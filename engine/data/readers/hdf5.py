@@ -13,6 +13,7 @@ from engine.data.reader import Reader, Request, Sample
 from engine.data.registry import reader
 from engine.errors import ConfigError, DataError, shape_text
 from engine.files import read_text, reason
+from engine.host import _core
 from engine.weights.h5_file import H5File, Rows, import_h5py
 
 
@@ -30,6 +31,7 @@ class HDF5Reader(Reader):
         if not param.source:
             raise ConfigError("hdf5_data_param.source is missing", request.where)
         self._list = param.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self._name = str(DataError("HDF5Data", request.where))  # as messages show it
         names = list(message.top)
         self._files = [self._open(path, names) for path in self._paths()]
         self._check_shapes(names)
@@ -74,13 +76,21 @@ class HDF5Reader(Reader):
                         self._where,
                     )
 
+    def identity(self) -> str:
+        counts = [len(rows[0]) for _, rows in self._files]
+        return f"{self.size} rows, by file {', '.join(map(str, counts))}"
+
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         number = bisect_right(self._ends, sample.index)
         path, rows = self._files[number]
         row = sample.index - (self._ends[number - 1] if number else 0)
+        key = f"{path}[{row}]"
+        _core.reading(self._name, key.encode())  # rows may lie in mapped files, which may be cut off
         try:
             for values, array in zip(rows, out, strict=True):
                 array[...] = values[row]
         except Exception as error:  # of any type: it depends on what is damaged
             raise DataError(f"cannot read row {row} of {path}: {reason(error)}", self._where) from None
-        return f"{path}[{row}]"
+        finally:
+            _core.done_reading()
+        return key

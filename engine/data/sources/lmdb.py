@@ -5,57 +5,51 @@ from __future__ import annotations
 import os
 import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 import lmdb
 
 from engine.data.registry import source
 from engine.errors import DataError
+from engine.files import reason
+from engine.host import _core
 
 # LMDB allows one environment per file and process, and a train and a test net may read the same one.
 _environments: WeakValueDictionary[str, lmdb.Environment] = WeakValueDictionary()
 _opening = threading.Lock()
-
-
-def _open(path: str, where: str | None, readahead: bool) -> lmdb.Environment:
-    """Read-only and without locks, so that it works on read-only and network file systems."""
-    data_file = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
-    if not os.path.isfile(data_file):
-        raise DataError(f"LMDB not found: {path} (no such folder with a data.mdb in it)", where)
-    real_path = os.path.realpath(data_file)
-    with _opening:
-        environment = _environments.get(real_path)
-        if environment is None:
-            try:
-                environment = lmdb.open(
-                    data_file, subdir=False, readonly=True, lock=False, readahead=readahead, max_spare_txns=16
-                )
-                _check_size(environment, data_file, where)
-            except lmdb.Error as error:
-                raise DataError(f"cannot open LMDB {path}: {error}", where) from None
-            _environments[real_path] = environment
-    return environment
-
-
-def _check_size(environment: lmdb.Environment, data_file: str, where: str | None) -> None:
-    """A file shorter than its header says would end the process with SIGBUS when the missing part is read."""
-    expected = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    size = os.path.getsize(data_file)
-    if size < expected:
-        raise DataError(f"{data_file} is truncated: {size} bytes, its header says {expected}; copy it again", where)
+_LEAST_BYTES = 10  # of an item in a file: its node's header, and where the node is in its page
 
 
 @source("LMDB")
 class LmdbSource:
-    """The items of an LMDB in the order of their keys."""
+    """The items of an LMDB in the order of their keys.
+
+    The library that reads it trusts what the file says, and maps it into memory: a damage may be a signal, also where
+    the file is cut off later. All that is read is read between reading() and done_reading(), which see to that.
+    """
 
     def __init__(self, path: str, where: str | None = None, shuffled: bool = False):
         self.path = path
         self._where = where
-        self._environment = _open(path, where, readahead=not shuffled)
-        self._size = self._environment.stat()["entries"]
+        self._name = str(DataError(f"LMDB {path}", where))  # as messages show it
+        data_file = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+        if not os.path.isfile(data_file):
+            raise DataError(f"LMDB not found: {path} (no such folder with a data.mdb in it)", where)
+        with self._guarded(f"cannot open LMDB {path}"):
+            self._environment = _open(data_file, readahead=not shuffled)
+            last_page, stat = self._environment.info()["last_pgno"], self._environment.stat()
+        self._bytes, expected = os.path.getsize(data_file), (last_page + 1) * stat["psize"]
+        if self._bytes < expected:  # would be a signal later
+            raise DataError(
+                f"{data_file} is truncated: {self._bytes} bytes, its header says {expected}; copy it again", where
+            )
+        self._size = stat["entries"]
         if self._size == 0:
             raise DataError(f"LMDB {path} is empty", where)
+        if self._size > self._bytes // _LEAST_BYTES:
+            raise self._damaged(f"its header says {self._size} items, in {self._bytes} bytes")
         self._listing = threading.Lock()
         self._keys: bytes | None = None  # all keys, one after the other: a list of a million takes three times as much
         self._ends = array("q")  # where each key ends, after a leading 0
@@ -64,25 +58,68 @@ class LmdbSource:
         return self._size
 
     def _list_keys(self) -> bytes:
-        """Walks over the keys only; no value is read. Returns what becomes _keys."""
-        with self._environment.begin() as transaction, transaction.cursor() as cursor:
-            keys, ends = bytearray(), array("q", [0])
-            for key in cursor.iternext(keys=True, values=False):
-                keys += key
-                ends.append(len(keys))
+        """Walks over the keys only; no value is read. Returns what becomes _keys. Raises DataError."""
+        keys, ends = bytearray(), array("q", [0])
+        with self._guarded(f"cannot list the keys of LMDB {self.path}"):
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
+                for key in cursor.iternext(keys=True, values=False):
+                    keys += key
+                    ends.append(len(keys))
+                    if len(ends) > self._size + 1 or len(keys) > self._bytes:  # it may go round in circles
+                        raise self._damaged(f"its tree has more than the {self._size} items that its header says")
+        if len(ends) != self._size + 1:
+            raise self._damaged(f"its tree has {len(ends) - 1} of the {self._size} items that its header says")
         self._ends = ends
         self._keys = bytes(keys)  # last: it tells the other threads that both are there
         return self._keys
 
     def item(self, index: int) -> tuple[str, bytes]:
         """(key, serialised Datum) of the index-th key. Raises DataError where the file is damaged."""
+        keys = self._keys
+        if keys is None:
+            with self._listing:
+                keys = self._list_keys() if self._keys is None else self._keys
+        key = keys[self._ends[index] : self._ends[index + 1]]
+        _core.reading(self._name, key)
         try:
-            keys = self._keys
-            if keys is None:
-                with self._listing:
-                    keys = self._list_keys() if self._keys is None else self._keys
-            key = keys[self._ends[index] : self._ends[index + 1]]
             with self._environment.begin() as transaction:
-                return key.decode(errors="replace"), transaction.get(key, b"")
-        except lmdb.Error as error:
-            raise DataError(f"cannot read item {index} of LMDB {self.path}: {error}", self._where) from None
+                value = transaction.get(key)
+        except (lmdb.Error, MemoryError) as error:
+            raise self._error(key, reason(error)) from None
+        finally:
+            _core.done_reading()
+        if value is None:
+            raise self._error(key, "its tree leads nowhere: the file is damaged; copy it again")
+        return key.decode(errors="replace"), value
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """What is read within is no item. The library checks it by assertions, too."""
+        _core.hold_stderr(True)
+        _core.reading(self._name, b"")
+        try:
+            yield
+        except (lmdb.Error, MemoryError) as error:
+            raise DataError(f"{what}: {reason(error)}", self._where) from None
+        finally:
+            _core.done_reading()
+            _core.hold_stderr(False)
+
+    def _damaged(self, how: str) -> DataError:
+        return DataError(f"LMDB {self.path} is damaged: {how}; copy it again", self._where)
+
+    def _error(self, key: bytes, why: str) -> DataError:
+        return DataError(f"LMDB {self.path}: key '{key.decode(errors='replace')}': {why}", self._where)
+
+
+def _open(data_file: str, readahead: bool) -> lmdb.Environment:
+    """Read-only and without locks, so that it works on read-only and network file systems."""
+    real_path = os.path.realpath(data_file)
+    with _opening:
+        environment = _environments.get(real_path)
+        if environment is None:
+            environment = lmdb.open(
+                data_file, subdir=False, readonly=True, lock=False, readahead=readahead, max_spare_txns=16
+            )
+            _environments[real_path] = environment
+    return environment

@@ -1,0 +1,22 @@
+// Faults of files that are mapped into memory.
+#include "bind.h"
+#include "fault.h"
+
+namespace engine {
+
+void bind_fault(py::module_& m) {
+    m.def(
+        "reading", [](std::string_view file, const py::bytes& key) { reading(file, std::string_view(key)); }, "file"_a,
+        "key"_a,
+        "Until done_reading(), a fault of this thread, such as SIGBUS, is the file's: it is named, and the process "
+        "ends with status 1.");
+    m.def("done_reading", &done_reading);
+    m.def(
+        "speak_as", &speak_as, "name"_a, "pipe"_a, "socket"_a,
+        "How the line begins; a pipe where it is written for who ends all processes; a socket where \"fail\" is asked "
+        "otherwise. -1: none.");
+    m.def("hold_stderr", &hold_stderr, "on"_a,
+          "Whether what C libraries write to stderr waits, and is lost in a fault.");
+}
+
+}  // namespace engine

@@ -1,0 +1,167 @@
+#include "fault.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <mutex>
+
+namespace engine {
+namespace {
+
+// Cut off, on a page that points outside of the file, in its header, found by an assertion of the library itself.
+constexpr int kSignals[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT};
+struct sigaction former[std::size(kSignals)];
+
+constexpr size_t kFileBytes = 2048, kKeyBytes = 1024;
+
+struct Place {
+    char file[kFileBytes], key[kKeyBytes];
+    size_t file_size, key_size;
+};
+
+// What the handler looks at: in the thread's own block, for the handler must not allocate.
+[[gnu::tls_model("initial-exec")]] thread_local const Place* current = nullptr;
+
+char own_name[32];
+size_t own_name_size = 0;
+std::atomic<int> spokesman{-1}, watchdog{-1};  // a pipe, a socket
+std::atomic<bool> is_ending{false};
+
+// Only functions that a signal handler may call.
+class Line {
+public:
+    void add(const char* text, size_t size) {
+        size = size < sizeof(text_) - size_ ? size : sizeof(text_) - size_;
+        std::memcpy(text_ + size_, text, size);
+        size_ += size;
+    }
+
+    void add(const char* text) { add(text, std::strlen(text)); }
+
+    // Bytes of a file: what is no plain character is escaped.
+    void add_escaped(const char* text, size_t size) {
+        for (size_t i = 0; i < size; ++i) {
+            const auto byte = static_cast<unsigned char>(text[i]);
+            const char escape[] = {'\\', 'x', "0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+            const bool plain = byte >= 0x20 && byte < 0x7f;
+            add(plain ? text + i : escape, plain ? 1 : sizeof(escape));
+        }
+    }
+
+    void write_to(int descriptor) const {
+        for (size_t done = 0; done < size_;) {
+            const ssize_t written = write(descriptor, text_ + done, size_ - done);
+            if (written <= 0) return;
+            done += size_t(written);
+        }
+    }
+
+private:
+    char text_[kFileBytes + 4 * kKeyBytes + 128];
+    size_t size_ = 0;
+};
+
+constexpr int kAnswerMilliseconds = 1000;
+
+bool is_late() {
+    constexpr char question[] = "fail\n", late[] = "late";
+    char answer[sizeof(late)] = {};
+    pollfd asked{watchdog, POLLIN, 0};
+    return asked.fd >= 0 && send(asked.fd, question, std::strlen(question), MSG_NOSIGNAL) > 0 &&
+           poll(&asked, 1, kAnswerMilliseconds) > 0 && recv(asked.fd, answer, std::strlen(late), 0) > 0 &&
+           std::strcmp(answer, late) == 0;
+}
+
+[[noreturn]] void end(const Place& place) {
+    while (is_ending.exchange(true)) pause();  // another thread has met it, too
+    Line line;
+    if (isatty(STDERR_FILENO)) line.add("\r\x1b[K");  // a bar may stand there
+    line.add("engine: ");
+    line.add(own_name, own_name_size);
+    line.add(place.file, place.file_size);
+    if (place.key_size) {
+        line.add(": key '");
+        line.add_escaped(place.key, place.key_size);
+        line.add("'");
+    }
+    line.add(": the file is damaged, or has been cut off; copy it again\n");
+    if (spokesman >= 0) {
+        line.write_to(spokesman);
+        sleep(1);
+    }
+    if (is_late())
+        sleep(1);  // the launcher ends all when this one has ended: the first may not have written its line yet
+    else
+        line.write_to(STDERR_FILENO);
+    _exit(1);
+}
+
+// As if this handler were not there.
+void pass_on(int number, siginfo_t* info, void* context) {
+    size_t i = 0;
+    while (kSignals[i] != number) ++i;
+    const struct sigaction& action = former[i];
+    const bool was_sent = info->si_code <= 0;  // by kill(), raise() or abort(); else the instruction fails again
+    if (action.sa_flags & SA_SIGINFO) {
+        action.sa_sigaction(number, info, context);
+    } else if (action.sa_handler == SIG_IGN && was_sent) {
+        return;
+    } else if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
+        sigaction(number, &action, nullptr);
+        if (was_sent) raise(number);
+    } else {
+        action.sa_handler(number);
+    }
+}
+
+void handle(int number, siginfo_t* info, void* context) {
+    const bool own = info->si_code > 0 || (number == SIGABRT && info->si_pid == getpid());
+    if (current && own) end(*current);
+    pass_on(number, info, context);
+}
+
+void install() {
+    struct sigaction action{};
+    action.sa_sigaction = handle;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &former[i]);
+}
+
+}  // namespace
+
+void reading(std::string_view file, std::string_view key) {
+    static std::once_flag installed;
+    std::call_once(installed, install);
+    thread_local const auto place = std::make_unique<Place>();
+    place->file_size = file.copy(place->file, kFileBytes);
+    place->key_size = key.copy(place->key, kKeyBytes);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    current = place.get();
+}
+
+void done_reading() {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    current = nullptr;
+}
+
+void speak_as(std::string_view name, int pipe, int socket) {
+    own_name_size = name.copy(own_name, sizeof(own_name));
+    spokesman = pipe;
+    watchdog = socket;
+}
+
+void hold_stderr(bool on) {
+    static char buffer[BUFSIZ];
+    std::fflush(stderr);
+    std::setvbuf(stderr, on ? buffer : nullptr, on ? _IOFBF : _IONBF, on ? sizeof(buffer) : 0);
+}
+
+}  // namespace engine
