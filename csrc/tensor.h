@@ -55,7 +55,8 @@ struct Tensor;
 using TensorPtr = std::shared_ptr<Tensor>;
 
 struct Tensor {
-    Tensor(std::string called, Dims dims, Home place) : name(std::move(called)), shape(std::move(dims)), home(place) {}
+    // Throws std::length_error for a shape that no blob has: an axis of nothing, or more bytes than can be counted.
+    Tensor(std::string called, Dims dims, Home place);
 
     // Parameters take the layout that their first reader asks for; everything else is decided where it is made.
     bool decided() const { return bool(buffer); }
@@ -94,6 +95,7 @@ Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)
 Layout plain_layout(const Dims& shape, dnnl::memory::data_type type = dnnl::memory::data_type::f32);
 bool is_plain(const Layout& layout);
 std::string layout_name(const Layout& layout);  // such as aBcd16b; letters in the order of memory
+// Throws std::length_error where no integer holds it.
 int64_t count_of(const Dims& shape);
 
 }  // namespace engine
