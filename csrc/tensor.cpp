@@ -81,6 +81,12 @@ Tensor::Tensor(std::string called, Dims dims, Home place)
         throw std::length_error("tensor '" + name + "' would have an empty axis or too many values");
 }
 
+TensorPtr Tensor::without_diff() const {
+    auto tensor = std::make_shared<Tensor>(*this);
+    tensor->diff = nullptr;
+    return tensor;
+}
+
 int64_t Tensor::count() const { return count_of(shape); }
 
 void Tensor::decide(const Layout& wanted) { decide(wanted, std::make_shared<Buffer>(wanted.get_size(), home)); }

@@ -63,6 +63,9 @@ struct Tensor {
     void decide(const Layout& wanted);
     void decide(const Layout& wanted, const BufferPtr& shared);
 
+    // The same values without the gradient, for readers that send none.
+    TensorPtr without_diff() const;
+
     // The same bytes described differently; the caller vouches that the layouts agree.
     dnnl::memory as(const Layout& other) const;
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from engine.host import _core
@@ -16,3 +17,15 @@ def test_shapes_that_no_tensor_has(shape):
     x = program.input("x", [2])
     with pytest.raises(ValueError, match=REFUSED):
         program.op("Python", "p", [x], [], {"run": print}, [shape], [False])
+
+
+def test_without_diff():
+    x = _core.Program(True).input("x", [3], True)
+    values = np.array([1, 2, 3], np.float32)
+    x.attach(values)
+    seen = x.without_diff()
+    assert x.diff is not None and seen.diff is None
+    np.testing.assert_array_equal(seen.get(), values)
+    other = np.array([4, 5, 6], np.float32)
+    x.attach(other)
+    np.testing.assert_array_equal(seen.get(), other)
