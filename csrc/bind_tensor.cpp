@@ -86,6 +86,7 @@ void bind_tensor(py::module_& m) {
                 return other;
             },
             "name"_a, "Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).")
+        .def("without_diff", &Tensor::without_diff, "The same values, for readers that send no gradient.")
         .def("decide_plain", [](Tensor& t) {
             if (!t.decided()) t.decide(plain_layout(t.shape));
         });

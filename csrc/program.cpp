@@ -38,6 +38,7 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     spec.counter = &counter_;
     spec.ranks = &ranks_;
     const std::string name = spec.name;
+    for (const Dims& shape : spec.output_shapes) Tensor(name, shape, Home::activation);  // throws before ops compute
     try {
         ops_.push_back(found->second(std::move(spec)));
     } catch (const dnnl::error& error) {

@@ -7,6 +7,8 @@
 
 namespace engine {
 
+static constexpr int64_t most_values = INT64_MAX / sizeof(double);  // of a tensor, so that bytes can be counted, too
+
 const dnnl::engine& cpu() {
     static const dnnl::engine instance(dnnl::engine::kind::cpu, 0);
     return instance;
@@ -37,16 +39,20 @@ void Buffer::join(const std::shared_ptr<Buffer>& other) {
     from->joined_ = into->shared_from_this();
 }
 
-int64_t count_of(const Dims& shape) {
-    return std::accumulate(shape.begin(), shape.end(), int64_t(1), std::multiplies<int64_t>());
+static int64_t product(int64_t a, int64_t b) {
+    int64_t result;
+    if (__builtin_mul_overflow(a, b, &result)) throw std::length_error("more values than can be counted");
+    return result;
 }
+
+int64_t count_of(const Dims& shape) { return std::accumulate(shape.begin(), shape.end(), int64_t(1), product); }
 
 Dims dense_dims(const Dims& shape) { return shape.empty() ? Dims{1} : shape; }
 
 Layout plain_layout(const Dims& shape, dnnl::memory::data_type type) {
     const Dims dims = dense_dims(shape);
     Dims strides(dims.size(), 1);
-    for (int i = int(dims.size()) - 2; i >= 0; i--) strides[i] = strides[i + 1] * dims[i + 1];
+    for (int i = int(dims.size()) - 2; i >= 0; i--) strides[i] = product(strides[i + 1], dims[i + 1]);
     return Layout(dims, type, strides);
 }
 
@@ -65,6 +71,20 @@ std::string layout_name(const Layout& layout) {
     }
     for (size_t i = 0; i < blocks.size(); i++) name += std::to_string(blocks[i]) + char('a' + axes[i]);
     return name;
+}
+
+// The graph checks what a text asks for and names its line; this is for what gets past it.
+Tensor::Tensor(std::string called, Dims dims, Home place)
+    : name(std::move(called)), shape(std::move(dims)), home(place) {
+    const bool empty = std::any_of(shape.begin(), shape.end(), [](int64_t dim) { return dim < 1; });
+    if (empty || count_of(shape) > most_values)
+        throw std::length_error("tensor '" + name + "' would have an empty axis or too many values");
+}
+
+TensorPtr Tensor::without_diff() const {
+    auto tensor = std::make_shared<Tensor>(*this);
+    tensor->diff = nullptr;
+    return tensor;
 }
 
 int64_t Tensor::count() const { return count_of(shape); }

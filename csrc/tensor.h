@@ -55,12 +55,16 @@ struct Tensor;
 using TensorPtr = std::shared_ptr<Tensor>;
 
 struct Tensor {
-    Tensor(std::string called, Dims dims, Home place) : name(std::move(called)), shape(std::move(dims)), home(place) {}
+    // Throws std::length_error for a shape that no blob has: an axis of nothing, or more bytes than can be counted.
+    Tensor(std::string called, Dims dims, Home place);
 
     // Parameters take the layout that their first reader asks for; everything else is decided where it is made.
     bool decided() const { return bool(buffer); }
     void decide(const Layout& wanted);
     void decide(const Layout& wanted, const BufferPtr& shared);
+
+    // The same values without the gradient, for readers that send none.
+    TensorPtr without_diff() const;
 
     // The same bytes described differently; the caller vouches that the layouts agree.
     dnnl::memory as(const Layout& other) const;
@@ -94,6 +98,7 @@ Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)
 Layout plain_layout(const Dims& shape, dnnl::memory::data_type type = dnnl::memory::data_type::f32);
 bool is_plain(const Layout& layout);
 std::string layout_name(const Layout& layout);  // such as aBcd16b; letters in the order of memory
+// Throws std::length_error where no integer holds it.
 int64_t count_of(const Dims& shape);
 
 }  // namespace engine

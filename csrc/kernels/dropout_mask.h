@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/whole.h"
+
 namespace engine {
 
 // Steele, Lea and Flood's splitmix64: neighbouring numbers become unrelated ones.
@@ -37,7 +39,7 @@ struct DropoutMask {
 class DropoutMasks {
 public:
     DropoutMasks(const std::string& layer, double ratio)
-        : threshold_(uint32_t(ratio * 4294967296.0)), scale_(float(1 / (1 - ratio))) {
+        : threshold_(uint32_t(whole(ratio * 4294967296.0))), scale_(float(1 / (1 - ratio))) {
         for (const unsigned char letter : layer) name_hash_ = (name_hash_ ^ letter) * 0x100000001b3u;
     }
 

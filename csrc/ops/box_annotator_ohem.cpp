@@ -35,7 +35,7 @@ public:
         for (const int64_t at : order_) {
             const int64_t region = at / plane_, pixel = at % plane_;
             const float image = input(0)->data()[region * roi_columns * plane_ + pixel];
-            if (image < 0 || chosen[whole(image)]++ >= per_image_) continue;
+            if (!(image >= 0) || chosen[whole(image)]++ >= per_image_) continue;
             outputs_[0]->data()[at] = input(2)->data()[at];
             for (int64_t c = 0; c < channels_; c++) {
                 const int64_t from = (region * channels_ + c) * plane_ + pixel;

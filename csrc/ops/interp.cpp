@@ -2,6 +2,7 @@
 // top. inputs: x (N, C, H, W), row-major; attributes: crop_begin, crop_end (pixels left out on both axes).
 #include <algorithm>
 
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -73,7 +74,7 @@ private:
         std::vector<Point> points(out);
         for (int64_t i = 0; i < out; i++) {
             const double at = step * double(i);
-            const int64_t first = std::min(int64_t(at), last);
+            const int64_t first = std::min(whole(at), last);
             points[i] = {begin + first, begin + std::min(first + 1, last), float(at - double(first))};
         }
         return points;

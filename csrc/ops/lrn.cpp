@@ -1,6 +1,7 @@
 // Local response normalisation: y = x / (k + alpha/count * sum of x^2 over the neighbourhood)^beta, the neighbourhood
 // being `local_size` channels, or a square of that side in the same channel (then count is its area). inputs: x (N, C,
 // H, W); attributes: local_size, alpha, beta, k, across_channels.
+#include <algorithm>
 #include <string>
 
 #include "kernels/lrn_kernels.h"
@@ -18,23 +19,28 @@ public:
         const int64_t size = attributes.integer("local_size");
         const float alpha = float(attributes.real("alpha")), beta = float(attributes.real("beta")),
                     k = float(attributes.real("k"));
-        const auto how =
-            attributes.flag("across_channels") ? algorithm::lrn_across_channels : algorithm::lrn_within_channel;
+        const bool across = attributes.flag("across_channels"), learns = input_gradient(0) && output_gradient(0);
+        const Dims& dims = input(0)->shape;
+        const float share = alpha / (across ? 1 : float(size)) / float(size);
+        const int64_t most = 2 * (across ? dims[1] : std::max(dims[2], dims[3])) - 1;  // a larger window sees no more
+        kernels_ = {dims[0], dims[1], dims[2], dims[3], std::min(size, most), across, share, beta, k};
+        // oneDNN 3.2 reads beyond the blob at local_size 1, and loops over the whole of a window, wherever it ends.
+        if (size == 1 || size > most) {
+            build_kernels(learns);
+            return;
+        }
+        const auto how = across ? algorithm::lrn_across_channels : algorithm::lrn_within_channel;
         const dnnl::lrn_forward::primitive_desc pd(cpu(), forward_kind(spec_), how, layout, layout, size, alpha, beta,
                                                    k, user_scratchpad());
-        const bool learns = input_gradient(0) && output_gradient(0);
         const backward_pd back =
             learns ? backward_pd(cpu(), how, layout, layout, layout, size, alpha, beta, k, pd, user_scratchpad())
                    : backward_pd();
         // oneDNN has fast kernels for blocks of channels, and mostly for local_size 5.
         if (is_reference(pd) || (learns && is_reference(back))) {
-            const Dims& dims = input(0)->shape;
-            const bool across = how == algorithm::lrn_across_channels;
-            const float share = alpha / float(across ? size : size * size);
-            kernels_ = {dims[0], dims[1], dims[2], dims[3], size, across, share, beta, k};
             build_kernels(learns);
             return;
         }
+        kernels_.size = 0;
         build_forward(pd);
         if (learns) build_backward(back);
     }

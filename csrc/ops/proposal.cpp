@@ -1,9 +1,9 @@
 // From the scores and offsets of a region proposal network to the regions that it proposes (Ren et al. 2015, arXiv
 // 1506.01497): the best of the anchors, moved by their offsets, that do not overlap.
 // inputs: scores (N, 2 A, H, W), those of objects behind those of the background, offsets (N, 4 A, H, W), image sizes
-// (N or 1, 3 or more) of height, width, scale, all row-major; outputs: regions (N most, 5) of image, x1, y1, x2, y2 in
-// pixels, and, where asked for, their scores (N most, 1), both -1 in rows that are not used; attributes: anchors (x1,
-// y1, x2, y2 of each at the first pixel), stride, least_size, candidates, nms_threshold. Has no backward.
+// (N or 1, 3 numbers or more) of height, width, scale, all row-major; outputs: regions (N most, 5) of image, x1, y1,
+// x2, y2 in pixels, and, where asked for, their scores (N most, 1), both -1 in rows that are not used; attributes:
+// anchors (x1, y1, x2, y2 of each at the first pixel), stride, least_size, candidates, nms_threshold. Has no backward.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -30,7 +30,7 @@ public:
         height_ = scores[2];
         width_ = scores[3];
         most_ = spec_.output_shapes[0][0] / images_;
-        sizes_per_image_ = input(2)->shape[0] == images_;
+        sizes_stride_ = input(2)->shape[0] == images_ ? input(2)->count() / images_ : 0;
         for (size_t i = 0; i < outputs_.size(); i++) {
             output(i, plain_layout(spec_.output_shapes[i]));
             touch(Pass::forward, outputs_[i]);
@@ -62,7 +62,7 @@ private:
     };
 
     std::vector<Region> propose(int64_t n) const {
-        const float* const size = input(2)->data() + (sizes_per_image_ ? n * input(2)->shape[1] : 0);
+        const float* const size = input(2)->data() + n * sizes_stride_;
         const float least = least_size_ * size[2];
         const float bottom = std::max(size[0] - 1, 0.f), right = std::max(size[1] - 1, 0.f);
         std::vector<Box> boxes;
@@ -102,7 +102,7 @@ private:
 
     float stride_, least_size_, threshold_;
     int64_t candidates_, images_, height_, width_, most_;
-    bool sizes_per_image_;
+    int64_t sizes_stride_;  // from one image's to the next; 0 where all have the same
     std::vector<float> anchors_;
     std::vector<std::vector<Region>> found_;  // in each image
 };

@@ -106,4 +106,5 @@ class _Shared(dict[Blob, Blob]):
 
 
 def _runs_backward(layer: Layer) -> bool:
-    return any(blob.needs_gradient for blob in layer.bottoms) or any((p.owner or p).learnable for p in layer.params)
+    sends = any(blob.needs_gradient and not blob.gradient_is_set for blob in layer.bottoms)
+    return sends or any((p.owner or p).learnable for p in layer.params)

@@ -44,6 +44,10 @@ class Tensor:
         """
         The values in place, as an array that keeps `owner` (who has the memory) alive; None if not row-major.
         """
+    def without_diff(self) -> Tensor:
+        """
+        The same values, for readers that send no gradient.
+        """
     @property
     def count(self) -> int:
         ...

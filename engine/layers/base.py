@@ -39,6 +39,7 @@ class Blob:
     name: str
     shape: Shape = ()
     needs_gradient: bool = False
+    gradient_is_set: bool = False  # by its loss_weight or by Python: what reads it sends none
 
 
 @dataclass(eq=False)

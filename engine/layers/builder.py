@@ -41,8 +41,9 @@ class Builder:
         self.type_of_op: list[str] = []
 
     def tensor(self, blob: Blob) -> Tensor:
-        """The tensor of a blob that an earlier layer made."""
-        return self.tensors[blob]
+        """The tensor of a blob that an earlier layer made; without its gradient where its reader is to send none."""
+        tensor = self.tensors[blob]
+        return tensor.without_diff() if blob.gradient_is_set else tensor
 
     def set(self, blob: Blob, tensor: Tensor) -> None:
         self.tensors[blob] = tensor

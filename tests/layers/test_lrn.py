@@ -9,17 +9,20 @@ LAYER = """layer {{ name: "layer" type: "LRN" bottom: "{bottom}" top: "y" lrn_pa
 RANDOM = np.random.default_rng(1)
 
 
+HUGE = 2**31 - 1
+
+
 def reference(x, size, region):
     x = x.astype(np.float64)
-    half, squares = size // 2, np.zeros_like(x)
+    half, squares = min(size // 2, max(x.shape)), np.zeros_like(x)
     if region == "ACROSS_CHANNELS":
         padded = np.pad(x**2, ((0, 0), (half, half), (0, 0), (0, 0)))
-        for i in range(size):
+        for i in range(2 * half + 1):
             squares += padded[:, i : i + x.shape[1]]
         return x / (2 + 2 / size * squares) ** 0.75
     padded = np.pad(x**2, ((0, 0), (0, 0), (half, half), (half, half)))
-    for i in range(size):
-        for j in range(size):
+    for i in range(2 * half + 1):
+        for j in range(2 * half + 1):
             squares += padded[:, :, i : i + x.shape[2], j : j + x.shape[3]]
     return x / (1 + 2 / size**2 * squares) ** 0.75
 
@@ -30,7 +33,7 @@ def test_golden(case):
 
 
 @pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("size", [1, 3, 5, 13, HUGE, 2 * HUGE + 1])
 def test_forward_and_gradients(region, size):
     x = RANDOM.normal(size=(2, 6, 4, 5)).astype(np.float32)
     layer = LAYER.format(bottom="x", size=size, region=region)
@@ -39,7 +42,7 @@ def test_forward_and_gradients(region, size):
 
 
 @pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
-@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("size", [1, 3, 5, 101, HUGE])
 @pytest.mark.parametrize("channels", [32, 40])
 def test_blocked(region, size, channels):
     net = run_blocked(LAYER.format(bottom="c", size=size, region=region), c=channels)
@@ -49,6 +52,18 @@ def test_blocked(region, size, channels):
     plain.set_top_diff("y", y.diff)
     plain.backward()
     np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [4, 20])
+@pytest.mark.parametrize("size", [1, 7, HUGE])
+def test_after_a_layer_that_puts_channels_last(size, channels):
+    text = f"""layer {{ name: "c" type: "Deconvolution" bottom: "x" top: "c" convolution_param {{
+        num_output: {channels} kernel_size: 2 weight_filler {{ type: "xavier" }} }} }} """
+    x = RANDOM.normal(size=(2, 3, 4, 5)).astype(np.float32)
+    net = run(text + LAYER.format(bottom="c", size=size, region="ACROSS_CHANNELS"), x=x)
+    blobs = net.blobs
+    expected = reference(blobs["c"].data, size, "ACROSS_CHANNELS")
+    np.testing.assert_allclose(blobs["y"].data, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_errors():

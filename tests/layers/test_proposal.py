@@ -79,10 +79,11 @@ def test_forward(params, how):
     assert (rois[len(expected) :] == -1).all() and (scores[len(expected) :] == -1).all()
 
 
-def test_one_size_for_all_images():
-    values = bottoms() | {"size": SIZES[:1]}
+@pytest.mark.parametrize("size", [SIZES[:1], SIZES[:1, None, None], SIZES[:, None, None], SIZES[:, :, None]])
+def test_shapes_of_sizes(size):
+    values = bottoms() | {"size": size}
     net = run(layer(tops=("rois",)), proto.TEST, **values)
-    expected = reference(**values, anchors=net.graph.layers[-1].anchors())
+    expected = reference(**values | {"size": size.reshape(-1, 3)}, anchors=net.graph.layers[-1].anchors())
     np.testing.assert_allclose(net.blobs["rois"].data[: len(expected)], expected[:, :5], rtol=1e-4, atol=1e-3)
 
 

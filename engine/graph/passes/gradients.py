@@ -31,8 +31,8 @@ def mark_gradients(graph: Graph, training: bool) -> None:
                 raise layer.error("has no backward, but a loss needs one through it; set propagate_down: false")
     for layer in graph.layers:
         _mark_weighted_tops(layer, wanted)
-    for blob in ends:  # gradients that Python sets
-        blob.needs_gradient |= blob in wanted
+    for blob in ends & wanted:  # gradients that Python sets
+        blob.needs_gradient = blob.gradient_is_set = True
 
 
 def ends_of(graph: Graph) -> set[Blob]:
@@ -79,4 +79,5 @@ def _mark_weighted_tops(layer: Layer, wanted: set[Blob]) -> None:
                 f"top '{top.name}' has a loss_weight and is read by a layer that sends a gradient, too; "
                 "read it through a layer of its own"
             )
-        top.needs_gradient |= bool(weight) and top in wanted
+        if weight and top in wanted:
+            top.needs_gradient = top.gradient_is_set = True

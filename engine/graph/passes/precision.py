@@ -41,6 +41,6 @@ def _cast(blob: Blob, reader: Layer, to_bf16: bool) -> Layer:
     cast = Cast(message, reader.where, reader.phase)
     cast.to_bf16 = to_bf16
     cast.bottoms = [blob]
-    cast.tops = [Blob(name, blob.shape, blob.needs_gradient)]
+    cast.tops = [Blob(name, blob.shape, blob.needs_gradient and not blob.gradient_is_set)]
     cast.loss_weights = [0.0]
     return cast
