@@ -21,7 +21,7 @@ public:
                     k = float(attributes.real("k"));
         const bool across = attributes.flag("across_channels"), learns = input_gradient(0) && output_gradient(0);
         const Dims& dims = input(0)->shape;
-        const float share = alpha / (across ? 1 : float(size)) / float(size);
+        const float share = alpha / float(across ? size : size * size);
         const int64_t most = 2 * (across ? dims[1] : std::max(dims[2], dims[3])) - 1;  // a larger window sees no more
         kernels_ = {dims[0], dims[1], dims[2], dims[3], std::min(size, most), across, share, beta, k};
         // oneDNN 3.2 reads beyond the blob at local_size 1, and loops over the whole of a window, wherever it ends.
