@@ -19,7 +19,11 @@ EXAMPLES = [
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
     parser.add_argument(
-        "--weights", type=comma_separated, required=True, metavar="A,B", help=".caffemodel files, matched by layer name"
+        "--weights",
+        type=comma_separated,
+        required=True,
+        metavar="A,B",
+        help=".caffemodel files, matched by layer name; later ones take the place of earlier ones, layer by layer",
     )
     parser.add_argument(
         "--iterations", type=positive, metavar="N", help="batches to run (default: the whole set, once)"
@@ -38,18 +42,16 @@ def run(options: Namespace) -> int:
     from engine.comm.precision import usable_precision
     from engine.data.feeder import Feeder
     from engine.inference.evaluator import Evaluator
+    from engine.inference.trained import load
     from engine.net import NetOptions
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
-    from engine.weights import read_caffemodel
 
     config = asked_model(options, phase_of("TEST"))
     precision = usable_precision(options.precision or "fp32", world)
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     evaluator = Evaluator(config, world, NetOptions(precision=precision), feeder=feeder)
-    for path in options.weights:
-        for layer in evaluator.net.load_weights(read_caffemodel(path), path):
-            log(f"Layer {layer} is not in {path}: it keeps its initial values")
+    load(evaluator.net, options.weights)
     log(
         f"Running for {options.iterations} iterations."
         if options.iterations
