@@ -14,7 +14,7 @@ _SCORES = ("SoftmaxWithLoss", "Accuracy")
 
 def input_layer(config: NetConfig) -> proto.LayerParameter | None:
     """The layer that feeds a net in phase TEST from a source; None where it has an Input. Raises ConfigError."""
-    layers = _test_layers(config)
+    layers = test_layers(config)
     feeding = [layer for layer in layers if not layer.bottom]
     if not feeding:
         raise ConfigError("nothing feeds the net in phase TEST", config.path)
@@ -24,7 +24,7 @@ def input_layer(config: NetConfig) -> proto.LayerParameter | None:
 def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of its last loss or Accuracy, which
     go through a Softmax; or, where it has neither, all of it. Raises ConfigError."""
-    layers = _test_layers(config)
+    layers = test_layers(config)
     data = next(layer for layer in layers if not layer.bottom).top[0]
     usable, known, scores = [], {data}, None
     for layer in layers:
@@ -54,7 +54,8 @@ def _needed(layers: list[proto.LayerParameter], blob: str) -> list[proto.LayerPa
     return found[::-1]
 
 
-def _test_layers(config: NetConfig) -> list[proto.LayerParameter]:
+def test_layers(config: NetConfig) -> list[proto.LayerParameter]:
+    """The layers of a net's phase TEST. Raises ConfigError."""
     state = config.message.state
     return [
         layer

@@ -129,7 +129,7 @@ class Evaluator:
         outputs = net.forward(Counters(k, batch.first_sample))
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
-            name: value if name in self._detectors else _over_samples(value, batch.size, makers[name].type)
+            name: value if name in self._detectors else over_samples(value, batch.size, makers[name].type)
             for name, value in outputs.items()
         }
 
@@ -179,7 +179,7 @@ _ADD_DETECTIONS: dict[str, Callable[[Detections, Layer, np.ndarray], None]] = {
 }
 
 
-def _over_samples(value: np.ndarray, size: int, layer_type: str) -> np.ndarray:
+def over_samples(value: np.ndarray, size: int, layer_type: str) -> np.ndarray:
     """Outputs with a row for each sample are averaged over the batch, since batches can differ in size; a loss, or the
     accuracies by class, are averages already."""
     value = np.asarray(value, np.float64)

@@ -5,14 +5,22 @@ or over --iterations batches. Under mpiexec the ranks share the batches; the res
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from engine.verbs.options import add_running, add_skip, comma_separated, positive
 
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import NetConfig
+    from engine.inference.evaluator import Evaluator, Outputs
+
 ORDER = 20
-SUMMARY = "score a net with given weights"
+SUMMARY = "score a net, or an ensemble, with given weights"
 EXAMPLES = [
     "engine test --model nets/digits.prototxt --weights examples/digits/digits_iter_600.caffemodel",
     "engine test --model net.prototxt --weights net.caffemodel --iterations 100",
+    "engine test --model net.prototxt --weights a.caffemodel,b.caffemodel,c.caffemodel --ensemble",
+    "engine test --model net.prototxt --weights net.caffemodel --crops 10",
 ]
 
 
@@ -26,6 +34,22 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=".caffemodel files, matched by layer name; later ones take the place of earlier ones, layer by layer",
     )
     parser.add_argument(
+        "--ensemble",
+        action="store_true",
+        help="each file is a member: score each, and the average of their probabilities, in one pass over the data",
+    )
+    parser.add_argument(
+        "--crops",
+        type=int,
+        choices=[5, 10],
+        default=1,
+        help="average the probabilities over 5 crops of each picture (corners and centre), or also their mirror images "
+        "(default: the centre)",
+    )
+    parser.add_argument(
+        "--flip", action="store_true", help="average the probabilities over each picture and its mirror image"
+    )
+    parser.add_argument(
         "--iterations", type=positive, metavar="N", help="batches to run (default: the whole set, once)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the averages as JSON ('-': standard output)")
@@ -34,35 +58,34 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from functools import partial
-
+    from engine.errors import ConfigError
     from engine.verbs.runtime import asked_model, log_skipped, phase_of, start, write_json
 
+    if options.ensemble and len(options.weights) < 2:
+        raise ConfigError(f"--ensemble: expected two files or more in --weights, got {len(options.weights)}")
     world = start(output=options.json)
-    from engine.comm.precision import usable_precision
-    from engine.data.feeder import Feeder
-    from engine.inference.evaluator import Evaluator
-    from engine.inference.trained import load
-    from engine.net import NetOptions
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
 
-    config = asked_model(options, phase_of("TEST"))
-    precision = usable_precision(options.precision or "fp32", world)
-    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
-    evaluator = Evaluator(config, world, NetOptions(precision=precision), feeder=feeder)
-    load(evaluator.net, options.weights)
+    evaluator = _evaluator(options, asked_model(options, phase_of("TEST")), world)
     log(
         f"Running for {options.iterations} iterations."
         if options.iterations
         else f"Testing all {evaluator.feeder.size} samples."
     )
 
-    def on_batch(k: int, outputs) -> None:
+    def on_batch(k: int, outputs: Outputs) -> None:
         for name, value in elements(outputs):
             log(f"Batch {k}, {name} = {value:g}")
 
-    values = evaluator.run(options.iterations, on_batch)
+    values = evaluator.run(options.iterations, None if options.ensemble else on_batch)
+    found: object = {name: value.tolist() for name, value in values.items()}
+    if options.ensemble:
+        from engine.inference.ensemble import average, by_member, to_table
+
+        found = by_member(options.weights, values)
+        log(to_table(options.weights, values))
+        values = average(len(options.weights), values)
     weights = evaluator.loss_weights
     log(f"Loss: {sum(weights.get(name, 0.0) * value for name, value in elements(values)):g}")
     for name, value in elements(values):
@@ -70,5 +93,31 @@ def run(options: Namespace) -> int:
     log_skipped(evaluator.feeder.skipped)
     evaluator.close()
     if options.json and world.rank == 0:
-        write_json({name: value.tolist() for name, value in values.items()}, options.json)
+        write_json(found, options.json)
     return 0
+
+
+def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator:
+    """The net with its weights, or an ensemble where something is to be averaged."""
+    from functools import partial
+
+    from engine.comm.precision import usable_precision
+    from engine.data.feeder import Feeder
+    from engine.inference.ensemble import Ensemble
+    from engine.inference.evaluator import Evaluator
+    from engine.inference.trained import load
+    from engine.inference.views import Views
+    from engine.net import NetOptions
+    from engine.report.log import log
+
+    net = NetOptions(precision=usable_precision(options.precision or "fp32", world))
+    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
+    views = Views(config, options.crops, options.flip)
+    if not options.ensemble and views.count == 1:
+        evaluator = Evaluator(config, world, net, feeder=feeder)
+        load(evaluator.net, options.weights)
+        return evaluator
+    if views.count > 1:
+        log(f"Averaging probabilities over {views.describe()}.")
+    members = [[path] for path in options.weights] if options.ensemble else [options.weights]
+    return Ensemble(config, members, world, net, views=views, feeder=feeder)

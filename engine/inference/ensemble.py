@@ -1,0 +1,172 @@
+"""Scores an ensemble: several weights of one net, and the average of their probabilities, in one pass over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.data.feeder import Feeder
+from engine.data.prefetch import Batch
+from engine.errors import WeightsError, shortened
+from engine.graph.build import TEST, ShapesOf, build
+from engine.inference.evaluator import Evaluator, Outputs, over_samples
+from engine.inference.scoring import cut
+from engine.inference.trained import load
+from engine.inference.views import Views
+from engine.net import DEFAULT, Counters, Net, NetOptions
+from engine.report.table import table
+from engine.weights import read_caffemodel
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import NetConfig
+
+
+class _Built(NamedTuple):
+    """The nets for one size of batch: of each member all but the scoring layers, and those once."""
+
+    members: list[Net]
+    head: Net
+
+
+class Ensemble(Evaluator):
+    """Members and their average, over the data of one net.
+
+    What a net's own losses and accuracies say of the average is found by these layers themselves: a SoftmaxWithLoss, a
+    Softmax or an Accuracy is given the logarithm of the average probability in place of scores, of which a softmax
+    makes that probability. Of several members, run() gives for each output (rows, elements): a row for each member,
+    then one for their average, if the output is computed from probabilities. Of one, whose views are averaged, it gives
+    what Evaluator does.
+    """
+
+    def __init__(
+        self,
+        config: NetConfig,
+        members: Sequence[Sequence[str]],
+        world: World,
+        options: NetOptions = DEFAULT,
+        *,
+        views: Views | None = None,
+        feeder: Callable[..., Feeder] = Feeder,
+    ):
+        """members: the files of weights of each. views: of each picture, over which each member is averaged first.
+        Raises ConfigError for a net without probabilities, WeightsError for weights of another net."""
+        self._views = views or Views(config)
+        config = self._views.config
+        opened = feeder(config, TEST, options.seed, world)
+        state = config.message.state
+        shapes_of = self._views.shapes_of(opened.shapes_of)
+        graph = build(config, TEST, level=state.level, stages=state.stage, shapes_of=shapes_of)
+        self._cut = cut(config, graph)
+        super().__init__(self._cut.body, world, options, feeder=lambda *_: opened)
+        self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
+        for net, files in zip(self._members, members, strict=True):
+            _load_member(net, files, alone=len(members) == 1)
+            net.program.parameters_changed()
+        self._built = {opened.batch_size: self._with_head(self._members)}
+        copies = {self._cut.copy_of(blob) for blob in self._cut.read}
+        given = {top.name for layer in self.net.graph.layers if not layer.bottoms for top in layer.tops}
+        # What members also say, and nothing can be averaged for; the detections of a detector are no figures.
+        outputs = [blob.name for blob in self.net.graph.outputs]
+        self._others = [name for name in outputs if name not in copies | given | self._detectors.keys()]
+        self._detectors = {}
+
+    def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None) -> Net:
+        return super()._make_net(self._views.shapes_of(shapes_of), share, before)
+
+    def _with_head(self, members: list[Net]) -> _Built:
+        shapes = {blob: members[0].blobs[self._cut.copy_of(blob)].shape for blob in self._cut.read}
+        return _Built(members, Net(self._cut.head_net(shapes), TEST, self._options.replace(precision="fp32")))
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        head = next(iter(self._built.values())).head
+        return {top: weight for net in (self.net, head) for _, top, weight in net.losses()}
+
+    def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
+        """Collective; see the class and Evaluator.run()."""
+        found, count = super().run(iterations, on_batch), len(self._members)
+        if count == 1:
+            return found
+        return {name: value.reshape(count + (name not in self._others), -1) for name, value in found.items()}
+
+    def _forward(self, batch: Batch, k: int) -> Outputs:
+        size = batch.size or self.feeder.batch_size
+        if size not in self._built:
+            shapes_of = self.feeder.shapes_for(size)
+            self._built[size] = self._with_head([self._make_net(shapes_of, net) for net in self._members])
+        members, head = self._built[size]
+        counters = Counters(k, batch.first_sample)
+        answers: list[list[Outputs]] = [[] for _ in members]  # by member and view
+        for view in self._views.of(batch):
+            for net, given in zip(members, answers, strict=True):
+                self.feeder.feed(net, view)
+                given.append(net.forward(counters))
+        scored = [self._scored(head, given, size) for given in answers]
+        if len(members) > 1:
+            scored.append(self._scored(head, [each for given in answers for each in given], size))
+        rows = {name: np.stack([row[name] for row in scored]) for name in scored[0]}
+        for name in self._others:
+            rows[name] = np.stack([np.mean([over_samples(e[name], size, "") for e in given], 0) for given in answers])
+        return rows
+
+    def _scored(self, head: Net, answers: Sequence[Outputs], size: int) -> Outputs:
+        """The net's own figures of the average of `answers`."""
+        for blob in head.inputs:
+            values = [each[self._cut.copy_of(blob.name)] for each in answers]
+            averaged = blob.name in self._cut.scores and len(values) > 1
+            head.feed(blob, log_mean(values, self._cut.scores[blob.name]) if averaged else values[0])
+        makers = {top.name: layer.type for layer in head.graph.layers for top in layer.tops}
+        return {name: over_samples(value, size, makers[name]) for name, value in head.forward().items()}
+
+
+def average(members: int, values: Outputs) -> Outputs:
+    """The figures of the members' average."""
+    return {name: rows[members] for name, rows in values.items() if len(rows) > members}
+
+
+def by_member(names: Sequence[str], values: Outputs) -> dict[str, object]:
+    """For JSON: {"members": [{"weights": name, output: [values]}], "average": {output: [values]}}."""
+    members = [
+        {"weights": name, **{output: rows[row].tolist() for output, rows in values.items()}}
+        for row, name in enumerate(names)
+    ]
+    averages = average(len(names), values)
+    return {"members": members, "average": {output: value.tolist() for output, value in averages.items()}}
+
+
+def to_table(names: Sequence[str], values: Outputs) -> str:
+    """A line for each member and one for the average; outputs of several values are not among its columns."""
+    columns = {name: rows[:, 0] for name, rows in values.items() if rows.shape[1] == 1}
+    lines = [
+        (name, *(f"{column[row]:g}" if row < len(column) else "" for column in columns.values()))
+        for row, name in enumerate([*names, f"average of {len(names)}"])
+    ]
+    return table(("weights", *columns), lines[:-1], total=lines[-1])
+
+
+def log_mean(scores: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """The logarithm of the average of the probabilities, softmax along `axis`, that scores stand for."""
+    logs = [np.asarray(each, np.float64) for each in scores]
+    logs = [each - _log_sum(each, axis) for each in logs]
+    return (_log_sum(np.stack(logs), 0)[0] - np.log(len(logs))).astype(np.float32)
+
+
+def _log_sum(values: np.ndarray, axis: int) -> np.ndarray:
+    """log(sum(exp(values))), with the axis kept."""
+    most = values.max(axis, keepdims=True)
+    return most + np.log(np.exp(values - most).sum(axis, keepdims=True))
+
+
+def _load_member(net: Net, files: Sequence[str], alone: bool) -> None:
+    """Raises WeightsError for a member of an ensemble that lacks layers of the net."""
+    if alone:
+        load(net, files)
+        return
+    (path,) = files
+    missing = net.load_weights(read_caffemodel(path), path)
+    if missing:
+        layers = shortened(", ".join(missing), 200)
+        raise WeightsError(f"lacks layers of the net, which every member of an ensemble has: {layers}", path)

@@ -1,0 +1,103 @@
+"""Cuts a net before the layers that score it, so that scores can be averaged before they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine import proto
+from engine.config import NetConfig
+from engine.errors import ConfigError
+from engine.graph.build import Graph
+from engine.layers.base import Blob, Layer, Shape
+
+_SCORING = ("SoftmaxWithLoss", "InfogainLoss", "Softmax", "Accuracy")
+_COPY = "{} as scored"  # a blob of the body that the head reads
+
+
+@dataclass
+class Cut:
+    """A net in two. body: all but the scoring layers, with a copy of each blob that they read among its outputs. head:
+    the scoring layers. scores: the blobs that stand for probabilities, with the axis of the classes. read: all blobs of
+    the body that the head reads, labels among them."""
+
+    body: NetConfig
+    head: list[proto.LayerParameter]
+    scores: dict[str, int]
+    read: list[str]
+
+    def copy_of(self, blob: str) -> str:
+        """The output of the body that holds one of `read`."""
+        return _COPY.format(blob)
+
+    def head_net(self, shapes: Mapping[str, Shape]) -> NetConfig:
+        """The head on Inputs of these shapes, by name."""
+        net = proto.NetParameter(name="head")
+        for blob in self.read:
+            net.layer.add(name=f"input of {blob}", type="Input", top=[blob]).input_param.shape.add(dim=shapes[blob])
+        net.layer.extend(self.head)
+        return NetConfig(net, self.body.path)
+
+
+def cut(config: NetConfig, graph: Graph) -> Cut:
+    """graph: of the config. Raises ConfigError for a net without layers that score it."""
+    head = _head(graph.layers)
+    if not head:
+        raise ConfigError(
+            f"the net has no probabilities to average: expected a layer of {', '.join(_SCORING)} at its end",
+            config.path,
+        )
+    made = {top for layer in head for top in layer.tops}
+    body, read, scores = [], {}, {}
+    for layer in graph.layers:
+        if layer not in head:
+            body.append(layer.message)
+            continue
+        for blob in layer.bottoms:
+            if blob not in made and blob not in read:
+                read[blob] = blob.name
+                copy = _COPY.format(blob.name)
+                body.append(proto.LayerParameter(name=copy, type="Split", bottom=[blob.name], top=[copy]))
+        if layer.bottoms[0] not in made:
+            scores.setdefault(layer.bottoms[0].name, _axis(layer))
+    net = proto.NetParameter()
+    net.CopyFrom(config.message)
+    del net.layer[:]
+    net.layer.extend(body)
+    return Cut(NetConfig(net, config.path), [layer.message for layer in head], scores, list(read.values()))
+
+
+def _axis(layer: Layer) -> int:
+    """Of the classes."""
+    axis = layer.attributes()["axis"]
+    assert isinstance(axis, int)
+    return axis
+
+
+def _head(layers: Sequence[Layer]) -> list[Layer]:
+    """The scoring layers and what follows from them alone. A Softmax within the net (attention) is none."""
+    inner: set[Layer] = set()  # scoring layers whose tops the net goes on with
+    while True:
+        head: list[Layer] = []
+        given = _given(layers)
+        origins: dict[Blob, set[Layer]] = {}  # blobs of the head, with the scoring layers that they come from
+        before = len(inner)
+        for layer in layers:
+            from_head = set().union(*(origins.get(blob, set()) for blob in layer.bottoms))
+            others = {blob for blob in layer.bottoms if blob not in origins}
+            if from_head and (layer.params or not others <= given):
+                inner |= from_head
+            elif from_head or (layer.type in _SCORING and layer not in inner and set(layer.bottoms[1:]) <= given):
+                head.append(layer)
+                origins.update(dict.fromkeys(layer.tops, from_head or {layer}))
+        if len(inner) == before:
+            return head
+
+
+def _given(layers: Sequence[Layer]) -> set[Blob]:
+    """Blobs that depend on the data alone: labels, and what is cut out of them."""
+    given: set[Blob] = set()
+    for layer in layers:
+        if not layer.params and set(layer.bottoms) <= given:
+            given.update(layer.tops)
+    return given

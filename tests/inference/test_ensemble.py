@@ -1,0 +1,359 @@
+"""Tests of ensembles: members and their average against NumPy's of the members' features, on any number of ranks."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.comm.world import World
+from engine.config import parse_net, read_net, read_solver
+from engine.errors import ConfigError
+from engine.graph.build import TEST, build
+from engine.inference.ensemble import Ensemble, log_mean
+from engine.inference.evaluator import Evaluator
+from engine.inference.extract_features import extract_features
+from engine.inference.scoring import cut
+from engine.inference.trained import load
+from engine.inference.views import Views
+from engine.net import Net, NetOptions
+from engine.solver.solver import Solver
+from engine.weights import read_caffemodel, write_caffemodel
+from tests.mpi import run_ranks
+
+REPO = Path(__file__).resolve().parents[2]
+MEMBERS = 3
+SOFTMAX = '\nlayer { name: "prob" type: "Softmax" bottom: "ip2" top: "prob" include { phase: TEST } }'
+
+
+@pytest.fixture(autouse=True)
+def in_repo(monkeypatch):
+    monkeypatch.chdir(REPO)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory):
+    """Files of three digits nets, trained from different seeds."""
+    folder = tmp_path_factory.mktemp("members")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPO)
+        for seed in range(MEMBERS):
+            fields = {"random_seed": seed + 1, "max_iter": 150, "test_interval": 1000, "display": 0}
+            fields["snapshot_prefix"] = folder / f"m{seed}"
+            solver = Solver(
+                read_solver("solvers/digits.prototxt", [f"{name}={value}" for name, value in fields.items()]), World()
+            )
+            solver.solve()
+            solver.close()
+    return [str(folder / f"m{seed}_iter_150.caffemodel") for seed in range(MEMBERS)]
+
+
+def digits(batch_size: int = 47, more: str = "", *overrides: str):
+    text = (REPO / "nets/digits.prototxt").read_text() + more
+    return parse_net(text, "digits", [f"layer[data@TEST].data_param.batch_size={batch_size}", *overrides])
+
+
+def features(path: str, blobs: list[str], folder: Path, config=None) -> list[np.ndarray]:
+    """Of all 360 samples."""
+    config = config or digits(40, SOFTMAX)
+    extract_features(config, [path], blobs, [str(folder / "f.npz")], 9)
+    with np.load(folder / "f.npz") as found:
+        return [found[blob].astype(np.float64) for blob in blobs]
+
+
+def figures(probabilities: np.ndarray, labels: np.ndarray, top: int = 1) -> tuple[float, float, float]:
+    """Loss, accuracy and top-5 accuracy."""
+    labels = labels.ravel().astype(int)
+    own = probabilities[np.arange(len(labels)), labels]
+    better = (probabilities >= own[:, np.newaxis]).sum(1) - 1
+    return -np.log(own).mean(), (better < 1).mean(), (better < 5).mean()
+
+
+NAMES = ("loss", "accuracy", "accuracy_top5")
+
+
+def test_members_and_average_are_numpys(members, tmp_path):
+    found = Ensemble(digits(), [[path] for path in members], World()).run()
+    probabilities = []
+    for row, path in enumerate(members):
+        prob, labels = features(path, ["prob", "label"], tmp_path)
+        probabilities.append(prob)
+        for name, expected in zip(NAMES, figures(prob, labels)):
+            assert found[name][row, 0] == pytest.approx(expected, abs=1e-6), (name, row)
+    for name, expected in zip(NAMES, figures(np.mean(probabilities, 0), labels)):
+        assert found[name][MEMBERS, 0] == pytest.approx(expected, abs=1e-6), name
+    assert found["loss"][MEMBERS] < found["loss"][:MEMBERS].mean()  # the logarithm is concave
+
+
+def test_the_average_itself_is_numpys(members, tmp_path):
+    """Of a Softmax at the net's end, sample by sample: in batches of one."""
+    net = digits(40, SOFTMAX, "layer[data@TEST].data_param.batch_size=1")
+    seen = []
+    test = Ensemble(net, [[path] for path in members], World())
+    test.run(360, lambda k, outputs: seen.append(outputs["prob"].reshape(MEMBERS + 1, 10)))
+    expected = [features(path, ["prob"], tmp_path)[0] for path in members]
+    expected.append(np.mean(expected, 0))
+    np.testing.assert_allclose(np.stack(seen, 1), expected, atol=1e-6)
+
+
+def test_members_are_what_each_is_alone(members):
+    found = Ensemble(digits(), [[path] for path in members], World()).run()
+    for row, path in enumerate(members):
+        alone = Evaluator(digits(), World())
+        load(alone.net, [path])
+        for name, value in alone.run().items():
+            assert found[name][row] == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [4])
+def test_ranks_give_the_bits_of_one(ranks, members, tmp_path):
+    arguments = ["test", "--model", "nets/digits.prototxt", "--weights", ",".join(members), "--ensemble", "--flip"]
+    arguments += ["--set", "layer[data@TEST].data_param.batch_size=47"]
+    assert main([*arguments, "--json", str(tmp_path / "one.json")]) == 0
+    done = run_ranks(ranks, ["-m", "engine", *arguments, "--json", str(tmp_path / "ranks.json")], timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ranks.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+
+
+# What a net can end in
+
+
+def test_every_head_is_averaged_and_other_losses_are_of_members_only(members, tmp_path):
+    more = SOFTMAX + (
+        'layer { name: "aux" type: "InnerProduct" bottom: "ip1" top: "ip1b" inner_product_param { num_output: 10 '
+        'weight_filler { type: "xavier" } } }'
+        'layer { name: "prob_aux" type: "Softmax" bottom: "ip1b" top: "ip1b" }'  # in place
+        'layer { name: "by_prob" type: "MultinomialLogisticLoss" bottom: "ip1b" bottom: "label" top: "by_prob" }'
+        'layer { name: "by_class" type: "Accuracy" bottom: "ip1b" bottom: "label" top: "acc_aux" top: "by_class" }'
+        'layer { name: "hinge" type: "HingeLoss" bottom: "ip2" bottom: "label" top: "hinge" loss_weight: 0.5 }'
+    )
+    files = with_blobs(members, tmp_path, digits(40, more))
+    test = Ensemble(digits(47, more), [[path] for path in files], World())
+    found = test.run()
+    assert test.loss_weights == {"loss": 1, "by_prob": 1, "hinge": 0.5}
+    assert found["hinge"].shape == (MEMBERS, 1) and found["by_class"].shape == (MEMBERS + 1, 10)
+    probabilities = []
+    for row, path in enumerate(files):
+        prob, labels, hinge = features(path, ["ip1b", "label", "hinge"], tmp_path, digits(40, more))
+        assert found["hinge"][row, 0] == pytest.approx(hinge.mean(), rel=1e-5)
+        probabilities.append(prob)
+    loss, accuracy, _ = figures(np.mean(probabilities, 0), labels)
+    assert found["by_prob"][MEMBERS, 0] == pytest.approx(loss, abs=1e-6)
+    assert found["acc_aux"][MEMBERS, 0] == pytest.approx(accuracy, abs=1e-6)
+
+
+def with_blobs(members, folder, config) -> list[str]:
+    """Copies of the files with weights for the layer `aux`."""
+    paths = []
+    for row, path in enumerate(members):
+        blobs = dict(read_caffemodel(path))
+        random = np.random.default_rng(row)
+        blobs["aux"] = [random.normal(0, 0.1, (10, 128)).astype(np.float32), np.zeros(10, np.float32)]
+        paths.append(str(folder / f"aux{row}.caffemodel"))
+        write_caffemodel(paths[-1], config.message, blobs)
+    return paths
+
+
+def test_a_softmax_within_the_net_is_left_to_it():
+    text = """
+        layer { name: "x" type: "Input" top: "x" top: "label" input_param { shape { dim: 2 dim: 4 } shape { dim: 2 } } }
+        layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" inner_product_param { num_output: 4 } }
+        layer { name: "attention" type: "Softmax" bottom: "a" top: "attention" }
+        layer { name: "y" type: "Eltwise" bottom: "a" bottom: "attention" top: "y" eltwise_param { operation: PROD } }
+        layer { name: "fc" type: "InnerProduct" bottom: "y" top: "fc" inner_product_param { num_output: 3 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
+    """
+    config = parse_net(text, "x.prototxt")
+    found = cut(config, build(config, TEST))
+    assert [layer.name for layer in found.head] == ["loss"]
+    assert found.scores == {"fc": 1} and found.read == ["fc", "label"]
+
+
+def test_the_average_of_tiny_probabilities():
+    scores = np.array([[0, -200, -300.0]], np.float32), np.array([[0, -210, -290.0]], np.float32)
+    expected = [np.log(np.mean(np.exp(np.array(scores, np.longdouble)), 0))]
+    np.testing.assert_allclose(log_mean(scores, 1)[np.newaxis], expected, rtol=1e-6)
+
+
+# Views
+
+
+ANY_SIZE = """
+    layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+            convolution_param { num_output: 8 kernel_size: 3 weight_filler { type: "msra" } } }
+    layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+    layer { name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param { pool: AVE global_pooling: true } }
+    layer { name: "ip2" type: "InnerProduct" bottom: "pool" top: "ip2"
+            inner_product_param { num_output: 10 weight_filler { type: "msra" } } }
+"""
+SCORES = """
+    layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }
+    layer { name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "accuracy" }
+"""
+
+
+def any_size(transform: str):
+    """A net that takes digits of any size."""
+    data = (
+        f'layer {{ name: "data" type: "Data" top: "data" top: "label" transform_param {{ scale: 0.0625 {transform} }}'
+        'data_param { source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 100 } }'
+    )
+    return parse_net(data + ANY_SIZE + SCORES, "any_size")
+
+
+@pytest.fixture
+def random_members(tmp_path):
+    """Two nets of random weights, and what each makes of pictures."""
+    paths, nets = [], []
+    for seed in (1, 2):
+        net = Net(any_size_on(6), TEST, NetOptions(seed=seed))
+        paths.append(str(tmp_path / f"random{seed}.caffemodel"))
+        write_caffemodel(paths[-1], net.message, net.weights_by_layer())
+        nets.append(net)
+
+    def probabilities(net: Net, pictures: np.ndarray) -> np.ndarray:
+        if net.inputs[0].shape != pictures.shape:
+            net = Net(any_size_on(pictures.shape[2]), TEST, share=net)
+        net.feed(net.inputs[0], pictures)
+        return net.forward()["prob"].astype(np.float64)
+
+    return paths, [partial(probabilities, net) for net in nets]
+
+
+def any_size_on(size: int):
+    shape = f"shape {{ dim: 360 dim: 1 dim: {size} dim: {size} }}"
+    data = f'layer {{ name: "data" type: "Input" top: "data" input_param {{ {shape} }} }}'
+    return parse_net(data + ANY_SIZE + 'layer { name: "prob" type: "Softmax" bottom: "ip2" top: "prob" }', "any_size")
+
+
+CORNERS = [(0, 0), (0, 2), (2, 0), (2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("crops", "flip", "places", "mirrored"),
+    [(1, True, [(1, 1)], True), (5, False, CORNERS, False), (10, False, CORNERS, True), (5, True, CORNERS, True)],
+)
+def test_flip_and_crops_are_numpys(crops, flip, places, mirrored, random_members, tmp_path):
+    paths, nets = random_members
+    pictures, labels = features(paths[0], ["data", "label"], tmp_path, any_size("").with_message(whole_batches()))
+    views = [pictures[:, :, top : top + 6, left : left + 6] for top, left in places]
+    views += [view[..., ::-1] for view in views] * mirrored
+    expected = [np.mean([net(view) for view in views], 0) for net in nets]
+    config = any_size("crop_size: 6")
+    found = Ensemble(config, [[path] for path in paths], World(), views=Views(config, crops, flip)).run()
+    for row, probabilities in enumerate([*expected, np.mean(expected, 0)]):
+        loss, accuracy, _ = figures(probabilities, labels)
+        assert found["loss"][row, 0] == pytest.approx(loss, abs=1e-6)
+        assert found["accuracy"][row, 0] == pytest.approx(accuracy, abs=1e-6)
+    alone = Ensemble(config, [paths[:1]], World(), views=Views(config, crops, flip)).run()
+    assert alone["loss"].tolist() == found["loss"][0].tolist()
+
+
+def whole_batches():
+    """40 divides the 360 samples."""
+    message = any_size("").message
+    message.layer[0].data_param.batch_size = 40
+    return message
+
+
+def test_a_larger_size_for_a_net_that_takes_any(random_members, tmp_path, capsys):
+    paths, nets = random_members
+    pictures, labels = features(paths[0], ["data", "label"], tmp_path, any_size("").with_message(whole_batches()))
+    model = tmp_path / "net.prototxt"
+    model.write_text(str(any_size("crop_size: 6").message))
+    arguments = ["test", "--model", str(model), "--weights", ",".join(paths), "--ensemble", "--json", "-"]
+    assert main([*arguments, "--set", "layer[data].transform_param.crop_size=8"]) == 0
+    loss, accuracy, _ = figures(np.mean([net(pictures) for net in nets], 0), labels)
+    found = json.loads(capsys.readouterr().out)["average"]
+    assert found == {"loss": [pytest.approx(loss, abs=1e-6)], "accuracy": [pytest.approx(accuracy, abs=1e-6)]}
+
+
+# What a user meets
+
+
+def test_the_table_and_caffes_lines(members, capsys):
+    arguments = ["test", "--model", "nets/digits.prototxt", "--ensemble", "--weights", ",".join(members)]
+    assert main(arguments) == 0
+    lines = [line.partition("] ")[2].split() for line in capsys.readouterr().err.splitlines()]
+    assert ["weights", *NAMES] in lines
+    rows = {words[0]: words[1:] for words in lines if words and words[0] in members}
+    assert len(rows) == MEMBERS and all(len(row) == 3 for row in rows.values())
+    (average,) = (words for words in lines if words[:3] == ["average", "of", str(MEMBERS)])
+    assert ["accuracy", "=", average[4]] in lines
+    assert not any(words[:1] == ["Batch"] for words in lines)
+
+
+def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
+    halves = [str(tmp_path / f"half{i}.caffemodel") for i in range(2)]
+    blobs, message = read_caffemodel(members[0]), read_net("nets/digits.prototxt").message
+    for path, layers in zip(halves, (["conv1", "conv2"], ["ip1", "ip2"])):
+        write_caffemodel(path, message, {layer: blobs[layer] for layer in layers})
+    results = []
+    for paths in (members[:1], halves):  # files that complement each other
+        test = Evaluator(digits(), World())
+        load(test.net, paths)
+        results.append(test.run())
+    assert results[0] == results[1] and not caplog.records
+    load(test.net, [members[0], members[1], halves[0]])
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"{members[1]} takes the place of {members[0]} in 4 layers: conv1, conv2, ip1, ip2",
+        f"{halves[0]} takes the place of {members[1]} in 2 layers: conv1, conv2",
+    ]
+    caplog.clear()
+    load(Evaluator(digits(), World()).net, [halves[1]])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Not in {halves[1]}, so with initial values: conv1, conv2"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda files, folder: files[:1], "--ensemble: expected two files or more in --weights, got 1"),
+        (lambda files, folder: [files[0], str(folder / "none")], "none: cannot be read: No such file or directory"),
+        (lambda files, folder: [files[0], other_width(files[1], folder)], "layer 'ip2', blob 0: the file has 7 x 128"),
+        (lambda files, folder: [files[0], without(files[1], folder)], "lacks layers of the net, which every member"),
+    ],
+    ids=["one", "missing", "shapes", "layers"],
+)
+def test_bad_members_are_one_line(change, expected, members, tmp_path, capsys):
+    weights = ",".join(change(members, tmp_path))
+    assert main(["test", "--model", "nets/digits.prototxt", "--ensemble", "--weights", weights]) == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if not line.startswith("I"))
+    assert expected in line
+
+
+def other_width(path: str, folder: Path) -> str:
+    return changed(path, folder, lambda blobs: {**blobs, "ip2": [blob[:7] for blob in blobs["ip2"]]})
+
+
+def without(path: str, folder: Path) -> str:
+    return changed(path, folder, lambda blobs: {name: blobs[name] for name in blobs if name != "conv2"})
+
+
+def changed(path, folder, change) -> str:
+    target = str(folder / "changed.caffemodel")
+    write_caffemodel(target, read_net("nets/digits.prototxt").message, change(read_caffemodel(path)))
+    return target
+
+
+def test_nets_that_cannot_be_averaged(random_members):
+    paths, _ = random_members
+    regression = parse_net(
+        'layer { name: "x" type: "Input" top: "x" top: "y" input_param { shape { dim: 4 dim: 2 } } }'
+        'layer { name: "loss" type: "EuclideanLoss" bottom: "x" bottom: "y" top: "loss" }',
+        "x.prototxt",
+    )
+    with pytest.raises(ConfigError, match="the net has no probabilities to average"):
+        Ensemble(regression, [[], []], World())
+    with pytest.raises(ConfigError, match="no data layer gives pictures"):
+        Views(regression, flip=True)
+    with pytest.raises(ConfigError, match="any_size: layer 'data': expected a crop_size, of which to take 10"):
+        Views(any_size(""), 10)
+    large = any_size("crop_size: 9")
+    with pytest.raises(ConfigError, match="pictures of 1 x 8 x 8 are smaller than the crop of 9 x 9"):
+        Ensemble(large, [[path] for path in paths], World(), views=Views(large, 5))
