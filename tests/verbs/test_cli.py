@@ -171,7 +171,7 @@ def test_wrong_usage_is_status_2(arguments, capsys):
     "arguments, expected",
     [
         (["trian", "--solver", "x"], "unknown verb 'trian'; did you mean 'train'?"),
-        (["xyz"], "unknown verb 'xyz'; known: check, "),
+        (["xyz"], "unknown verb 'xyz'; known: average, check, "),
         (["train", "--solver", "x", "--snapsot", "y"], "arguments: --snapsot; did you mean '--snapshot'?"),
         (["train", "-slover=x"], "arguments: --slover; did you mean '--solver'?"),
         (["summarize", "--xyz", "x"], "unrecognized arguments: --xyz\n"),

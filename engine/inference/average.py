@@ -1,0 +1,134 @@
+"""Averages the weights of several files of one net, and finds BatchNorm's statistics for the average."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import proto
+from engine.data.feeder import Feeder
+from engine.errors import ConfigError, WeightsError, shape_text, shortened
+from engine.graph.build import TRAIN
+from engine.layers.batch_norm import BatchNorm
+from engine.net import Counters, Net, NetOptions
+from engine.report.progress import Progress
+from engine.weights import read_caffemodel
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import NetConfig
+
+Blobs = dict[str, list[np.ndarray]]
+
+
+def average_files(paths: Sequence[str]) -> Blobs:
+    """The mean of each blob, added up in float64. Raises WeightsError for files that are not of one net."""
+    first, *others = paths
+    total = {layer: [_whole(first, layer, blob) for blob in blobs] for layer, blobs in read_caffemodel(first).items()}
+    for path in others:
+        found = read_caffemodel(path)
+        for one, other, lacking in ((first, path, total.keys() - found.keys()), (path, first, found.keys() - total)):
+            if lacking:
+                layers = shortened(", ".join(sorted(lacking)), 200)
+                raise WeightsError(
+                    f"has layers that {other} lacks: {layers}; only files of one net have an average", one
+                )
+        for layer, sums in total.items():
+            blobs = [_whole(path, layer, blob) for blob in found[layer]]
+            shapes = [" and ".join(shape_text(blob.shape) for blob in each) for each in (sums, blobs)]
+            if shapes[0] != shapes[1]:
+                raise WeightsError(f"layer '{layer}': {first} has {shapes[0]}, this file {shapes[1]}", path)
+            for one, other in zip(sums, blobs, strict=True):
+                one += other
+    return {layer: [(each / len(paths)).astype(np.float32) for each in sums] for layer, sums in total.items()}
+
+
+def _whole(path: str, layer: str, blob: np.ndarray | None) -> np.ndarray:
+    if blob is None:
+        raise WeightsError(f"layer '{layer}' shares a blob with another layer, which engine average does not do", path)
+    return blob.astype(np.float64)
+
+
+def has_statistics(blobs: Blobs) -> bool:
+    """Whether some layer looks like a BatchNorm: two vectors of one size, then a single number."""
+    shapes = [[blob.shape for blob in each] for each in blobs.values()]
+    return any(len(each) == 3 and each[0] == each[1] and each[2] == (1,) for each in shapes)
+
+
+class Averaged:
+    """A net in phase TRAIN with averaged weights. Raises ConfigErrors, DataError, WeightsError."""
+
+    def __init__(
+        self,
+        config: NetConfig,
+        blobs: Blobs,
+        source: str,
+        world: World,
+        options: NetOptions,
+        feeder: Callable[..., Feeder] = Feeder,
+    ):
+        """source: of the blobs, for messages."""
+        self._config, self._world = config, world
+        self._feeder = feeder(config, TRAIN, options.seed, world)
+        options = options.replace(
+            shapes_of=self._feeder.shapes_of, gradients=False, passes=options.passes - {"constant"}
+        )
+        self.net = Net(_summing(config), TRAIN, options)
+        missing = self.net.load_weights(blobs, source)
+        if missing:
+            layers = shortened(", ".join(missing), 200)
+            raise WeightsError(f"has no layers {layers}, which {config.path} has", source)
+        layers = {layer.name: layer for layer in self.net.graph.layers if isinstance(layer, BatchNorm)}
+        moving = {name for name, layer in layers.items() if not layer.use_global_stats}
+        self._statistics = [
+            self.net.tensor_of[each] for each in self.net.graph.params if each.statistics and each.layer in moving
+        ]
+
+    @property
+    def layers(self) -> int:
+        """How many arrays of statistics there are to recompute."""
+        return len(self._statistics)
+
+    def recompute(self, iterations: int | None) -> int:
+        """Collective. Sets BatchNorm's statistics to the mean over `iterations` batches of all ranks together, by
+        default those of one epoch; returns how many batches that were. Raises ConfigError where data have no end."""
+        feeder, world = self._feeder, self._world
+        if iterations is None and not feeder.size:
+            raise ConfigError(
+                "the net has no data source whose end could be reached; give --iterations", self._config.path
+            )
+        batches = iterations or -(-feeder.size // feeder.batch_size)
+        sums = [np.zeros_like(tensor.get(), np.float64) for tensor in self._statistics]
+        feeder.start()
+        with contextlib.closing(feeder), Progress("Recomputing statistics", batches) as progress:
+            for k in range(world.rank, batches, world.size):
+                self._fill([np.zeros_like(each) for each in sums])
+                self.net.run_forward(Counters(k, feeder.next(self.net)))
+                for total, tensor in zip(sums, self._statistics, strict=True):
+                    total += tensor.get()
+                progress.update(min(k + world.size, batches))
+        for total in sums:
+            world.allreduce(total)
+        self._fill([total / batches for total in sums])
+        return batches
+
+    def _fill(self, values: Sequence[np.ndarray]) -> None:
+        for tensor, array in zip(self._statistics, values, strict=True):
+            tensor.set(np.ascontiguousarray(array, np.float32).ravel())
+
+
+def _summing(config: NetConfig) -> NetConfig:
+    """The net with statistics that begin at 0 and hold one batch, of this rank, after its forward pass."""
+    net = proto.NetParameter()
+    net.CopyFrom(config.message)
+    net.bn_sync = False
+    for layer in net.layer:
+        if layer.type == "BatchNorm":
+            layer.batch_norm_param.moving_average_fraction = 1
+            layer.batch_norm_param.sync = False
+        elif layer.type == "BN":
+            layer.bn_param.momentum = 0
+    return config.with_message(net)
