@@ -288,7 +288,7 @@ class MnParamGradCompressLayerTypeList(_message.Message):
     def __init__(self, layer_type: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
-    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "warmup_iter", "warmup_start_lr", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "regularization_type", "decoupled_weight_decay", "clip_gradients", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result")
+    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "warmup_iter", "warmup_start_lr", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result")
     class SnapshotFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HDF5: _ClassVar[int]
@@ -362,6 +362,7 @@ class SolverParameter(_message.Message):
     REGULARIZATION_TYPE_FIELD_NUMBER: _ClassVar[int]
     DECOUPLED_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    EMA_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_LOSS_FIELD_NUMBER: _ClassVar[int]
     DEBUG_INFO_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +425,7 @@ class SolverParameter(_message.Message):
     regularization_type: str
     decoupled_weight_decay: bool
     clip_gradients: float
+    ema: float
     display: int
     average_loss: int
     debug_info: bool
@@ -445,7 +447,7 @@ class SolverParameter(_message.Message):
     eval_type: str
     ap_version: str
     show_per_class_result: bool
-    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ...) -> None: ...
+    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ...) -> None: ...
 
 class CommParameter(_message.Message):
     __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check")
@@ -484,7 +486,7 @@ class CommParameter(_message.Message):
     def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ...) -> None: ...
 
 class SolverState(_message.Message):
-    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest")
+    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema")
     ITER_FIELD_NUMBER: _ClassVar[int]
     LEARNED_NET_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -498,6 +500,7 @@ class SolverState(_message.Message):
     LAST_RATE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    EMA_FIELD_NUMBER: _ClassVar[int]
     iter: int
     learned_net: str
     history: _containers.RepeatedCompositeFieldContainer[BlobProto]
@@ -511,7 +514,8 @@ class SolverState(_message.Message):
     last_rate: float
     global_batch: int
     digest: str
-    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+    ema: float
+    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ...) -> None: ...
 
 class MultiPhaseSolverParameter(_message.Message):
     __slots__ = ("params_pair",)

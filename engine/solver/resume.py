@@ -131,7 +131,7 @@ def take_prefix(config: SolverConfig, world: World) -> None:
     folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
     for name in os.listdir(folder):
         match = TEMPORARY.fullmatch(name)
-        if match and re.fullmatch(rf"{stem}_iter_[0-9]+\.(caffemodel|solverstate)(\.h5)?", match["name"]):
+        if match and re.fullmatch(rf"{stem}_iter_[0-9]+(_ema)?\.(caffemodel|solverstate)(\.h5)?", match["name"]):
             (folder / name).unlink(missing_ok=True)
             log(f"Removed {folder / name}, which was never finished")
 

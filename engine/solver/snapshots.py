@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine import proto, weights
 from engine.config import SolverConfig
 from engine.errors import ConfigError
@@ -19,16 +21,24 @@ from engine.weights.protobuf import fits_protobuf
 
 if TYPE_CHECKING:
     from engine.comm.world import World
+    from engine.solver.ema import WeightAverage
     from engine.solver.model_parallel import ModelParallel
     from engine.solver.optimizer import Optimizer
 
 
 class Snapshots:
-    """Reads and writes the weights and the history that an optimizer works on."""
+    """Reads and writes the weights and the history that an optimizer works on, and the average of the weights."""
 
-    def __init__(self, config: SolverConfig, world: World, optimizer: Optimizer, model_parallel: ModelParallel):
+    def __init__(
+        self,
+        config: SolverConfig,
+        world: World,
+        optimizer: Optimizer,
+        model_parallel: ModelParallel,
+        average: WeightAverage | None = None,
+    ):
         self._config, self._param, self._world = config, config.message, world
-        self._optimizer, self._model_parallel = optimizer, model_parallel
+        self._optimizer, self._model_parallel, self._average = optimizer, model_parallel, average
 
     def prefix(self) -> str:
         """See snapshot_prefix()."""
@@ -47,7 +57,7 @@ class Snapshots:
 
     def _fit_protobuf(self) -> tuple[bool, bool]:
         """Whether messages can hold the weights, and the state."""
-        net, sets = self._optimizer.net, len(self._optimizer.history.arrays)
+        net, sets = self._optimizer.net, len(self._optimizer.history.arrays) + bool(self._average)
         weights_of, history_of = net.all_params(), net.graph.params
         return (
             fits_protobuf(sum(prod(p.whole_shape) for p in weights_of), len(weights_of), net.message.ByteSize()),
@@ -67,24 +77,41 @@ class Snapshots:
         log(f"{reason}: saved as HDF5 instead")
 
     def write(self, state: SolverState) -> None:
-        """Collective. Rank 0 writes both files; `state` needs neither history nor the names of files. Raises
-        EngineError that names file and reason (a full disk, another run on this snapshot_prefix); older files stay
-        whole.
+        """Collective. Rank 0 writes both files, and the average's; `state` needs neither history nor the names of
+        files. Raises EngineError that names file and reason (a full disk, another run on this snapshot_prefix); older
+        files stay whole.
         """
         model, path = self.names(state.iteration)
         divided, history = self._model_parallel, self._optimizer.history
         whole, histories = divided.weights(), divided.histories(history)
+        averages = self._write_average(state, model) if self._average and state.iteration else []
         if self._world.rank == 0:
             net, content = self._optimizer.net, hashlib.sha256()
             lock_prefix(self.prefix())
             log(f"Snapshotting to {_kind(model)} file {model}")
             weights.write_caffemodel(model, net.message, net.weights_by_layer(whole), content)
             log(f"Snapshotting solver state to {_kind(path)} file {path}")
-            state.learned_net, state.history = str(model), history.to_blobs(histories)
+            state.learned_net, state.history = str(model), history.to_blobs(histories) + averages
             state.digest = finish(content, state.history)
             weights.write_solverstate(path, state)
             self._world.saved(str(path))
         self._world.barrier()  # nobody runs ahead of a snapshot that fails
+
+    def _write_average(self, state: SolverState, model: Path) -> list[np.ndarray]:
+        """Collective. Writes the weights' average to a file of its own beside the model; returns it as a set of
+        history."""
+        average, net = self._average, self._optimizer.net
+        assert average
+        (whole,) = self._model_parallel.histories(average.history)
+        blobs = average.to_blobs(whole)
+        state.ema = average.decay
+        if self._world.rank == 0:
+            lock_prefix(self.prefix())
+            path = model.with_name(model.name.replace(".caffemodel", "_ema.caffemodel"))
+            log(f"Snapshotting the average of the weights to {_kind(path)} file {path}")
+            with average.in_use():
+                weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
+        return blobs
 
     def load_weights(self, paths: list[str]) -> None:
         """Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes differ."""
@@ -105,8 +132,22 @@ class Snapshots:
         if found or self._model_parallel:
             blobs = found.blobs if found else weights.read_caffemodel(model)
             self._optimizer.net.load_weights(blobs, model)
-            self._optimizer.history.from_blobs(state.history, path)
+            self._restore_history(state, path)
         return state
+
+    def _restore_history(self, state: SolverState, path: str) -> None:
+        """The optimizer's sets, and the weights' average, which is the last set."""
+        history, averages = state.history, None
+        if state.ema is not None:
+            count = len(self._optimizer.net.graph.params)
+            history, averages = history[:-count], history[-count:]
+        self._optimizer.history.from_blobs(history, path)
+        if self._average:
+            if averages is None:
+                log(f"No average of the weights in {path}: it begins with the weights")
+            self._average.from_blobs(averages, path)
+        elif averages is not None:
+            log(f"The average of the weights in {path} is left out: the solver has no ema")
 
     def close(self) -> None:
         """Lets other runs have the snapshot_prefix."""

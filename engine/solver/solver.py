@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from engine.report.display import Display
 from engine.report.log import log
 from engine.report.observer import Figures, Observer, Run, TestRecord, end_all
 from engine.solver.drift import check_drift
+from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
@@ -75,7 +77,8 @@ class Solver:
         if every_blob:
             self.optimizer.keep_gradients()
         self._find_losses()
-        self.snapshots = Snapshots(config, world, self.optimizer, self.model_parallel)
+        self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema) if self.param.ema else None
+        self.snapshots = Snapshots(config, world, self.optimizer, self.model_parallel, self.average)
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
         self.observers: list[Observer] = [Display(self.param.display), Curve(self.param.display), *observers]
         self._observed = False  # observers know of the run
@@ -140,8 +143,12 @@ class Solver:
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
         arenas = [self.optimizer.weights, *self.optimizer.history.arrays]
+        statistics = [np.asarray(self.net.fixed, np.float32)]
+        if self.average:
+            arenas.append(self.average.weights)
+            statistics += self.average.statistics()
         with self.model_parallel.kept(arenas):
-            for array in (*arenas, np.asarray(self.net.fixed, np.float32)):
+            for array in (*arenas, *statistics):
                 self.world.broadcast(array)
 
     # Running
@@ -219,6 +226,8 @@ class Solver:
             if micro == 0:
                 with self._recorder.wait("all updates"):
                     self.optimizer.wait()  # nothing may still read the gradients
+                if self.average:
+                    self.average.catch_up()
                 program.zero_gradients()
             if micro < self.iter_size - 1:
                 program.mark_ready(False)
@@ -235,6 +244,8 @@ class Solver:
                 self.on_gradients()
                 self.optimizer.release()
         self._recorder.passed(self.net)
+        if self.average:
+            self.average.step(self.iteration)
         self.state.advance(self.samples_per_iteration)
         record = self._recorder.end(rate, self.state.loss, self._figures() if wanted else None)
         for observer in self.observers:
@@ -277,14 +288,16 @@ class Solver:
         return self.iteration > 0 or self.param.test_initialization
 
     def test(self) -> None:
-        """All test nets on the weights as they are, statistics of BatchNorm averaged over ranks."""
+        """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks."""
         self._begin_observing()
         self._settle()
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
-            self.model_parallel.copy_to(evaluator.net)
             count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
-            record = TestRecord(self.iteration, index, evaluator.run(count), evaluator.loss_weights)
+            with self.average.in_use() if self.average else nullcontext():
+                self.model_parallel.copy_to(evaluator.net)
+                values = evaluator.run(count)
+            record = TestRecord(self.iteration, index, values, evaluator.loss_weights)
             for observer in self.observers:
                 observer.test(record)
 
@@ -305,6 +318,9 @@ class Solver:
         """Every update is in the weights, and statistics are the ranks' mean."""
         self.optimizer.wait()
         self.world.allreduce_mean(self.net.statistics())
+        if self.average:
+            self.average.catch_up()
+            self.world.allreduce_mean(self.average.statistics())
 
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""

@@ -39,6 +39,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "lr_iter": (1, float("inf")),
     "weight_decay": (0, float("inf")),
     "memory_budget_mb": (0, float("inf")),
+    "ema": (0, 1),
 }
 
 # What would change the result and is not built: better refused than ignored.

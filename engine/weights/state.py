@@ -28,6 +28,7 @@ class SolverState:
     last_rate: float | None = None  # learning rate of the last update
     global_batch: int | None = None  # samples in an iteration of all ranks
     digest: str | None = None  # of the files: see engine.solver.resume.digest
+    ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
 
 
 # SolverState's names, where they are not the file's.

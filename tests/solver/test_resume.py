@@ -55,10 +55,21 @@ def photos(tmp_path_factory):
         'type: "Adam" momentum: 0.9 weight_decay: 0.1 decoupled_weight_decay: true',
         MOMENTUM + 'local_lr_auto: true local_gw_ratio: 0.02 larc_policy: "clip"',
         'type: "AdaDelta" momentum: 0.95 delta: 1e-6 base_lr: 1',
+        MOMENTUM + "ema: 0.6",
         'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 3 average_loss: 3 momentum: 0.9',
         'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 3 warmup_iter: 4 momentum: 0.9',
     ],
-    ids=["corrected momentum", "nesterov", "adam", "adamw", "larc", "adadelta", "plateau", "plateau after warm-up"],
+    ids=[
+        "corrected momentum",
+        "nesterov",
+        "adam",
+        "adamw",
+        "larc",
+        "adadelta",
+        "ema",
+        "plateau",
+        "plateau after warm-up",
+    ],
 )
 def test_the_same_bits(photos, tmp_path, text):
     solve(text, photos, tmp_path)

@@ -1,0 +1,106 @@
+"""The average of the weights over a run (`ema`), which tests score and snapshots hold beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.solver.history import History
+
+if TYPE_CHECKING:
+    from engine.layers.base import Parameter
+    from engine.net import Net
+
+_CHUNK = 2**14  # floats: what is computed on the way stays in a cache, and needs no fresh pages
+_EARLY = 9  # of the first updates, the average keeps n / (n + _EARLY): what training began with is soon forgotten
+
+
+class WeightAverage:
+    """An exponential moving average of a net's weights, and of BatchNorm's statistics.
+
+    Statistics are taken in at the end of a step, weights when the updates of the step are over: catch_up(), which the
+    next step calls before its backward. `weights` is laid out as the net's arena.
+    """
+
+    def __init__(self, net: Net, weights: np.ndarray, decay: float):
+        """weights: the net's arena, float32. decay: what an update keeps of the average."""
+        self.net, self.decay = net, decay
+        self.history = History(net, ["the average of the weights"])
+        (self.weights,) = self.history.arrays
+        self._live = weights
+        self._tensors = {each: net.tensor_of[each] for each in net.graph.params if each.statistics}
+        self._statistics = {each: np.zeros_like(tensor.get()) for each, tensor in self._tensors.items()}
+        self._due: np.float32 | None = None  # the share of the weights that are to be taken in
+        self._begun = False
+
+    def step(self, iteration: int) -> None:
+        """After the backward pass of an iteration."""
+        share = np.float32(1 - min(self.decay, iteration / (iteration + _EARLY)))
+        for parameter, average in self._statistics.items():
+            _approach(average, self._tensors[parameter].get(), share)
+        self._due, self._begun = share, True
+
+    def catch_up(self) -> None:
+        """When no update is under way."""
+        if self._due is None:
+            return
+        for begin in range(0, self.weights.size, _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            _approach(self.weights[part], self._live[part], self._due)
+        self._due = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Meanwhile the net has the average in place of its weights, if there is one yet; call catch_up() before."""
+        if self._begun:
+            self._swap()
+        try:
+            yield
+        finally:
+            if self._begun:
+                self._swap()
+
+    def _swap(self) -> None:
+        for begin in range(0, self.weights.size, _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            kept = self._live[part].copy()
+            self._live[part] = self.weights[part]
+            self.weights[part] = kept
+        for parameter, tensor in self._tensors.items():
+            kept = tensor.get()
+            tensor.set(self._statistics[parameter])
+            self._statistics[parameter] = kept
+
+    def statistics(self) -> list[np.ndarray]:
+        """Of BatchNorm, each rank's own, to be averaged over the ranks."""
+        return list(self._statistics.values())
+
+    # Snapshots
+
+    def to_blobs(self, wholes: dict[Parameter, np.ndarray]) -> list[np.ndarray]:
+        """As History.to_blobs(). wholes: of the parameters that this rank has a part of."""
+        blobs = self.history.to_blobs([wholes])
+        for index, parameter in enumerate(self.net.graph.params):
+            if parameter in self._statistics:
+                blobs[index] = self._statistics[parameter].reshape(parameter.shape)
+        return blobs
+
+    def from_blobs(self, blobs: Sequence[np.ndarray] | None, source: str) -> None:
+        """blobs: of a snapshot; None: it has none, and the average begins with the net's weights. Raises
+        WeightsError."""
+        self._begun = True
+        if blobs is None:
+            self.weights[:] = self._live
+        else:
+            self.history.from_blobs(list(blobs), source)
+        for index, parameter in enumerate(self.net.graph.params):
+            if parameter in self._statistics:
+                values = self._tensors[parameter].get() if blobs is None else blobs[index]
+                self._statistics[parameter][:] = values.ravel()
+
+
+def _approach(average: np.ndarray, values: np.ndarray, share: np.float32) -> None:
+    average += share * (values - average)
