@@ -21,7 +21,8 @@ class Signals:
         for name, effect in (("sigint_effect", sigint), ("sighup_effect", sighup)):
             if effect not in EFFECTS:
                 raise ConfigError(f"--{name} '{effect}': expected {', '.join(EFFECTS)}")
-        self._asked = dict.fromkeys((STOP, SNAPSHOT, 0), False)  # set at once: a handler may interrupt another
+        # Each is set at once: a handler may interrupt another.
+        self._asked: dict[int, bool] = dict.fromkeys((STOP, SNAPSHOT, 0), False)
         # Schedulers end a job's time with SIGTERM: it stops like SIGINT, whatever SIGINT is set to do.
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
         self._before: dict[signal.Signals, signal._HANDLER] = {}
