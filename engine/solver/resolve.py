@@ -114,8 +114,8 @@ def refuse_other_epochs(param: proto.SolverParameter, calendar: Calendar, before
         )
 
 
-def scaled(param: proto.SolverParameter, batch: int) -> float:
-    """base_lr for a global batch.
+def scaled(param: proto.SolverParameter, batch: int, capped: bool = True) -> float:
+    """base_lr for a global batch; not capped: what the rule alone says.
 
     LINEAR: Goyal et al. 2017 (arXiv 1706.02677), section 2.1. SQRT: Krizhevsky 2014 (arXiv 1404.5997). The cap:
     Codreanu et al. 2017 (arXiv 1711.04291), section V.C.
@@ -125,7 +125,7 @@ def scaled(param: proto.SolverParameter, batch: int) -> float:
     if scaling.rule == scaling.SQRT:
         factor = math.sqrt(factor)
     rate = param.base_lr * factor
-    return min(rate, scaling.cap) if scaling.HasField("cap") else rate
+    return min(rate, scaling.cap) if capped and scaling.HasField("cap") else rate
 
 
 def _count(message: Message, epochs: str, iterations: str, count: Callable[[float], int]) -> None:

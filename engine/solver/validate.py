@@ -146,8 +146,6 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
             yield f"{field} is ignored"
     for field in constants_of_others(param):
         yield f"{field} is ignored: solver type {param.type} does not read it"
-    if param.warmup_iter > param.max_iter > 0:
-        yield f"warmup_iter {param.warmup_iter} is longer than the run, max_iter {param.max_iter}"
 
 
 def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
