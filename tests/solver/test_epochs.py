@@ -1,6 +1,7 @@
 """Epochs, rates by the global batch, batches and weight decays that change: one file for any number of ranks."""
 
 import math
+import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -195,7 +196,6 @@ lr_scaling { base_batch: 8 } momentum_correction: true random_seed: 3 snapshot_e
 weight_decay: 0.001 weight_decay_schedule { policy: "multistep" gamma: 3 stepvalue_epoch: 0.1 stepvalue_epoch: 0.25 }
 batch_growth { factor: 2 stepvalue_epoch: 0.15 }
 """
-STEPS = (15, 22)  # snapshots
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +223,37 @@ def test_two_ranks_do_what_one_does(changing, tmp_path):
     done = run_ranks(2, RANKS.format(folder=str(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert last(tmp_path) == last(changing)
+    assert distance(in_files(changing, last(changing)), in_files(tmp_path, last(changing))) < 1e-5
+
+
+RESUMED = """
+from engine.comm.world import world
+from engine.config import parse_solver
+from engine.solver.resume import resume
+from engine.solver.solver import Solver
+from tests.solver.harness import *
+from tests.solver.test_epochs import CHANGING
+world = world()
+text = f'{{CHANGING}} snapshot_prefix: "{folder}/net" net_param {{{{ {{digits_net()}} }}}}'
+config = parse_solver(text, "{folder}/net.prototxt")
+path = resume(config, world)
+assert path.endswith("net_iter_15.solverstate")
+solver = Solver(config, world)
+solver.restore(path)
+assert solver.solve()
+assert solver.calendar.batch == 16
+solver.close()
+world.close()
+"""
+
+
+@pytest.mark.mpi
+def test_what_changes_goes_on_on_other_ranks(changing, tmp_path):
+    """--resume auto holds the batch that the run began with, and it grows as before."""
+    for kind in ("caffemodel", "solverstate"):
+        shutil.copy(changing / f"net_iter_15.{kind}", tmp_path)
+    done = run_ranks(2, RESUMED.format(folder=tmp_path))
+    assert done.returncode == 0, done.stderr
     assert distance(in_files(changing, last(changing)), in_files(tmp_path, last(changing))) < 1e-5
 
 
