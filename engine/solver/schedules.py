@@ -88,18 +88,20 @@ class Schedule:
     def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
         """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
         the loss. Raises NumericalError if the formula gives no number that float32 holds, or one below 0."""
-        if self._warmup and iteration < self._param.warmup_iter:
-            return self._warmup(iteration)
+        warmup = self._warmup if iteration < self._param.warmup_iter else None
         count = iteration - self._first
         try:
-            rate = self._rate(count, loss, plateau) if self.reads_loss else self._rate(count)
+            if warmup:
+                rate = warmup(iteration)
+            else:
+                rate = self._rate(count, loss, plateau) if self.reads_loss else self._rate(count)
         except ArithmeticError as error:
             raise self._error(iteration, str(error)) from None
         if isinstance(rate, complex):
             raise self._error(iteration, "a power of a number below 0")
         if not 0 <= rate <= LARGEST:
             raise self._error(iteration, f"got {rate:g}")
-        return rate if self._least is None else max(rate, self._least)
+        return rate if warmup or self._least is None else max(rate, self._least)
 
     def check(self) -> None:
         """Raises NumericalError for the first iteration that has no rate, of those that this looks at: some in any
@@ -276,10 +278,14 @@ def cycle_position(param: proto.SolverParameter, iteration: int) -> tuple[int, f
     if param.cycle_mult == 1:
         number, rest = divmod(iteration, param.cycle_iter)
         return number, rest / length
-    number, begin = 0, 0.0
-    while iteration >= begin + length:
-        number, begin, length = number + 1, begin + length, length * param.cycle_mult
-    return number, (iteration - begin) / length
+    ratio = param.cycle_mult
+
+    def begin(cycle: int) -> float:
+        return length * (ratio**cycle - 1) / (ratio - 1)
+
+    number = int(math.log1p(iteration * (ratio - 1) / length) / math.log(ratio))
+    number += int(begin(number + 1) <= iteration) - int(begin(number) > iteration)  # where the logarithms round
+    return number, (iteration - begin(number)) / (length * ratio**number)
 
 
 @policy("poly_cyc", "base_lr", "power", "lr_iter")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from engine.comm.world import World
 from engine.config import parse_solver
@@ -17,7 +18,7 @@ from engine.solver.calendar import Calendar
 from engine.solver.outline import Outline
 from engine.solver.resolve import resolve
 from engine.solver.schedules import LearningRate
-from engine.solver.validate import validate
+from engine.solver.validate import check_schedules, validate
 from tests.mpi import run_ranks
 from tests.solver.harness import different, digits_net, distance, in_files, learned, make_solver, solve
 
@@ -157,6 +158,21 @@ def test_a_solver_in_epochs_is_checked_before_they_are_known():
     validate(
         parse_solver('base_lr: 1 lr_policy: "exp" gamma: 1.001 max_epoch: 9').message
     )  # of few iterations, perhaps
+
+
+def test_too_large_a_rate():
+    param, _ = resolved(
+        'base_lr: 1e30 lr_policy: "fixed" max_iter: 9 warmup_iter: 3 lr_scaling { base_batch: 1 }', 2**31
+    )
+    with pytest.raises(ConfigError, match=r"s\.prototxt: lr_policy: lr_policy 'fixed' gives no learning rate"):
+        check_schedules(param, place)
+
+
+def test_cycles_without_number():
+    """What a file may say costs no time."""
+    for mult in (1.0000001, 1.5, 1e30):
+        param = parse_solver(f'base_lr: 1 lr_policy: "sgdr" cycle_iter: 1 cycle_mult: {mult}').message
+        assert 0 <= LearningRate(param)(2**31 - 1) <= 1
 
 
 def test_too_long_a_run():
@@ -301,6 +317,37 @@ def test_data_without_a_size():
     solver.close()
     with pytest.raises(ConfigError, match="lr_scaling needs the batch_size of a data layer"):
         make_solver("lr_scaling { }", DUMMY)
+
+
+OWN_ITEMS = (
+    """
+from engine.comm.world import world
+from tests.solver.harness import *
+net = """
+    + repr(
+        """
+layer { name: "data" type: "ImageData" top: "data" top: "label"
+  image_data_param { source: "FOLDER/list_%#.txt" root_folder: "FOLDER/" batch_size: 1 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+    )
+    + """
+world = world()
+solver = make_solver("max_epoch: 2", net.replace("FOLDER", {folder!r}), world=world)
+assert (solver.calendar.size, solver.param.max_iter) == (8, 8), solver.calendar
+world.close()
+"""
+)
+
+
+@pytest.mark.mpi
+def test_an_epoch_of_sources_that_are_a_rank_s_own(tmp_path):
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    for rank, count in enumerate((3, 5)):
+        (tmp_path / f"list_{rank}.txt").write_text("a.png 0\n" * count)
+    done = run_ranks(2, OWN_ITEMS.replace("{folder!r}", repr(str(tmp_path))))
+    assert done.returncode == 0, done.stderr
 
 
 class Seen(Observer):
