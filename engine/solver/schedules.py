@@ -83,7 +83,10 @@ class Schedule:
         self._warmup = _warmups[param.warmup_policy](param) if param.warmup_iter > 0 else None
         self._first = max(0, param.warmup_iter) if param.policy_after_warmup else 0
         self._least = param.min_lr if param.HasField("min_lr") else None
-        self._rate: Callable[..., float] = chosen.make(_after_warmup(param) if self._first else param)
+        try:
+            self._rate: Callable[..., float] = chosen.make(_after_warmup(param) if self._first else param)
+        except ConfigError as error:
+            raise ConfigError(f"{field} '{name}': {error}", where) from None
 
     def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
         """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
@@ -131,22 +134,22 @@ class WeightDecay:
 
     def __init__(self, param: proto.SolverParameter, where: str | None = None):
         """Raises ConfigError for an unknown policy, for one that reads the loss, and for fields that are missing."""
-        self.constant = not param.HasField("weight_decay_schedule")
-        self._decay: Callable[[int], float] = lambda iteration: param.weight_decay
-        if not self.constant:
-            decay = _decay_as_rate(param)
-            self._decay = schedule = Schedule(decay, where, "weight_decay_schedule.policy", "weight_decay")
-            self.check = schedule.check
-            if schedule.reads_loss:
+        self._constant, self._schedule = param.weight_decay, None
+        if param.HasField("weight_decay_schedule"):
+            field = "weight_decay_schedule.policy"
+            self._schedule = Schedule(_decay_as_rate(param), where, field, "weight_decay")
+            if self._schedule.reads_loss:
                 policy = param.weight_decay_schedule.policy
-                raise ConfigError(f"weight_decay_schedule.policy '{policy}' reads the loss; take another", where)
+                raise ConfigError(f"{field} '{policy}' reads the loss; take another", where)
 
     def __call__(self, iteration: int) -> float:
         """The decay of the update after `iteration` finished ones. Raises NumericalError as Schedule does."""
-        return self._decay(iteration)
+        return self._schedule(iteration) if self._schedule else self._constant
 
     def check(self) -> None:
         """See Schedule.check()."""
+        if self._schedule:
+            self._schedule.check()
 
 
 class BatchGrowth:
@@ -309,7 +312,7 @@ def _multifixed(param: proto.SolverParameter) -> Rate:
     """stagelr[k] up to and including iteration stageiter[k]; the last one goes on."""
     rates, ends = list(param.stagelr), list(param.stageiter)
     if len(rates) != len(ends):
-        raise ConfigError(f"lr_policy 'multifixed': {len(rates)} stagelr for {len(ends)} stageiter; give one for each")
+        raise ConfigError(f"{len(rates)} stagelr for {len(ends)} stageiter; give one for each")
     return lambda iteration: rates[min(bisect.bisect_left(ends, iteration), len(rates) - 1)]
 
 
