@@ -20,6 +20,8 @@ ROOMS = ("csrc", "docs", "engine", "examples", "nets", "proto", "solvers", "test
 LISTED = {
     "SolverParameter": "solver.md",
     "CommParameter": "cluster.md",
+    "LrScalingParameter": "solver.md",
+    "BatchGrowthParameter": "solver.md",
     **dict.fromkeys(
         [
             *("TransformationParameter", "ResizeParameter", "RandomResizeParameter", "RandomAspectRatioParameter"),

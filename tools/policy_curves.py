@@ -31,10 +31,13 @@ EXAMPLES = {
     "inv": "gamma: 0.01  power: 0.75",
     "poly": "power: 2",
     "poly_cyc": "power: 2  lr_iter: 1500",
+    "cosine": "",
+    "sgdr": "cycle_iter: 143  cycle_mult: 2",
     "sigmoid": "gamma: -0.01  stepsize: 500",
     "plateau": "gamma: 0.3  plateau_winsize: 100  plateau_winsize: 100",
 }
-WARM_UP = {"poly": "power: 1  warmup_iter: 200  warmup_start_lr: 0.01"}  # a panel of its own
+_WARM_UP = "power: 1  warmup_iter: 200  warmup_start_lr: 0.01"
+WARM_UPS = {"poly with a warm-up": _WARM_UP, "poly after a warm-up": f"{_WARM_UP}  policy_after_warmup: true"}
 
 
 def loss(iteration: int) -> float:
@@ -58,7 +61,7 @@ def curve(policy: str, fields: str) -> list[float]:
 
 
 def draw(path: Path) -> None:
-    """Writes one panel for each policy, and one for the warm-up."""
+    """Writes one panel for each policy, and two for the warm-up."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -66,8 +69,8 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     panels = [(name, name, fields) for name, fields in EXAMPLES.items()]
-    panels += [(f"{name} with a warm-up", name, fields) for name, fields in WARM_UP.items()]
-    figure, axes = pyplot.subplots(4, 3, figsize=(9, 8), sharex=True, sharey=True, layout="constrained")
+    panels += [(title, "poly", fields) for title, fields in WARM_UPS.items()]
+    figure, axes = pyplot.subplots(5, 3, figsize=(9, 10), sharex=True, sharey=True, layout="constrained")
     for axis, (title, policy, fields) in zip(axes.flat, panels, strict=False):
         axis.plot(curve(policy, fields), color="tab:blue")
         axis.set_title(title, fontweight="bold")

@@ -237,7 +237,8 @@ def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
     _override_nets(sources, solver._net_overrides, phases)
     train, tests = sources[0] if trained else None, sources[len(trained) :]
     if train:
-        tests += [train] * (len(message.test_iter) - len(tests))
+        whole_set = not message.test_iter and generic and (message.test_interval > 0 or message.test_epoch > 0)
+        tests += [train] * (max(len(message.test_iter), whole_set) - len(tests))
     states = list(message.test_state) or [None] * len(tests)
     return SolverNets(
         _in_state(train, proto.TRAIN, message.train_state) if train else None,
@@ -249,13 +250,15 @@ def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
 def _check_tests(solver: SolverConfig, test_nets: int, generic: bool) -> None:
     message = solver.message
     iters, states = len(message.test_iter), len(message.test_state)
-    if iters < test_nets or (iters > test_nets and not generic):
+    whole_sets = not iters and (message.test_interval > 0 or message.test_epoch > 0)
+    if (iters < test_nets and not whole_sets) or (iters > test_nets and not generic):
         raise ConfigError(
             f"{iters} test_iter for {test_nets} test nets; expected one for each", solver.where(path="test_iter")
         )
-    if states and states != iters:
+    tests = max(test_nets, generic) if whole_sets else iters
+    if states and states != tests:
         raise ConfigError(
-            f"{states} test_state for {iters} test nets; expected one for each, or none",
+            f"{states} test_state for {tests} test nets; expected one for each, or none",
             solver.where(path="test_state"),
         )
 

@@ -107,6 +107,11 @@ class Feeder:
         return next((opened.source.size for opened in self._opened.values()), 0)
 
     @property
+    def own_items(self) -> bool:
+        """Whether each rank has a source of its own, of which `size` counts this rank's items only."""
+        return any(opened.source.reader.own_items for opened in self._opened.values())
+
+    @property
     def sources(self) -> list[str]:
         """What is read, for messages: "layer 'data' (train_lmdb)"."""
         return [f"layer '{name}'" + (f" ({path})" if path else "") for name, path in self._paths.items()]

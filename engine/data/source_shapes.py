@@ -24,6 +24,7 @@ class SourceShapes:
 
     def __init__(self, phase: int, note: Callable[[str], None], batch_size: int = 0):
         self._phase, self._note, self._batch_size = phase, note, batch_size
+        self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
 
     def __call__(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         """Shapes of the tops, batch included. Raises ConfigError if nothing tells them."""
@@ -47,11 +48,14 @@ class SourceShapes:
 
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:
-            return open_data(message, self._phase, 1, where).shapes
+            source = open_data(message, self._phase, 1, where)
         except ConfigError:
             raise
         except EngineError as error:  # so that it is found together with the other errors of the net
             raise ConfigError(str(error).removeprefix(f"{where}: "), where) from None
+        if not self.size:
+            self.size, self.own_items = source.size, source.reader.own_items
+        return source.shapes
 
 
 def _usual(layer_type: str, source: str) -> Shape:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
+from engine.data import batch_size_of
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, ConfigErrors, EngineError, printable, shape_text
 from engine.graph.build import Graph, build, kept
@@ -19,9 +20,13 @@ from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text
 from engine.layers.python import ModuleRefused
+from engine.report.plot import Panel, write_panels
 from engine.report.table import human, table
+from engine.solver.outline import Outline
+from engine.solver.resolve import in_epochs, resolve
+from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
-from engine.solver.validate import check_snapshots, notes, validate
+from engine.solver.validate import check_schedules, check_snapshots, notes, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 
@@ -50,7 +55,7 @@ class NetReport:
 
 @dataclass
 class FileReport:
-    """What was found in one file. schedule: of a solver, (iteration, learning rate)."""
+    """What was found in one file. schedule: of a solver, (iteration, learning rate); outline: its run on `ranks`."""
 
     file: str
     kind: str = ""
@@ -59,6 +64,9 @@ class FileReport:
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # Python layers; what depends on them is not checked
+    ranks: int = 1
+    batch: str = ""  # global, and what it is the product of
+    outline: Outline | None = None
 
     def fail(self, error: EngineError) -> None:
         errors = getattr(error, "errors", [error])
@@ -87,9 +95,12 @@ def files_below(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def check_file(path: str, overrides: Iterable[str] = (), level: int = 0, stages: Iterable[str] = ()) -> FileReport:
-    """Reads a net or a solver (its content says which) and builds its graphs. Errors are in the report."""
-    report = FileReport(path)
+def check_file(
+    path: str, overrides: Iterable[str] = (), level: int = 0, stages: Iterable[str] = (), ranks: int = 1
+) -> FileReport:
+    """Reads a net or a solver (its content says which) and builds its graphs. ranks: that a solver is to run on. Errors
+    are in the report."""
+    report = FileReport(path, ranks=ranks)
     try:
         config = read(path, overrides)
         report.kind = config.kind
@@ -106,12 +117,13 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     def place(field: str) -> str:
         return config.where(path=field)
 
-    if not config.message.HasField("max_iter"):  # some programs that train say it themselves
+    if not config.message.HasField("max_iter") and not config.message.HasField(
+        "max_epoch"
+    ):  # some programs that train say it themselves
         report.note(f"{config.path}: max_iter is missing; a training needs it, here or with --set max_iter=N")
         config.message.max_iter = 1
     try:
         validate(config.message, place)
-        report.schedule = _schedule(config.message)
     except ConfigError as error:
         report.fail(error)
     for text in notes(config.message):
@@ -124,9 +136,38 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
     model_parts(nets.train, ranks=1)  # raises
+    wrong = bool(report.errors)
     for net in (nets.train, *nets.tests):
         state = net.message.state
-        _add_graph(net, state.phase, state.level, list(state.stage), report)
+        shapes_of = SourceShapes(state.phase, report.note)
+        _add_graph(net, state.phase, state.level, list(state.stage), report, shapes_of)
+        if net is nets.train and not wrong:
+            _add_outline(config, shapes_of, report)
+
+
+def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport) -> None:
+    """What the solver's numbers come to on so many ranks."""
+    param, layers = config.message, data_layers(config)
+    each, iter_size = batch_size_of(layers[0]) if layers else 1, max(1, param.iter_size)
+    batch, size = report.ranks * each * iter_size, source.size * (report.ranks if source.own_items else 1)
+    report.batch = f"{batch} = {report.ranks} rank{'s' if report.ranks > 1 else ''} x {each} x iter_size {iter_size}"
+    counted = in_epochs(param)
+    if counted and not (size or param.epoch_size):
+        report.note(
+            f"{config.where(path=counted[0])}: {counted[0]}: the size of the data set is not known here; "
+            "--set epoch_size=N (samples) shows the run"
+        )
+        return
+    try:
+        resolved, calendar = resolve(param, batch, size, lambda field: config.where(path=field), bool(layers))
+        check_schedules(resolved, lambda field: config.where(path=field))
+    except ConfigError as error:
+        report.fail(error)
+        return
+    report.schedule = _schedule(resolved)
+    report.outline = Outline(param, resolved, calendar, size)
+    for doubt in report.outline.doubts():
+        report.note(f"{config.path}: {doubt}")
 
 
 def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
@@ -162,11 +203,20 @@ def _feeding_layers(config: NetConfig, phase: int, level: int, stages: list[str]
     ]
 
 
-def _add_graph(config: NetConfig, phase: int, level: int, stages: list[str], report: FileReport) -> None:
+def _add_graph(
+    config: NetConfig,
+    phase: int,
+    level: int,
+    stages: list[str],
+    report: FileReport,
+    shapes_of: SourceShapes | None = None,
+) -> None:
     for text in config.notes:
         report.note(text)
     try:
-        graph = build(config, phase, level=level, stages=stages, shapes_of=SourceShapes(phase, report.note))
+        graph = build(
+            config, phase, level=level, stages=stages, shapes_of=shapes_of or SourceShapes(phase, report.note)
+        )
         net = _net_report(config, graph)
     except ConfigError as error:
         report.fail(error)
@@ -198,6 +248,10 @@ def _net_report(config: NetConfig, graph: Graph) -> NetReport:
 def to_text(report: FileReport) -> str:
     """For people."""
     paragraphs = [f"{printable(report.file)}: {report.kind or 'unreadable'}"]
+    if report.batch:
+        paragraphs.append(f"global batch: {report.batch}")
+    if report.outline:
+        paragraphs += report.outline.lines()
     if report.schedule:
         rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
         paragraphs.append(f"learning rate: {rates}")
@@ -232,12 +286,26 @@ def _net_text(net: NetReport) -> str:
 
 def to_json(report: FileReport) -> dict:
     """For programs."""
-    result = asdict(report)
+    result = asdict(replace(report, outline=None))
+    result["outline"] = report.outline.to_json() if report.outline else None
     for net, entry in zip(report.nets, result["nets"], strict=True):
         entry["parameters"], entry["flops"] = net.parameters, net.flops
         for layer in entry["layers"]:
             layer["tops"] = [{"name": name, "shape": list(shape)} for name, shape in layer["tops"]]
     return result
+
+
+def draw_schedules(reports: Iterable[FileReport], path: str) -> None:
+    """Writes the curves of all solvers, one series each. Raises ConfigError if there is none, EngineError as
+    write_panels() does."""
+    drawn = [(report.file, report.outline) for report in reports if report.outline]
+    if not drawn:
+        raise ConfigError("nothing to draw: no solver whose run is known", path)
+    panels: dict[str, Panel] = {}
+    for file, outline in drawn:
+        for panel in outline.panels(Path(file).name if len(drawn) > 1 else ""):
+            panels.setdefault(panel.title, Panel(panel.title, [])).series.extend(panel.series)
+    write_panels(path, ", ".join(Path(file).name for file, _ in drawn), list(panels.values()))
 
 
 def all_errors(reports: Iterable[FileReport]) -> Iterator[str]:

@@ -115,12 +115,17 @@ def _one_iteration(config: SolverConfig) -> None:
         "test_state",
         "weights",
         "test_interval",
+        "test_epoch",
+        "snapshot_epoch",
+        "display_epoch",
+        "max_epoch",
         "display",
         "eval_type",
     ):
         param.ClearField(name)
     param.max_iter, param.snapshot, param.snapshot_after_train = 1, 0, False
     param.snapshot_prefix = ""
+    param.epoch_size = param.epoch_size or 1  # synthetic data has none
 
 
 def _test(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:

@@ -119,8 +119,8 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
 def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = False) -> Solver:
     """Ready for its first step, silent, without tests. ranks: whose batches it takes, as one or as micro-batches."""
     param = config.message
-    param.display = param.test_interval = 0
-    del param.test_iter[:]
+    for field in ("display", "display_epoch", "test_interval", "test_epoch", "test_iter"):
+        param.ClearField(field)
     if at_once:
         for layer in data_layers(config):
             set_batch_size(layer, ranks * batch_size_of(layer))
@@ -222,7 +222,7 @@ class Comparison:
         """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
         tolerance."""
         param = self.one.param
-        norm = self.one.iter_size * np.sqrt(
+        norm = self.one.optimizer.iter_size * np.sqrt(
             sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients.values())
         )
         clip = param.clip_gradients / norm if 0 < param.clip_gradients < norm else 1.0
@@ -250,7 +250,7 @@ class Comparison:
 
 def _gradient(solver: Solver, placed: Placed) -> np.ndarray:
     """The reduction leaves sums over ranks and micro-batches; the update averages."""
-    return placed.tensor.diff.get() / (solver.world.size * solver.iter_size)
+    return placed.tensor.diff.get() / (solver.world.size * solver.optimizer.iter_size)
 
 
 def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> Difference:

@@ -288,7 +288,7 @@ class MnParamGradCompressLayerTypeList(_message.Message):
     def __init__(self, layer_type: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
-    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "warmup_iter", "warmup_start_lr", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result")
+    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "batch_growth", "epoch_size", "max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch", "lr_epoch", "stepsize_epoch", "stepvalue_epoch", "stage_epoch", "plateau_epoch", "cycle_epoch", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "cycle_iter", "cycle_mult", "min_lr", "warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "weight_decay_schedule", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result")
     class SnapshotFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HDF5: _ClassVar[int]
@@ -336,6 +336,19 @@ class SolverParameter(_message.Message):
     TEST_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_ITER_FIELD_NUMBER: _ClassVar[int]
     ITER_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_GROWTH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPSIZE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LR_FIELD_NUMBER: _ClassVar[int]
     LR_POLICY_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
@@ -346,8 +359,14 @@ class SolverParameter(_message.Message):
     LR_ITER_FIELD_NUMBER: _ClassVar[int]
     STAGELR_FIELD_NUMBER: _ClassVar[int]
     STAGEITER_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_ITER_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_MULT_FIELD_NUMBER: _ClassVar[int]
+    MIN_LR_FIELD_NUMBER: _ClassVar[int]
     WARMUP_ITER_FIELD_NUMBER: _ClassVar[int]
     WARMUP_START_LR_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_AFTER_WARMUP_FIELD_NUMBER: _ClassVar[int]
+    LR_SCALING_FIELD_NUMBER: _ClassVar[int]
     LOCAL_LR_AUTO_FIELD_NUMBER: _ClassVar[int]
     LOCAL_GW_RATIO_FIELD_NUMBER: _ClassVar[int]
     LARC_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +378,7 @@ class SolverParameter(_message.Message):
     SOLVER_TYPE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_CORRECTION_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     REGULARIZATION_TYPE_FIELD_NUMBER: _ClassVar[int]
     DECOUPLED_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +419,19 @@ class SolverParameter(_message.Message):
     test_offset: int
     max_iter: int
     iter_size: int
+    batch_growth: BatchGrowthParameter
+    epoch_size: int
+    max_epoch: float
+    warmup_epoch: float
+    test_epoch: float
+    snapshot_epoch: float
+    display_epoch: float
+    lr_epoch: float
+    stepsize_epoch: float
+    stepvalue_epoch: _containers.RepeatedScalarFieldContainer[float]
+    stage_epoch: _containers.RepeatedScalarFieldContainer[float]
+    plateau_epoch: _containers.RepeatedScalarFieldContainer[float]
+    cycle_epoch: float
     base_lr: float
     lr_policy: str
     gamma: float
@@ -409,8 +442,14 @@ class SolverParameter(_message.Message):
     lr_iter: int
     stagelr: _containers.RepeatedScalarFieldContainer[float]
     stageiter: _containers.RepeatedScalarFieldContainer[int]
+    cycle_iter: int
+    cycle_mult: float
+    min_lr: float
     warmup_iter: int
     warmup_start_lr: float
+    warmup_policy: str
+    policy_after_warmup: bool
+    lr_scaling: LrScalingParameter
     local_lr_auto: bool
     local_gw_ratio: float
     larc_policy: str
@@ -422,6 +461,7 @@ class SolverParameter(_message.Message):
     solver_type: int
     momentum_correction: bool
     weight_decay: float
+    weight_decay_schedule: ScheduleParameter
     regularization_type: str
     decoupled_weight_decay: bool
     clip_gradients: float
@@ -447,7 +487,69 @@ class SolverParameter(_message.Message):
     eval_type: str
     ap_version: str
     show_per_class_result: bool
-    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ...) -> None: ...
+    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., batch_growth: _Optional[_Union[BatchGrowthParameter, _Mapping]] = ..., epoch_size: _Optional[int] = ..., max_epoch: _Optional[float] = ..., warmup_epoch: _Optional[float] = ..., test_epoch: _Optional[float] = ..., snapshot_epoch: _Optional[float] = ..., display_epoch: _Optional[float] = ..., lr_epoch: _Optional[float] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., stage_epoch: _Optional[_Iterable[float]] = ..., plateau_epoch: _Optional[_Iterable[float]] = ..., cycle_epoch: _Optional[float] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., cycle_iter: _Optional[int] = ..., cycle_mult: _Optional[float] = ..., min_lr: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., warmup_policy: _Optional[str] = ..., policy_after_warmup: _Optional[bool] = ..., lr_scaling: _Optional[_Union[LrScalingParameter, _Mapping]] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., weight_decay_schedule: _Optional[_Union[ScheduleParameter, _Mapping]] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ...) -> None: ...
+
+class LrScalingParameter(_message.Message):
+    __slots__ = ("rule", "base_batch", "cap")
+    class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LINEAR: _ClassVar[int]
+        SQRT: _ClassVar[int]
+    LINEAR: int
+    SQRT: int
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    BASE_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CAP_FIELD_NUMBER: _ClassVar[int]
+    rule: int
+    base_batch: int
+    cap: float
+    def __init__(self, rule: _Optional[_Union[int, str]] = ..., base_batch: _Optional[int] = ..., cap: _Optional[float] = ...) -> None: ...
+
+class ScheduleParameter(_message.Message):
+    __slots__ = ("policy", "gamma", "power", "stepsize", "stepvalue", "lr_iter", "stagelr", "stageiter", "cycle_iter", "cycle_mult", "min_lr", "lr_epoch", "stepsize_epoch", "stepvalue_epoch", "stage_epoch", "cycle_epoch")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    STEPSIZE_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_FIELD_NUMBER: _ClassVar[int]
+    LR_ITER_FIELD_NUMBER: _ClassVar[int]
+    STAGELR_FIELD_NUMBER: _ClassVar[int]
+    STAGEITER_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_ITER_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_MULT_FIELD_NUMBER: _ClassVar[int]
+    MIN_LR_FIELD_NUMBER: _ClassVar[int]
+    LR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPSIZE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    gamma: float
+    power: float
+    stepsize: int
+    stepvalue: _containers.RepeatedScalarFieldContainer[int]
+    lr_iter: int
+    stagelr: _containers.RepeatedScalarFieldContainer[float]
+    stageiter: _containers.RepeatedScalarFieldContainer[int]
+    cycle_iter: int
+    cycle_mult: float
+    min_lr: float
+    lr_epoch: float
+    stepsize_epoch: float
+    stepvalue_epoch: _containers.RepeatedScalarFieldContainer[float]
+    stage_epoch: _containers.RepeatedScalarFieldContainer[float]
+    cycle_epoch: float
+    def __init__(self, policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., cycle_iter: _Optional[int] = ..., cycle_mult: _Optional[float] = ..., min_lr: _Optional[float] = ..., lr_epoch: _Optional[float] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., stage_epoch: _Optional[_Iterable[float]] = ..., cycle_epoch: _Optional[float] = ...) -> None: ...
+
+class BatchGrowthParameter(_message.Message):
+    __slots__ = ("factor", "stepvalue", "stepvalue_epoch")
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    factor: int
+    stepvalue: _containers.RepeatedScalarFieldContainer[int]
+    stepvalue_epoch: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, factor: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CommParameter(_message.Message):
     __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check")

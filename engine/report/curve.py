@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.report import plot
 from engine.report.observer import Observer, Run, StepRecord, TestRecord
 
 
 class Curve(Observer):
-    """Every `interval` iterations a point of loss and rate, and one for each test; rank 0 draws them at the end."""
+    """A point of loss and rate for iterations that are `due`, and one for each test; rank 0 draws them at the end."""
 
-    def __init__(self, interval: int):
-        self._interval = interval
+    def __init__(self, due: Callable[[int], bool]):
+        self._due = due
 
     def begin(self, run: Run) -> None:
         self._run = run
         self._points = plot.CurvePoints(run.net.name)
 
     def wants_figures(self, iteration: int) -> bool:
-        return bool(self._interval) and iteration % self._interval == 0
+        return self._due(iteration)
 
     def step(self, record: StepRecord) -> None:
         if record.figures is not None and self.wants_figures(record.iteration):

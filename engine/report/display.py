@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from engine.report.log import log
 from engine.report.metrics import output_lines
@@ -12,10 +13,10 @@ from engine.report.step_times import StepTimes
 
 
 class Display(Observer):
-    """Lines every `interval` iterations (0: none), and after each test."""
+    """Lines of the iterations that are `due`, and after each test."""
 
-    def __init__(self, interval: int):
-        self._interval = interval
+    def __init__(self, due: Callable[[int], bool]):
+        self._due = due
         self._times = StepTimes()
 
     def begin(self, run: Run) -> None:
@@ -23,7 +24,7 @@ class Display(Observer):
         self._shown = time.monotonic(), run.first  # when the last lines came, and at which iteration
 
     def wants_figures(self, iteration: int) -> bool:
-        return bool(self._interval) and iteration % self._interval == 0
+        return self._due(iteration)
 
     def step(self, record: StepRecord) -> None:
         self._times.add(record.end - record.begin, record.waited_data, record.waited_ranks)

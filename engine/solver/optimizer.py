@@ -15,12 +15,13 @@ from engine.comm.world import World
 from engine.net import Net
 from engine.net.gates import gates
 from engine.solver.history import History
-from engine.solver.schedules import LearningRate
+from engine.solver.schedules import BatchGrowth, LearningRate, WeightDecay
 from engine.solver.state import TrainingState
 from engine.solver.update import buckets_for, make_updater, rule_of
 
 if TYPE_CHECKING:
     from engine import proto
+    from engine.host import _core
 
 
 class Optimizer:
@@ -45,22 +46,25 @@ class Optimizer:
         where: str | None = None,
         sources: Sequence[str] = (),
     ):
-        """where: the place of its lr_policy; sources: of the net's data, for the watchdog.
+        """param: counts in iterations. where: the place of its lr_policy; sources: of the net's data, for the watchdog.
         Raises ConfigError for rates or rules that are unknown, CommError if ranks disagree about buckets."""
         from engine.host import _core
 
         self.net, self.param, self.world = net, param, world
-        self.rate = LearningRate(param, where)
-        self.iter_size = max(1, param.iter_size)
+        self.rate, self.weight_decay = LearningRate(param, where), WeightDecay(param, where)
+        self.growth = BatchGrowth(param)
+        self.iter_size = self.micro_batches(0)  # of the last update
         self._sources = sources
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
         self.history = History(net, rule_of(param).histories)
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
-        updater = make_updater(param, net, self.buckets, self.weights, self.gradients, self.history.arrays)
+        self._decay = self.weight_decay(0)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
-        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, self.threads)
+        self.strategy = make_strategy(
+            world, self.queue, self._updater(), self.buckets, self.gradients, settings, self.threads
+        )
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
@@ -73,6 +77,11 @@ class Optimizer:
         net.set_board(self.world.board, 0, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
             net.program.set_ranks(self.world.size, self._sync_channel.allreduce)
+
+    def _updater(self) -> _core.Updater:
+        """Made anew when the weight decay is another: what it works on is in the arenas, and nothing in it but that."""
+        arrays = self.weights, self.gradients, self.history.arrays
+        return make_updater(self.param, self.net, self.buckets, *arrays, weight_decay=self._decay)
 
     def keep_gradients(self) -> None:
         """From now on the arena holds the reduced gradients after an update, for those who look at them."""
@@ -102,9 +111,23 @@ class Optimizer:
         if self.param.momentum_correction and state.last_rate:
             correction = rate / state.last_rate
         state.last_rate = rate
-        clip = max(0.0, self.param.clip_gradients)
+        self.iter_size = self.micro_batches(state.iteration)
+        # Of the sum over micro-batches, as in Caffe: with more of them the limit of their mean stays.
+        clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
+        self._follow_decay(state.iteration)
         self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))
         return rate
+
+    def micro_batches(self, iteration: int) -> int:
+        """Of an iteration of one rank: iter_size, as it has grown."""
+        return max(1, self.param.iter_size) * self.growth(iteration)
+
+    def _follow_decay(self, iteration: int) -> None:
+        decay = self.weight_decay(iteration)
+        if decay != self._decay:
+            self._decay = decay
+            self.strategy.wait_all()  # for servers that use the one before
+            self.strategy.updater = self._updater()
 
     def release(self) -> None:
         """Marks all buckets ready at once, in the order in which backward would have, for gradients that are there."""

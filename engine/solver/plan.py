@@ -8,6 +8,7 @@ from engine.comm import settings as comm_settings
 from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
+from engine.solver.outline import Outline
 
 if TYPE_CHECKING:
     from engine.data.feeder import Feeder
@@ -19,6 +20,11 @@ def log_plan(solver: Solver) -> None:
     log(f"Solving {solver.net.name}")
     log(f"Learning Rate Policy: {solver.param.lr_policy}")
     log(_batches(solver))
+    outline = Outline(solver.given, solver.param, solver.calendar, solver.feeder.size)
+    for line in outline.lines():
+        log(line)
+    for doubt in outline.doubts() if solver.world.rank == 0 else ():
+        warn(doubt)
     if solver.model_parallel:
         log(f"Model parallelism: {solver.model_parallel.describe()}")
     _log_cores(solver)
@@ -30,7 +36,7 @@ def log_plan(solver: Solver) -> None:
 
 
 def _batches(solver: Solver) -> str:
-    batch, images, samples = solver.feeder.batch_size, solver.feeder.size, solver.samples_per_iteration
+    batch, images, samples = solver.feeder.batch_size, solver.calendar.size, solver.calendar.batch
     known = images and batch
     epoch = f", {images / samples:.1f} iterations per epoch of {images} samples" if known else ""
     ranks, threads = (
@@ -38,7 +44,7 @@ def _batches(solver: Solver) -> str:
         for number, what in ((solver.world.size, "rank"), (solver.optimizer.threads, "thread"))
     )
     return (
-        f"Global batch {samples} = {ranks} x {batch} x iter_size {solver.iter_size}{epoch}; "
+        f"Global batch {samples} = {ranks} x {batch} x iter_size {max(1, solver.param.iter_size)}{epoch}; "
         f"{solver.optimizer.describe()}; {threads} per rank"
     )
 

@@ -21,6 +21,7 @@ from engine.files import TEMPORARY, atomic_write, check_writable, is_regular, op
 from engine.graph.build import kept
 from engine.report.log import log, warn
 from engine.solver.lock import lock_prefix
+from engine.solver.validate import saves
 from engine.weights import SolverState
 
 if TYPE_CHECKING:
@@ -119,8 +120,7 @@ def _known() -> set[Identity]:
 def take_prefix(config: SolverConfig, world: World) -> None:
     """Before anything is read or written: makes snapshot_prefix this run's own, if it saves anything, and removes what
     runs that were killed have left. Of the rank that writes. Raises EngineError; see lock_prefix()."""
-    param = config.message
-    if not (param.snapshot or param.snapshot_after_train):
+    if not saves(config.message):
         return
     prefix = snapshot_prefix(config, world)
     check_writable(f"{prefix}_iter_{2**31 - 1}.solverstate.h5")

@@ -1,7 +1,9 @@
 """Learning-rate policies: closures from the iteration (the count of finished updates) to a rate.
 
 A policy is one registered function that reads the solver once and returns `rate(iteration)`; see `policy`. Formulas are
-Caffe's; `poly_cyc` is SURFsara's, `plateau` and `multifixed` Intel's.
+Caffe's; `poly_cyc` is SURFsara's, `plateau` and `multifixed` Intel's, `min_lr` NVIDIA's.
+
+Everything here counts iterations: what a solver counts in epochs is in iterations by then (engine/solver/resolve.py).
 """
 
 from __future__ import annotations
@@ -55,60 +57,177 @@ def policies() -> dict[str, tuple[str, ...]]:
     return {name: each.required for name, each in _policies.items()}
 
 
-class LearningRate:
-    """The rate of a SolverParameter, warm-up included: while iteration < warmup_iter it rises linearly from
-    warmup_start_lr to base_lr; afterwards the policy sees the absolute iteration (Goyal et al. 2017, arXiv
-    1706.02677, section 2.2).
+class Schedule:
+    """A number of a solver that follows one of the policies: the learning rate, or the weight decay.
+
+    Over the warm-up the rate rises linearly from warmup_start_lr to base_lr, or stays at warmup_start_lr (Goyal et al.
+    2017, arXiv 1706.02677, section 2.2). Afterwards the policy sees the absolute iteration, as there; with
+    policy_after_warmup it sees the count from the end of the warm-up, of a run that is shorter by it.
     """
 
-    def __init__(self, param: proto.SolverParameter, where: str | None = None):
-        """Raises ConfigError for an unknown policy or a field that it needs and does not find."""
+    def __init__(
+        self, param: proto.SolverParameter, where: str | None = None, field: str = "lr_policy", base: str = "base_lr"
+    ):
+        """param: its lr_policy and base_lr are followed; field, base: their names in messages; where: the place of
+        `field`. Raises ConfigError for an unknown policy or a field that it needs and does not find."""
         name = param.lr_policy
         if name not in _policies:
-            what = f"lr_policy '{name}' is unknown" if name else "lr_policy is missing"
+            what = f"{field} '{name}' is unknown" if name else f"{field} is missing"
             raise ConfigError(what + suggestion(name, _policies), where)
         chosen = _policies[name]
-        for field in chosen.required:
-            if not _given(param, field):
-                raise ConfigError(f"lr_policy '{name}' needs {field}", where)
+        for needed in chosen.required:
+            if not _given(param, needed):
+                raise ConfigError(f"{field} '{name}' needs {base if needed == 'base_lr' else needed}", where)
         self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
-        self._param, self._where = param, where
-        self._rate: Callable[..., float] = chosen.make(param)
+        self._param, self._where, self._field, self._base = param, where, field, base
+        self._warmup = _warmups[param.warmup_policy](param) if param.warmup_iter > 0 else None
+        self._first = max(0, param.warmup_iter) if param.policy_after_warmup else 0
+        self._least = param.min_lr if param.HasField("min_lr") else None
+        try:
+            self._rate: Callable[..., float] = chosen.make(_after_warmup(param) if self._first else param)
+        except ConfigError as error:
+            raise ConfigError(f"{field} '{name}': {error}", where) from None
 
     def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
         """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
-        the loss. Raises NumericalError if the formula gives no number that float32 holds."""
-        if iteration < self._param.warmup_iter:
-            start = self._param.warmup_start_lr
-            return start + (self._param.base_lr - start) * iteration / self._param.warmup_iter
+        the loss. Raises NumericalError if the formula gives no number that float32 holds, or one below 0."""
+        warmup = self._warmup if iteration < self._param.warmup_iter else None
+        count = iteration - self._first
         try:
-            rate = self._rate(iteration, loss, plateau) if self.reads_loss else self._rate(iteration)
+            if warmup:
+                rate = warmup(iteration)
+            else:
+                rate = self._rate(count, loss, plateau) if self.reads_loss else self._rate(count)
         except ArithmeticError as error:
             raise self._error(iteration, str(error)) from None
-        if not isinstance(rate, (int, float)) or not abs(rate) <= LARGEST:
+        if isinstance(rate, complex):
+            raise self._error(iteration, "a power of a number below 0")
+        if not 0 <= rate <= LARGEST:
             raise self._error(iteration, f"got {rate:g}")
-        return rate
+        return rate if warmup or self._least is None else max(rate, self._least)
 
     def check(self) -> None:
-        """Raises NumericalError if there is no rate at the beginning or at the end of the run."""
+        """Raises NumericalError for the first iteration that has no rate, of those that this looks at: some in any
+        run, and those at which a policy may jump."""
         if self.reads_loss:
             return
-        for iteration in sorted({0, 1, max(0, self._param.max_iter - 1)}):
+        for iteration in milestones(self._param):
             self(iteration)
 
     def _error(self, iteration: int, reason: str) -> NumericalError:
         param = self._param
-        fields = ("base_lr", "gamma", "power", "stepsize", "max_iter", "lr_iter")
-        given = ", ".join(f"{field} {getattr(param, field):g}" for field in fields if param.HasField(field))
+        fields = ("gamma", "power", "stepsize", "max_iter", "lr_iter", "cycle_iter", "cycle_mult", "min_lr")
+        names = {"base_lr": self._base, **{field: field for field in fields}}
+        given = ", ".join(f"{names[field]} {getattr(param, field):g}" for field in names if param.HasField(field))
+        what = "no learning rate" if self._field == "lr_policy" else "no value that can be used"
         return NumericalError(
-            f"lr_policy '{param.lr_policy}' gives no learning rate at iteration {iteration}: {reason} ({given})",
-            self._where,
+            f"{self._field} '{param.lr_policy}' gives {what} at iteration {iteration}: {reason} ({given})", self._where
         )
+
+
+class LearningRate(Schedule):
+    """The rate of a SolverParameter, warm-up included."""
+
+
+class WeightDecay:
+    """The weight decay of a SolverParameter: constant, or by its weight_decay_schedule."""
+
+    def __init__(self, param: proto.SolverParameter, where: str | None = None):
+        """Raises ConfigError for an unknown policy, for one that reads the loss, and for fields that are missing."""
+        self._constant, self._schedule = param.weight_decay, None
+        if param.HasField("weight_decay_schedule"):
+            field = "weight_decay_schedule.policy"
+            self._schedule = Schedule(_decay_as_rate(param), where, field, "weight_decay")
+            if self._schedule.reads_loss:
+                policy = param.weight_decay_schedule.policy
+                raise ConfigError(f"{field} '{policy}' reads the loss; take another", where)
+
+    def __call__(self, iteration: int) -> float:
+        """The decay of the update after `iteration` finished ones. Raises NumericalError as Schedule does."""
+        return self._schedule(iteration) if self._schedule else self._constant
+
+    def check(self) -> None:
+        """See Schedule.check()."""
+        if self._schedule:
+            self._schedule.check()
+
+
+class BatchGrowth:
+    """By how many times iter_size has grown.
+
+    Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch Size" (arXiv 1711.00489), section 3: where a
+    rate would drop by a factor, the batch grows by it instead.
+    """
+
+    def __init__(self, param: proto.SolverParameter):
+        self.steps, self._factor = list(param.batch_growth.stepvalue), param.batch_growth.factor
+
+    def __call__(self, iteration: int) -> int:
+        """The factor of the update after `iteration` finished ones."""
+        return self._factor ** bisect.bisect_right(self.steps, iteration)
+
+
+def milestones(param: proto.SolverParameter, points: int = 500) -> list[int]:
+    """Iterations of a run that show its schedules: some at equal distances, and those around which they may jump."""
+    last = max(0, param.max_iter - 1)
+    first = max(0, param.warmup_iter) if param.policy_after_warmup else 0
+    found = {0, 1, last, param.warmup_iter, *(last * number // points for number in range(points))}
+    for each, begin in ((param, first), (param.weight_decay_schedule, 0)):
+        jumps = [*each.stepvalue, *(end + 1 for end in each.stageiter)]
+        jumps += [period * number for period in (each.stepsize, each.cycle_iter) for number in range(1, 21)]
+        found.update(begin + jump for jump in jumps)
+    found.update(param.batch_growth.stepvalue)
+    found |= {iteration - 1 for iteration in found}
+    return sorted(iteration for iteration in found if iteration in (0, 1) or 0 < iteration <= last)
+
+
+def _after_warmup(param: proto.SolverParameter) -> proto.SolverParameter:
+    """For a policy that begins when the warm-up ends: the run is what is left of it."""
+    rest = type(param)()
+    rest.CopyFrom(param)
+    if param.HasField("max_iter"):
+        rest.max_iter = max(1, param.max_iter - param.warmup_iter)
+    return rest
+
+
+def _decay_as_rate(param: proto.SolverParameter) -> proto.SolverParameter:
+    """A SolverParameter whose learning rate is the weight decay of this one."""
+    result = type(param)()
+    for field, target in (("weight_decay", "base_lr"), ("max_iter", "max_iter")):
+        if param.HasField(field):
+            setattr(result, target, getattr(param, field))
+    for field, value in param.weight_decay_schedule.ListFields():
+        if field.name == "policy":
+            result.lr_policy = value
+        elif hasattr(value, "extend"):
+            getattr(result, field.name).extend(value)
+        else:
+            setattr(result, field.name, value)
+    return result
+
+
+def _linear(param: proto.SolverParameter) -> Rate:
+    start = param.warmup_start_lr
+    return lambda iteration: start + (param.base_lr - start) * iteration / param.warmup_iter
+
+
+def _constant(param: proto.SolverParameter) -> Rate:
+    """Goyal et al. 2017, section 2.2, "constant warmup"."""
+    return lambda iteration: param.warmup_start_lr
+
+
+_warmups: dict[str, Callable[[proto.SolverParameter], Rate]] = {"linear": _linear, "constant": _constant}
+WARMUPS = tuple(_warmups)
 
 
 def _given(param: proto.SolverParameter, field: str) -> bool:
     value = getattr(param, field)
     return len(value) > 0 if hasattr(value, "__len__") else param.HasField(field)
+
+
+def _between(param: proto.SolverParameter, part: Rate) -> Rate:
+    """From base_lr, where part is 1, to min_lr, where it is 0."""
+    return lambda iteration: param.min_lr + (param.base_lr - param.min_lr) * part(iteration)
 
 
 @policy("fixed", "base_lr")
@@ -140,7 +259,36 @@ def _multistep(param: proto.SolverParameter) -> Rate:
 @policy("poly", "base_lr", "power", "max_iter")
 def _poly(param: proto.SolverParameter) -> Rate:
     last = max(1, param.max_iter)  # of a run of 0 iterations the first rate is asked for, too
-    return lambda iteration: param.base_lr * max(0.0, 1 - iteration / last) ** param.power
+    return _between(param, lambda iteration: max(0.0, 1 - iteration / last) ** param.power)
+
+
+@policy("cosine", "base_lr", "max_iter")
+def _cosine(param: proto.SolverParameter) -> Rate:
+    """Half a period over the run: Loshchilov and Hutter 2017 (arXiv 1608.03983), equation 5 without restarts."""
+    last = max(1, param.max_iter)
+    return _between(param, lambda iteration: 0.5 * (1 + math.cos(math.pi * min(1.0, iteration / last))))
+
+
+@policy("sgdr", "base_lr", "cycle_iter")
+def _sgdr(param: proto.SolverParameter) -> Rate:
+    """Cosine with warm restarts: Loshchilov and Hutter 2017, equation 5, where T_i = cycle_iter cycle_mult^i."""
+    return _between(param, lambda iteration: 0.5 * (1 + math.cos(math.pi * cycle_position(param, iteration)[1])))
+
+
+def cycle_position(param: proto.SolverParameter, iteration: int) -> tuple[int, float]:
+    """The cycle of sgdr, from 0, and how much of it is over, in [0, 1)."""
+    length = float(param.cycle_iter)
+    if param.cycle_mult == 1:
+        number, rest = divmod(iteration, param.cycle_iter)
+        return number, rest / length
+    ratio = param.cycle_mult
+
+    def begin(cycle: int) -> float:
+        return length * (ratio**cycle - 1) / (ratio - 1)
+
+    number = int(math.log1p(iteration * (ratio - 1) / length) / math.log(ratio))
+    number += int(begin(number + 1) <= iteration) - int(begin(number) > iteration)  # where the logarithms round
+    return number, (iteration - begin(number)) / (length * ratio**number)
 
 
 @policy("poly_cyc", "base_lr", "power", "lr_iter")
@@ -164,7 +312,7 @@ def _multifixed(param: proto.SolverParameter) -> Rate:
     """stagelr[k] up to and including iteration stageiter[k]; the last one goes on."""
     rates, ends = list(param.stagelr), list(param.stageiter)
     if len(rates) != len(ends):
-        raise ConfigError(f"lr_policy 'multifixed': {len(rates)} stagelr for {len(ends)} stageiter; give one for each")
+        raise ConfigError(f"{len(rates)} stagelr for {len(ends)} stageiter; give one for each")
     return lambda iteration: rates[min(bisect.bisect_left(ends, iteration), len(rates) - 1)]
 
 

@@ -16,6 +16,7 @@ from engine.errors import ConfigError
 from engine.report.log import log
 from engine.solver.lock import lock_prefix, unlock_prefix
 from engine.solver.resume import finish, read_whole, snapshot_prefix
+from engine.solver.validate import saves
 from engine.weights import SolverState
 from engine.weights.protobuf import fits_protobuf
 
@@ -66,7 +67,7 @@ class Snapshots:
 
     def check_size(self) -> None:
         """Before training: says what will be HDF5 because of its size. Raises ConfigError if h5py is not there."""
-        if self._hdf5_is_asked_for() or not (self._param.snapshot or self._param.snapshot_after_train):
+        if self._hdf5_is_asked_for() or not saves(self._param):
             return
         kinds = [kind for kind, fits in zip(("caffemodel", "solverstate"), self._fit_protobuf()) if not fits]
         if not kinds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from engine.comm.precision import usable_precision
 from engine.comm.world import World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
-from engine.errors import DataError, WeightsError
+from engine.errors import ConfigError, DataError, WeightsError
 from engine.inference.evaluator import Evaluator
 from engine.net import Counters, Net, NetOptions
 from engine.report.curve import Curve
@@ -26,11 +27,12 @@ from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_plan, log_skipped
 from engine.solver.recorder import Recorder
+from engine.solver.resolve import refuse_other_epochs, resolve
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.validate import validate
+from engine.solver.validate import check_schedules, saves, validate
 from engine.watchdog import board
 
 
@@ -60,9 +62,8 @@ class Solver:
         self.every_blob = every_blob
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
-        validate(self.param, lambda field: config.where(path=field))
+        validate(self.param, self._place)
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
-        self.iter_size = max(1, self.param.iter_size)
         self.state = TrainingState.new(self.param.average_loss)
         train = net_of_solver(config, proto.TRAIN)
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
@@ -70,26 +71,44 @@ class Solver:
         groups, parts = divide(train, world)
         self.net = build_alike(train, net_options(self, parts), world, self.feeder)
         self.model_parallel = ModelParallel(self.net, world)
-        self.model_parallel.refuse(self.param, lambda field: config.where(path=field))
+        self.model_parallel.refuse(self.param, self._place)
         self.feeder.connect(self.net)
-        where = config.where(path="lr_policy")
+        self._count_in_iterations()
+        where = self._place("lr_policy")
         self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
         if every_blob:
             self.optimizer.keep_gradients()
         self._find_losses()
         self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema) if self.param.ema else None
-        self.snapshots = Snapshots(config, world, self.optimizer, self.model_parallel, self.average)
+        self.snapshots = Snapshots(self.config, world, self.optimizer, self.model_parallel, self.average)
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
-        self.observers: list[Observer] = [Display(self.param.display), Curve(self.param.display), *observers]
+        self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
         self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
+
+    def _count_in_iterations(self) -> None:
+        """Collective. What the solver leaves open until batch and data are known. Raises ConfigErrors."""
+        micro_batch, size = self.feeder.batch_size, np.array([self.feeder.size])
+        if self.feeder.own_items:
+            self.world.allreduce(size)
+        batch = max(1, micro_batch) * self.world.size * max(1, self.param.iter_size)
+        self.given = self.param  # the file's own numbers
+        self.param, self.calendar = resolve(self.given, batch, int(size[0]), self._place, micro_batch > 0)
+        self.config = replace(self.config, message=self.param)
+        if self.param is not self.given:
+            check_schedules(self.param, self._place)
+
+    def _place(self, field: str) -> str:
+        return self.config.where(path=field)
 
     def _make_evaluators(self, configs: Sequence[NetConfig], feeder: Callable[..., Feeder]) -> list[Evaluator]:
         """One for each test net; none if the solver does not test."""
         param, options = self.param, NetOptions(seed=self.seed, precision=self.precision)
         if self.every_blob:
             options = options.watched().replace(gradients=True)
-        return [
+        if not (param.test_interval or param.test_epoch or param.test_iter):
+            return []
+        found = [
             Evaluator(
                 config,
                 self.world,
@@ -100,8 +119,15 @@ class Solver:
                 show_per_class=param.show_per_class_result,
                 index=index,
             )
-            for index, config in enumerate(configs if param.test_interval or param.test_iter else [])
+            for index, config in enumerate(configs)
         ]
+        if not param.test_iter and not all(evaluator.feeder.batch_size for evaluator in found):
+            field = "test_epoch" if param.test_epoch else "test_interval"
+            raise ConfigError(
+                f"{field} without test_iter tests the whole set, once; a test net reads no set: give test_iter",
+                self._place(field),
+            )
+        return found
 
     def _find_losses(self) -> None:
         self._losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
@@ -119,8 +145,13 @@ class Solver:
         return self.state.iteration
 
     @property
+    def iter_size(self) -> int:
+        """Micro-batches of the iteration to come."""
+        return self.optimizer.micro_batches(self.iteration)
+
+    @property
     def samples_per_iteration(self) -> int:
-        """Of all ranks and micro-batches."""
+        """Of all ranks and micro-batches, in the iteration to come."""
         return max(1, self.feeder.batch_size) * self.world.size * self.iter_size
 
     # Weights and state
@@ -138,7 +169,8 @@ class Solver:
                 f"{path}: was trained with random_seed {saved.random_seed}; set it to go on with the same order of "
                 "samples"
             )
-        self.state.restore(saved, self.samples_per_iteration)
+        refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
+        self.state.restore(saved, self.calendar.samples(saved.iteration))
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
@@ -186,7 +218,7 @@ class Solver:
             self.step()
             if every and self.iteration % every == 0:
                 self._check_drift()
-            if self.param.snapshot and self.iteration % self.param.snapshot == 0:
+            if self._snapshot_is_due():
                 self.snapshot()
             if not self._obey(asked.finish()):
                 return False
@@ -196,8 +228,7 @@ class Solver:
         if self._observed:
             return
         self._observed = True
-        saves = self.param.snapshot_prefix or self.param.snapshot or self.param.snapshot_after_train
-        prefix = self.snapshots.prefix() if saves else ""
+        prefix = self.snapshots.prefix() if self.param.snapshot_prefix or saves(self.param) else ""
         run = Run(self.world, self.net, self.optimizer.buckets, self.iteration, self.param.max_iter, prefix)
         for observer in self.observers:
             observer.begin(run)
@@ -217,8 +248,8 @@ class Solver:
         self._begin_observing()
         self._recorder.begin(self.iteration)
         self.world.board.iteration(self.iteration)
-        program, loss = self.net.program, 0.0
-        for micro in range(self.iter_size):
+        program, loss, iter_size = self.net.program, 0.0, self.iter_size
+        for micro in range(iter_size):
             with self._recorder.wait("data"):
                 first_sample = self.feeder.next(self.net)
             loss += self._forward(micro, first_sample)
@@ -229,11 +260,11 @@ class Solver:
                 if self.average:
                     self.average.catch_up()
                 program.zero_gradients()
-            if micro < self.iter_size - 1:
+            if micro < iter_size - 1:
                 program.mark_ready(False)
                 program.backward()
                 self._recorder.passed(self.net)
-        self.state.recent_loss.append(loss / self.iter_size)
+        self.state.recent_loss.append(loss / iter_size)
         wanted = any(observer.wants_figures(self.iteration) for observer in self.observers)
         if wanted:
             check_weights(self.optimizer.weights, self.iteration, self.net)
@@ -255,7 +286,8 @@ class Solver:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
         try:
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
-            self.net.run_forward(Counters(self.iteration, first_sample, self.iteration * self.iter_size + micro))
+            before = self.calendar.samples(self.iteration) * max(1, self.param.iter_size) // self.calendar.batch
+            self.net.run_forward(Counters(self.iteration, first_sample, before + micro))
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = self._loss()
@@ -282,10 +314,17 @@ class Solver:
 
     def _test_is_due(self) -> bool:
         """Before the next iteration."""
-        interval = self.param.test_interval
-        if not interval or self.iteration % interval or not self.evaluators:
+        param = self.param
+        if not self.evaluators or not self.calendar.is_due(self.iteration, param.test_interval, param.test_epoch):
             return False
-        return self.iteration > 0 or self.param.test_initialization
+        return self.iteration > 0 or param.test_initialization
+
+    def _snapshot_is_due(self) -> bool:
+        """After an iteration."""
+        return self.calendar.is_due(self.iteration, self.param.snapshot, self.param.snapshot_epoch)
+
+    def _display_is_due(self, iteration: int) -> bool:
+        return self.calendar.is_due(iteration, self.param.display, self.param.display_epoch)
 
     def test(self) -> None:
         """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks."""
@@ -311,7 +350,7 @@ class Solver:
         recent_loss = np.array(self.state.recent_loss)
         self.world.allreduce(recent_loss)
         saved = self.state.save((recent_loss / self.world.size).tolist())
-        saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.samples_per_iteration
+        saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.calendar.batch
         self.snapshots.write(saved)
 
     def _settle(self) -> None:
@@ -329,7 +368,7 @@ class Solver:
 
     def _finish(self) -> None:
         """The last snapshot and test, and what observers have to say at the end."""
-        if self.param.snapshot_after_train and not (self.param.snapshot and self.iteration % self.param.snapshot == 0):
+        if self.param.snapshot_after_train and not self._snapshot_is_due():
             self.snapshot()
         if self.state.recent_loss:
             log(f"Iteration {self.iteration}, loss = {self.optimizer.mean_loss(self.state):.6g}")

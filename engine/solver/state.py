@@ -43,11 +43,11 @@ class TrainingState:
         self.iteration += 1
         self.samples_seen += samples
 
-    def restore(self, saved: SolverState, samples_per_iteration: int) -> None:
-        """Goes on from a snapshot. Caffe's do not tell samples: all iterations had as many as this solver's, then."""
+    def restore(self, saved: SolverState, samples: int) -> None:
+        """Goes on from a snapshot. samples: in so many iterations of this solver, for a snapshot that tells not what
+        its own had: Caffe's."""
         self.iteration = saved.iteration
-        seen = saved.samples_seen
-        self.samples_seen = saved.iteration * samples_per_iteration if seen is None else seen
+        self.samples_seen = samples if saved.samples_seen is None else saved.samples_seen
         self.recent_loss.extend(saved.recent_loss)
         self.last_rate = saved.last_rate
         self.plateau = PlateauState(saved.current_step, saved.minimum_loss, saved.iter_last_event)

@@ -33,7 +33,7 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     options = NetOptions(
         seed=solver.seed,
         shapes_of=solver.feeder.shapes_of,
-        accumulate=solver.iter_size > 1,
+        accumulate=solver.param.iter_size > 1 or solver.param.HasField("batch_growth"),
         precision=solver.precision,
         memory_budget=int(1e6 * solver.param.memory_budget_mb) or None,
         parts=parts,

@@ -79,10 +79,12 @@ def make_updater(
     weights: np.ndarray,
     gradients: np.ndarray,
     histories: list[np.ndarray],
+    weight_decay: float,
 ) -> _core.Updater:
     """Makes what updates the parameters of a net by the rule of a SolverParameter.
 
-    The arrays, float32 in the order of the net's arenas, are updated and read in place. Raises ConfigError if there is
+    The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay: of the steps to
+    come. Raises ConfigError if there is
     no such rule.
     """
     from engine.host import _core
@@ -96,7 +98,7 @@ def make_updater(
         histories,
         parameter_ranges(buckets, multipliers),
         {field: getattr(param, field) for field in rule.constants},
-        weight_decay=param.weight_decay,
+        weight_decay=weight_decay,
         l1=param.regularization_type == "L1",
         local_ratio=param.local_gw_ratio if param.local_lr_auto else 0.0,
         local_clip=param.larc_policy == "clip",

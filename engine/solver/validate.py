@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
-from engine.solver.schedules import LearningRate
+from engine.solver.resolve import in_epochs, is_given, resolve, twins
+from engine.solver.schedules import WARMUPS, LearningRate, WeightDecay
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
 
 if TYPE_CHECKING:
@@ -38,10 +40,16 @@ RANGES: dict[str, tuple[float, float]] = {
     "stepsize": (1, float("inf")),
     "lr_iter": (1, float("inf")),
     "weight_decay": (0, float("inf")),
+    "epoch_size": (1, float("inf")),
+    "min_lr": (0, float("inf")),
+    "cycle_iter": (1, float("inf")),
+    "cycle_mult": (1, float("inf")),
     "memory_budget_mb": (0, float("inf")),
     "ema": (0, 1),
 }
 
+# Of the fields that count in epochs, those that may be 0.
+MAY_BE_ZERO = ("max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch")
 # What would change the result and is not built: better refused than ignored.
 UNSUPPORTED = ("disabled_update", "snapshot_diff")
 
@@ -53,14 +61,15 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
     """
     place = where if callable(where) else lambda field: where
     errors = [ConfigError(message, place(field)) for field, message in _complaints(param)]
-    try:
-        rate = LearningRate(param, place("lr_policy"))
-        if not errors:  # of the fields that it reads
-            rate.check()
-    except ConfigError as error:
-        errors.append(error)
-    except NumericalError as error:
-        errors.append(ConfigError(str(error)))
+    if not errors:  # of the fields that schedules read
+        try:
+            # Rates depend on numbers that are not known yet: what they need can be checked with any.
+            in_iterations, _ = resolve(param, 256, param.epoch_size or 2**20, place)
+            check_schedules(in_iterations, place, values=not in_epochs(param))
+        except ConfigError as error:
+            errors += getattr(error, "errors", [error])
+    elif not in_epochs(param):
+        errors += _schedule_errors(param, place, values=False)
     try:
         comm_settings(param.comm_param, environ={})
     except ConfigError as error:
@@ -69,11 +78,40 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
+def check_schedules(param: proto.SolverParameter, place: Callable[[str], str | None], values: bool = True) -> None:
+    """Checks rate and weight decay of a solver that counts in iterations; values: also whether they are numbers, 0 or
+    more, all through the run. Raises ConfigErrors."""
+    errors = _schedule_errors(param, place, values)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
+def _schedule_errors(
+    param: proto.SolverParameter, place: Callable[[str], str | None], values: bool
+) -> list[ConfigError]:
+    errors = []
+    for make, field in ((LearningRate, "lr_policy"), (WeightDecay, "weight_decay_schedule")):
+        try:
+            schedule = make(param, place(field))
+            if values:
+                schedule.check()
+        except ConfigError as error:
+            errors.append(error)
+        except NumericalError as error:
+            errors.append(ConfigError(str(error)))
+    return errors
+
+
+def saves(param: proto.SolverParameter) -> bool:
+    """Whether a run of this solver takes snapshots by itself."""
+    return param.snapshot > 0 or param.snapshot_epoch > 0 or param.snapshot_after_train
+
+
 def check_snapshots(param: proto.SolverParameter, path: str, where: str | None = None) -> None:
     """Raises ConfigError now, not at the first snapshot, if there is no folder for it, or none that can be written to,
     or if it is to be HDF5 and h5py is not there.
     `path` is the solver's file, beside which snapshots go if no prefix is given."""
-    if not (param.snapshot or param.snapshot_after_train):
+    if not saves(param):
         return
     prefix = param.snapshot_prefix or path
     try:
@@ -108,14 +146,14 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
             yield f"{field} is ignored"
     for field in constants_of_others(param):
         yield f"{field} is ignored: solver type {param.type} does not read it"
-    if param.warmup_iter > param.max_iter > 0:
-        yield f"warmup_iter {param.warmup_iter} is longer than the run, max_iter {param.max_iter}"
 
 
 def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
     yield from _ranges(param, RANGES)
-    if not param.HasField("max_iter"):
-        yield "max_iter", "max_iter is missing; give it here or with --set max_iter=N"
+    if not param.HasField("max_iter") and not param.HasField("max_epoch"):
+        yield "max_iter", "max_iter is missing; give it (or max_epoch) here or with --set max_iter=N"
+    yield from _epochs(param)
+    yield from _schedules(param)
     yield from _rule(param)
     if param.regularization_type not in REGULARIZATIONS:
         known = suggestion(param.regularization_type, REGULARIZATIONS)
@@ -137,6 +175,53 @@ def _ranges(param: proto.SolverParameter, ranges: Mapping[str, tuple[float, floa
         if param.HasField(field) and not least <= value < below:
             wanted = f"{least:g} or more" if below == float("inf") else f"{least:g} or more and less than {below:g}"
             yield field, f"{field}: expected {wanted}, got {value:g}"
+
+
+def _epochs(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """Fields that count in epochs."""
+    for message, prefix, epochs, iterations in twins(param):
+        if not is_given(message, epochs):
+            continue
+        if is_given(message, iterations):
+            field = f"{prefix}{epochs}"
+            yield field, f"{field} and {prefix}{iterations} are both given, and say the same thing; take one out"
+        value = getattr(message, epochs)
+        values = list(value) if hasattr(value, "__len__") else [value]
+        least = 0 if epochs in MAY_BE_ZERO else sys.float_info.min
+        for each in values:
+            if not least <= each < float("inf"):
+                wanted = "0 or more" if least == 0 else "more than 0"
+                yield f"{prefix}{epochs}", f"{prefix}{epochs}: expected {wanted}, got {each:g}"
+        if len(values) > 1 and values != sorted(values):
+            yield f"{prefix}{epochs}", f"{prefix}{epochs} must ascend, got {', '.join(f'{each:g}' for each in values)}"
+
+
+def _schedules(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """Warm-up, scaling by the batch, growth of the batch."""
+    if param.warmup_policy not in WARMUPS:
+        known = suggestion(param.warmup_policy, WARMUPS)
+        yield "warmup_policy", f"unknown warmup_policy '{param.warmup_policy}'{known}"
+    elif param.warmup_policy == "constant" and not (param.HasField("warmup_start_lr") or param.HasField("lr_scaling")):
+        yield "warmup_policy", "warmup_policy 'constant' needs warmup_start_lr"
+    if param.HasField("lr_scaling"):
+        scaling = param.lr_scaling
+        if scaling.base_batch < 1:
+            yield "lr_scaling.base_batch", f"lr_scaling.base_batch: expected 1 or more, got {scaling.base_batch}"
+        if scaling.HasField("cap") and not 0 < scaling.cap < float("inf"):
+            yield "lr_scaling.cap", f"lr_scaling.cap: expected more than 0, got {scaling.cap:g}"
+        if not param.HasField("base_lr") or param.lr_policy == "multifixed":
+            yield "lr_scaling", "lr_scaling scales base_lr, which this solver does not give or read"
+    elif param.HasField("min_lr") and param.HasField("base_lr") and param.min_lr > param.base_lr:
+        yield "min_lr", f"min_lr {param.min_lr:g} is more than base_lr {param.base_lr:g}"
+    if param.HasField("batch_growth"):
+        growth = param.batch_growth
+        steps = len(growth.stepvalue) + len(growth.stepvalue_epoch)
+        if not steps:
+            yield "batch_growth", "batch_growth needs stepvalue or stepvalue_epoch: when the batch grows"
+        if growth.factor < 2:
+            yield "batch_growth.factor", f"batch_growth.factor: expected 2 or more, got {growth.factor}"
+        elif steps > 30 or param.iter_size * growth.factor**steps > 2**31:
+            yield "batch_growth", f"batch_growth: {steps} steps by {growth.factor} make an iter_size beyond 2^31"
 
 
 def _rule(param: proto.SolverParameter) -> Iterator[Complaint]:
@@ -169,12 +254,15 @@ def _local_rates(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:
     """Repeated fields: counts, signs, order."""
-    if param.test_iter and not param.test_interval:
+    if param.test_iter and not param.test_interval and not param.test_epoch:
         yield "test_iter", "test_iter is given, but no test_interval"
     for count in param.test_iter:
         if count <= 0:
             yield "test_iter", f"test_iter: expected 1 or more, got {count}"
-    for field in ("stepvalue", "stageiter"):
-        values = list(getattr(param, field))
-        if values != sorted(values):
-            yield field, f"{field} must ascend, got {', '.join(map(str, values))}"
+    for name in ("", "weight_decay_schedule", "batch_growth"):
+        message = getattr(param, name) if name else param
+        for field in ("stepvalue", "stageiter"):
+            values = list(getattr(message, field, ()))
+            if values != sorted(values):
+                path = f"{name}.{field}" if name else field
+                yield path, f"{path} must ascend, got {', '.join(map(str, values))}"

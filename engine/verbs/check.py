@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, add_consent
+from engine.verbs.options import add_common, add_consent, positive
 
 ORDER = 60
 SUMMARY = "find the errors in nets and solvers, and show what they cost"
 EXAMPLES = [
     "engine check solvers/*.prototxt",
     "engine check nets/resnet50.prototxt --json",
+    "engine check solver.prototxt --ranks 896 --plot schedule.png",
     "engine check --run models/",
 ]
 
@@ -31,24 +32,34 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="take one training or test step of each net on synthetic data, in a separate process, and print a line "
         "that says whether it runs",
     )
+    parser.add_argument(
+        "--ranks", type=positive, default=1, metavar="N", help="ranks that the solvers are to run on (default: 1)"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw learning rate, weight decay and momentum of the solvers over their runs: .png, .svg or .pdf",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_consent(parser)
     add_common(parser)
 
 
 def run(options: Namespace) -> int:
-    from engine.examine.check import check_file, files_below, raise_errors, to_json, to_text
+    from engine.examine.check import check_file, draw_schedules, files_below, raise_errors, to_json, to_text
     from engine.verbs.runtime import show, write_json
 
     paths = files_below(options.files)
     if options.run:
         return _take_steps(options, paths)
-    reports = [check_file(path, options.set, options.level or 0, options.stage) for path in paths]
+    reports = [check_file(path, options.set, options.level or 0, options.stage, options.ranks) for path in paths]
     if options.json:
         write_json({"files": [to_json(report) for report in reports]}, "-")
     else:
         show("\n\n".join(to_text(report) for report in reports))
     raise_errors(reports)
+    if options.plot:
+        draw_schedules(reports, options.plot)
     return 0
 
 

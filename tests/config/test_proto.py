@@ -44,9 +44,12 @@ def type_name(field):
 # Whole messages that BVLC's, Intel's and SURFsara's schemas do not have.
 OWN = {
     "BNParameter",
+    "BatchGrowthParameter",
     "CommParameter",
     "InterpParameter",
+    "LrScalingParameter",
     "ProposalParameter",
+    "ScheduleParameter",
     "SegAccuracyParameter",
     "ShuffleChannelParameter",
 }

@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import parse_net
 from engine.errors import ConfigError
-from engine.examine.check import all_errors, check_file, files_below, to_json, to_text
+from engine.examine.check import all_errors, check_file, draw_schedules, files_below, to_json, to_text
 from engine.graph.build import build
 from engine.graph.costs import layer_costs, memory
 from engine.net import prepare
@@ -173,3 +173,60 @@ def test_folders(net_file, tmp_path):
     assert files_below([str(tmp_path), "x"]) == [str(tmp_path / "a/net.prototxt"), str(net_file), "x"]
     with pytest.raises(ConfigError, match=r"no .prototxt file"):
         files_below([str(tmp_path / "a"), str(Path(tmp_path / "b").mkdir() or tmp_path / "b")])
+
+
+EPOCHS = """
+base_lr: 0.1 lr_policy: "poly" power: 1 max_epoch: 90 warmup_epoch: 5 lr_scaling { cap: 6.4 }
+snapshot_after_train: false
+"""
+
+
+def test_the_run_on_so_many_ranks(net_file, tmp_path):
+    """Without the data the size of an epoch has to be told."""
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{net_file}" {EPOCHS}')
+    report = check_file(str(solver), ranks=896)
+    assert report.errors == [] and report.outline is None and report.batch == "1792 = 896 ranks x 2 x iter_size 1"
+    assert any("2:41: max_epoch: the size of the data set is not known here" in note for note in report.notes)
+    with pytest.raises(ConfigError, match="nothing to draw"):
+        draw_schedules([report], str(tmp_path / "x.svg"))
+    report = check_file(str(solver), ["epoch_size=1281167"], ranks=896)
+    text = to_text(report)
+    assert "64344 iterations (90 epochs), warm-up of 3574 iterations (4.999 epochs) from 0.1, peak rate" in text
+    assert "base_lr 0.1 x 1792 / 256 = 0.7" in text
+    outline = to_json(report)["outline"]
+    assert (outline["global_batch"], outline["iterations"], outline["warmup_iterations"]) == (1792, 64344, 3574)
+    assert outline["peak_rate"] == pytest.approx(0.7, rel=1e-3)
+    json.dumps(to_json(report))
+
+
+def test_the_size_of_data_that_is_here(tmp_path):
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{REPO}/nets/digits.prototxt" {EPOCHS}')
+    report = check_file(str(solver), ["max_epoch=3", "warmup_epoch=1"])
+    assert report.outline.calendar.size == 1437 and report.outline.param.max_iter == 3 * 1437 // 32
+
+
+def test_what_contradicts_is_told(net_file, tmp_path):
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{net_file}" {EPOCHS.replace("warmup_epoch: 5", "")}')
+    report = check_file(str(solver), ["epoch_size=1281167"], ranks=896)
+    assert any("without a warm-up" in note for note in report.notes) and report.errors == []
+    report = check_file(str(solver), ["epoch_size=1281167", "lr_policy=inv", "gamma=-0.5"], ranks=896)
+    assert (
+        len(report.errors) == 1 and "solver.prototxt:2:14: lr_policy 'inv' gives no learning rate" in report.errors[0]
+    )
+
+
+def test_the_curves_of_two_solvers(net_file, tmp_path):
+    pytest.importorskip("matplotlib")
+    reports = []
+    for name in "ab":
+        solver = tmp_path / f"{name}.prototxt"
+        solver.write_text(f'net: "{net_file}" {EPOCHS} weight_decay: 0.1')
+        reports.append(check_file(str(solver), ["epoch_size=1281167"]))
+    draw_schedules(reports, str(tmp_path / "curve.svg"))
+    drawn = (tmp_path / "curve.svg").read_text()
+    assert all(
+        f">{word}</text>" in drawn or f"{word}<" in drawn for word in ("learning rate", "a.prototxt", "momentum")
+    )

@@ -53,7 +53,8 @@ def with_defaults(text: str, defaults: str) -> str:
 def make_solver(text: str, net: str, folder: Path | str = "", world: World | None = None, **options) -> Solver:
     """A solver of `net`, both as text: SGD at a fixed rate of 0.01 for 20 iterations, if `text` says nothing else.
     With a `folder` it is "net.prototxt" in there and leaves its files there; without one it leaves none."""
-    text = with_defaults(text, 'base_lr: 0.01 lr_policy: "fixed" max_iter: 20')
+    length = "" if "max_epoch:" in text else "max_iter: 20"
+    text = with_defaults(text, f'base_lr: 0.01 lr_policy: "fixed" {length}')
     files = f'snapshot_prefix: "{folder}/net"' if folder else "snapshot_after_train: false"
     config = parse_solver(f"{with_defaults(text, files)} net_param {{ {net} }}", str(Path(folder) / "net.prototxt"))
     return Solver(config, world or World(), **options)

@@ -7,7 +7,7 @@ import pytest
 from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
-from engine.solver.schedules import LearningRate, policies
+from engine.solver.schedules import LearningRate, WeightDecay, policies
 from engine.solver.state import PlateauState
 from engine.solver.validate import validate
 
@@ -29,6 +29,84 @@ FORMULAS = {
     'lr_policy: "sigmoid" base_lr: 0.1 gamma: 0.2 stepsize: 9': lambda i: 0.1 / (1 + math.exp(-0.2 * (i - 9))),
     'lr_policy: "multifixed" stagelr: 0.3 stagelr: 0.2 stageiter: 10 stageiter: 20': lambda i: 0.3 if i <= 10 else 0.2,
 }
+
+
+LONG = {
+    'lr_policy: "cosine" base_lr: 0.5 max_iter: 200': lambda i: 0.25 * (1 + math.cos(math.pi * i / 200)),
+    'lr_policy: "cosine" base_lr: 0.5 min_lr: 0.125 max_iter: 200': lambda i: (
+        0.125 + 0.375 * (1 + math.cos(math.pi * i / 200)) / 2
+    ),
+    'lr_policy: "poly" base_lr: 0.5 min_lr: 0.125 power: 2 max_iter: 200': lambda i: 0.125 + 0.375 * (1 - i / 200) ** 2,
+    'lr_policy: "step" base_lr: 1 gamma: 0.5 stepsize: 50 min_lr: 0.25': lambda i: max(0.25, 0.5 ** (i // 50)),
+    'lr_policy: "sgdr" base_lr: 0.5 cycle_iter: 40': lambda i: 0.25 * (1 + math.cos(math.pi * (i % 40) / 40)),
+    # 20 + 40 + 80 + 160 iterations
+    'lr_policy: "sgdr" base_lr: 0.5 cycle_iter: 20 cycle_mult: 2': lambda i: next(
+        0.25 * (1 + math.cos(math.pi * (i - 20 * (2**k - 1)) / (20 * 2**k)))
+        for k in range(9)
+        if i < 20 * (2 ** (k + 1) - 1)
+    ),
+    # Wang's and Codreanu's gradual_warmup_then_dec(0.1, 50, 4.8, step, 200)
+    'lr_policy: "poly" base_lr: 4.8 power: 1 max_iter: 200 warmup_iter: 50 warmup_start_lr: 0.1 '
+    "policy_after_warmup: true": lambda i: 0.1 + 4.7 * i / 50 if i < 50 else 4.8 * (200 - i) / 150,
+    'lr_policy: "fixed" base_lr: 3 warmup_iter: 50 warmup_start_lr: 0.5 warmup_policy: "constant"': lambda i: (
+        0.5 if i < 50 else 3
+    ),
+    'lr_policy: "multistep" base_lr: 1 gamma: 0.5 stepvalue: 30 warmup_iter: 50 policy_after_warmup: true': lambda i: (
+        i / 50 if i < 50 else 1 if i < 80 else 0.5
+    ),
+    'lr_policy: "cosine" base_lr: 1 max_iter: 150 warmup_iter: 50 policy_after_warmup: true': lambda i: (
+        i / 50 if i < 50 else 0.5 * (1 + math.cos(math.pi * min(1, (i - 50) / 100)))
+    ),
+}
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_formula_over_a_run(text):
+    policy = rate(text)
+    for iteration in range(200):
+        assert policy(iteration) == pytest.approx(LONG[text](iteration), rel=3e-6, abs=1e-9), iteration
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", lambda i: 0.25),
+        ('weight_decay_schedule { policy: "multistep" gamma: 2 stepvalue: 30 stepvalue: 60 }', lambda i: (
+            0.25 * 2 ** ((i >= 30) + (i >= 60))
+        )),
+        ('weight_decay_schedule { policy: "poly" power: 2 }', lambda i: 0.25 * (1 - i / 100) ** 2),
+        ('weight_decay_schedule { policy: "cosine" min_lr: 0.125 }', lambda i: (
+            0.1875 + 0.0625 * math.cos(math.pi * i / 100)
+        )),
+        ('weight_decay_schedule { policy: "multifixed" stagelr: 1 stagelr: 2 stageiter: 49 stageiter: 99 }', lambda i: (
+            1 if i < 50 else 2
+        )),
+    ],
+)  # fmt: skip
+def test_weight_decay(text, expected):
+    """It knows no warm-up."""
+    param = parse_solver(f"max_iter: 100 warmup_iter: 20 weight_decay: 0.25 {text}").message
+    decay = WeightDecay(param)
+    decay.check()
+    assert [decay(i) for i in range(100)] == pytest.approx([expected(i) for i in range(100)])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{ }", "weight_decay_schedule.policy is missing"),
+        ('{ policy: "stepp" }', "weight_decay_schedule.policy 'stepp' is unknown; did you mean 'step'"),
+        ('{ policy: "step" gamma: 2 }', "weight_decay_schedule.policy 'step' needs stepsize"),
+        ('{ policy: "fixed" }', "weight_decay_schedule.policy 'fixed' needs weight_decay"),
+        ('{ policy: "plateau" gamma: 2 }', "needs plateau_winsize"),
+    ],
+)
+def test_wrong_weight_decays_say_what_is_missing(text, words):
+    param = parse_solver(f"max_iter: 100 weight_decay_schedule {text}").message
+    if "fixed" not in text:
+        param.weight_decay = 0.1
+    with pytest.raises(ConfigError, match=words):
+        WeightDecay(param)
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -77,6 +155,7 @@ def test_wrong_policies_say_what_is_missing(text, words):
 
 def test_every_policy_of_the_reference_is_known():
     known = {"fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau", "multifixed"}
+    known |= {"cosine", "sgdr"}  # engine's own
     assert known == set(policies())
     assert proto.SolverParameter().lr_policy == ""
 
@@ -84,14 +163,17 @@ def test_every_policy_of_the_reference_is_known():
 @pytest.mark.parametrize(
     "text, at",
     [
-        ('lr_policy: "exp" base_lr: 1 gamma: 1e30', 19),
+        ('lr_policy: "exp" base_lr: 1 gamma: 1e30', 2),
         ('lr_policy: "step" base_lr: 1 gamma: 0 stepsize: 1', None),
         ('lr_policy: "inv" base_lr: 1 gamma: -1 power: 1', 1),
-        ('lr_policy: "inv" base_lr: 1 gamma: -0.1 power: 0.5', 19),
+        ('lr_policy: "inv" base_lr: 1 gamma: -0.1 power: 0.5', 10),
         ('lr_policy: "inv" base_lr: 1 gamma: 1 power: -1e30', 1),
         ('lr_policy: "poly" base_lr: 1 power: -1e30', 1),
-        ('lr_policy: "poly_cyc" base_lr: 1 power: -1 lr_iter: 5', 19),
+        ('lr_policy: "poly_cyc" base_lr: 1 power: -1 lr_iter: 5', 5),
         ('lr_policy: "sigmoid" base_lr: 1 gamma: -1e30 stepsize: 3', None),
+        ('lr_policy: "step" base_lr: 1 gamma: -0.5 stepsize: 7', 7),
+        ('lr_policy: "multistep" base_lr: 1 gamma: -0.5 stepvalue: 3 stepvalue: 9', 3),
+        ('lr_policy: "cosine" base_lr: 1 warmup_iter: 3 warmup_start_lr: 1e-3 min_lr: 0', None),
     ],
 )
 def test_formulas_without_a_value(text, at):

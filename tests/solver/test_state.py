@@ -22,7 +22,7 @@ def test_what_is_saved_comes_back():
         state.advance(64)
     state.last_rate, state.plateau = 0.5, PlateauState(2, 0.75, 1)
     found = TrainingState.new(2)
-    found.restore(state.save(list(state.recent_loss)), samples_per_iteration=1)
+    found.restore(state.save(list(state.recent_loss)), samples=1)
     assert found == state and (found.iteration, found.samples_seen, found.loss) == (3, 192, 1.5)
 
 
@@ -30,5 +30,5 @@ def test_a_state_of_caffe_s_does_not_tell_samples():
     saved = TrainingState(iteration=7).save([])
     saved.samples_seen = None
     found = TrainingState.new(1)
-    found.restore(saved, samples_per_iteration=10)
+    found.restore(saved, samples=70)
     assert found.samples_seen == 70

@@ -1,0 +1,145 @@
+"""What a solver leaves to the run: numbers in epochs, and rates for a base batch.
+
+Both become numbers of this run when its global batch and the size of its data set are known, so that one file is right
+for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.errors import ConfigError, WeightsError
+from engine.solver.calendar import Calendar
+
+if TYPE_CHECKING:
+    from engine import proto
+
+    Message = proto.SolverParameter | proto.ScheduleParameter | proto.BatchGrowthParameter
+
+# Fields that count in epochs -> those that count the same in iterations.
+LENGTHS = {
+    "max_epoch": "max_iter",
+    "warmup_epoch": "warmup_iter",
+    "lr_epoch": "lr_iter",
+    "stepsize_epoch": "stepsize",
+    "stepvalue_epoch": "stepvalue",
+    "stage_epoch": "stageiter",
+    "plateau_epoch": "plateau_winsize",
+    "cycle_epoch": "cycle_iter",
+}
+# The same for what falls due again and again. These stay in epochs: see Calendar.is_due().
+INTERVALS = {"test_epoch": "test_interval", "snapshot_epoch": "snapshot", "display_epoch": "display"}
+# Messages in a solver that have some of these fields.
+SCHEDULES = ("weight_decay_schedule", "batch_growth")
+LARGEST = 2**31 - 1  # iterations
+
+
+def twins(param: proto.SolverParameter) -> Iterator[tuple[Message, str, str, str]]:
+    """(message, prefix of its fields, field in epochs, field in iterations) of all that a solver could give."""
+    for name in ("", *SCHEDULES):
+        message = getattr(param, name) if name else param
+        for epochs, iterations in {**LENGTHS, **INTERVALS}.items():
+            if epochs in message.DESCRIPTOR.fields_by_name:
+                yield message, f"{name}." if name else "", epochs, iterations
+
+
+def in_epochs(param: proto.SolverParameter) -> list[str]:
+    """The fields of a solver that count in epochs, as dotted paths."""
+    return [prefix + epochs for message, prefix, epochs, _ in twins(param) if is_given(message, epochs)]
+
+
+def is_given(message: Message, field: str) -> bool:
+    """Whether a text has a field, or entries of it."""
+    value = getattr(message, field)
+    return len(value) > 0 if hasattr(value, "__len__") else message.HasField(field)
+
+
+def resolve(
+    param: proto.SolverParameter,
+    batch: int,
+    size: int,
+    place: Callable[[str], str | None],
+    reads_data: bool = True,
+) -> tuple[proto.SolverParameter, Calendar]:
+    """The solver in iterations, at the rates of its global batch; itself, where it asks for neither.
+
+    batch: samples in the first iteration of all ranks. size: of the data set, 0 if nobody knows it. place: from a field
+    to its place in the file. reads_data: whether a data layer tells the batch. Raises ConfigError where what is missing
+    is needed.
+    """
+    size = param.epoch_size or size
+    counted = in_epochs(param)
+    if counted and not size:
+        raise ConfigError(
+            f"{counted[0]} needs the size of the data set, which the train net's data does not tell; give epoch_size "
+            "(samples), or count in iterations",
+            place(counted[0]),
+        )
+    growth = param.batch_growth
+    calendar = Calendar(batch, size)
+    if not (counted or param.HasField("lr_scaling") or param.HasField("batch_growth")):
+        return param, calendar
+    result = type(param)()
+    result.CopyFrom(param)
+    if param.HasField("batch_growth"):
+        steps = list(growth.stepvalue)
+        for epochs in sorted(growth.stepvalue_epoch):
+            calendar = Calendar(calendar.batch, size, tuple(steps), growth.factor)
+            steps.append(_iterations(calendar, "batch_growth.stepvalue_epoch", place, epochs))
+        calendar = Calendar(calendar.batch, size, tuple(steps), growth.factor)
+        result.batch_growth.ClearField("stepvalue_epoch")
+        result.batch_growth.stepvalue[:] = steps
+    for message, prefix, epochs, iterations in twins(result):
+        if epochs in LENGTHS and is_given(message, epochs):
+            _count(message, epochs, iterations, partial(_iterations, calendar, prefix + epochs, place))
+    if param.HasField("lr_scaling"):
+        if not reads_data:
+            raise ConfigError("lr_scaling needs the batch_size of a data layer; the net has none", place("lr_scaling"))
+        if not result.HasField("warmup_start_lr"):
+            result.warmup_start_lr = param.base_lr  # Goyal et al. 2017, section 2.2: from the rate of the base batch
+        result.base_lr = scaled(param, batch)
+    return result, calendar
+
+
+def refuse_other_epochs(param: proto.SolverParameter, calendar: Calendar, before: int | None, path: str) -> None:
+    """Raises WeightsError where the epochs of a solver are other iterations than they were when the snapshot `path` was
+    taken, in global batches of `before`."""
+    if before not in (None, calendar.batch) and (counted := in_epochs(param)):
+        raise WeightsError(
+            f"{path}: was trained in global batches of {before}, and this run's are of {calendar.batch}: {counted[0]} "
+            "would be another number of iterations; --resume auto holds the batch"
+        )
+
+
+def scaled(param: proto.SolverParameter, batch: int, capped: bool = True) -> float:
+    """base_lr for a global batch; not capped: what the rule alone says.
+
+    LINEAR: Goyal et al. 2017 (arXiv 1706.02677), section 2.1. SQRT: Krizhevsky 2014 (arXiv 1404.5997). The cap:
+    Codreanu et al. 2017 (arXiv 1711.04291), section V.C.
+    """
+    scaling = param.lr_scaling
+    factor = batch / scaling.base_batch
+    if scaling.rule == scaling.SQRT:
+        factor = math.sqrt(factor)
+    rate = param.base_lr * factor
+    return min(rate, scaling.cap) if capped and scaling.HasField("cap") else rate
+
+
+def _count(message: Message, epochs: str, iterations: str, count: Callable[[float], int]) -> None:
+    """Sets a field in iterations from the one in epochs, which goes."""
+    value = getattr(message, epochs)
+    if hasattr(value, "__len__"):
+        getattr(message, iterations)[:] = [count(each) for each in value]
+    else:
+        setattr(message, iterations, count(value))
+    message.ClearField(epochs)
+
+
+def _iterations(calendar: Calendar, field: str, place: Callable[[str], str | None], epochs: float) -> int:
+    count = calendar.iterations(epochs)
+    if count > LARGEST:
+        raise ConfigError(f"{field}: {epochs:g} epochs are {count} iterations; at most {LARGEST} can be", place(field))
+    return count
