@@ -36,28 +36,35 @@ KINDS = {
 
 def main() -> int:
     kind, *arguments = sys.argv[1:]
-    sanitize, library, tests = KINDS[kind]
-    folder = build(sanitize=sanitize)
+    sanitize, _, tests = KINDS[kind]
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir(parents=True)
-    environment = {**os.environ, **options(kind)}
+    prefix, environment = sanitized(kind)
     failed = []
     if kind == "threads":
         failed += run([build("servers", sanitize) / "servers"], environment)
-    environment |= {
-        "ENGINE_SANITIZED": str(next(folder.glob("_ext.*.so"))),
-        "PYTHONPATH": str(HERE / "site"),
-        "PYTHONMALLOC": "malloc",
-    }
-    # The C++ library must be there when the sanitizer looks for the function that throws.
-    preload = "LD_PRELOAD=" + " ".join(from_compiler(name) for name in (library, "libstdc++.so"))
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=3000", "-m", "not slow"]
-    failed += run(["env", preload, *pytest, *(arguments or tests)], environment)
+    failed += run([*prefix, *pytest, *(arguments or tests)], environment)
     found = sorted(REPORTS.iterdir())
     for report in found:
         print(f"--- {report.relative_to(ROOT)}", report.read_text(errors="replace"), sep="\n")
     print(f"{kind}: {len(found)} reports of the sanitizers; failed: {', '.join(failed) or 'nothing'}")
     return 1 if found or failed else 0
+
+
+def sanitized(kind: str) -> tuple[list[str], dict[str, str]]:
+    """Compiles csrc/. Returns what a command of Python begins with, and its environment, to use what was compiled."""
+    sanitize, library, _ = KINDS[kind]
+    folder = build(sanitize=sanitize)
+    environment = {
+        **os.environ,
+        **options(kind),
+        "ENGINE_SANITIZED": str(next(folder.glob("_ext.*.so"))),
+        "PYTHONPATH": str(HERE / "site"),
+        "PYTHONMALLOC": "malloc",
+    }
+    # The C++ library must be there when the sanitizer looks for the function that throws.
+    return ["env", "LD_PRELOAD=" + " ".join(from_compiler(name) for name in (library, "libstdc++.so"))], environment
 
 
 def options(kind: str) -> dict[str, str]:

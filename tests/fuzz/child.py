@@ -1,0 +1,196 @@
+"""The process in which a target runs: what it says of each input, and to its parent, which outlives it."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import mmap
+import os
+import re
+import resource
+import signal
+import struct
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from random import Random
+
+from engine.errors import EngineError, printable
+from tests.fuzz.target import Run, Target
+
+SECONDS, MEGABYTES = 10, 2048  # more of the processor's time, or more memory for one input, is a finding
+BATCH = 20_000  # inputs of one process: what libraries leak does not count
+MOST_BYTES = 1 << 20  # of an input
+LONGEST_LINE = 2000
+GUIDED_LINE = re.compile(r"cov: (\d+)")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Board:
+    """What parent and child share: the input that runs, and how many there were."""
+
+    _HEAD = struct.Struct("QQQ")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._HEAD.size + MOST_BYTES)
+
+    def begin(self, data: bytes) -> None:
+        """The child runs an input."""
+        count, refused, _ = self._HEAD.unpack_from(self._memory)
+        self._memory[self._HEAD.size : self._HEAD.size + len(data)] = data
+        self._HEAD.pack_into(self._memory, 0, count + 1, refused, len(data))
+
+    def refuse(self) -> None:
+        """The input got an error as it should."""
+        count, refused, length = self._HEAD.unpack_from(self._memory)
+        self._HEAD.pack_into(self._memory, 0, count, refused + 1, length)
+
+    @property
+    def count(self) -> int:
+        return self._HEAD.unpack_from(self._memory)[0]
+
+    @property
+    def refused(self) -> int:
+        return self._HEAD.unpack_from(self._memory)[1]
+
+    @property
+    def input(self) -> bytes:
+        """The last one."""
+        return self._memory[self._HEAD.size : self._HEAD.size + self._HEAD.unpack_from(self._memory)[2]]
+
+
+class TookTooLong(BaseException):
+    """No Exception: nobody catches it."""
+
+
+class Findings:
+    """A file for each place that raised, or that is to blame in another way; further inputs for it are counted."""
+
+    def __init__(self, folder: Path, target: str):
+        self._folder, self._target = folder, target
+
+    def keep(self, key: str, data: bytes, report: str) -> None:
+        """Writes the input, the report, and the command that repeats it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / re.sub(r"[^\w.-]+", "_", key)[:120]
+        if not path.exists():
+            path.write_bytes(data)
+            command = f"python tests/fuzz/run.py --repeat {self._target} {path}"
+            path.with_name(f"{path.name}.txt").write_text(f"{command}\n\n{report}", errors="backslashreplace")
+
+    def files(self) -> list[Path]:
+        """Returns the reports."""
+        return sorted(self._folder.glob("*.txt"))
+
+
+class Judge:
+    """Calls a target, and judges what comes of it."""
+
+    def __init__(self, run: Run, board: Board, findings: Findings):
+        self._run, self._board, self._findings = run, board, findings
+        self._megabytes = megabytes()
+        signal.signal(signal.SIGPROF, _end)
+
+    def __call__(self, data: bytes) -> None:
+        data = data[:MOST_BYTES]
+        self._board.begin(data)
+        begin = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            self._run(data)
+        except EngineError as error:
+            self._board.refuse()
+            self._judge(error, data)
+        except TookTooLong as error:
+            self._findings.keep(f"hang_{_place(error).rpartition('_')[0]}", data, traceback.format_exc())
+        except BaseException as error:
+            self._findings.keep(f"{type(error).__name__}_{_place(error)}", data, traceback.format_exc())
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if (took := time.process_time() - begin) > SECONDS + 1:  # in C, where Python hears no signal
+            self._findings.keep("slow", data, f"{took:.1f} s of the processor's time\n")
+        if (more := megabytes() - self._megabytes) > MEGABYTES:
+            self._findings.keep("memory", data, f"{more:.0f} MB\n")
+            os._exit(0)  # the most that it has had never becomes less
+
+    def _judge(self, error: EngineError, data: bytes) -> None:
+        """An error is one clear line; several errors of a text, and a user's traceback, are several."""
+        lines = str(error).split("\n")
+        if not all(line and line == printable(line) and len(line) < LONGEST_LINE for line in lines):
+            self._findings.keep(f"unclear_{_place(error)}", data, f"{error!r}\n{traceback.format_exc()}")
+
+
+def megabytes() -> float:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _end(number: int, frame: object) -> None:
+    raise TookTooLong
+
+
+def _place(error: BaseException) -> str:
+    """Where engine raised, or called what raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = [frame for frame in frames if "/engine/" in frame.filename] or frames
+    return f"{inner[-1].filename.split('/engine/')[-1]}_{inner[-1].lineno}"
+
+
+def prepare(log: Path) -> None:
+    """At the start of a child: sends to a file what it says, with where it is in Python if it dies of a signal."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet()
+
+
+def quiet() -> None:
+    logging.disable()
+    warnings.simplefilter("ignore")
+
+
+def plain(target: Target, judge: Judge, board: Board, seed: int, last: int, until: float, more: Path | None) -> None:
+    """Runs the inputs behind the board's count, up to number `last` or until a time: first the corpus as it is, then
+    changes of it. more: a folder with further inputs to change."""
+    corpus = target.corpus()
+    known = len(corpus)
+    corpus += [path.read_bytes() for path in sorted(more.glob("*"))] if more else []
+    for number in range(board.count, min(last, board.count + BATCH)):
+        random = Random(f"{target.name} {seed} {number}")
+        judge(corpus[number] if number < known else target.mutate(random.choice(corpus), random, corpus))
+        if time.monotonic() > until:
+            break
+
+
+def guided(target: Target, judge: Judge, seed: int, until: float, more: Path, folder: Path, deadly: set[bytes]) -> None:
+    """Lets Atheris choose what to change, by the branches of engine that are reached; `more` keeps what reached new
+    ones. folder: to work in. deadly: inputs to leave out."""
+    import atheris
+
+    corpus = [data for data in target.corpus() if data not in deadly]
+    (folder / "corpus").mkdir()
+    for number, data in enumerate(corpus):
+        (folder / "corpus" / str(number)).write_bytes(data)
+
+    def mutate(data: bytearray, most: int, number: int) -> bytes:
+        random = Random(number)
+        if random.random() < 0.3:
+            return atheris.Mutate(bytes(data), most)
+        return target.mutate(bytes(data), random, corpus)[:most]
+
+    seconds = max(1, int(until - time.monotonic()))
+    options = [f"-max_total_time={seconds}", f"-seed={seed + 1}", "-timeout=0", "-rss_limit_mb=0", "-max_len=65536"]
+    options += [f"-runs={50 * BATCH}", "-len_control=0"]
+    options += [f"-handle_{signal}=0" for signal in ("segv", "abrt", "fpe", "bus", "ill")]
+    atheris.Setup([sys.argv[0], str(more), str(folder / "corpus"), *options], judge, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+def coverage(log: Path) -> int | None:
+    """Returns what Atheris said last: how many branches of engine it has reached."""
+    found = GUIDED_LINE.findall(log.read_text(errors="replace"))
+    return int(found[-1]) if found else None

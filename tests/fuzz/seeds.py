@@ -1,0 +1,155 @@
+"""Good inputs of the binary formats, made by the libraries that write them; corpus/ holds texts, and what was found."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import lmdb
+import numpy as np
+from PIL import Image
+
+from engine import proto, weights
+from engine.weights.protobuf import fill_blob
+
+FORMATS = {
+    "JPEG": ["RGB", "L", "CMYK"],
+    "PNG": ["RGB", "L", "RGBA", "LA", "P", "1", "I;16"],
+    "BMP": ["RGB", "L", "P"],
+    "GIF": ["P"],
+    "TIFF": ["RGB", "L", "CMYK", "F", "I;16"],
+    "PPM": ["RGB", "L"],
+    "WEBP": ["RGB"],
+}
+
+
+def contents(write: Callable[[Path], object], name: str = "x") -> bytes:
+    """Returns what `write` writes to the file that it is given."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        write(path)
+        return path.read_bytes()
+
+
+def pictures() -> list[bytes]:
+    pixels = np.random.RandomState(0).randint(0, 255, (12, 17, 3), np.uint8)
+    wide = (pixels[:, :, 0].astype(np.uint16) << 8) + pixels[:, :, 1]
+
+    def picture(mode: str) -> Image.Image:
+        return Image.fromarray(wide) if mode == "I;16" else Image.fromarray(pixels).convert(mode)
+
+    files = [_saved(picture(mode), name) for name, modes in FORMATS.items() for mode in modes]
+    ways = [{"progressive": True}, {"subsampling": 2}, {"restart_marker_blocks": 2}]
+    return files + [_saved(picture("RGB"), "JPEG", **way) for way in ways]
+
+
+def _saved(image: Image.Image, name: str, **options) -> bytes:
+    out = io.BytesIO()
+    image.save(out, name, **options)
+    return out.getvalue()
+
+
+def datums() -> list[bytes]:
+    raw = [
+        proto.Datum(channels=3, height=2, width=2, data=bytes(12), label=3),
+        proto.Datum(channels=1, height=2, width=2, float_data=[1, 2, 3, 4], label=-1),
+    ]
+    encoded = [proto.Datum(encoded=True, data=picture, label=1) for picture in pictures()[:6]]
+    return [datum.SerializeToString() for datum in raw + encoded]
+
+
+def annotated() -> proto.AnnotatedDatum:
+    """Returns a raw picture with one box."""
+    message = proto.AnnotatedDatum(type=0)
+    message.datum.CopyFrom(proto.Datum(channels=3, height=12, width=17, data=bytes(12 * 17 * 3)))
+    box = message.annotation_group.add(group_label=3).annotation.add(instance_id=1).bbox
+    box.xmin, box.ymin, box.xmax, box.ymax, box.difficult = 0.1, 0.2, 0.5, 0.6, True
+    return message
+
+
+def caffemodels() -> list[bytes]:
+    """In each of Caffe's formats, with blobs of a few values: what is changed is the structure, not a value."""
+    net, v1, v0 = (proto.raw.NetParameter(name=name) for name in ("n", "v1", "v0"))
+    for index, shape in enumerate([(2,), (1, 2), (1, 1, 2, 1), ()]):
+        fill_blob(net.layer.add(name=f"l{index}", type="X").blobs.add(), np.ones(shape, np.float32))
+    legacy = proto.raw.BlobProto(num=1, channels=1, height=1, width=2, data=[b"\0" * 8])
+    v1.layers.add(name="a").blobs.append(legacy)
+    layer = v0.layers.add().layer
+    layer.name = "a"
+    layer.blobs.append(legacy)
+    return [each.SerializePartialToString() for each in (net, v1, v0)]
+
+
+def state(**fields) -> weights.SolverState:
+    histories = [np.zeros((1, 2), np.float32), np.zeros(2, np.float32)]
+    known = {"random_seed": 1, "ranks": 2, "samples_seen": 100, "recent_loss": [0.5, 0.25], "last_rate": 0.1}
+    known |= {"global_batch": 64, "iteration": 10, "learned_net": "x.caffemodel", "history": histories, "digest": "ab"}
+    return weights.SolverState(**{**known, **fields})
+
+
+def solverstates() -> list[bytes]:
+    states = [state(), weights.SolverState(iteration=3, learned_net="x.caffemodel")]
+    return [contents(lambda path: weights.write_solverstate(path, each), "x.solverstate") for each in states]  # noqa: B023
+
+
+def solverstates_h5() -> list[bytes]:
+    return [contents(lambda path: weights.write_solverstate(path, state()), "x.solverstate.h5")]
+
+
+def caffemodels_h5() -> list[bytes]:
+    net = proto.NetParameter(name="n")
+    net.layer.add(name="conv")
+    blobs = {"conv": [np.zeros((2, 3), np.float32), np.zeros(2, np.float32)]}
+    return [contents(lambda path: weights.write_caffemodel(path, net, blobs), "x.caffemodel.h5")]
+
+
+def data_h5() -> list[bytes]:
+    """Plain, and in compressed chunks."""
+
+    def write(path: Path, **options) -> None:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("data", data=np.ones((4, 3, 2, 2), np.float32), **options)
+            file["label"] = np.arange(4, dtype=np.float64)
+
+    return [contents(write), contents(lambda path: write(path, chunks=(2, 3, 2, 2), compression="gzip"))]
+
+
+def means() -> list[bytes]:
+    blob = proto.raw.BlobProto(num=1, channels=3, height=2, width=2, data=[b"\0" * 48])
+    newer = proto.raw.BlobProto(data=[b"\0" * 48])
+    newer.shape.dim.extend([3, 2, 2])
+    return [blob.SerializeToString(), newer.SerializeToString()]
+
+
+def zips() -> list[bytes]:
+    """Packed in each way that Python knows."""
+    return [_zip(how) for how in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)]
+
+
+def _zip(how: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", how) as archive:
+        for name, content in {"t/": b"", "t/a/1.jpg": b"x" * 100, "t/b/2.png": b"y" * 100, "t/l.txt": b"a 1"}.items():
+            info = zipfile.ZipInfo(name)  # of a fixed date
+            info.compress_type = how
+            archive.writestr(info, content)
+    return out.getvalue()
+
+
+def lmdbs() -> list[bytes]:
+    values = [
+        proto.Datum(channels=3, height=4, width=4, data=bytes(48), label=i).SerializeToString() for i in range(40)
+    ]
+    return [contents(lambda path: write_lmdb(path, values))]
+
+
+def write_lmdb(path: Path, values: list[bytes]) -> None:
+    """Writes an LMDB in one file, without the file of its locks."""
+    with lmdb.open(str(path), map_size=1 << 22, subdir=False, lock=False) as environment:
+        with environment.begin(write=True) as transaction:
+            for index, value in enumerate(values):
+                transaction.put(b"%08d" % index, value)

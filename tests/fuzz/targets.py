@@ -1,0 +1,201 @@
+"""The targets: one for each format, nets, data layers, and a run that goes on from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from engine import proto, weights
+from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
+from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, decode_bytes, parse_datum
+from engine.data.image_tree import class_folders, open_tree, read_list, read_text
+from engine.data.keyed_random import KeyedRandom
+from engine.data.mean import read_mean
+from engine.data.transform import Transformer
+from engine.errors import ConfigError, DataError
+from engine.graph.build import build
+from engine.solver.schedules import LearningRate
+from engine.solver.state import PlateauState
+from engine.solver.validate import validate
+from tests.fuzz import layers, resume, seeds
+from tests.fuzz.mutate import mutate_text
+from tests.fuzz.target import TARGETS, Run, of_file, read_data, target
+
+__all__ = ["TARGETS", "layers", "resume"]  # which add their targets when they are imported
+
+NET = """name: "n" input: "data" input_shape { dim: 2 dim: 3 }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" param { lr_mult: 1 } param { lr_mult: 2 }
+  inner_product_param { num_output: 2 weight_filler { type: "xavier" } } include { phase: TRAIN } }
+layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 include { phase: TRAIN } }
+"""
+SOLVER = f"base_lr: 0.1 lr_policy: 'multistep' stepvalue: 2 stepvalue: 4 gamma: 0.5 max_iter: 9 net_param {{ {NET} }}"
+
+
+# Texts
+
+
+@target(500, mutate_text)
+def net(folder: Path) -> Run:
+    def shapes_of(message: proto.LayerParameter, where: str) -> list[tuple[int, ...]]:
+        return [(2, 3, 32, 32), *[(2,)] * len(message.top)][: len(message.top)]
+
+    def read(path: str) -> None:
+        config = read_net(path)
+        for phase in (proto.TRAIN, proto.TEST):
+            for layer in build(config, phase, shapes_of=shapes_of).layers:
+                layer.flops()
+
+    return of_file(folder / "net.prototxt", read)
+
+
+@target(500, mutate_text)
+def solver(folder: Path) -> Run:
+    def read(path: str) -> None:
+        config = read_solver(path)
+        validate(config.message, lambda field: config.where(path=field))
+        rate = LearningRate(config.message, path)
+        for iteration in (0, 1, 1000, 2**31 - 1):
+            rate(iteration, 0.5, PlateauState())
+        nets_of_solver(config)
+
+    return of_file(folder / "solver.prototxt", read)
+
+
+@target(500, mutate_text)
+def override(folder: Path) -> Run:
+    """Values of --set, one to a line."""
+
+    def run(data: bytes) -> None:
+        overrides = data.decode("utf-8", "surrogateescape").split("\n")  # as Python decodes arguments
+        try:
+            parse_net(NET, "net.prototxt", overrides)
+        except ConfigError:  # fields of solvers
+            nets_of_solver(parse_solver(SOLVER, "solver.prototxt", overrides))
+
+    return run
+
+
+@target(1000, mutate_text)
+def image_list(folder: Path) -> Run:
+    return of_file(folder / "list.txt", read_list)
+
+
+@target(300, mutate_text)
+def windows(folder: Path) -> Run:
+    """Of pictures at 0.png."""
+    (folder / "0.png").write_bytes(seeds.pictures()[3])
+
+    def read(path: str) -> None:
+        message = proto.LayerParameter(name="d", type="WindowData", top=["data", "label"])
+        param = message.window_data_param
+        param.source, param.root_folder, param.batch_size, param.context_pad = path, f"{folder}/", 4, 1
+        message.transform_param.crop_size = 8
+        read_data(message)
+
+    return of_file(folder / "windows.txt", read)
+
+
+# Weights, states, means
+
+
+@target(1500, seeds=seeds.caffemodels)
+def caffemodel(folder: Path) -> Run:
+    return of_file(folder / "x.caffemodel", weights.read_caffemodel)
+
+
+@target(1500, seeds=seeds.solverstates)
+def solverstate(folder: Path) -> Run:
+    return of_file(folder / "x.solverstate", weights.read_solverstate)
+
+
+@target(300, seeds=seeds.caffemodels_h5)
+def caffemodel_h5(folder: Path) -> Run:
+    return of_file(folder / "x.caffemodel.h5", weights.read_caffemodel)
+
+
+@target(300, seeds=seeds.solverstates_h5)
+def solverstate_h5(folder: Path) -> Run:
+    return of_file(folder / "x.solverstate.h5", weights.read_solverstate)
+
+
+@target(1500, seeds=seeds.means)
+def mean(folder: Path) -> Run:
+    return of_file(folder / "mean.binaryproto", read_mean)
+
+
+# Data
+
+
+def transformed(image: Callable[[str | None], AnyImage]) -> None:
+    """Decodes an image in each colour, and cuts and mirrors it; what data layers say of ImageErrors, it raises."""
+    param = proto.TransformationParameter(crop_size=8, mirror=True, mean_value=[10])
+    try:
+        for color in (None, COLOR, GRAY):
+            pixels = as_array(image(color))
+            out = np.zeros((pixels.shape[2], 8, 8), np.float32)
+            Transformer(param, proto.TRAIN).apply(image(color), KeyedRandom(1, 0, 0), out)
+        as_pillow(image(None))
+    except ImageError as error:
+        raise DataError(str(error)) from None
+
+
+@target(500, seeds=seeds.pictures)
+def picture(folder: Path) -> Run:
+    return lambda data: transformed(lambda color: decode_bytes(data, color))
+
+
+@target(1000, seeds=seeds.datums)
+def datum(folder: Path) -> Run:
+    return lambda data: transformed(lambda color: decode(parse_datum(data), color))
+
+
+@target(500, seeds=lambda: [seeds.annotated().SerializeToString()])
+def annotated_datum(folder: Path) -> Run:
+    """The first of two items of a database."""
+    good = seeds.annotated().SerializeToString()
+    message = proto.LayerParameter(name="d", type="AnnotatedData", top=["data", "label"])
+    message.data_param.batch_size = 2
+
+    def run(data: bytes) -> None:
+        message.data_param.source = str(folder / "x.mdb")
+        (folder / "x.mdb").unlink(missing_ok=True)
+        seeds.write_lmdb(folder / "x.mdb", [data, good])
+        read_data(message)
+
+    return run
+
+
+@target(500, seeds=seeds.zips)
+def archive(folder: Path) -> Run:
+    """A zip file of images in folders, with a list in it."""
+
+    def read(path: str) -> None:
+        errors = []
+        for name in ("l.txt", "t/l.txt"):
+            try:
+                read_text(f"{path}/{name}")
+            except DataError as error:
+                errors.append(error)
+        tree = open_tree(path)
+        for name, _ in class_folders(tree, path):
+            tree.read(name)
+
+    return of_file(folder / "x.zip", read)
+
+
+@target(300, seeds=seeds.lmdbs, guided=False)
+def database(folder: Path) -> Run:
+    """An LMDB's data.mdb."""
+    message = proto.LayerParameter(name="d", type="Data", top=["data", "label"])
+    message.data_param.source, message.data_param.batch_size = str(folder), 2
+    return of_file(folder / "data.mdb", lambda path: read_data(message))
+
+
+@target(200, seeds=seeds.data_h5)
+def data_h5(folder: Path) -> Run:
+    (folder / "list.txt").write_text(f"{folder}/data.h5\n")
+    message = proto.LayerParameter(name="d", type="HDF5Data", top=["data", "label"])
+    message.hdf5_data_param.source, message.hdf5_data_param.batch_size = str(folder / "list.txt"), 2
+    return of_file(folder / "data.h5", lambda path: read_data(message))
