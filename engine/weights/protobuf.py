@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 MessageT = TypeVar("MessageT", bound=Message)
+AnyT = TypeVar("AnyT")
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
 _LEGACY_AXES = ("num", "channels", "height", "width")
 
@@ -30,7 +31,7 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     blobs = {}
     for layer in [*net.layer, *net.layers]:
         is_v0 = layer.DESCRIPTOR.name == "V1LayerParameter" and layer.HasField("layer")
-        name = layer.layer.name if is_v0 else layer.name
+        name = _text(layer.layer.name if is_v0 else layer.name)
         stored = [*layer.blobs, *layer.layer.blobs] if is_v0 else layer.blobs
         if stored:
             blobs[name] = [
@@ -68,7 +69,7 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
         present = not message.DESCRIPTOR.fields_by_name[stored].has_presence or message.HasField(stored)
         if present:
             value = getattr(message, stored)
-            setattr(state, name, list(value) if isinstance(getattr(state, name), list) else value)
+            setattr(state, name, list(value) if isinstance(getattr(state, name), list) else _text(value))
     return state
 
 
@@ -136,6 +137,11 @@ def fill_blob(blob: proto.raw.BlobProto, array: np.ndarray) -> None:
     blob.shape.dim.extend(array.shape)
     blob.shape.SetInParent()  # also for an array without axes
     blob.data.append(np.ascontiguousarray(array, "<f4").tobytes())
+
+
+def _text(value: AnyT) -> AnyT | str:
+    """A field's value; a string that is no UTF-8, which protobuf gives as bytes, as Python has names of files."""
+    return os.fsdecode(value) if isinstance(value, bytes) else value
 
 
 def _named(

@@ -199,6 +199,16 @@ def test_a_file_of_another_fork_with_a_clashing_field(tmp_path):
 # ---- damage
 
 
+def test_names_that_are_not_utf8(tmp_path):
+    """Caffe writes paths and names as it finds them."""
+    state = b"\x08\x03\x12\x09/tmp/\xe9.cm"  # iter 3, learned_net in Latin-1
+    (tmp_path / "x.solverstate").write_bytes(state)
+    assert read_solverstate(tmp_path / "x.solverstate").learned_net == os.fsdecode(b"/tmp/\xe9.cm")
+    layer = b"\xa2\x06\x0f\x0a\x01\xe9\x3a\x0a\x3a\x02\x0a\x00\x2a\x04\0\0\0\0"
+    (tmp_path / "x.caffemodel").write_bytes(layer)
+    assert list(read_caffemodel(tmp_path / "x.caffemodel")) == ["\udce9"]
+
+
 @pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_truncated_files(tmp_path, net, blobs, suffix):
     if suffix:
