@@ -6,6 +6,7 @@
 #   make lint    checks style (ruff, clang-format) and types (pyright);  make format  mends it
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
 #   make sanitize  runs tests with csrc/ compiled for the sanitizers of memory, of undefined behaviour and of threads
+#   make fuzz SECONDS=600  feeds damaged and random input to everything that reads a file; make fuzz-sanitized, too
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
 # PYTHON chooses the interpreter: make demo PYTHON=python3.12
 
@@ -32,7 +33,7 @@ $(call pip,$(DEV),"pip>=25.1")
 $(call pip,$(DEV),$(1))
 endef
 
-.PHONY: help demo test test-mpi test-torch build sanitize lint format headers clean distclean
+.PHONY: help demo test test-mpi test-torch build sanitize fuzz fuzz-sanitized lint format headers clean distclean
 
 help:
 	@sed -n -E 's/^# ?(  make|PYTHON)/\1/p' Makefile
@@ -71,6 +72,15 @@ build: $(DEV)/bin/pip headers
 sanitize: build
 	$(DEV)/bin/python tests/sanitize/run.py memory
 	$(DEV)/bin/python tests/sanitize/run.py threads
+
+# For all targets together; what is found is in build/fuzz/findings.
+SECONDS ?= 600
+fuzz: build
+	$(call groups,--group fuzz)
+	$(DEV)/bin/python tests/fuzz/run.py --seconds $(SECONDS)
+
+fuzz-sanitized: build
+	$(DEV)/bin/python tests/fuzz/run.py --seconds $(SECONDS) --sanitized
 
 lint: $(DEV)/bin/pyright
 	$(DEV)/bin/ruff check .

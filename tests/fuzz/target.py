@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine import proto
-from engine.data.reader import Reader, Request, Sample
+from engine.data.reader import Request, Sample
 from engine.data.registry import find_reader
 from tests.fuzz.mutate import Mutate, mutate_bytes
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine import proto, weights
 from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
+from engine.config.upgrade_files import upgrade_net_binary
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, decode_bytes, parse_datum
 from engine.data.image_tree import class_folders, open_tree, read_list, read_text
 from engine.data.keyed_random import KeyedRandom
@@ -103,6 +104,11 @@ def windows(folder: Path) -> Run:
 @target(1500, seeds=seeds.caffemodels)
 def caffemodel(folder: Path) -> Run:
     return of_file(folder / "x.caffemodel", weights.read_caffemodel)
+
+
+@target(500, seeds=seeds.caffemodels)
+def old_caffemodel(folder: Path) -> Run:
+    return of_file(folder / "old.caffemodel", lambda path: upgrade_net_binary(path, f"{folder}/new.caffemodel"))
 
 
 @target(1500, seeds=seeds.solverstates)
