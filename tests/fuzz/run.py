@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import pkgutil
 import re
@@ -73,6 +74,7 @@ def import_targets(watched: bool) -> dict:
             except ImportError:
                 raise SystemExit("atheris is missing: pip install atheris, or --plain to go without") from None
             stack.enter_context(atheris.instrument_imports(include=["engine"]))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # a line for each module
             for room in ROOMS:
                 package = importlib.import_module(f"engine.{room}")
                 for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
