@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# Of a state's numbers, which others are computed from.
-_LEAST = {"iteration": 0, "current_step": 0, "iter_last_event": 0, "ranks": 1, "samples_seen": 0, "global_batch": 1}
+# Of a state's numbers, which others are computed from: the least that they are, and what they are below.
+_RANGES = {
+    **dict.fromkeys(("iteration", "current_step", "iter_last_event"), (0, 2**31)),
+    **dict.fromkeys(("ranks", "global_batch"), (1, 2**31)),
+    "samples_seen": (0, 2**63),
+}
 
 
 def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
@@ -54,10 +58,10 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
     """The state that Caffe or this engine wrote. Raises WeightsError for a file that is missing, truncated or else."""
     with _memory_of(path):
         state = _format_of(path).read_solverstate(path)
-    for name, least in _LEAST.items():
+    for name, (least, below) in _RANGES.items():
         value = getattr(state, name)
-        if value is not None and not least <= value < 2**63:
-            raise WeightsError(f"{name} {value}, expected {least} or more", str(path))
+        if value is not None and not least <= value < below:
+            raise WeightsError(f"{name} {value}, expected {least} to {below - 1}", str(path))
     return state
 
 

@@ -280,10 +280,10 @@ def test_values_that_are_half_a_float(tmp_path):
         read_caffemodel(tmp_path / "x")
 
 
-@pytest.mark.parametrize("name", ["iter", "samples_seen", "ranks", "global_batch"])
-def test_numbers_that_no_state_has(tmp_path, name):
-    (tmp_path / "x").write_bytes(proto.SolverState(**{"iter": 3, name: -8}).SerializeToString())
-    with pytest.raises(WeightsError, match=r"x: \w+ -8, expected [01] or more"):
+@pytest.mark.parametrize("name, value", [("iter", -8), ("samples_seen", -8), ("ranks", -8), ("global_batch", 2**31)])
+def test_numbers_that_no_state_has(tmp_path, name, value):
+    (tmp_path / "x").write_bytes(proto.SolverState(**{"iter": 3, name: value}).SerializeToString())
+    with pytest.raises(WeightsError, match=rf"x: \w+ {value}, expected [01] to [0-9]+"):
         read_solverstate(tmp_path / "x")
 
 
