@@ -183,7 +183,13 @@ def guided(target: Target, judge: Judge, seed: int, until: float, more: Path, fo
         return target.mutate(bytes(data), random, corpus)[:most]
 
     seconds = max(1, int(until - time.monotonic()))
-    options = [f"-max_total_time={seconds}", f"-seed={seed + 1}", "-timeout=1000000", "-rss_limit_mb=0", "-max_len=65536"]
+    options = [
+        f"-max_total_time={seconds}",
+        f"-seed={seed + 1}",
+        "-timeout=1000000",
+        "-rss_limit_mb=0",
+        "-max_len=65536",
+    ]
     options += [f"-runs={50 * BATCH}", "-len_control=0"]
     options += [f"-handle_{signal}=0" for signal in ("segv", "abrt", "fpe", "bus", "ill")]
     atheris.Setup([sys.argv[0], str(more), str(folder / "corpus"), *options], judge, custom_mutator=mutate)
