@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -84,6 +85,12 @@ class Findings:
         """Returns the reports."""
         return sorted(self._folder.glob("*.txt"))
 
+    def take(self) -> list[bytes]:
+        """Returns the inputs that an earlier run found, and forgets them: they are tried again."""
+        inputs = [path.with_suffix("").read_bytes() for path in self.files()]
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return inputs
+
 
 class Judge:
     """Calls a target, and judges what comes of it."""
@@ -153,25 +160,33 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def plain(target: Target, judge: Judge, board: Board, seed: int, last: int, until: float, more: Path | None) -> None:
+def plain(
+    target: Target,
+    corpus: list[bytes],
+    judge: Judge,
+    board: Board,
+    seed: int,
+    last: int,
+    until: float,
+    more: list[bytes],
+) -> None:
     """Runs the inputs behind the board's count, up to number `last` or until a time: first the corpus as it is, then
-    changes of it. more: a folder with further inputs to change."""
-    corpus = target.corpus()
-    known = len(corpus)
-    corpus += [path.read_bytes() for path in sorted(more.glob("*"))] if more else []
+    changes of it. more: further inputs to change."""
+    base = corpus + more
     for number in range(board.count, min(last, board.count + BATCH)):
         random = Random(f"{target.name} {seed} {number}")
-        judge(corpus[number] if number < known else target.mutate(random.choice(corpus), random, corpus))
+        judge(corpus[number] if number < len(corpus) else target.mutate(random.choice(base), random, base))
         if time.monotonic() > until:
             break
 
 
-def guided(target: Target, judge: Judge, seed: int, until: float, more: Path, folder: Path, deadly: set[bytes]) -> None:
+def guided(
+    target: Target, corpus: list[bytes], judge: Judge, seed: int, until: float, more: Path, folder: Path
+) -> None:
     """Lets Atheris choose what to change, by the branches of engine that are reached; `more` keeps what reached new
-    ones. folder: to work in. deadly: inputs to leave out."""
+    ones. folder: to work in."""
     import atheris
 
-    corpus = [data for data in target.corpus() if data not in deadly]
     (folder / "corpus").mkdir()
     for number, data in enumerate(corpus):
         (folder / "corpus" / str(number)).write_bytes(data)
@@ -183,14 +198,8 @@ def guided(target: Target, judge: Judge, seed: int, until: float, more: Path, fo
         return target.mutate(bytes(data), random, corpus)[:most]
 
     seconds = max(1, int(until - time.monotonic()))
-    options = [
-        f"-max_total_time={seconds}",
-        f"-seed={seed + 1}",
-        "-timeout=1000000",
-        "-rss_limit_mb=0",
-        "-max_len=65536",
-    ]
-    options += [f"-runs={50 * BATCH}", "-len_control=0"]
+    options = [f"-max_total_time={seconds}", f"-seed={seed + 1}", f"-runs={50 * BATCH}", "-max_len=65536"]
+    options += ["-len_control=0", "-timeout=1000000", "-rss_limit_mb=0"]  # Judge sees to both
     options += [f"-handle_{signal}=0" for signal in ("segv", "abrt", "fpe", "bus", "ill")]
     atheris.Setup([sys.argv[0], str(more), str(folder / "corpus"), *options], judge, custom_mutator=mutate)
     atheris.Fuzz()

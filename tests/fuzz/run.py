@@ -5,7 +5,8 @@
     python tests/fuzz/run.py --seconds 60 net nets      these targets alone
     python tests/fuzz/run.py --repeat net FILE          one input, with what comes of it
 
-What it finds is in build/fuzz/findings/TARGET/, each with the command that repeats it; the exit status is then 1.
+What it finds is in build/fuzz/findings/TARGET/, each with the command that repeats it; the exit status is then 1. The
+next run tries it again, and forgets it if it is mended: before that, put it into tests/fuzz/corpus/TARGET/.
 What has reached new lines is in build/fuzz/corpus/TARGET/, and is where the next run begins.
 """
 
@@ -124,10 +125,11 @@ class Supervisor:
         self._findings = child.Findings(out / "findings" / target.name, target.name)
         self._log, self._more = out / f"{target.name}.log", out / "corpus" / target.name
         self._more.mkdir(parents=True, exist_ok=True)
+        self._again = self._findings.take()
         self._deadly: set[bytes] = set()  # inputs that ended a process: not to be read at the start of the next one
 
     def run(self) -> int:
-        """Returns how many findings there are, those of earlier runs included."""
+        """Returns how many findings there are."""
         begin = time.monotonic()
         until = begin + (self._seconds or float("inf"))
         for _ in range(RESTARTS):
@@ -166,10 +168,7 @@ class Supervisor:
         elif status:
             self._findings.keep(f"exit_{os.WEXITSTATUS(status)}", self._board.input, said)
         self._deadly.add(self._board.input)
-        return time.monotonic() > until or (not self._seconds and self._board.count >= self._last())
-
-    def _last(self) -> int:
-        return self._target.inputs
+        return time.monotonic() > until or (not self._seconds and self._board.count >= self._target.inputs)
 
     def _in_child(self, folder: Path, until: float) -> None:
         child = self._child
@@ -177,13 +176,15 @@ class Supervisor:
             child.prepare(self._log)
             (folder / "work").mkdir()
             judge = child.Judge(self._target.prepare(folder / "work"), self._board, self._findings)
+            corpus = self._target.corpus() + self._again
             if self._guided:
-                child.guided(
-                    self._target, judge, self._seed + self._board.count, until, self._more, folder, self._deadly
-                )
+                corpus = [data for data in corpus if data not in self._deadly]
+                seed = self._seed + self._board.count
+                child.guided(self._target, corpus, judge, seed, until, self._more, folder)
             else:
-                last, more = (2**62, self._more) if self._seconds else (self._last(), None)
-                child.plain(self._target, judge, self._board, self._seed, last, until, more)
+                last = 2**62 if self._seconds else self._target.inputs
+                more = [path.read_bytes() for path in sorted(self._more.glob("*"))] if self._seconds else []
+                child.plain(self._target, corpus, judge, self._board, self._seed, last, until, more)
         except BaseException:
             traceback.print_exc()
             os._exit(99)
