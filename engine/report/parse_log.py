@@ -6,21 +6,23 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from engine.errors import DataError
-from engine.files import atomic_write
+from engine.files import atomic_write, opened
 
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})")
-_ITERATION = re.compile(r"\bIteration (\d+)\b")
-_TESTING = re.compile(r"\bTesting net \(#(\d+)\)")
-_LOSS = re.compile(rf"\bIteration \d+(?: \([^)]*\))?, loss = {_NUMBER}")
-_RATE = re.compile(rf"\bIteration \d+, lr = {_NUMBER}")
-_OUTPUT = re.compile(rf"\b(Train|Test) net output #\d+: (\S+) = {_NUMBER}(.*)")
+_NUMBER = r"([-+]?(?:[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf))"
+_COUNT = "[0-9]{1,18}"
+_STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})", re.ASCII)
+_ITERATION = re.compile(rf"\bIteration ({_COUNT})\b")
+_TESTING = re.compile(rf"\bTesting net \(#({_COUNT})\)")
+_LOSS = re.compile(rf"\bIteration {_COUNT}(?: \([^)]*\))?, loss = {_NUMBER}")
+_RATE = re.compile(rf"\bIteration {_COUNT}, lr = {_NUMBER}")
+_OUTPUT = re.compile(rf"\b(Train|Test) net output #{_COUNT}: (\S+) = {_NUMBER}(.*)")
 
 
 @dataclass
@@ -32,11 +34,13 @@ class Row:
     rate: float | None = None
     loss: float | None = None
     outputs: dict[str, float] = field(default_factory=dict)
+    _elements: Counter[str] = field(default_factory=Counter)  # of each output so far
 
     def add(self, name: str, value: float) -> None:
         """Outputs with several elements are numbered: accuracy, accuracy[1], ..."""
-        names = [name, *(f"{name}[{i}]" for i in range(1, len(self.outputs) + 1))]
-        self.outputs[next(each for each in names if each not in self.outputs)] = value
+        number = self._elements[name]
+        self.outputs[f"{name}[{number}]" if number else name] = value
+        self._elements[name] += 1
 
 
 @dataclass
@@ -63,10 +67,13 @@ class _Clock:
             return
         year, month, day, *time = (int(digits or 0) for digits in found.groups())
         hour, minute, second, microsecond = time
-        now = datetime(year or 2000 + 4 * self._years, month, day, hour, minute, second, microsecond)
-        if self.now and (self.now - now).days > 180 and not year:
-            self._years += 1
-            now = now.replace(year=2000 + 4 * self._years)
+        try:
+            now = datetime(year or 2000 + 4 * self._years, month, day, hour, minute, second, microsecond)
+            if self.now and (self.now - now).days > 180 and not year:
+                self._years += 1
+                now = now.replace(year=2000 + 4 * self._years)
+        except ValueError:  # digits that are no time
+            return
         self.now = now
         if self.begin is None or " Solving " in line:
             self.begin = now
@@ -82,11 +89,8 @@ class _Clock:
 
 def read_log(path: str) -> RunLog:
     """Raises DataError for a file that cannot be read, or that has no iterations."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            run = parse(file)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
+    with opened(path, DataError) as file:
+        run = parse(io.TextIOWrapper(file, encoding="utf-8", errors="replace"))
     if not run.train and not run.tests:
         raise DataError("no log of a training run: it has no line 'Iteration N, ...'", path)
     return run

@@ -17,6 +17,7 @@ from engine.data.mean import read_mean
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
 from engine.graph.build import build
+from engine.report.parse_log import write_csv
 from engine.solver.schedules import LearningRate
 from engine.solver.state import PlateauState
 from engine.solver.validate import validate
@@ -27,11 +28,10 @@ from tests.fuzz.target import TARGETS, Run, of_file, read_data, target
 __all__ = ["TARGETS", "layers", "resume"]  # which add their targets when they are imported
 
 NET = """name: "n" input: "data" input_shape { dim: 2 dim: 3 }
-layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" param { lr_mult: 1 } param { lr_mult: 2 }
-  inner_product_param { num_output: 2 weight_filler { type: "xavier" } } include { phase: TRAIN } }
-layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 include { phase: TRAIN } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" param { lr_mult: 1 } include { phase: TRAIN }
+  inner_product_param { num_output: 2 } }
 """
-SOLVER = f"base_lr: 0.1 lr_policy: 'multistep' stepvalue: 2 stepvalue: 4 gamma: 0.5 max_iter: 9 net_param {{ {NET} }}"
+SOLVER = f"lr_policy: 'multistep' stepvalue: 2 net_param {{ {NET} }}"
 
 
 # Texts
@@ -96,6 +96,13 @@ def windows(folder: Path) -> Run:
         read_data(message)
 
     return of_file(folder / "windows.txt", read)
+
+
+@target(500, mutate_text)
+def log(folder: Path) -> Run:
+    """Of a run."""
+    (folder / "out").mkdir()
+    return of_file(folder / "run.log", lambda path: write_csv(path, f"{folder}/out"))
 
 
 # Weights, states, means

@@ -98,6 +98,13 @@ def test_curves_that_cannot_be_drawn(tmp_path, monkeypatch):
         plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
 
 
+def test_numbers_that_are_none():
+    """A month of 13, 5,000 digits, Arabic ones."""
+    lines = ["I1341 25:61:61.123456  7 a.py:1] Iteration 1, loss = 2", f"Iteration {'1' * 5000}, loss = 2"]
+    run = parse([*lines, "Iteration \u0663, loss = 2", "Iteration 2, loss = \u0663"])
+    assert [(row.iteration, row.loss) for row in run.train] == [(1, 2)] and math.isnan(run.train[0].seconds)
+
+
 def test_something_else(tmp_path):
     (tmp_path / "x").write_text("no log\n")
     with pytest.raises(DataError, match="x: no log of a training run"):
