@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 
+FURTHEST = 16  # pixels between windows, in bf16: from 32 on, kernels of oneDNN 3.2 write outside of the blob
 FEWEST_TILES = 48  # of a batch, for Winograd's algorithm: weights are transformed once for all of them
 
 
@@ -50,7 +51,14 @@ class Convolution(Weighted):
             raise self.error("fusion_type is written by Intel's own graph compiler; expected the net without it")
         if param.conv_algorithm not in ("auto", "direct", "winograd"):
             raise self.error(f"expected conv_algorithm auto, direct or winograd, got '{param.conv_algorithm}'")
+        self.bf16 = self.bf16 and self._between_windows() <= FURTHEST
         return [(shape[0], param.num_output, *self._spatial_output(shape[2:]))]
+
+    def _between_windows(self) -> int:
+        """Pixels that no window covers, between two along an axis."""
+        window = self.window
+        sizes = zip(window["stride"], window["dilation"], window["kernel"], strict=True)
+        return max(stride - dilation * (kernel - 1) - 1 for stride, dilation, kernel in sizes)
 
     def _spatial_output(self, spatial: Shape) -> Shape:
         window = self.window
