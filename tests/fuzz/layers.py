@@ -93,7 +93,7 @@ def change_shape(dims, random: Random) -> None:
         dims.append(random.choice(DIMS))
 
 
-@target(400, mutate_net)
+@target(1000, mutate_net)
 def nets(folder: Path) -> Run:
     def run(data: bytes) -> None:
         _, words = parsed(data, proto.NetParameter())
@@ -192,7 +192,7 @@ def with_boxes(datum: proto.Datum, random: np.random.RandomState) -> bytes:
     return annotated.SerializeToString()
 
 
-@target(200, mutate_data)
+@target(300, mutate_data)
 def data_layers(folder: Path) -> Run:
     make_sources(folder)
 

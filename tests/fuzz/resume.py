@@ -55,7 +55,7 @@ def snapshot_files() -> list[bytes]:
         return [kind + content for kind, content in train(Path(folder)).items()]
 
 
-@target(50, seeds=snapshot_files)
+@target(100, seeds=snapshot_files)
 def snapshot(folder: Path) -> Run:
     good = train(folder)
 

@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="no coverage: as it is without atheris")
     parser.add_argument("--sanitized", action="store_true", help="with csrc/ compiled for ASan and UBSan; plain")
     parser.add_argument("--out", type=Path, default=ROOT / "build/fuzz", help="for findings and what reaches new lines")
-    parser.add_argument("--repeat", type=Path, metavar="FILE", help="runs this input of the target")
+    parser.add_argument("--repeat", nargs=2, metavar=("TARGET", "FILE"), help="runs this input")
     options = parser.parse_args()
     if options.sanitized:
         restart_sanitized()
@@ -60,7 +60,7 @@ def main() -> int:
         parser.error(f"unknown targets: {', '.join(sorted(unknown))}; known: {', '.join(targets)}")
     chosen = [targets[name] for name in options.targets or targets]
     if options.repeat:
-        return repeat(chosen[0], options.repeat)
+        return repeat(targets[options.repeat[0]], Path(options.repeat[1]))
     seconds = options.seconds / len(chosen) if options.seconds else None
     found = [Supervisor(target, options.out, options.seed, seconds, watched).run() for target in chosen]
     return 1 if any(found) else 0
@@ -97,7 +97,7 @@ def restart_sanitized() -> None:
     os.execvpe(prefix[0], [*prefix, sys.executable, *arguments], environment)
 
 
-def repeat(target, path: Path) -> int:
+def repeat(target: Target, path: Path) -> int:
     from tests.fuzz import child
 
     child.quiet()
