@@ -199,7 +199,8 @@ def guided(
 
     seconds, most = max(1, int(until - time.monotonic())), max(map(len, corpus))  # longer ones cost time, reach nothing
     options = [f"-max_total_time={seconds}", f"-seed={seed + 1}", f"-runs={50 * BATCH}", f"-max_len={most}"]
-    options += ["-len_control=0", "-timeout=1000000", "-rss_limit_mb=0"]  # Judge sees to both
+    options += [f"-artifact_prefix={folder}/", "-report_slow_units=1000000", "-len_control=0"]
+    options += ["-timeout=1000000", "-rss_limit_mb=0"]  # Judge sees to both
     options += [f"-handle_{signal}=0" for signal in ("segv", "abrt", "fpe", "bus", "ill")]
     atheris.Setup([sys.argv[0], str(more), str(folder / "corpus"), *options], judge, custom_mutator=mutate)
     atheris.Fuzz()
