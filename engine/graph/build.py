@@ -233,6 +233,11 @@ class _Connector:
                 f"parameter '{parameter.shared_name}' is shared with layer '{owner.layer}' but has another shape: "
                 f"expected {owner.shape}, got {parameter.shape}"
             )
+        if owner.transposed != parameter.transposed:
+            raise layer.error(
+                f"parameter '{parameter.shared_name}' is shared with layer '{owner.layer}', and one of them has "
+                "transpose: true; that is not supported"
+            )
         parameter.owner = owner
 
     def _missing(self, layer: Layer, index: int, name: str) -> ConfigError:

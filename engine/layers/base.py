@@ -54,6 +54,7 @@ class Parameter:
     shared_name: str = ""
     statistics: bool = False  # BatchNorm's running sums: averaged over ranks, never updated by the solver
     frozen: bool = False  # never updated, whatever its lr_mult
+    transposed: bool = False  # the op lays its values out by columns, whatever the shape says
     layer: str = ""
     index: int = 0
     permissive: bool = False  # share_mode PERMISSIVE: only counts must match

@@ -35,7 +35,9 @@ class InnerProduct(Weighted):
 
     def make_params(self) -> list[Parameter]:
         weights = (self.param.num_output, math.prod(self.shapes[0][self.axis :]))
-        params = [Parameter(weights[::-1] if self.param.transpose else weights, self.param.weight_filler)]
+        transposed = self.param.transpose
+        shape = weights[::-1] if transposed else weights
+        params = [Parameter(shape, self.param.weight_filler, transposed=transposed)]
         if self.param.bias_term:
             params.append(Parameter((self.param.num_output,), self.param.bias_filler))
         return params
