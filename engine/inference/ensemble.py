@@ -56,22 +56,26 @@ class Ensemble(Evaluator):
         self._views = views or Views(config)
         config = self._views.config
         opened = feeder(config, TEST, options.seed, world)
-        state = config.message.state
-        shapes_of = self._views.shapes_of(opened.shapes_of)
-        graph = build(config, TEST, level=state.level, stages=state.stage, shapes_of=shapes_of)
-        self._cut = cut(config, graph)
-        super().__init__(self._cut.body, world, options, feeder=lambda *_: opened)
-        self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
-        for net, files in zip(self._members, members, strict=True):
-            _load_member(net, files, alone=len(members) == 1)
-            net.program.parameters_changed()
-        self._built = {opened.batch_size: self._with_head(self._members)}
-        copies = {self._cut.copy_of(blob) for blob in self._cut.read}
-        given = {top.name for layer in self.net.graph.layers if not layer.bottoms for top in layer.tops}
-        # What members also say, and nothing can be averaged for; the detections of a detector are no figures.
-        outputs = [blob.name for blob in self.net.graph.outputs]
-        self._others = [name for name in outputs if name not in copies | given | self._detectors.keys()]
-        self._detectors = {}
+        try:
+            state = config.message.state
+            shapes_of = self._views.shapes_of(opened.shapes_of)
+            graph = build(config, TEST, level=state.level, stages=state.stage, shapes_of=shapes_of)
+            self._cut = cut(config, graph)
+            super().__init__(self._cut.body, world, options, feeder=lambda *_: opened)
+            self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
+            for net, files in zip(self._members, members, strict=True):
+                _load_member(net, files, alone=len(members) == 1)
+                net.program.parameters_changed()
+            self._built = {opened.batch_size: self._with_head(self._members)}
+            copies = {self._cut.copy_of(blob) for blob in self._cut.read}
+            given = {top.name for layer in self.net.graph.layers if not layer.bottoms for top in layer.tops}
+            # What members also say, and nothing can be averaged for; the detections of a detector are no figures.
+            outputs = [blob.name for blob in self.net.graph.outputs]
+            self._others = [name for name in outputs if name not in copies | given | self._detectors.keys()]
+            self._detectors = {}
+        except BaseException:
+            opened.close()
+            raise
 
     def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None) -> Net:
         return super()._make_net(self._views.shapes_of(shapes_of), share, before)

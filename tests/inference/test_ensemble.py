@@ -1,6 +1,7 @@
 """Tests of ensembles: members and their average against NumPy's of the members' features, on any number of ranks."""
 
 import json
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -74,8 +75,14 @@ def figures(probabilities: np.ndarray, labels: np.ndarray, top: int = 1) -> tupl
 NAMES = ("loss", "accuracy", "accuracy_top5")
 
 
+def scored(config, members, views=None):
+    """The figures of an ensemble; its data are closed then, which others may open."""
+    with closing(Ensemble(config, members, World(), views=views)) as test:
+        return test.run()
+
+
 def test_members_and_average_are_numpys(members, tmp_path):
-    found = Ensemble(digits(), [[path] for path in members], World()).run()
+    found = scored(digits(), [[path] for path in members])
     probabilities = []
     for row, path in enumerate(members):
         prob, labels = features(path, ["prob", "label"], tmp_path)
@@ -91,20 +98,20 @@ def test_the_average_itself_is_numpys(members, tmp_path):
     """Of a Softmax at the net's end, sample by sample: in batches of one."""
     net = digits(40, SOFTMAX, "layer[data@TEST].data_param.batch_size=1")
     seen = []
-    test = Ensemble(net, [[path] for path in members], World())
-    test.run(360, lambda k, outputs: seen.append(outputs["prob"].reshape(MEMBERS + 1, 10)))
+    with closing(Ensemble(net, [[path] for path in members], World())) as test:
+        test.run(360, lambda k, outputs: seen.append(outputs["prob"].reshape(MEMBERS + 1, 10)))
     expected = [features(path, ["prob"], tmp_path)[0] for path in members]
     expected.append(np.mean(expected, 0))
     np.testing.assert_allclose(np.stack(seen, 1), expected, atol=1e-6)
 
 
 def test_members_are_what_each_is_alone(members):
-    found = Ensemble(digits(), [[path] for path in members], World()).run()
+    found = scored(digits(), [[path] for path in members])
     for row, path in enumerate(members):
-        alone = Evaluator(digits(), World())
-        load(alone.net, [path])
-        for name, value in alone.run().items():
-            assert found[name][row] == pytest.approx(value, abs=1e-6)
+        with closing(Evaluator(digits(), World())) as alone:
+            load(alone.net, [path])
+            for name, value in alone.run().items():
+                assert found[name][row] == pytest.approx(value, abs=1e-6)
 
 
 @pytest.mark.mpi
@@ -131,8 +138,8 @@ def test_every_head_is_averaged_and_other_losses_are_of_members_only(members, tm
         'layer { name: "hinge" type: "HingeLoss" bottom: "ip2" bottom: "label" top: "hinge" loss_weight: 0.5 }'
     )
     files = with_blobs(members, tmp_path, digits(40, more))
-    test = Ensemble(digits(47, more), [[path] for path in files], World())
-    found = test.run()
+    with closing(Ensemble(digits(47, more), [[path] for path in files], World())) as test:
+        found = test.run()
     assert test.loss_weights == {"loss": 1, "by_prob": 1, "hinge": 0.5}
     assert found["hinge"].shape == (MEMBERS, 1) and found["by_class"].shape == (MEMBERS + 1, 10)
     probabilities = []
@@ -243,12 +250,12 @@ def test_flip_and_crops_are_numpys(crops, flip, places, mirrored, random_members
     views += [view[..., ::-1] for view in views] * mirrored
     expected = [np.mean([net(view) for view in views], 0) for net in nets]
     config = any_size("crop_size: 6")
-    found = Ensemble(config, [[path] for path in paths], World(), views=Views(config, crops, flip)).run()
+    found = scored(config, [[path] for path in paths], Views(config, crops, flip))
     for row, probabilities in enumerate([*expected, np.mean(expected, 0)]):
         loss, accuracy, _ = figures(probabilities, labels)
         assert found["loss"][row, 0] == pytest.approx(loss, abs=1e-6)
         assert found["accuracy"][row, 0] == pytest.approx(accuracy, abs=1e-6)
-    alone = Ensemble(config, [paths[:1]], World(), views=Views(config, crops, flip)).run()
+    alone = scored(config, [paths[:1]], Views(config, crops, flip))
     assert alone["loss"].tolist() == found["loss"][0].tolist()
 
 
@@ -293,9 +300,9 @@ def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
         write_caffemodel(path, message, {layer: blobs[layer] for layer in layers})
     results = []
     for paths in (members[:1], halves):  # files that complement each other
-        test = Evaluator(digits(), World())
-        load(test.net, paths)
-        results.append(test.run())
+        with closing(Evaluator(digits(), World())) as test:
+            load(test.net, paths)
+            results.append(test.run())
     assert results[0] == results[1] and not caplog.records
     load(test.net, [members[0], members[1], halves[0]])
     said = [record.getMessage() for record in caplog.records]
@@ -304,7 +311,8 @@ def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
         f"{halves[0]} takes the place of {members[1]} in 2 layers: conv1, conv2",
     ]
     caplog.clear()
-    load(Evaluator(digits(), World()).net, [halves[1]])
+    with closing(Evaluator(digits(), World())) as test:
+        load(test.net, [halves[1]])
     assert [record.getMessage() for record in caplog.records] == [
         f"Not in {halves[1]}, so with initial values: conv1, conv2"
     ]
