@@ -117,6 +117,7 @@ static void bind_updater(py::module_& m) {
              py::kw_only(), "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false,
              py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
         .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
+        .def("set_weight_decay", &Updater::set_weight_decay, "factor"_a)
         .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
         .def("measure", &Updater::measure, "bucket"_a, "threads"_a = 1, ReleaseGil())
         .def("set_local_rates", &Updater::set_local_rates)

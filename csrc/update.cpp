@@ -126,6 +126,8 @@ void Updater::set_step(double rate, double scale, int64_t iteration, double mome
     updates_ = double(iteration) + 1;
 }
 
+void Updater::set_weight_decay(float factor) { decay_.factor = factor; }
+
 void Updater::set_clip_factor(double factor) { clip_factor_ = factor; }
 
 std::vector<Updater::Task>& Updater::tasks(int bucket) {

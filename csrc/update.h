@@ -43,6 +43,8 @@ public:
     // before this one. momentum_correction: a history that is a momentum is multiplied by it (rate / the rate of the
     // step before; 1: off).
     void set_step(double rate, double scale, int64_t iteration, double momentum_correction = 1);
+    // Between two steps: the factor of those to come.
+    void set_weight_decay(float factor);
     // clip / norm when the norm of the gradients exceeds it, else 1; set_step makes it 1 again.
     void set_clip_factor(double factor);
 

@@ -21,7 +21,6 @@ from engine.solver.update import buckets_for, make_updater, rule_of
 
 if TYPE_CHECKING:
     from engine import proto
-    from engine.host import _core
 
 
 class Optimizer:
@@ -61,10 +60,10 @@ class Optimizer:
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
         self._decay = self.weight_decay(0)
+        arrays = self.weights, self.gradients, self.history.arrays
+        updater = make_updater(param, net, self.buckets, *arrays, weight_decay=self._decay)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
-        self.strategy = make_strategy(
-            world, self.queue, self._updater(), self.buckets, self.gradients, settings, self.threads
-        )
+        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, self.threads)
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
@@ -77,11 +76,6 @@ class Optimizer:
         net.set_board(self.world.board, 0, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
             net.program.set_ranks(self.world.size, self._sync_channel.allreduce)
-
-    def _updater(self) -> _core.Updater:
-        """Made anew when the weight decay is another: what it works on is in the arenas, and nothing in it but that."""
-        arrays = self.weights, self.gradients, self.history.arrays
-        return make_updater(self.param, self.net, self.buckets, *arrays, weight_decay=self._decay)
 
     def keep_gradients(self) -> None:
         """From now on the arena holds the reduced gradients after an update, for those who look at them."""
@@ -127,7 +121,7 @@ class Optimizer:
         if decay != self._decay:
             self._decay = decay
             self.strategy.wait_all()  # for servers that use the one before
-            self.strategy.updater = self._updater()
+            self.strategy.updater.set_weight_decay(decay)
 
     def release(self) -> None:
         """Marks all buckets ready at once, in the order in which backward would have, for gradients that are there."""

@@ -83,9 +83,8 @@ def make_updater(
 ) -> _core.Updater:
     """Makes what updates the parameters of a net by the rule of a SolverParameter.
 
-    The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay: of the steps to
-    come. Raises ConfigError if there is
-    no such rule.
+    The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay: of the first
+    steps. Raises ConfigError if there is no such rule.
     """
     from engine.host import _core
 
