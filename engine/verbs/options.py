@@ -18,9 +18,11 @@ def comma_separated(text: str) -> list[str]:
 
 
 def whole(text: str, wanted: str, low: int, high: int = LARGEST) -> int:
-    """Reads ASCII digits only, and not thousands of them, at which int() takes long or raises."""
-    value = int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
-    if value is None or not low <= value <= high:
+    """Raises ArgumentTypeError, which names what is `wanted`, for a text that is no number from low to high."""
+    from engine.config import numbers  # heavy, and not needed for --help
+
+    value = numbers.whole(text, low, high)
+    if value is None:
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {shortened(printable(repr(text)), 80)}")
     return value
 
