@@ -52,6 +52,10 @@ class Config(Generic[MessageT]):
         """Either "net" or "solver"."""
         return "net" if isinstance(self.message, proto.NetParameter) else "solver"
 
+    def place(self, field: str) -> str:
+        """where() of a field, for those who check a message and know nothing of its text."""
+        return self.where(path=field)
+
     def where(self, layer: int | None = None, path: str = "") -> str:
         """The place, "file:line:column", of message.layer[layer] or of the field that a dotted path names in it.
 

@@ -114,22 +114,18 @@ def check_file(
 
 
 def _check_solver(config: SolverConfig, report: FileReport) -> None:
-    def place(field: str) -> str:
-        return config.where(path=field)
-
-    if not config.message.HasField("max_iter") and not config.message.HasField(
-        "max_epoch"
-    ):  # some programs that train say it themselves
+    # Some programs that train say it themselves.
+    if not (config.message.HasField("max_iter") or config.message.HasField("max_epoch")):
         report.note(f"{config.path}: max_iter is missing; a training needs it, here or with --set max_iter=N")
         config.message.max_iter = 1
     try:
-        validate(config.message, place)
+        validate(config.message, config.place)
     except ConfigError as error:
         report.fail(error)
     for text in notes(config.message):
         report.note(text)
     try:
-        check_snapshots(config.message, config.path, place("snapshot_prefix"))
+        check_snapshots(config.message, config.path, config.place("snapshot_prefix"))
     except ConfigError as error:
         report.note(str(error))  # of the machine that trains, which need not be this one
     nets = nets_of_solver(config)
@@ -159,8 +155,8 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
         )
         return
     try:
-        resolved, calendar = resolve(param, batch, size, lambda field: config.where(path=field), bool(layers))
-        check_schedules(resolved, lambda field: config.where(path=field))
+        resolved, calendar = resolve(param, batch, size, config.place, bool(layers))
+        check_schedules(resolved, config.place)
     except ConfigError as error:
         report.fail(error)
         return

@@ -23,7 +23,7 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     """Collective; the same on all ranks. Raises CommError where ranks differ, and what reading a solver raises."""
     config = read_solver(solver, overrides) if solver else None
     if config:
-        validate(config.message, lambda field: config.where(path=field))
+        validate(config.message, config.place)
     found = versions(world)
     compare(world, found | (texts_of(config) if config else {}))
     check_sum(world)

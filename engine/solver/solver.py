@@ -62,7 +62,7 @@ class Solver:
         self.every_blob = every_blob
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
-        validate(self.param, self._place)
+        validate(self.param, self.config.place)
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
         self.state = TrainingState.new(self.param.average_loss)
         train = net_of_solver(config, proto.TRAIN)
@@ -71,10 +71,10 @@ class Solver:
         groups, parts = divide(train, world)
         self.net = build_alike(train, net_options(self, parts), world, self.feeder)
         self.model_parallel = ModelParallel(self.net, world)
-        self.model_parallel.refuse(self.param, self._place)
+        self.model_parallel.refuse(self.param, self.config.place)
         self.feeder.connect(self.net)
         self._count_in_iterations()
-        where = self._place("lr_policy")
+        where = self.config.place("lr_policy")
         self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
         if every_blob:
             self.optimizer.keep_gradients()
@@ -93,13 +93,10 @@ class Solver:
             self.world.allreduce(size)
         batch = max(1, micro_batch) * self.world.size * max(1, self.param.iter_size)
         self.given = self.param  # the file's own numbers
-        self.param, self.calendar = resolve(self.given, batch, int(size[0]), self._place, micro_batch > 0)
+        self.param, self.calendar = resolve(self.given, batch, int(size[0]), self.config.place, micro_batch > 0)
         self.config = replace(self.config, message=self.param)
         if self.param is not self.given:
-            check_schedules(self.param, self._place)
-
-    def _place(self, field: str) -> str:
-        return self.config.where(path=field)
+            check_schedules(self.param, self.config.place)
 
     def _make_evaluators(self, configs: Sequence[NetConfig], feeder: Callable[..., Feeder]) -> list[Evaluator]:
         """One for each test net; none if the solver does not test."""
@@ -125,7 +122,7 @@ class Solver:
             field = "test_epoch" if param.test_epoch else "test_interval"
             raise ConfigError(
                 f"{field} without test_iter tests the whole set, once; a test net reads no set: give test_iter",
-                self._place(field),
+                self.config.place(field),
             )
         return found
 
