@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.comm.buckets import BUCKET_BYTES
 from engine.comm.link import ALONE, Link, Links
+from engine.config.numbers import whole
 from engine.errors import ConfigError
 from engine.host.cores import own_cores
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from engine import proto
 
 MANY_CORES = 32  # per rank
+MOST_CORES = 1 << 20  # of a host: more is a typing error
 MB = 1 << 20
 # Time that a message takes on the link, about: the longest that a more urgent one has to wait.
 MESSAGE_SECONDS = 0.02
@@ -130,7 +132,8 @@ def server_settings(
     text, entries = environ.get("MLSL_SERVER_AFFINITY", "").strip(), list(param.affinity)
     named = f'MLSL_SERVER_AFFINITY="{text}"' if text else f"comm_param: affinity {','.join(map(str, entries))}"
     if text:
-        entries = [int(entry) if entry.strip().isdecimal() else -1 for entry in text.split(",")]
+        found = [whole(entry.strip(), 0, MOST_CORES) for entry in text.split(",")]
+        entries = [-1 if entry is None else entry for entry in found]
     if not entries or servers == 0:
         return servers, None
     if min(entries) < 0:
@@ -211,7 +214,8 @@ def _number(environ: Mapping[str, str], variable: str, default: int, least: int 
     text = environ.get(variable, "").strip()
     if not text:
         return default
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+    value = whole(text, least, MOST_CORES if most is None else most)
+    if value is None:
         wanted = f"a number, {least} or more" if most is None else f"a number from {least} to {most}"
         raise ConfigError(f'{variable}="{text}": expected {wanted}')
-    return int(text)
+    return value

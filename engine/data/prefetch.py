@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.config.numbers import whole
 from engine.data.reader import Reader, Sample, Shape
 from engine.data.sampler import Share
 from engine.errors import ConfigError, DataError
@@ -42,9 +43,10 @@ def data_threads() -> int:
     text = os.environ.get("ENGINE_DATA_THREADS", "")
     if not text:
         return max(1, min(4, len(own_cores())))
-    if not text.isdecimal() or int(text) == 0:
-        raise ConfigError(f"ENGINE_DATA_THREADS must be a whole number above 0; got {text!r}")
-    return int(text)
+    threads = whole(text, 1, MOST_THREADS)
+    if threads is None:
+        raise ConfigError(f"ENGINE_DATA_THREADS must be a whole number from 1 to {MOST_THREADS}; got {text!r}")
+    return threads
 
 
 def _aligned(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
@@ -71,6 +73,7 @@ class _Slot:
         self.begun = time.monotonic_ns()
 
 
+MOST_THREADS = 1024
 _EXIT_SECONDS = 1.0  # that a process waits for data threads on its way out
 _open: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 

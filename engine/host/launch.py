@@ -2,6 +2,7 @@
 verbs that start ranks themselves."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,12 +31,13 @@ _LAUNCHERS = (
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """The launcher and this process' rank and size; None if it was started by hand."""
     for launcher, rank, size in _LAUNCHERS:
-        if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
+        if _NUMBER.fullmatch(environ.get(rank, "")) and _NUMBER.fullmatch(environ.get(size, "")):
             return Launch(launcher, int(environ[rank]), int(environ[size]))
     return None
 

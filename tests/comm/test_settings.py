@@ -89,7 +89,7 @@ def test_a_bad_value_names_its_field(text, message):
         settings(text)
 
 
-@pytest.mark.parametrize("text", ["four", "-1", "2.5"])
+@pytest.mark.parametrize("text", ["four", "-1", "2.5", "²", pytest.param("1" * 5000, id="5000 digits")])
 def test_a_malformed_number_names_the_variable(text):
     with pytest.raises(ConfigError, match=f'MLSL_NUM_SERVERS="{text}": expected a number, 0 or more'):
         settings(environ={"MLSL_NUM_SERVERS": text})
@@ -131,6 +131,7 @@ def test_a_short_list_says_what_is_missing():
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI's mpiexec", 0, 4)),
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Launch("srun", 3, 8)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # inside a batch script, not under srun
+        ({"PMI_RANK": "²", "PMI_SIZE": "8"}, None),
     ],
 )
 def test_launchers(environ, expected):

@@ -216,13 +216,13 @@ def test_parameters_that_cannot_be_used(lmdb_path, open_layer):
         open_layer(lmdb_path, data="backend: LEVELDB")
 
 
-@pytest.mark.parametrize("threads", ["0", "two", "-1"])
+@pytest.mark.parametrize("threads", ["0", "two", "-1", "²", pytest.param("1" * 5000, id="5000 digits")])
 def test_environment_sets_the_threads(lmdb_path, open_layer, monkeypatch, threads):
     monkeypatch.setenv("ENGINE_DATA_THREADS", "3")
     with open_layer(lmdb_path).batches(2) as prefetcher:
         assert len(prefetcher._threads) == 3
     monkeypatch.setenv("ENGINE_DATA_THREADS", threads)
-    with pytest.raises(ConfigError, match="ENGINE_DATA_THREADS must be a whole number above 0"):
+    with pytest.raises(ConfigError, match="ENGINE_DATA_THREADS must be a whole number from 1 to 1024"):
         open_layer(lmdb_path).batches(2)
 
 
