@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -74,7 +75,9 @@ def _settle_stderr() -> None:
 def _report(error: BaseException, verb: str) -> int:
     """Says what has ended a verb, in one line unless it is a defect; returns the exit status."""
     if isinstance(error, KeyboardInterrupt):
-        return _fail("interrupted", INTERRUPTED)
+        status = _fail("interrupted", INTERRUPTED)
+        _leave_by_signal()
+        return status
     if isinstance(error, ReaderGone):
         return _fail("")
     if isinstance(error, EngineError):
@@ -92,6 +95,17 @@ def _report(error: BaseException, verb: str) -> int:
 
     request = "this is a defect of engine; please report it with the lines above"
     return _fail(printable("".join(traceback.format_exception(error)), lines=True) + _line(request))
+
+
+def _leave_by_signal() -> None:
+    """Ends a rank that the others do not know yet as the interrupt would have. A launcher misses no rank that leaves
+    before MPI_Init with a status of its own, and the others would wait there."""
+    from engine.host.launch import detect
+
+    launch = detect()
+    if launch and launch.size > 1 and _ranks() is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _line(text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from engine.cli import main
-from tests.mpi import REPO
+from tests.mpi import REPO, run_ranks
 
 NOBODY = ["check", "nothere.prototxt"]
 NET = ["check", "nets/digits.prototxt"]
@@ -150,3 +150,27 @@ def test_a_second_interrupt_does_not_disturb_the_first(begin):
     program = PROGRAM.format(begin=begin)
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+ONE_LEAVES = """
+import os, signal, sys
+from engine import cli
+from engine.host.launch import detect
+from engine.verbs import command_line
+
+def parse(arguments):
+    if detect().rank == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    from engine.comm.world import world
+    world()
+
+command_line.parse = parse
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.mpi
+def test_nobody_waits_for_a_rank_that_was_interrupted_before_it_was_known():
+    """With a status of its own it would not be missed, and rank 0 would wait in MPI_Init."""
+    assert run_ranks(2, ONE_LEAVES).returncode != 0
