@@ -1,0 +1,589 @@
+"""Disturbs real trainings at random moments until they are complete: their weights must be those of a quiet run.
+
+    python tools/bench/chaos.py --events 100                 [--netlab PATH/TO/netlab, for cut links; as root]
+    python tools/bench/chaos.py --events 100 --only kill,stop --ranks 4
+
+A story is one training of the digits: it is started with `--resume auto`, something happens to it (the functions below
+that are marked as events), and it is started again, mostly on another number of ranks of the same global batch, until
+it is complete. After each event it is checked that the run ends or goes on, as it should, within a time; that one
+message says why; that no process is left; that no snapshot is damaged. At the end the weights must be those of a run
+that was left alone: the same bits where the number of ranks has stayed, else equal to rounding, which is far less than
+one lost or repeated iteration makes (that is measured at the beginning). Exit status 1 if something was not so.
+
+Events that need root (a full disk, cut links) are left out without it, and this is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pty
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO))
+
+from engine.errors import EngineError  # noqa: E402
+from engine.host.launch import OVERSUBSCRIBE, command_for, own_command  # noqa: E402
+from engine.report.table import table  # noqa: E402
+from engine.solver.resume import read_whole  # noqa: E402
+
+SOLVER = """
+net: "{net}" base_lr: 0.02 lr_policy: "poly" power: 1 momentum: 0.9 weight_decay: 0.0005 random_seed: 1
+max_iter: {iterations} display: 10 snapshot: 10 snapshot_prefix: "{folder}/net"
+comm_param {{ bucket_mb: 0.1 chunk_mb: 0.1 watchdog: {watchdog} drift_check: 25 servers: 1 }}
+"""
+GLOBAL_BATCH = 32
+SECONDS_TO_END = 10.0
+LINGER_SECONDS = 8.0  # in which sentinels end, too
+INTERRUPTED = 130  # the status after a signal during set-up, which needs no words
+PATIENCE = 240.0  # for a run that is to complete, on a crowded machine
+DISK_BYTES = 32 << 20  # of the disk that becomes full: all snapshots, and some more
+
+
+@dataclass
+class Run:
+    """One start of a training, with a mark in its environment by which its processes are found."""
+
+    folder: Path
+    options: argparse.Namespace
+    ranks: int
+    style: str = "mpiexec"  # how its ranks are started: STYLES
+    terminal: bool = False
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self.mark = f"ENGINE_CHAOS={uuid.uuid4()}"
+        self.folder.mkdir(exist_ok=True)
+        solver = self.folder / "solver.prototxt"
+        net, iterations, watchdog = REPO / "nets/digits.prototxt", self.options.iterations, self.options.watchdog
+        solver.write_text(SOLVER.format(net=net, folder=self.folder, iterations=iterations, watchdog=watchdog))
+        batch = GLOBAL_BATCH // 4
+        arguments = ["train", "--solver", str(solver), "--resume", "auto", "--set", f"iter_size={4 // self.ranks}"]
+        arguments += ["--set", f"layer[data].data_param.batch_size={batch}"]
+        paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
+        mark = dict([self.mark.split("=")])
+        environ = {**OVERSUBSCRIBE, **os.environ, **self.environ, **mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        command = STYLES[self.style](self, arguments)
+        self.begin = time.monotonic()
+        self.log_begin = len(self.text())
+        if self.terminal:
+            self._start_on_terminal(command, environ)
+        else:
+            with open(self.folder / "log", "ab") as log:
+                self.process = subprocess.Popen(
+                    command, cwd=REPO, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+
+    def _start_on_terminal(self, command: list[str], environ: dict[str, str]) -> None:
+        """What it writes is copied into the log until the terminal is closed."""
+        self.screen, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, *command], cwd=REPO, env=environ, stdin=theirs, stdout=theirs,
+            stderr=theirs, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+
+        def copy() -> None:
+            with open(self.folder / "log", "ab") as log:
+                while True:
+                    try:
+                        text = os.read(self.screen, 4096)
+                    except OSError:  # closed, by us or by its last process
+                        return
+                    if not text:
+                        return
+                    log.write(text.replace(b"\r\n", b"\n"))
+                    log.flush()
+
+        threading.Thread(target=copy, daemon=True).start()
+
+    def text(self) -> str:
+        """All that the story's runs have written so far."""
+        log = self.folder / "log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def own_text(self) -> str:
+        return self.text()[self.log_begin :]
+
+    def processes(self) -> dict[int, int | None]:
+        """Process id -> rank, None for what is no rank (sentinels, the launcher)."""
+        found: dict[int, int | None] = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                if self.mark.encode() in variables:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    rank = next((v for v in variables if re.match(rb"(PMI|OMPI_COMM_WORLD)_RANK=", v)), None)
+                    number = int(rank.split(b"=")[1]) if rank else 0 if self.alone() else None
+                    is_rank = number is not None and b"train" in words and words[1].endswith(b"/__main__.py")
+                    found[int(entry.name)] = number if is_rank else None
+            except OSError:  # it has just ended
+                continue
+        return found
+
+    def alone(self) -> bool:
+        """Whether the one rank is started without mpiexec."""
+        return self.ranks == 1 and self.style == "mpiexec"
+
+    def pid_of(self, rank: int) -> int:
+        """Waits until this rank has started. Raises ProcessLookupError if the run has ended."""
+        deadline = time.monotonic() + 10
+        while self.process.poll() is None and time.monotonic() < deadline:
+            for pid, number in self.processes().items():
+                if number == rank:
+                    return pid
+            time.sleep(0.02)
+        raise ProcessLookupError
+
+    def end(self, seconds: float) -> float | None:
+        """Returns how long it took to end, or None if it had not when the time was over."""
+        begin = time.monotonic()
+        try:
+            self.process.wait(seconds)
+            return time.monotonic() - begin
+        except subprocess.TimeoutExpired:
+            return None
+
+    def left_behind(self) -> int:
+        """Returns how many processes live on too long, and ends them."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        while (pids := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        return len(pids)
+
+    def phase(self) -> str:
+        text = self.own_text()
+        return "set-up" if "Solving" not in text else "training" if "Optimization Done." not in text else "end"
+
+
+# Makes the terminal on its standard input the controlling one of its session, as a shell's is, and becomes the command.
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def _by_netlab(run: Run, arguments: list[str]) -> list[str]:
+    return [run.options.netlab, "run", str(run.ranks), *own_command(*arguments)]
+
+
+STYLES: dict[str, Callable[[Run, list[str]], list[str]]] = {
+    "mpiexec": lambda run, arguments: command_for(run.ranks, arguments),
+    "--ranks": lambda run, arguments: own_command(*arguments, "--ranks", str(run.ranks)),
+    "--max_restarts": lambda run, arguments: own_command(*arguments, "--ranks", str(run.ranks), "--max_restarts", "2"),
+    "netlab": _by_netlab,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens to a run.
+
+    `act` does it and returns what it did it to. `wait` seconds may pass until a run that it ends has ended, beside
+    SECONDS_TO_END. `ends` tells whether a run ends by it: True, False, or None where both is right.
+    """
+
+    act: Callable[[Run], str]
+    ends: bool | None
+    needs: str = ""  # "root", "netlab", "terminal", "shim", "ranks": more than one
+    watchdog: bool = False  # whether it is the watchdog that finds out
+
+
+EVENTS: dict[str, Event] = {}
+
+
+def event(ends: bool | None, needs: str = "", watchdog: bool = False) -> Callable:
+    def register(act: Callable[[Run], str]) -> Callable[[Run], str]:
+        EVENTS[act.__name__] = Event(act, ends, needs, watchdog)
+        return act
+
+    return register
+
+
+def _signal_rank(run: Run, number: signal.Signals) -> str:
+    rank = random.randrange(run.ranks)
+    pid = run.pid_of(rank)
+    os.kill(pid, number)
+    return f"rank {rank} (pid {pid} "
+
+
+@event(ends=True)
+def kill(run: Run) -> str:
+    """A rank dies."""
+    return _signal_rank(run, signal.SIGKILL)
+
+
+@event(ends=True, watchdog=True)
+def stop(run: Run) -> str:
+    """A rank stands still. A single one has nobody who misses it, but its sentinel."""
+    return _signal_rank(run, signal.SIGSTOP)
+
+
+@event(ends=False)
+def pause(run: Run) -> str:
+    """A rank stands still for less than the watchdog's time."""
+    rank = random.randrange(run.ranks)
+    pid = run.pid_of(rank)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(run.options.watchdog * random.uniform(0.05, 0.3))
+    os.kill(pid, signal.SIGCONT)
+    return f"rank {rank} (pid {pid} "
+
+
+@event(ends=True)
+def kill_launcher(run: Run) -> str:
+    """mpiexec, or the supervisor of --ranks and --max_restarts, dies."""
+    os.kill(run.process.pid, signal.SIGKILL)
+    return f"pid {run.process.pid}"
+
+
+@event(ends=None)
+def interrupt(run: Run) -> str:
+    """A signal by which a person or a scheduler ends a run; before the training begins, it ends at once."""
+    number = random.choice([signal.SIGINT, signal.SIGTERM])
+    os.kill(run.process.pid, number)
+    return number.name
+
+
+@event(ends=None)
+def interrupt_rank(run: Run) -> str:
+    return _signal_rank(run, random.choice([signal.SIGINT, signal.SIGTERM]))
+
+
+@event(ends=None, needs="terminal")
+def close_terminal(run: Run) -> str:
+    """SIGHUP, and every write fails from then on. Launchers may end; a rank alone goes on."""
+    os.close(run.screen)
+    return "the terminal"
+
+
+@event(ends=None, needs="root")
+def fill_disk(run: Run) -> str:
+    """No byte is left for the next snapshot, or a few."""
+    left = random.choice([0, 100, 20_000])
+    with open(run.folder / "filler", "wb") as filler:
+        try:
+            free = shutil.disk_usage(run.folder).free
+            filler.write(b"x" * max(0, free - left))
+        except OSError:  # somebody else was quicker
+            pass
+    return f"{left} bytes left"
+
+
+@event(ends=False, needs="shim")
+def step_clock(run: Run) -> str:
+    """The time of day jumps, forwards or backwards."""
+    seconds = random.choice([-86400.0, -3600.0, -5.0, 5.0, 3600.0, 86400.0])
+    (run.folder / "clock").write_bytes(struct.pack("d", seconds))
+    return f"{seconds:+.0f} s"
+
+
+@event(ends=False)
+def second_job(run: Run) -> str:
+    """Somebody starts the same solver again, while it runs: refused, and the first is not disturbed."""
+    again = Run(run.folder, run.options, random.choice([1, 2]), environ=run.environ)
+    again.start()
+    again.end(PATIENCE)
+    again.left_behind()
+    if again.process.returncode == 0 and run.process.poll() is None:
+        return "FAULT: both ran"
+    return f"status {again.process.returncode}"
+
+
+@event(ends=True, needs="netlab", watchdog=True)
+def cut_link(run: Run) -> str:
+    """The network between two hosts is gone; it comes back when the run has ended."""
+    subprocess.run(["ip", "link", "set", "nlv2", "down"], check=True)
+    return "the link of host 2"
+
+
+@event(ends=False, needs="netlab")
+def cut_link_shortly(run: Run) -> str:
+    subprocess.run(["ip", "link", "set", "nlv2", "down"], check=True)
+    time.sleep(random.uniform(0.1, 0.3 * run.options.watchdog))
+    subprocess.run(["ip", "link", "set", "nlv2", "up"], check=True)
+    return "the link of host 2"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of an event."""
+
+    event: str
+    run: str  # ranks and style
+    phase: str
+    seconds: float | None  # until the run had ended
+    did: str
+    message: str  # ours
+    faults: list[str]
+
+
+def disturb(run: Run, name: str, moment: float) -> Seen | None:
+    """Starts a run and lets the event happen `moment` seconds later. Returns None if it had ended before."""
+    happening = EVENTS[name]
+    run.start()
+    time.sleep(moment)
+    phase, faults = run.phase(), []
+    try:
+        if run.process.poll() is not None:
+            raise ProcessLookupError
+        did = happening.act(run)
+    except ProcessLookupError:
+        run.end(30)
+        run.left_behind()
+        return None
+    restarts = run.style == "--max_restarts"
+    watchdog = run.options.watchdog * (1 if phase == "training" else 10) if happening.watchdog else 0.0
+    limit = SECONDS_TO_END + watchdog if happening.ends and not restarts else PATIENCE
+    seconds = run.end(limit + 20)
+    if happening.needs == "netlab":
+        subprocess.run(["ip", "link", "set", "nlv2", "up"], check=True)
+    (run.folder / "filler").unlink(missing_ok=True)
+    text, status = run.own_text(), run.process.returncode
+    heads = [line for line in text.splitlines() if line.startswith("engine: ")]
+    messages = [line for line in heads if not line.startswith("engine:   ")]
+    launcher = re.search(r"BAD TERMINATION|exited on signal|terminated", text)
+    if did.startswith("FAULT"):
+        faults.append(did)
+    if seconds is None:
+        faults.append("did not end")
+    elif seconds > limit:
+        faults.append(f"took {seconds:.1f} s to end")
+    if left := run.left_behind():
+        faults.append(f"{left} processes left")
+    if "Traceback" in text:
+        faults.append("a traceback")
+    if happening.ends is False and status != 0:
+        faults.append(f"ended with status {status}, but should have gone on")
+    if len(messages) > 1 and not restarts and name != "second_job":
+        faults.append(f"{len(messages)} messages: {messages}")
+    # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well.
+    told = bool(messages or launcher) or status == INTERRUPTED
+    if status != 0 and not told and name not in ("close_terminal", "kill_launcher"):
+        faults.append(f"nobody told (status {status})")
+    faults += damaged(run.folder)
+    message = messages[0] if messages else "(the launcher's)" if launcher else f"(none; status {status})"
+    return Seen(name, f"{run.ranks} x {run.style}", phase, seconds, did, message, faults)
+
+
+def damaged(folder: Path) -> list[str]:
+    """States under their final names that are not whole."""
+    bad = []
+    for path in sorted(folder.glob("*.solverstate")):
+        try:
+            read_whole(str(path))
+        except EngineError as error:
+            bad.append(f"damaged: {error}")
+    return bad
+
+
+def result(folder: Path, iteration: int) -> list[np.ndarray]:
+    """The optimizer's state, which holds all gradients so far, and the bytes of the weights."""
+    state = read_whole(str(folder / f"net_iter_{iteration}.solverstate")).state
+    weights = np.frombuffer((folder / f"net_iter_{iteration}.caffemodel").read_bytes(), np.uint8)
+    return [weights, *(np.array(values) for values in state.history)]
+
+
+def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
+    """The largest difference of the optimizer's states, relative to their largest value."""
+    largest = max(float(np.abs(values).max()) for values in b[1:])
+    return max(float(np.abs(x - y).max()) for x, y in zip(a[1:], b[1:], strict=True)) / largest
+
+
+def complete(run: Run) -> None:
+    """Runs it undisturbed. Raises RuntimeError with the end of its log if it does not complete."""
+    run.start()
+    if run.end(PATIENCE) is None or run.process.returncode != 0:
+        run.left_behind()
+        raise RuntimeError(f"status {run.process.returncode}: {run.own_text()[-600:]}")
+    run.left_behind()
+
+
+class Quiet:
+    """Runs that were left alone, on 1, 2 and 4 ranks, and what their weights may differ by."""
+
+    def __init__(self, root: Path, options: argparse.Namespace):
+        self.results, self.seconds = {}, {}
+        for ranks in sorted({1, 2, 4, options.ranks or 4}):
+            run = Run(root / f"quiet{ranks}", options, ranks)
+            begin = time.monotonic()
+            complete(run)
+            self.seconds[ranks] = time.monotonic() - begin
+            self.results[ranks] = result(run.folder, options.iterations)
+        reference = self.results[1]
+        rounding = max(distance(found, reference) for found in self.results.values())
+        # One iteration more: less than what one that is lost or repeated in the middle makes.
+        options.iterations += 1
+        longer = Run(root / "longer", options, 1)
+        complete(longer)
+        lost = distance(result(longer.folder, options.iterations), reference)
+        options.iterations -= 1
+        self.tolerance = 10 * rounding
+        print(f"Quiet runs take {', '.join(f'{s:.1f} s on {n}' for n, s in self.seconds.items())}. Their states differ")
+        print(f"by {rounding:.1e}; one iteration makes {lost:.1e}; {self.tolerance:.1e} is tolerated.", flush=True)
+        if self.tolerance > lost / 10:
+            raise RuntimeError("a lost iteration could not be told from rounding")
+
+    def faults(self, folder: Path, iterations: int, ranks: set[int]) -> list[str]:
+        """What is wrong with the weights of a story that ran on these numbers of ranks."""
+        found = result(folder, iterations)
+        if len(ranks) == 1:
+            same = all(np.array_equal(a, b) for a, b in zip(found, self.results[min(ranks)], strict=True))
+            return [] if same else ["other bits than the quiet run's"]
+        far = distance(found, self.results[1])
+        return [] if far <= self.tolerance else [f"weights differ by {far:.1e}"]
+
+
+def possible(options: argparse.Namespace) -> list[str]:
+    """The names of the events that can happen here; tells which are left out."""
+    names = options.only.split(",") if options.only else list(EVENTS)
+    if unknown := sorted(set(names) - set(EVENTS)):
+        raise SystemExit(f"no event {', '.join(unknown)}; there are {', '.join(EVENTS)}")
+    have = {"", "terminal"}
+    have |= {"root"} if os.geteuid() == 0 else set()
+    have |= {"shim"} if options.shim else set()
+    have |= {"netlab"} if options.netlab else set()
+    for name in names:
+        if EVENTS[name].needs not in have:
+            print(f"Left out: {name}, which needs {EVENTS[name].needs}.")
+    return [name for name in names if EVENTS[name].needs in have]
+
+
+def a_run(folder: Path, options: argparse.Namespace, name: str, ranks: int) -> Run:
+    """A run to which the event can happen."""
+    needs, environ = EVENTS[name].needs, {}
+    if options.shim:
+        (folder / "clock").write_bytes(struct.pack("d", 0.0))
+        environ = {"LD_PRELOAD": options.shim, "CHAOS_CLOCK": str(folder / "clock")}
+        if random.random() < 0.2:
+            environ["CHAOS_SLOW_DISK"] = str(random.choice([20, 100]))
+    if needs == "netlab":
+        return Run(folder, options, 2, "netlab", environ=environ)
+    style = random.choice(["mpiexec", "mpiexec", "--ranks", "--max_restarts"])
+    return Run(folder, options, ranks, style, terminal=needs == "terminal", environ=environ)
+
+
+def story(folder: Path, options: argparse.Namespace, quiet: Quiet, names: list[str], count: int) -> list[Seen]:
+    """One training, disturbed so many times, and completed."""
+    folder.mkdir()
+    on_disk = "fill_disk" in names and random.random() < 0.3
+    if on_disk:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", folder], check=True)
+    names = [name for name in names if on_disk or name != "fill_disk"]
+    numbers = [options.ranks] if options.ranks else random.choice([[1], [2], [4], [1, 2, 4], [1, 2, 4]])
+    used, seen = set(), []
+    try:
+        while len(seen) < count and not (folder / f"net_iter_{options.iterations}.solverstate").exists():
+            name = random.choice([*names, "fill_disk"] if on_disk else names)
+            run = a_run(folder, options, name, random.choice(numbers))
+            used.add(run.ranks)
+            found = disturb(run, name, random.uniform(0, 0.9 * quiet.seconds[run.ranks]))
+            if found:
+                seen.append(found)
+        last = Run(folder, options, random.choice(numbers))
+        used.add(last.ranks)
+        try:
+            complete(last)
+            wrong = quiet.faults(folder, options.iterations, used) + damaged(folder)
+        except (RuntimeError, EngineError) as error:
+            wrong = [f"did not complete: {error}"]
+        if wrong:
+            seen = seen or [Seen("none", str(last.ranks), "", None, "", "", [])]
+            seen[-1].faults.extend(wrong)
+        if options.keep and any(found.faults for found in seen):
+            shutil.copytree(folder, Path(options.keep) / folder.name, dirs_exist_ok=True)
+    finally:
+        if on_disk:
+            subprocess.run(["umount", folder], check=True)
+    shutil.rmtree(folder)
+    return seen
+
+
+def summary(seen: list[Seen]) -> str:
+    """By kind of event and moment: how many, the seconds until the run had ended, and the faults."""
+    cells = []
+    for (name, phase), count in sorted(Counter((found.event, found.phase) for found in seen).items()):
+        mine = [found for found in seen if (found.event, found.phase) == (name, phase)]
+        seconds = sorted(found.seconds for found in mine if found.seconds is not None) or [float("nan")]
+        told = sum(not found.message.startswith("(") for found in mine)
+        faults = sum(bool(found.faults) for found in mine)
+        cells.append((name, phase, count, told, f"{seconds[len(seconds) // 2]:.1f}", f"{seconds[-1]:.1f}", faults))
+    return table(("event", "when", "count", "told by us", "median s", "most s", "faults"), cells, "<<>>>>>")
+
+
+def compile_shim(folder: Path) -> str | None:
+    """Returns the library that steps clocks and slows disks, or None where there is no C compiler."""
+    compiler, library = shutil.which(os.environ.get("CC", "cc")), folder / "chaos_shim.so"
+    if compiler is None:
+        return None
+    source = Path(__file__).with_name("chaos_shim.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return str(library)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--events", type=int, default=100)
+    parser.add_argument("--only", metavar="A,B", help=f"of {', '.join(EVENTS)}")
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4), help="always so many (default: 1, 2 and 4 in turn)")
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--watchdog", type=float, default=5.0, metavar="SECONDS")
+    parser.add_argument("--netlab", metavar="FILE", help="a script that starts ranks on hosts that can be cut off")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", metavar="FOLDER", help="where stories with a fault are kept")
+    options = parser.parse_args()
+    random.seed(options.seed)
+    with tempfile.TemporaryDirectory() as root:
+        options.shim = compile_shim(Path(root))
+        names = possible(options)
+        quiet = Quiet(Path(root), options)
+        seen: list[Seen] = []
+        if options.netlab:
+            subprocess.run([options.netlab, "up", "2", "1gbit"], check=True)
+        try:
+            stories = 0
+            while len(seen) < options.events:
+                count = min(random.randint(1, 4), options.events - len(seen))
+                for found in story(Path(root) / f"story{stories}", options, quiet, names, count):
+                    seen.append(found)
+                    took = "-" if found.seconds is None else f"{found.seconds:.1f} s"
+                    what = f"{found.event} ({found.did}) of {found.run} in {found.phase}"
+                    print(f"{len(seen):4d}  {what}, {took}: {found.message[:140]}")
+                    print(*(f"      FAULT: {text}\n" for text in found.faults), sep="", end="", flush=True)
+                stories += 1
+        finally:
+            if options.netlab:
+                subprocess.run([options.netlab, "down"], check=True)
+            print(summary(seen))
+            bad = sum(bool(found.faults) for found in seen)
+            print(f"{len(seen)} events, {bad} with a fault, seed {options.seed}", flush=True)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
