@@ -12,8 +12,30 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TRAIN: _ClassVar[int]
     TEST: _ClassVar[int]
+
+class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DOUBLE: _ClassVar[int]
+    FLOAT: _ClassVar[int]
+    FLOAT16: _ClassVar[int]
+    INT: _ClassVar[int]
+    UINT: _ClassVar[int]
+    BOOL: _ClassVar[int]
+
+class Packing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NCHW: _ClassVar[int]
+    NHWC: _ClassVar[int]
 TRAIN: int
 TEST: int
+DOUBLE: int
+FLOAT: int
+FLOAT16: int
+INT: int
+UINT: int
+BOOL: int
+NCHW: int
+NHWC: int
 
 class BlobShape(_message.Message):
     __slots__ = ("dim",)
@@ -22,7 +44,7 @@ class BlobShape(_message.Message):
     def __init__(self, dim: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlobProto(_message.Message):
-    __slots__ = ("shape", "data", "diff", "double_data", "double_diff", "num", "channels", "height", "width")
+    __slots__ = ("shape", "data", "diff", "double_data", "double_diff", "num", "channels", "height", "width", "raw_data_type", "raw_diff_type", "raw_data", "raw_diff")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     DIFF_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +54,10 @@ class BlobProto(_message.Message):
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
+    RAW_DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RAW_DIFF_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RAW_DATA_FIELD_NUMBER: _ClassVar[int]
+    RAW_DIFF_FIELD_NUMBER: _ClassVar[int]
     shape: BlobShape
     data: _containers.RepeatedScalarFieldContainer[float]
     diff: _containers.RepeatedScalarFieldContainer[float]
@@ -41,7 +67,11 @@ class BlobProto(_message.Message):
     channels: int
     height: int
     width: int
-    def __init__(self, shape: _Optional[_Union[BlobShape, _Mapping]] = ..., data: _Optional[_Iterable[float]] = ..., diff: _Optional[_Iterable[float]] = ..., double_data: _Optional[_Iterable[float]] = ..., double_diff: _Optional[_Iterable[float]] = ..., num: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
+    raw_data_type: int
+    raw_diff_type: int
+    raw_data: bytes
+    raw_diff: bytes
+    def __init__(self, shape: _Optional[_Union[BlobShape, _Mapping]] = ..., data: _Optional[_Iterable[float]] = ..., diff: _Optional[_Iterable[float]] = ..., double_data: _Optional[_Iterable[float]] = ..., double_diff: _Optional[_Iterable[float]] = ..., num: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., raw_data_type: _Optional[_Union[int, str]] = ..., raw_diff_type: _Optional[_Union[int, str]] = ..., raw_data: _Optional[bytes] = ..., raw_diff: _Optional[bytes] = ...) -> None: ...
 
 class BlobProtoVector(_message.Message):
     __slots__ = ("blobs",)
@@ -50,7 +80,7 @@ class BlobProtoVector(_message.Message):
     def __init__(self, blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
 
 class Datum(_message.Message):
-    __slots__ = ("channels", "height", "width", "data", "label", "float_data", "encoded")
+    __slots__ = ("channels", "height", "width", "data", "label", "float_data", "encoded", "record_id")
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +88,7 @@ class Datum(_message.Message):
     LABEL_FIELD_NUMBER: _ClassVar[int]
     FLOAT_DATA_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
     channels: int
     height: int
     width: int
@@ -65,7 +96,8 @@ class Datum(_message.Message):
     label: int
     float_data: _containers.RepeatedScalarFieldContainer[float]
     encoded: bool
-    def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[bytes] = ..., label: _Optional[int] = ..., float_data: _Optional[_Iterable[float]] = ..., encoded: _Optional[bool] = ...) -> None: ...
+    record_id: int
+    def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[bytes] = ..., label: _Optional[int] = ..., float_data: _Optional[_Iterable[float]] = ..., encoded: _Optional[bool] = ..., record_id: _Optional[int] = ...) -> None: ...
 
 class LabelMapItem(_message.Message):
     __slots__ = ("name", "label", "display_name")
@@ -120,7 +152,7 @@ class AnnotationGroup(_message.Message):
     def __init__(self, group_label: _Optional[int] = ..., annotation: _Optional[_Iterable[_Union[Annotation, _Mapping]]] = ...) -> None: ...
 
 class AnnotatedDatum(_message.Message):
-    __slots__ = ("datum", "type", "annotation_group")
+    __slots__ = ("datum", "type", "annotation_group", "record_id")
     class AnnotationType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         BBOX: _ClassVar[int]
@@ -128,10 +160,12 @@ class AnnotatedDatum(_message.Message):
     DATUM_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     ANNOTATION_GROUP_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
     datum: Datum
     type: int
     annotation_group: _containers.RepeatedCompositeFieldContainer[AnnotationGroup]
-    def __init__(self, datum: _Optional[_Union[Datum, _Mapping]] = ..., type: _Optional[_Union[int, str]] = ..., annotation_group: _Optional[_Iterable[_Union[AnnotationGroup, _Mapping]]] = ...) -> None: ...
+    record_id: int
+    def __init__(self, datum: _Optional[_Union[Datum, _Mapping]] = ..., type: _Optional[_Union[int, str]] = ..., annotation_group: _Optional[_Iterable[_Union[AnnotationGroup, _Mapping]]] = ..., record_id: _Optional[int] = ...) -> None: ...
 
 class Sampler(_message.Message):
     __slots__ = ("min_scale", "max_scale", "min_aspect_ratio", "max_aspect_ratio")
@@ -190,7 +224,7 @@ class EmitConstraint(_message.Message):
     def __init__(self, emit_type: _Optional[_Union[int, str]] = ..., emit_overlap: _Optional[float] = ...) -> None: ...
 
 class NetParameter(_message.Message):
-    __slots__ = ("name", "layer", "state", "force_backward", "debug_info", "input", "input_shape", "input_dim", "layers", "engine", "compile_net_state", "bn_stats_batch_size", "bn_sync", "multinode")
+    __slots__ = ("name", "layer", "state", "force_backward", "debug_info", "input", "input_shape", "input_dim", "layers", "engine", "compile_net_state", "bn_stats_batch_size", "bn_sync", "multinode", "default_forward_type", "default_backward_type", "default_forward_math", "default_backward_math", "global_grad_scale", "global_grad_scale_adaptive", "default_conv_algos_override", "reduce_buckets", "default_cudnn_math_override", "eltwise_mem_sharing", "mem_param")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +239,17 @@ class NetParameter(_message.Message):
     BN_STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     BN_SYNC_FIELD_NUMBER: _ClassVar[int]
     MULTINODE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FORWARD_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_BACKWARD_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FORWARD_MATH_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_BACKWARD_MATH_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_GRAD_SCALE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_GRAD_SCALE_ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_CONV_ALGOS_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_CUDNN_MATH_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    ELTWISE_MEM_SHARING_FIELD_NUMBER: _ClassVar[int]
+    MEM_PARAM_FIELD_NUMBER: _ClassVar[int]
     name: str
     layer: _containers.RepeatedCompositeFieldContainer[LayerParameter]
     state: NetState
@@ -219,7 +264,18 @@ class NetParameter(_message.Message):
     bn_stats_batch_size: int
     bn_sync: bool
     multinode: MultinodeParameter
-    def __init__(self, name: _Optional[str] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: _Optional[bool] = ..., debug_info: _Optional[bool] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., engine: _Optional[str] = ..., compile_net_state: _Optional[_Union[CompileNetState, _Mapping]] = ..., bn_stats_batch_size: _Optional[int] = ..., bn_sync: _Optional[bool] = ..., multinode: _Optional[_Union[MultinodeParameter, _Mapping]] = ...) -> None: ...
+    default_forward_type: int
+    default_backward_type: int
+    default_forward_math: int
+    default_backward_math: int
+    global_grad_scale: float
+    global_grad_scale_adaptive: bool
+    default_conv_algos_override: str
+    reduce_buckets: int
+    default_cudnn_math_override: int
+    eltwise_mem_sharing: bool
+    mem_param: MemoryOptimizationParameter
+    def __init__(self, name: _Optional[str] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: _Optional[bool] = ..., debug_info: _Optional[bool] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., engine: _Optional[str] = ..., compile_net_state: _Optional[_Union[CompileNetState, _Mapping]] = ..., bn_stats_batch_size: _Optional[int] = ..., bn_sync: _Optional[bool] = ..., multinode: _Optional[_Union[MultinodeParameter, _Mapping]] = ..., default_forward_type: _Optional[_Union[int, str]] = ..., default_backward_type: _Optional[_Union[int, str]] = ..., default_forward_math: _Optional[_Union[int, str]] = ..., default_backward_math: _Optional[_Union[int, str]] = ..., global_grad_scale: _Optional[float] = ..., global_grad_scale_adaptive: _Optional[bool] = ..., default_conv_algos_override: _Optional[str] = ..., reduce_buckets: _Optional[int] = ..., default_cudnn_math_override: _Optional[int] = ..., eltwise_mem_sharing: _Optional[bool] = ..., mem_param: _Optional[_Union[MemoryOptimizationParameter, _Mapping]] = ...) -> None: ...
 
 class NetState(_message.Message):
     __slots__ = ("phase", "level", "stage")
@@ -288,7 +344,7 @@ class MnParamGradCompressLayerTypeList(_message.Message):
     def __init__(self, layer_type: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
-    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "batch_growth", "epoch_size", "max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch", "lr_epoch", "stepsize_epoch", "stepvalue_epoch", "stage_epoch", "plateau_epoch", "cycle_epoch", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "cycle_iter", "cycle_mult", "min_lr", "warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "weight_decay_schedule", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result")
+    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "batch_growth", "epoch_size", "max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch", "lr_epoch", "stepsize_epoch", "stepvalue_epoch", "stage_epoch", "plateau_epoch", "cycle_epoch", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "cycle_iter", "cycle_mult", "min_lr", "warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "weight_decay_schedule", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result", "rampup_interval", "rampup_lr", "momentum_policy", "max_momentum", "momentum_power", "larc", "larc_eta", "larc_turbo", "weight_decay_policy", "weight_decay_power", "max_weight_decay", "solver_data_type", "store_blobs_in_old_format", "test_and_snapshot_last_epochs", "group_id", "richness", "clamp_weights_lower", "clamp_weights_upper", "clip_weights")
     class SnapshotFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HDF5: _ClassVar[int]
@@ -309,12 +365,14 @@ class SolverParameter(_message.Message):
         RMSPROP: _ClassVar[int]
         ADADELTA: _ClassVar[int]
         ADAM: _ClassVar[int]
+        SAG: _ClassVar[int]
     SGD: int
     NESTEROV: int
     ADAGRAD: int
     RMSPROP: int
     ADADELTA: int
     ADAM: int
+    SAG: int
     class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FP32: _ClassVar[int]
@@ -404,6 +462,25 @@ class SolverParameter(_message.Message):
     EVAL_TYPE_FIELD_NUMBER: _ClassVar[int]
     AP_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHOW_PER_CLASS_RESULT_FIELD_NUMBER: _ClassVar[int]
+    RAMPUP_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    RAMPUP_LR_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_POWER_FIELD_NUMBER: _ClassVar[int]
+    LARC_FIELD_NUMBER: _ClassVar[int]
+    LARC_ETA_FIELD_NUMBER: _ClassVar[int]
+    LARC_TURBO_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_POLICY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_POWER_FIELD_NUMBER: _ClassVar[int]
+    MAX_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    STORE_BLOBS_IN_OLD_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TEST_AND_SNAPSHOT_LAST_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    RICHNESS_FIELD_NUMBER: _ClassVar[int]
+    CLAMP_WEIGHTS_LOWER_FIELD_NUMBER: _ClassVar[int]
+    CLAMP_WEIGHTS_UPPER_FIELD_NUMBER: _ClassVar[int]
+    CLIP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     net: str
     net_param: NetParameter
     train_net: str
@@ -487,7 +564,26 @@ class SolverParameter(_message.Message):
     eval_type: str
     ap_version: str
     show_per_class_result: bool
-    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., batch_growth: _Optional[_Union[BatchGrowthParameter, _Mapping]] = ..., epoch_size: _Optional[int] = ..., max_epoch: _Optional[float] = ..., warmup_epoch: _Optional[float] = ..., test_epoch: _Optional[float] = ..., snapshot_epoch: _Optional[float] = ..., display_epoch: _Optional[float] = ..., lr_epoch: _Optional[float] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., stage_epoch: _Optional[_Iterable[float]] = ..., plateau_epoch: _Optional[_Iterable[float]] = ..., cycle_epoch: _Optional[float] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., cycle_iter: _Optional[int] = ..., cycle_mult: _Optional[float] = ..., min_lr: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., warmup_policy: _Optional[str] = ..., policy_after_warmup: _Optional[bool] = ..., lr_scaling: _Optional[_Union[LrScalingParameter, _Mapping]] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., weight_decay_schedule: _Optional[_Union[ScheduleParameter, _Mapping]] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ...) -> None: ...
+    rampup_interval: int
+    rampup_lr: float
+    momentum_policy: str
+    max_momentum: float
+    momentum_power: float
+    larc: bool
+    larc_eta: float
+    larc_turbo: bool
+    weight_decay_policy: str
+    weight_decay_power: float
+    max_weight_decay: float
+    solver_data_type: int
+    store_blobs_in_old_format: bool
+    test_and_snapshot_last_epochs: int
+    group_id: _containers.RepeatedScalarFieldContainer[int]
+    richness: int
+    clamp_weights_lower: float
+    clamp_weights_upper: float
+    clip_weights: float
+    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., batch_growth: _Optional[_Union[BatchGrowthParameter, _Mapping]] = ..., epoch_size: _Optional[int] = ..., max_epoch: _Optional[float] = ..., warmup_epoch: _Optional[float] = ..., test_epoch: _Optional[float] = ..., snapshot_epoch: _Optional[float] = ..., display_epoch: _Optional[float] = ..., lr_epoch: _Optional[float] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., stage_epoch: _Optional[_Iterable[float]] = ..., plateau_epoch: _Optional[_Iterable[float]] = ..., cycle_epoch: _Optional[float] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., cycle_iter: _Optional[int] = ..., cycle_mult: _Optional[float] = ..., min_lr: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., warmup_policy: _Optional[str] = ..., policy_after_warmup: _Optional[bool] = ..., lr_scaling: _Optional[_Union[LrScalingParameter, _Mapping]] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., weight_decay_schedule: _Optional[_Union[ScheduleParameter, _Mapping]] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ..., rampup_interval: _Optional[int] = ..., rampup_lr: _Optional[float] = ..., momentum_policy: _Optional[str] = ..., max_momentum: _Optional[float] = ..., momentum_power: _Optional[float] = ..., larc: _Optional[bool] = ..., larc_eta: _Optional[float] = ..., larc_turbo: _Optional[bool] = ..., weight_decay_policy: _Optional[str] = ..., weight_decay_power: _Optional[float] = ..., max_weight_decay: _Optional[float] = ..., solver_data_type: _Optional[_Union[int, str]] = ..., store_blobs_in_old_format: _Optional[bool] = ..., test_and_snapshot_last_epochs: _Optional[int] = ..., group_id: _Optional[_Iterable[int]] = ..., richness: _Optional[int] = ..., clamp_weights_lower: _Optional[float] = ..., clamp_weights_upper: _Optional[float] = ..., clip_weights: _Optional[float] = ...) -> None: ...
 
 class LrScalingParameter(_message.Message):
     __slots__ = ("rule", "base_batch", "cap")
@@ -634,7 +730,7 @@ class SolverBatchSizePair(_message.Message):
     def __init__(self, solver_params: _Optional[_Union[SolverParameter, _Mapping]] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
 class LayerParameter(_message.Message):
-    __slots__ = ("name", "type", "bottom", "top", "phase", "include", "exclude", "loss_weight", "param", "blobs", "propagate_down", "transform_param", "annotated_data_param", "data_param", "dummy_data_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "input_param", "memory_data_param", "video_data_param", "window_data_param", "batch_norm_param", "bn_param", "bias_param", "convolution_param", "embed_param", "inner_product_param", "interp_param", "lrn_param", "mvn_param", "norm_param", "parameter_param", "pooling_param", "recurrent_param", "scale_param", "spp_param", "clip_param", "dropout_param", "spatial_dropout_param", "eltwise_param", "elu_param", "exp_param", "log_param", "power_param", "prelu_param", "relu_param", "sigmoid_param", "swish_param", "tanh_param", "threshold_param", "concat_param", "crop_param", "flatten_param", "permute_param", "reorg_param", "reshape_param", "shuffle_channel_param", "slice_param", "split_param", "tile_param", "loss_param", "accuracy_param", "argmax_param", "contrastive_loss_param", "hinge_loss_param", "infogain_loss_param", "reduction_param", "seg_accuracy_param", "smooth_l1_loss_param", "softmax_param", "box_annotator_ohem_param", "detection_evaluate_param", "detection_output_param", "eval_detection_param", "multibox_loss_param", "prior_box_param", "proposal_param", "psroi_pooling_param", "region_loss_param", "roi_pooling_param", "python_param", "engine", "multinode", "mn_activation_param", "mn_grad_compress_param", "quantization_param")
+    __slots__ = ("name", "type", "bottom", "top", "phase", "include", "exclude", "loss_weight", "param", "blobs", "propagate_down", "transform_param", "annotated_data_param", "data_param", "dummy_data_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "input_param", "memory_data_param", "video_data_param", "window_data_param", "batch_norm_param", "bn_param", "bias_param", "convolution_param", "embed_param", "inner_product_param", "interp_param", "lrn_param", "mvn_param", "norm_param", "parameter_param", "pooling_param", "recurrent_param", "scale_param", "spp_param", "clip_param", "dropout_param", "spatial_dropout_param", "eltwise_param", "elu_param", "exp_param", "log_param", "power_param", "prelu_param", "relu_param", "sigmoid_param", "swish_param", "tanh_param", "threshold_param", "concat_param", "crop_param", "flatten_param", "permute_param", "reorg_param", "reshape_param", "shuffle_channel_param", "slice_param", "split_param", "tile_param", "loss_param", "accuracy_param", "argmax_param", "contrastive_loss_param", "hinge_loss_param", "infogain_loss_param", "reduction_param", "seg_accuracy_param", "smooth_l1_loss_param", "softmax_param", "box_annotator_ohem_param", "detection_evaluate_param", "detection_output_param", "eval_detection_param", "multibox_loss_param", "prior_box_param", "proposal_param", "psroi_pooling_param", "region_loss_param", "roi_pooling_param", "python_param", "engine", "multinode", "mn_activation_param", "mn_grad_compress_param", "quantization_param", "forward_type", "backward_type", "forward_math", "backward_math", "debug", "cudnn_math_override", "trt_param", "detectnet_groundtruth_param", "detectnet_augmentation_param", "adaptive_bias_channel_param", "bias_channel_param", "dense_crf_param", "domain_transform_param", "mat_read_param", "mat_write_param", "unique_label_param", "dense_image_data_param", "upsample_param", "seg_data_param", "batch_reduction_param", "local_param", "insanity_param", "triplet_loss_param", "eltwise_affine_param", "sub_region_param", "noise_param", "hotspot_param", "predict_box_param", "mil_data_param", "mil_param", "fcn_data_param", "center_loss_param", "flip_param", "inner_distance_param", "normalize_param", "general_contrastive_loss_param", "soft_contrastive_loss_param", "general_triplet_loss_param", "soft_truncation_param", "pairwise_param", "smoothl1_param", "batch_contrastive_loss_param", "truncation_param", "nca_param", "largemargin_inner_product_param", "label_specific_rescale_param", "infimum_loss_param", "ordinal_regression_loss_param", "resize_param", "margin_inner_product_param", "feature_decay_loss_param", "confidence_penalty_loss_param", "focal_loss_param", "label_specific_margin_param", "channel_scale_param", "label_specific_affine_param", "label_specific_hard_margin_param", "label_specific_add_param", "coeff_schedule_param", "augmentation_param", "correlation_param", "l1_loss_param", "writer_param", "reader_param", "mean_param", "resample_param", "downsample_param", "lpq_loss_param", "flow_warp_param", "accum_param", "black_augmentation_param", "reshape_every_iter")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BOTTOM_FIELD_NUMBER: _ClassVar[int]
@@ -722,6 +818,78 @@ class LayerParameter(_message.Message):
     MN_ACTIVATION_PARAM_FIELD_NUMBER: _ClassVar[int]
     MN_GRAD_COMPRESS_PARAM_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TYPE_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_TYPE_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_MATH_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_MATH_FIELD_NUMBER: _ClassVar[int]
+    DEBUG_FIELD_NUMBER: _ClassVar[int]
+    CUDNN_MATH_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    TRT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DETECTNET_GROUNDTRUTH_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DETECTNET_AUGMENTATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_BIAS_CHANNEL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BIAS_CHANNEL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DENSE_CRF_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MAT_READ_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MAT_WRITE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_LABEL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DENSE_IMAGE_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SEG_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BATCH_REDUCTION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INSANITY_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TRIPLET_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ELTWISE_AFFINE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SUB_REGION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NOISE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    HOTSPOT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PREDICT_BOX_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MIL_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MIL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FCN_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CENTER_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FLIP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INNER_DISTANCE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    GENERAL_CONTRASTIVE_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SOFT_CONTRASTIVE_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    GENERAL_TRIPLET_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SOFT_TRUNCATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PAIRWISE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHL1_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BATCH_CONTRASTIVE_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NCA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LARGEMARGIN_INNER_PRODUCT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SPECIFIC_RESCALE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INFIMUM_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_REGRESSION_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_INNER_PRODUCT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_DECAY_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_PENALTY_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FOCAL_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SPECIFIC_MARGIN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_SCALE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SPECIFIC_AFFINE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SPECIFIC_HARD_MARGIN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SPECIFIC_ADD_PARAM_FIELD_NUMBER: _ClassVar[int]
+    COEFF_SCHEDULE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    AUGMENTATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    L1_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    WRITER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    READER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MEAN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RESAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DOWNSAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LPQ_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FLOW_WARP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ACCUM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BLACK_AUGMENTATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RESHAPE_EVERY_ITER_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     bottom: _containers.RepeatedScalarFieldContainer[str]
@@ -809,7 +977,79 @@ class LayerParameter(_message.Message):
     mn_activation_param: MnActivationParameter
     mn_grad_compress_param: MnParamGradCompressParameter
     quantization_param: QuantizationParameter
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[int, str]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., annotated_data_param: _Optional[_Union[AnnotatedDataParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., video_data_param: _Optional[_Union[VideoDataParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., norm_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., clip_param: _Optional[_Union[ClipParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., spatial_dropout_param: _Optional[_Union[SpatialDropoutParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., swish_param: _Optional[_Union[SwishParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., permute_param: _Optional[_Union[PermuteParameter, _Mapping]] = ..., reorg_param: _Optional[_Union[ReorgParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., shuffle_channel_param: _Optional[_Union[ShuffleChannelParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., split_param: _Optional[_Union[SplitParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., seg_accuracy_param: _Optional[_Union[SegAccuracyParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., box_annotator_ohem_param: _Optional[_Union[BoxAnnotatorOHEMParameter, _Mapping]] = ..., detection_evaluate_param: _Optional[_Union[DetectionEvaluateParameter, _Mapping]] = ..., detection_output_param: _Optional[_Union[DetectionOutputParameter, _Mapping]] = ..., eval_detection_param: _Optional[_Union[EvalDetectionParameter, _Mapping]] = ..., multibox_loss_param: _Optional[_Union[MultiBoxLossParameter, _Mapping]] = ..., prior_box_param: _Optional[_Union[PriorBoxParameter, _Mapping]] = ..., proposal_param: _Optional[_Union[ProposalParameter, _Mapping]] = ..., psroi_pooling_param: _Optional[_Union[PSROIPoolingParameter, _Mapping]] = ..., region_loss_param: _Optional[_Union[RegionLossParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., engine: _Optional[str] = ..., multinode: _Optional[_Union[MultinodeLayerParameter, _Mapping]] = ..., mn_activation_param: _Optional[_Union[MnActivationParameter, _Mapping]] = ..., mn_grad_compress_param: _Optional[_Union[MnParamGradCompressParameter, _Mapping]] = ..., quantization_param: _Optional[_Union[QuantizationParameter, _Mapping]] = ...) -> None: ...
+    forward_type: int
+    backward_type: int
+    forward_math: int
+    backward_math: int
+    debug: bool
+    cudnn_math_override: int
+    trt_param: TRTParameter
+    detectnet_groundtruth_param: DetectNetGroundTruthParameter
+    detectnet_augmentation_param: DetectNetAugmentationParameter
+    adaptive_bias_channel_param: AdaptiveBiasChannelParameter
+    bias_channel_param: BiasChannelParameter
+    dense_crf_param: DenseCRFParameter
+    domain_transform_param: DomainTransformParameter
+    mat_read_param: MatReadParameter
+    mat_write_param: MatWriteParameter
+    unique_label_param: UniqueLabelParameter
+    dense_image_data_param: DenseImageDataParameter
+    upsample_param: UpsampleParameter
+    seg_data_param: SegDataParameter
+    batch_reduction_param: BatchReductionParameter
+    local_param: LocalParameter
+    insanity_param: InsanityParameter
+    triplet_loss_param: TripletLossParameter
+    eltwise_affine_param: EltwiseAffineParameter
+    sub_region_param: SubRegionParameter
+    noise_param: NoiseParameter
+    hotspot_param: HotspotParameter
+    predict_box_param: PredictBoxParameter
+    mil_data_param: MILDataParameter
+    mil_param: MILParameter
+    fcn_data_param: FCNDataParameter
+    center_loss_param: CenterLossParameter
+    flip_param: FlipParameter
+    inner_distance_param: InnerDistanceParameter
+    normalize_param: NormalizeParameter
+    general_contrastive_loss_param: GeneralContrastiveParameter
+    soft_contrastive_loss_param: SoftContrastiveParameter
+    general_triplet_loss_param: GeneralTripletParameter
+    soft_truncation_param: SoftTruncationParameter
+    pairwise_param: PairwiseParameter
+    smoothl1_param: SmoothL1Parameter
+    batch_contrastive_loss_param: BatchContrastiveParameter
+    truncation_param: TruncationParameter
+    nca_param: NCAParameter
+    largemargin_inner_product_param: LargeMarginInnerProductParameter
+    label_specific_rescale_param: LabelSpecificRescaleParameter
+    infimum_loss_param: InfimumLossParamter
+    ordinal_regression_loss_param: OrdinalRegressionParameter
+    resize_param: ResizeParameter
+    margin_inner_product_param: MarginInnerProductParameter
+    feature_decay_loss_param: FeatureDecayLossParameter
+    confidence_penalty_loss_param: ConfidencePenaltyLossParameter
+    focal_loss_param: FocalLossParameter
+    label_specific_margin_param: LabelSpecificMarginParameter
+    channel_scale_param: ChannelScaleParameter
+    label_specific_affine_param: LabelSpecificAffineParameter
+    label_specific_hard_margin_param: LabelSpecificHardMarginParameter
+    label_specific_add_param: LabelSpecificAddParameter
+    coeff_schedule_param: CoeffScheduleParameter
+    augmentation_param: AugmentationParameter
+    correlation_param: CorrelationParameter
+    l1_loss_param: L1LossParameter
+    writer_param: WriterParameter
+    reader_param: ReaderParameter
+    mean_param: MeanParameter
+    resample_param: ResampleParameter
+    downsample_param: DownsampleParameter
+    lpq_loss_param: LpqLossParameter
+    flow_warp_param: FlowWarpParameter
+    accum_param: AccumParameter
+    black_augmentation_param: BlackAugmentationParameter
+    reshape_every_iter: bool
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[int, str]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., annotated_data_param: _Optional[_Union[AnnotatedDataParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., video_data_param: _Optional[_Union[VideoDataParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., norm_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., clip_param: _Optional[_Union[ClipParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., spatial_dropout_param: _Optional[_Union[SpatialDropoutParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., swish_param: _Optional[_Union[SwishParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., permute_param: _Optional[_Union[PermuteParameter, _Mapping]] = ..., reorg_param: _Optional[_Union[ReorgParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., shuffle_channel_param: _Optional[_Union[ShuffleChannelParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., split_param: _Optional[_Union[SplitParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., seg_accuracy_param: _Optional[_Union[SegAccuracyParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., box_annotator_ohem_param: _Optional[_Union[BoxAnnotatorOHEMParameter, _Mapping]] = ..., detection_evaluate_param: _Optional[_Union[DetectionEvaluateParameter, _Mapping]] = ..., detection_output_param: _Optional[_Union[DetectionOutputParameter, _Mapping]] = ..., eval_detection_param: _Optional[_Union[EvalDetectionParameter, _Mapping]] = ..., multibox_loss_param: _Optional[_Union[MultiBoxLossParameter, _Mapping]] = ..., prior_box_param: _Optional[_Union[PriorBoxParameter, _Mapping]] = ..., proposal_param: _Optional[_Union[ProposalParameter, _Mapping]] = ..., psroi_pooling_param: _Optional[_Union[PSROIPoolingParameter, _Mapping]] = ..., region_loss_param: _Optional[_Union[RegionLossParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., engine: _Optional[str] = ..., multinode: _Optional[_Union[MultinodeLayerParameter, _Mapping]] = ..., mn_activation_param: _Optional[_Union[MnActivationParameter, _Mapping]] = ..., mn_grad_compress_param: _Optional[_Union[MnParamGradCompressParameter, _Mapping]] = ..., quantization_param: _Optional[_Union[QuantizationParameter, _Mapping]] = ..., forward_type: _Optional[_Union[int, str]] = ..., backward_type: _Optional[_Union[int, str]] = ..., forward_math: _Optional[_Union[int, str]] = ..., backward_math: _Optional[_Union[int, str]] = ..., debug: _Optional[bool] = ..., cudnn_math_override: _Optional[int] = ..., trt_param: _Optional[_Union[TRTParameter, _Mapping]] = ..., detectnet_groundtruth_param: _Optional[_Union[DetectNetGroundTruthParameter, _Mapping]] = ..., detectnet_augmentation_param: _Optional[_Union[DetectNetAugmentationParameter, _Mapping]] = ..., adaptive_bias_channel_param: _Optional[_Union[AdaptiveBiasChannelParameter, _Mapping]] = ..., bias_channel_param: _Optional[_Union[BiasChannelParameter, _Mapping]] = ..., dense_crf_param: _Optional[_Union[DenseCRFParameter, _Mapping]] = ..., domain_transform_param: _Optional[_Union[DomainTransformParameter, _Mapping]] = ..., mat_read_param: _Optional[_Union[MatReadParameter, _Mapping]] = ..., mat_write_param: _Optional[_Union[MatWriteParameter, _Mapping]] = ..., unique_label_param: _Optional[_Union[UniqueLabelParameter, _Mapping]] = ..., dense_image_data_param: _Optional[_Union[DenseImageDataParameter, _Mapping]] = ..., upsample_param: _Optional[_Union[UpsampleParameter, _Mapping]] = ..., seg_data_param: _Optional[_Union[SegDataParameter, _Mapping]] = ..., batch_reduction_param: _Optional[_Union[BatchReductionParameter, _Mapping]] = ..., local_param: _Optional[_Union[LocalParameter, _Mapping]] = ..., insanity_param: _Optional[_Union[InsanityParameter, _Mapping]] = ..., triplet_loss_param: _Optional[_Union[TripletLossParameter, _Mapping]] = ..., eltwise_affine_param: _Optional[_Union[EltwiseAffineParameter, _Mapping]] = ..., sub_region_param: _Optional[_Union[SubRegionParameter, _Mapping]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., hotspot_param: _Optional[_Union[HotspotParameter, _Mapping]] = ..., predict_box_param: _Optional[_Union[PredictBoxParameter, _Mapping]] = ..., mil_data_param: _Optional[_Union[MILDataParameter, _Mapping]] = ..., mil_param: _Optional[_Union[MILParameter, _Mapping]] = ..., fcn_data_param: _Optional[_Union[FCNDataParameter, _Mapping]] = ..., center_loss_param: _Optional[_Union[CenterLossParameter, _Mapping]] = ..., flip_param: _Optional[_Union[FlipParameter, _Mapping]] = ..., inner_distance_param: _Optional[_Union[InnerDistanceParameter, _Mapping]] = ..., normalize_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., general_contrastive_loss_param: _Optional[_Union[GeneralContrastiveParameter, _Mapping]] = ..., soft_contrastive_loss_param: _Optional[_Union[SoftContrastiveParameter, _Mapping]] = ..., general_triplet_loss_param: _Optional[_Union[GeneralTripletParameter, _Mapping]] = ..., soft_truncation_param: _Optional[_Union[SoftTruncationParameter, _Mapping]] = ..., pairwise_param: _Optional[_Union[PairwiseParameter, _Mapping]] = ..., smoothl1_param: _Optional[_Union[SmoothL1Parameter, _Mapping]] = ..., batch_contrastive_loss_param: _Optional[_Union[BatchContrastiveParameter, _Mapping]] = ..., truncation_param: _Optional[_Union[TruncationParameter, _Mapping]] = ..., nca_param: _Optional[_Union[NCAParameter, _Mapping]] = ..., largemargin_inner_product_param: _Optional[_Union[LargeMarginInnerProductParameter, _Mapping]] = ..., label_specific_rescale_param: _Optional[_Union[LabelSpecificRescaleParameter, _Mapping]] = ..., infimum_loss_param: _Optional[_Union[InfimumLossParamter, _Mapping]] = ..., ordinal_regression_loss_param: _Optional[_Union[OrdinalRegressionParameter, _Mapping]] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., margin_inner_product_param: _Optional[_Union[MarginInnerProductParameter, _Mapping]] = ..., feature_decay_loss_param: _Optional[_Union[FeatureDecayLossParameter, _Mapping]] = ..., confidence_penalty_loss_param: _Optional[_Union[ConfidencePenaltyLossParameter, _Mapping]] = ..., focal_loss_param: _Optional[_Union[FocalLossParameter, _Mapping]] = ..., label_specific_margin_param: _Optional[_Union[LabelSpecificMarginParameter, _Mapping]] = ..., channel_scale_param: _Optional[_Union[ChannelScaleParameter, _Mapping]] = ..., label_specific_affine_param: _Optional[_Union[LabelSpecificAffineParameter, _Mapping]] = ..., label_specific_hard_margin_param: _Optional[_Union[LabelSpecificHardMarginParameter, _Mapping]] = ..., label_specific_add_param: _Optional[_Union[LabelSpecificAddParameter, _Mapping]] = ..., coeff_schedule_param: _Optional[_Union[CoeffScheduleParameter, _Mapping]] = ..., augmentation_param: _Optional[_Union[AugmentationParameter, _Mapping]] = ..., correlation_param: _Optional[_Union[CorrelationParameter, _Mapping]] = ..., l1_loss_param: _Optional[_Union[L1LossParameter, _Mapping]] = ..., writer_param: _Optional[_Union[WriterParameter, _Mapping]] = ..., reader_param: _Optional[_Union[ReaderParameter, _Mapping]] = ..., mean_param: _Optional[_Union[MeanParameter, _Mapping]] = ..., resample_param: _Optional[_Union[ResampleParameter, _Mapping]] = ..., downsample_param: _Optional[_Union[DownsampleParameter, _Mapping]] = ..., lpq_loss_param: _Optional[_Union[LpqLossParameter, _Mapping]] = ..., flow_warp_param: _Optional[_Union[FlowWarpParameter, _Mapping]] = ..., accum_param: _Optional[_Union[AccumParameter, _Mapping]] = ..., black_augmentation_param: _Optional[_Union[BlackAugmentationParameter, _Mapping]] = ..., reshape_every_iter: _Optional[bool] = ...) -> None: ...
 
 class ParamSpec(_message.Message):
     __slots__ = ("name", "share_mode", "lr_mult", "decay_mult")
@@ -830,7 +1070,7 @@ class ParamSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., share_mode: _Optional[_Union[int, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
 
 class FillerParameter(_message.Message):
-    __slots__ = ("type", "value", "min", "max", "mean", "std", "sparse", "variance_norm", "scale")
+    __slots__ = ("type", "value", "min", "max", "mean", "std", "sparse", "variance_norm", "scale", "alpha", "diag_val")
     class VarianceNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FAN_IN: _ClassVar[int]
@@ -848,6 +1088,8 @@ class FillerParameter(_message.Message):
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     VARIANCE_NORM_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    DIAG_VAL_FIELD_NUMBER: _ClassVar[int]
     type: str
     value: float
     min: float
@@ -857,7 +1099,9 @@ class FillerParameter(_message.Message):
     sparse: int
     variance_norm: int
     scale: float
-    def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[int, str]] = ..., scale: _Optional[float] = ...) -> None: ...
+    alpha: float
+    diag_val: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[int, str]] = ..., scale: _Optional[float] = ..., alpha: _Optional[float] = ..., diag_val: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MultinodeLayerParameter(_message.Message):
     __slots__ = ("num_nodes", "model_parts")
@@ -926,13 +1170,27 @@ class QuantizationParameter(_message.Message):
     def __init__(self, precision: _Optional[_Union[int, str]] = ..., rounding_scheme: _Optional[_Union[int, str]] = ..., bw_layer_in: _Optional[int] = ..., bw_layer_out: _Optional[int] = ..., bw_params: _Optional[int] = ..., fl_layer_in: _Optional[_Iterable[int]] = ..., fl_layer_out: _Optional[_Iterable[int]] = ..., fl_params: _Optional[_Iterable[int]] = ..., scale_in: _Optional[_Iterable[float]] = ..., scale_out: _Optional[_Iterable[float]] = ..., scale_params: _Optional[_Iterable[float]] = ..., is_negative_input: _Optional[bool] = ..., force_u8_input: _Optional[bool] = ...) -> None: ...
 
 class DataParameter(_message.Message):
-    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "backend", "force_encoded_color", "prefetch", "shuffle", "side")
+    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "backend", "force_encoded_color", "prefetch", "shuffle", "side", "threads", "parser_threads", "cache", "precache", "disk_reader_threads", "huge_video_dataset", "limit_samples", "preselection_file", "preselection_label", "range_start", "range_end", "rand_permute", "rand_permute_order", "rand_permute_seed", "slice_point", "encoding", "verbose", "subtract", "permute_every_iter", "block_size")
     class DB(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LEVELDB: _ClassVar[int]
         LMDB: _ClassVar[int]
     LEVELDB: int
     LMDB: int
+    class CHANNELENCODING(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UINT8: _ClassVar[int]
+        UINT16FLOW: _ClassVar[int]
+        BOOL1: _ClassVar[int]
+    UINT8: int
+    UINT16FLOW: int
+    BOOL1: int
+    class RANDPERMORDER(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FIRST_PERMUTE_THEN_RANGE: _ClassVar[int]
+        FIRST_RANGE_THEN_PERMUTE: _ClassVar[int]
+    FIRST_PERMUTE_THEN_RANGE: int
+    FIRST_RANGE_THEN_PERMUTE: int
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
@@ -945,6 +1203,26 @@ class DataParameter(_message.Message):
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    PARSER_THREADS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRECACHE_FIELD_NUMBER: _ClassVar[int]
+    DISK_READER_THREADS_FIELD_NUMBER: _ClassVar[int]
+    HUGE_VIDEO_DATASET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PRESELECTION_FILE_FIELD_NUMBER: _ClassVar[int]
+    PRESELECTION_LABEL_FIELD_NUMBER: _ClassVar[int]
+    RANGE_START_FIELD_NUMBER: _ClassVar[int]
+    RANGE_END_FIELD_NUMBER: _ClassVar[int]
+    RAND_PERMUTE_FIELD_NUMBER: _ClassVar[int]
+    RAND_PERMUTE_ORDER_FIELD_NUMBER: _ClassVar[int]
+    RAND_PERMUTE_SEED_FIELD_NUMBER: _ClassVar[int]
+    SLICE_POINT_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    VERBOSE_FIELD_NUMBER: _ClassVar[int]
+    SUBTRACT_FIELD_NUMBER: _ClassVar[int]
+    PERMUTE_EVERY_ITER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     source: str
     scale: float
     mean_file: str
@@ -957,10 +1235,38 @@ class DataParameter(_message.Message):
     prefetch: int
     shuffle: bool
     side: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[int, str]] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., shuffle: _Optional[bool] = ..., side: _Optional[_Iterable[int]] = ...) -> None: ...
+    threads: int
+    parser_threads: int
+    cache: bool
+    precache: bool
+    disk_reader_threads: int
+    huge_video_dataset: bool
+    limit_samples: int
+    preselection_file: str
+    preselection_label: int
+    range_start: int
+    range_end: int
+    rand_permute: bool
+    rand_permute_order: int
+    rand_permute_seed: int
+    slice_point: _containers.RepeatedScalarFieldContainer[int]
+    encoding: _containers.RepeatedScalarFieldContainer[int]
+    verbose: bool
+    subtract: _containers.RepeatedScalarFieldContainer[float]
+    permute_every_iter: int
+    block_size: int
+    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[int, str]] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., shuffle: _Optional[bool] = ..., side: _Optional[_Iterable[int]] = ..., threads: _Optional[int] = ..., parser_threads: _Optional[int] = ..., cache: _Optional[bool] = ..., precache: _Optional[bool] = ..., disk_reader_threads: _Optional[int] = ..., huge_video_dataset: _Optional[bool] = ..., limit_samples: _Optional[int] = ..., preselection_file: _Optional[str] = ..., preselection_label: _Optional[int] = ..., range_start: _Optional[int] = ..., range_end: _Optional[int] = ..., rand_permute: _Optional[bool] = ..., rand_permute_order: _Optional[_Union[int, str]] = ..., rand_permute_seed: _Optional[int] = ..., slice_point: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Iterable[_Union[int, str]]] = ..., verbose: _Optional[bool] = ..., subtract: _Optional[_Iterable[float]] = ..., permute_every_iter: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class ImageDataParameter(_message.Message):
-    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "root_folder", "min_height", "min_width")
+    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "root_folder", "min_height", "min_width", "short_side", "threads", "cache", "precache", "dataset_share_per_node", "ignore_label", "label_type", "face_transform", "max_shear_ratio", "max_aspect_ratio", "max_rotate_angle", "min_random_scale", "max_random_scale", "max_random_shift", "face_mirror", "face_point_num", "balance_class", "balance_by", "label_cut_start", "label_cut_end")
+    class LabelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[int]
+        IMAGE: _ClassVar[int]
+        PIXEL: _ClassVar[int]
+    NONE: int
+    IMAGE: int
+    PIXEL: int
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
@@ -975,6 +1281,26 @@ class ImageDataParameter(_message.Message):
     ROOT_FOLDER_FIELD_NUMBER: _ClassVar[int]
     MIN_HEIGHT_FIELD_NUMBER: _ClassVar[int]
     MIN_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SHORT_SIDE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRECACHE_FIELD_NUMBER: _ClassVar[int]
+    DATASET_SHARE_PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    FACE_TRANSFORM_FIELD_NUMBER: _ClassVar[int]
+    MAX_SHEAR_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_ASPECT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROTATE_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    MIN_RANDOM_SCALE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANDOM_SCALE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANDOM_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    FACE_MIRROR_FIELD_NUMBER: _ClassVar[int]
+    FACE_POINT_NUM_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_BY_FIELD_NUMBER: _ClassVar[int]
+    LABEL_CUT_START_FIELD_NUMBER: _ClassVar[int]
+    LABEL_CUT_END_FIELD_NUMBER: _ClassVar[int]
     source: str
     scale: float
     mean_file: str
@@ -989,7 +1315,27 @@ class ImageDataParameter(_message.Message):
     root_folder: str
     min_height: int
     min_width: int
-    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: _Optional[bool] = ..., root_folder: _Optional[str] = ..., min_height: _Optional[int] = ..., min_width: _Optional[int] = ...) -> None: ...
+    short_side: int
+    threads: int
+    cache: bool
+    precache: bool
+    dataset_share_per_node: float
+    ignore_label: int
+    label_type: int
+    face_transform: bool
+    max_shear_ratio: float
+    max_aspect_ratio: float
+    max_rotate_angle: float
+    min_random_scale: float
+    max_random_scale: float
+    max_random_shift: int
+    face_mirror: bool
+    face_point_num: int
+    balance_class: bool
+    balance_by: int
+    label_cut_start: int
+    label_cut_end: int
+    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: _Optional[bool] = ..., root_folder: _Optional[str] = ..., min_height: _Optional[int] = ..., min_width: _Optional[int] = ..., short_side: _Optional[int] = ..., threads: _Optional[int] = ..., cache: _Optional[bool] = ..., precache: _Optional[bool] = ..., dataset_share_per_node: _Optional[float] = ..., ignore_label: _Optional[int] = ..., label_type: _Optional[_Union[int, str]] = ..., face_transform: _Optional[bool] = ..., max_shear_ratio: _Optional[float] = ..., max_aspect_ratio: _Optional[float] = ..., max_rotate_angle: _Optional[float] = ..., min_random_scale: _Optional[float] = ..., max_random_scale: _Optional[float] = ..., max_random_shift: _Optional[int] = ..., face_mirror: _Optional[bool] = ..., face_point_num: _Optional[int] = ..., balance_class: _Optional[bool] = ..., balance_by: _Optional[int] = ..., label_cut_start: _Optional[int] = ..., label_cut_end: _Optional[int] = ...) -> None: ...
 
 class InputParameter(_message.Message):
     __slots__ = ("shape",)
@@ -1014,16 +1360,18 @@ class DummyDataParameter(_message.Message):
     def __init__(self, data_filler: _Optional[_Iterable[_Union[FillerParameter, _Mapping]]] = ..., num: _Optional[_Iterable[int]] = ..., channels: _Optional[_Iterable[int]] = ..., height: _Optional[_Iterable[int]] = ..., width: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ...) -> None: ...
 
 class MemoryDataParameter(_message.Message):
-    __slots__ = ("batch_size", "channels", "height", "width")
+    __slots__ = ("batch_size", "channels", "height", "width", "transpose")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
+    TRANSPOSE_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     channels: int
     height: int
     width: int
-    def __init__(self, batch_size: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
+    transpose: bool
+    def __init__(self, batch_size: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., transpose: _Optional[bool] = ...) -> None: ...
 
 class HDF5DataParameter(_message.Message):
     __slots__ = ("source", "batch_size", "shuffle")
@@ -1082,25 +1430,73 @@ class AnnotatedDataParameter(_message.Message):
     def __init__(self, batch_sampler: _Optional[_Iterable[_Union[BatchSampler, _Mapping]]] = ..., label_map_file: _Optional[str] = ..., anno_type: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class VideoDataParameter(_message.Message):
-    __slots__ = ("video_type", "device_id", "video_file", "skip_frames")
+    __slots__ = ("video_type", "device_id", "video_file", "skip_frames", "source", "batch_size", "rand_skip", "shuffle", "new_height", "new_width", "new_length", "num_segments", "scale", "mean_file", "crop_size", "mirror", "modality", "name_pattern", "encoded", "grayscale")
     class VideoType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WEBCAM: _ClassVar[int]
         VIDEO: _ClassVar[int]
     WEBCAM: int
     VIDEO: int
+    class Modality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        RGB: _ClassVar[int]
+        FLOW: _ClassVar[int]
+    RGB: int
+    FLOW: int
     VIDEO_TYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FILE_FIELD_NUMBER: _ClassVar[int]
     SKIP_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    NEW_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEW_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    NEW_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
+    CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    NAME_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
+    GRAYSCALE_FIELD_NUMBER: _ClassVar[int]
     video_type: int
     device_id: int
     video_file: str
     skip_frames: int
-    def __init__(self, video_type: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., video_file: _Optional[str] = ..., skip_frames: _Optional[int] = ...) -> None: ...
+    source: str
+    batch_size: int
+    rand_skip: int
+    shuffle: bool
+    new_height: int
+    new_width: int
+    new_length: int
+    num_segments: int
+    scale: float
+    mean_file: str
+    crop_size: int
+    mirror: bool
+    modality: int
+    name_pattern: str
+    encoded: bool
+    grayscale: bool
+    def __init__(self, video_type: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., video_file: _Optional[str] = ..., skip_frames: _Optional[int] = ..., source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., new_length: _Optional[int] = ..., num_segments: _Optional[int] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., modality: _Optional[_Union[int, str]] = ..., name_pattern: _Optional[str] = ..., encoded: _Optional[bool] = ..., grayscale: _Optional[bool] = ...) -> None: ...
 
 class TransformationParameter(_message.Message):
-    __slots__ = ("crop_size", "crop_h", "crop_w", "mirror", "mean_file", "mean_value", "scale", "force_color", "force_gray", "bgr2rgb", "resize_param", "random_resize_param", "random_aspect_ratio_param", "pad", "noise_param", "emit_constraint", "distort_param", "expand_param", "flow")
+    __slots__ = ("crop_size", "crop_h", "crop_w", "mirror", "mean_file", "mean_value", "scale", "force_color", "force_gray", "bgr2rgb", "resize_param", "random_resize_param", "random_aspect_ratio_param", "pad", "noise_param", "emit_constraint", "distort_param", "expand_param", "flow", "img_rand_resize_lower", "img_rand_resize_upper", "rand_resize_ratio_lower", "rand_resize_ratio_upper", "vertical_stretch_lower", "vertical_stretch_upper", "horizontal_stretch_lower", "horizontal_stretch_upper", "interpolation_algo_down", "interpolation_algo_up", "allow_upscale", "forward_packing", "use_gpu_transform", "random_seed", "display", "num_labels", "scale_factors", "crop_width", "crop_height", "fix_crop", "more_fix_crop", "multi_scale", "scale_ratios", "max_distort", "is_flow", "original_image", "stride", "upper_size", "upper_height", "upper_width", "center_crop", "erase_ratio", "scale_min", "scale_max", "aspect_min", "aspect_max")
+    class InterpolationAlgo(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        INTER_NEAREST: _ClassVar[int]
+        INTER_LINEAR: _ClassVar[int]
+        INTER_CUBIC: _ClassVar[int]
+        INTER_AREA: _ClassVar[int]
+    INTER_NEAREST: int
+    INTER_LINEAR: int
+    INTER_CUBIC: int
+    INTER_AREA: int
     CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
     CROP_H_FIELD_NUMBER: _ClassVar[int]
     CROP_W_FIELD_NUMBER: _ClassVar[int]
@@ -1120,6 +1516,42 @@ class TransformationParameter(_message.Message):
     DISTORT_PARAM_FIELD_NUMBER: _ClassVar[int]
     EXPAND_PARAM_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
+    IMG_RAND_RESIZE_LOWER_FIELD_NUMBER: _ClassVar[int]
+    IMG_RAND_RESIZE_UPPER_FIELD_NUMBER: _ClassVar[int]
+    RAND_RESIZE_RATIO_LOWER_FIELD_NUMBER: _ClassVar[int]
+    RAND_RESIZE_RATIO_UPPER_FIELD_NUMBER: _ClassVar[int]
+    VERTICAL_STRETCH_LOWER_FIELD_NUMBER: _ClassVar[int]
+    VERTICAL_STRETCH_UPPER_FIELD_NUMBER: _ClassVar[int]
+    HORIZONTAL_STRETCH_LOWER_FIELD_NUMBER: _ClassVar[int]
+    HORIZONTAL_STRETCH_UPPER_FIELD_NUMBER: _ClassVar[int]
+    INTERPOLATION_ALGO_DOWN_FIELD_NUMBER: _ClassVar[int]
+    INTERPOLATION_ALGO_UP_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_UPSCALE_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_PACKING_FIELD_NUMBER: _ClassVar[int]
+    USE_GPU_TRANSFORM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_FIELD_NUMBER: _ClassVar[int]
+    NUM_LABELS_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FACTORS_FIELD_NUMBER: _ClassVar[int]
+    CROP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    CROP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FIX_CROP_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIX_CROP_FIELD_NUMBER: _ClassVar[int]
+    MULTI_SCALE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_RATIOS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DISTORT_FIELD_NUMBER: _ClassVar[int]
+    IS_FLOW_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    UPPER_SIZE_FIELD_NUMBER: _ClassVar[int]
+    UPPER_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    UPPER_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    CENTER_CROP_FIELD_NUMBER: _ClassVar[int]
+    ERASE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    SCALE_MIN_FIELD_NUMBER: _ClassVar[int]
+    SCALE_MAX_FIELD_NUMBER: _ClassVar[int]
+    ASPECT_MIN_FIELD_NUMBER: _ClassVar[int]
+    ASPECT_MAX_FIELD_NUMBER: _ClassVar[int]
     crop_size: int
     crop_h: int
     crop_w: int
@@ -1139,7 +1571,43 @@ class TransformationParameter(_message.Message):
     distort_param: DistortionParameter
     expand_param: ExpansionParameter
     flow: bool
-    def __init__(self, crop_size: _Optional[int] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., mirror: _Optional[bool] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., scale: _Optional[float] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ..., bgr2rgb: _Optional[bool] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., pad: _Optional[int] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., flow: _Optional[bool] = ...) -> None: ...
+    img_rand_resize_lower: int
+    img_rand_resize_upper: int
+    rand_resize_ratio_lower: float
+    rand_resize_ratio_upper: float
+    vertical_stretch_lower: float
+    vertical_stretch_upper: float
+    horizontal_stretch_lower: float
+    horizontal_stretch_upper: float
+    interpolation_algo_down: int
+    interpolation_algo_up: int
+    allow_upscale: bool
+    forward_packing: int
+    use_gpu_transform: bool
+    random_seed: int
+    display: bool
+    num_labels: int
+    scale_factors: _containers.RepeatedScalarFieldContainer[float]
+    crop_width: int
+    crop_height: int
+    fix_crop: bool
+    more_fix_crop: bool
+    multi_scale: bool
+    scale_ratios: _containers.RepeatedScalarFieldContainer[float]
+    max_distort: int
+    is_flow: bool
+    original_image: bool
+    stride: int
+    upper_size: int
+    upper_height: int
+    upper_width: int
+    center_crop: bool
+    erase_ratio: float
+    scale_min: float
+    scale_max: float
+    aspect_min: float
+    aspect_max: float
+    def __init__(self, crop_size: _Optional[int] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., mirror: _Optional[bool] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., scale: _Optional[float] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ..., bgr2rgb: _Optional[bool] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., pad: _Optional[int] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., flow: _Optional[bool] = ..., img_rand_resize_lower: _Optional[int] = ..., img_rand_resize_upper: _Optional[int] = ..., rand_resize_ratio_lower: _Optional[float] = ..., rand_resize_ratio_upper: _Optional[float] = ..., vertical_stretch_lower: _Optional[float] = ..., vertical_stretch_upper: _Optional[float] = ..., horizontal_stretch_lower: _Optional[float] = ..., horizontal_stretch_upper: _Optional[float] = ..., interpolation_algo_down: _Optional[_Union[int, str]] = ..., interpolation_algo_up: _Optional[_Union[int, str]] = ..., allow_upscale: _Optional[bool] = ..., forward_packing: _Optional[_Union[int, str]] = ..., use_gpu_transform: _Optional[bool] = ..., random_seed: _Optional[int] = ..., display: _Optional[bool] = ..., num_labels: _Optional[int] = ..., scale_factors: _Optional[_Iterable[float]] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., fix_crop: _Optional[bool] = ..., more_fix_crop: _Optional[bool] = ..., multi_scale: _Optional[bool] = ..., scale_ratios: _Optional[_Iterable[float]] = ..., max_distort: _Optional[int] = ..., is_flow: _Optional[bool] = ..., original_image: _Optional[bool] = ..., stride: _Optional[int] = ..., upper_size: _Optional[int] = ..., upper_height: _Optional[int] = ..., upper_width: _Optional[int] = ..., center_crop: _Optional[bool] = ..., erase_ratio: _Optional[float] = ..., scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., aspect_min: _Optional[float] = ..., aspect_max: _Optional[float] = ...) -> None: ...
 
 class RandomResizeParameter(_message.Message):
     __slots__ = ("min_size", "max_size", "resize_param")
@@ -1166,7 +1634,7 @@ class RandomAspectRatioParameter(_message.Message):
     def __init__(self, min_area_ratio: _Optional[float] = ..., max_area_ratio: _Optional[float] = ..., aspect_ratio_change: _Optional[float] = ..., max_attempt: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
 
 class ResizeParameter(_message.Message):
-    __slots__ = ("prob", "resize_mode", "height", "width", "pad_mode", "pad_value", "interp_mode", "height_scale", "width_scale")
+    __slots__ = ("prob", "resize_mode", "height", "width", "pad_mode", "pad_value", "interp_mode", "height_scale", "width_scale", "is_pyramid_test", "out_height_scale", "out_width_scale")
     class Resize_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARP: _ClassVar[int]
@@ -1204,6 +1672,9 @@ class ResizeParameter(_message.Message):
     INTERP_MODE_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_SCALE_FIELD_NUMBER: _ClassVar[int]
     WIDTH_SCALE_FIELD_NUMBER: _ClassVar[int]
+    IS_PYRAMID_TEST_FIELD_NUMBER: _ClassVar[int]
+    OUT_HEIGHT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    OUT_WIDTH_SCALE_FIELD_NUMBER: _ClassVar[int]
     prob: float
     resize_mode: int
     height: int
@@ -1213,10 +1684,13 @@ class ResizeParameter(_message.Message):
     interp_mode: _containers.RepeatedScalarFieldContainer[int]
     height_scale: int
     width_scale: int
-    def __init__(self, prob: _Optional[float] = ..., resize_mode: _Optional[_Union[int, str]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., pad_mode: _Optional[_Union[int, str]] = ..., pad_value: _Optional[_Iterable[float]] = ..., interp_mode: _Optional[_Iterable[_Union[int, str]]] = ..., height_scale: _Optional[int] = ..., width_scale: _Optional[int] = ...) -> None: ...
+    is_pyramid_test: bool
+    out_height_scale: float
+    out_width_scale: float
+    def __init__(self, prob: _Optional[float] = ..., resize_mode: _Optional[_Union[int, str]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., pad_mode: _Optional[_Union[int, str]] = ..., pad_value: _Optional[_Iterable[float]] = ..., interp_mode: _Optional[_Iterable[_Union[int, str]]] = ..., height_scale: _Optional[int] = ..., width_scale: _Optional[int] = ..., is_pyramid_test: _Optional[bool] = ..., out_height_scale: _Optional[float] = ..., out_width_scale: _Optional[float] = ...) -> None: ...
 
 class NoiseParameter(_message.Message):
-    __slots__ = ("prob", "hist_eq", "inverse", "decolorize", "gauss_blur", "jpeg", "posterize", "erode", "saltpepper", "saltpepper_param", "clahe", "convert_to_hsv", "convert_to_lab")
+    __slots__ = ("prob", "hist_eq", "inverse", "decolorize", "gauss_blur", "jpeg", "posterize", "erode", "saltpepper", "saltpepper_param", "clahe", "convert_to_hsv", "convert_to_lab", "gaussian_std", "uniform_range", "bias")
     PROB_FIELD_NUMBER: _ClassVar[int]
     HIST_EQ_FIELD_NUMBER: _ClassVar[int]
     INVERSE_FIELD_NUMBER: _ClassVar[int]
@@ -1230,6 +1704,9 @@ class NoiseParameter(_message.Message):
     CLAHE_FIELD_NUMBER: _ClassVar[int]
     CONVERT_TO_HSV_FIELD_NUMBER: _ClassVar[int]
     CONVERT_TO_LAB_FIELD_NUMBER: _ClassVar[int]
+    GAUSSIAN_STD_FIELD_NUMBER: _ClassVar[int]
+    UNIFORM_RANGE_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
     prob: float
     hist_eq: bool
     inverse: bool
@@ -1243,7 +1720,10 @@ class NoiseParameter(_message.Message):
     clahe: bool
     convert_to_hsv: bool
     convert_to_lab: bool
-    def __init__(self, prob: _Optional[float] = ..., hist_eq: _Optional[bool] = ..., inverse: _Optional[bool] = ..., decolorize: _Optional[bool] = ..., gauss_blur: _Optional[bool] = ..., jpeg: _Optional[float] = ..., posterize: _Optional[bool] = ..., erode: _Optional[bool] = ..., saltpepper: _Optional[bool] = ..., saltpepper_param: _Optional[_Union[SaltPepperParameter, _Mapping]] = ..., clahe: _Optional[bool] = ..., convert_to_hsv: _Optional[bool] = ..., convert_to_lab: _Optional[bool] = ...) -> None: ...
+    gaussian_std: float
+    uniform_range: float
+    bias: float
+    def __init__(self, prob: _Optional[float] = ..., hist_eq: _Optional[bool] = ..., inverse: _Optional[bool] = ..., decolorize: _Optional[bool] = ..., gauss_blur: _Optional[bool] = ..., jpeg: _Optional[float] = ..., posterize: _Optional[bool] = ..., erode: _Optional[bool] = ..., saltpepper: _Optional[bool] = ..., saltpepper_param: _Optional[_Union[SaltPepperParameter, _Mapping]] = ..., clahe: _Optional[bool] = ..., convert_to_hsv: _Optional[bool] = ..., convert_to_lab: _Optional[bool] = ..., gaussian_std: _Optional[float] = ..., uniform_range: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class SaltPepperParameter(_message.Message):
     __slots__ = ("fraction", "value")
@@ -1288,7 +1768,7 @@ class ExpansionParameter(_message.Message):
     def __init__(self, prob: _Optional[float] = ..., max_expand_ratio: _Optional[float] = ...) -> None: ...
 
 class ConvolutionParameter(_message.Message):
-    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope", "conv_algorithm", "coeff", "fusion_type")
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope", "conv_algorithm", "coeff", "fusion_type", "cudnn_convolution_algo_seeker", "conv_algos_override", "dilation_h", "dilation_w", "shape_offset")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -1307,6 +1787,12 @@ class ConvolutionParameter(_message.Message):
         SUM_FUSION: _ClassVar[int]
     NONE_FUSION: int
     SUM_FUSION: int
+    class CuDNNConvolutionAlgorithmSeeker(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        GET: _ClassVar[int]
+        FINDEX: _ClassVar[int]
+    GET: int
+    FINDEX: int
     NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
     PAD_FIELD_NUMBER: _ClassVar[int]
@@ -1330,6 +1816,11 @@ class ConvolutionParameter(_message.Message):
     CONV_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     COEFF_FIELD_NUMBER: _ClassVar[int]
     FUSION_TYPE_FIELD_NUMBER: _ClassVar[int]
+    CUDNN_CONVOLUTION_ALGO_SEEKER_FIELD_NUMBER: _ClassVar[int]
+    CONV_ALGOS_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    DILATION_H_FIELD_NUMBER: _ClassVar[int]
+    DILATION_W_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     num_output: int
     bias_term: bool
     pad: _containers.RepeatedScalarFieldContainer[int]
@@ -1353,10 +1844,15 @@ class ConvolutionParameter(_message.Message):
     conv_algorithm: str
     coeff: _containers.RepeatedScalarFieldContainer[float]
     fusion_type: int
-    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ..., dilation: _Optional[_Iterable[int]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., conv_algorithm: _Optional[str] = ..., coeff: _Optional[_Iterable[float]] = ..., fusion_type: _Optional[_Union[int, str]] = ...) -> None: ...
+    cudnn_convolution_algo_seeker: int
+    conv_algos_override: str
+    dilation_h: int
+    dilation_w: int
+    shape_offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ..., dilation: _Optional[_Iterable[int]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., conv_algorithm: _Optional[str] = ..., coeff: _Optional[_Iterable[float]] = ..., fusion_type: _Optional[_Union[int, str]] = ..., cudnn_convolution_algo_seeker: _Optional[_Union[int, str]] = ..., conv_algos_override: _Optional[str] = ..., dilation_h: _Optional[int] = ..., dilation_w: _Optional[int] = ..., shape_offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InnerProductParameter(_message.Message):
-    __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose", "engine", "relu", "negative_slope")
+    __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose", "engine", "relu", "negative_slope", "normalize")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -1376,6 +1872,7 @@ class InnerProductParameter(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     RELU_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_SLOPE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     num_output: int
     bias_term: bool
     weight_filler: FillerParameter
@@ -1385,7 +1882,8 @@ class InnerProductParameter(_message.Message):
     engine: int
     relu: bool
     negative_slope: float
-    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., transpose: _Optional[bool] = ..., engine: _Optional[_Union[int, str]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ...) -> None: ...
+    normalize: bool
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., transpose: _Optional[bool] = ..., engine: _Optional[_Union[int, str]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., normalize: _Optional[bool] = ...) -> None: ...
 
 class EmbedParameter(_message.Message):
     __slots__ = ("num_output", "input_dim", "bias_term", "weight_filler", "bias_filler")
@@ -1402,15 +1900,27 @@ class EmbedParameter(_message.Message):
     def __init__(self, num_output: _Optional[int] = ..., input_dim: _Optional[int] = ..., bias_term: _Optional[bool] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
 
 class PoolingParameter(_message.Message):
-    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "axis", "pad_3d", "kernel_size_3d", "stride_3d", "avg_include_pad")
+    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "axis", "pad_3d", "kernel_size_3d", "stride_3d", "avg_include_pad", "ceil_mode", "torch_pooling", "blobs_lr", "blobs_a_min")
     class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MAX: _ClassVar[int]
         AVE: _ClassVar[int]
         STOCHASTIC: _ClassVar[int]
+        DEF: _ClassVar[int]
+        DEF_ALL: _ClassVar[int]
+        DEF_ALL2: _ClassVar[int]
+        DEF_ALL3: _ClassVar[int]
+        DEF_ALL4: _ClassVar[int]
+        LOWRES: _ClassVar[int]
     MAX: int
     AVE: int
     STOCHASTIC: int
+    DEF: int
+    DEF_ALL: int
+    DEF_ALL2: int
+    DEF_ALL3: int
+    DEF_ALL4: int
+    LOWRES: int
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -1447,6 +1957,10 @@ class PoolingParameter(_message.Message):
     KERNEL_SIZE_3D_FIELD_NUMBER: _ClassVar[int]
     STRIDE_3D_FIELD_NUMBER: _ClassVar[int]
     AVG_INCLUDE_PAD_FIELD_NUMBER: _ClassVar[int]
+    CEIL_MODE_FIELD_NUMBER: _ClassVar[int]
+    TORCH_POOLING_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_LR_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_A_MIN_FIELD_NUMBER: _ClassVar[int]
     pool: int
     kernel_size: int
     stride: int
@@ -1465,7 +1979,11 @@ class PoolingParameter(_message.Message):
     kernel_size_3d: _containers.RepeatedScalarFieldContainer[int]
     stride_3d: _containers.RepeatedScalarFieldContainer[int]
     avg_include_pad: bool
-    def __init__(self, pool: _Optional[_Union[int, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., pad_3d: _Optional[_Iterable[int]] = ..., kernel_size_3d: _Optional[_Iterable[int]] = ..., stride_3d: _Optional[_Iterable[int]] = ..., avg_include_pad: _Optional[bool] = ...) -> None: ...
+    ceil_mode: bool
+    torch_pooling: bool
+    blobs_lr: float
+    blobs_a_min: float
+    def __init__(self, pool: _Optional[_Union[int, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., pad_3d: _Optional[_Iterable[int]] = ..., kernel_size_3d: _Optional[_Iterable[int]] = ..., stride_3d: _Optional[_Iterable[int]] = ..., avg_include_pad: _Optional[bool] = ..., ceil_mode: _Optional[bool] = ..., torch_pooling: _Optional[bool] = ..., blobs_lr: _Optional[float] = ..., blobs_a_min: _Optional[float] = ...) -> None: ...
 
 class InterpParameter(_message.Message):
     __slots__ = ("height", "width", "zoom_factor", "shrink_factor", "pad_beg", "pad_end")
@@ -1510,15 +2028,17 @@ class SPPParameter(_message.Message):
     def __init__(self, pyramid_height: _Optional[int] = ..., pool: _Optional[_Union[int, str]] = ..., engine: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class BatchNormParameter(_message.Message):
-    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "engine", "use_weight_bias", "bias_term", "filler", "bias_filler", "stats_batch_size", "relu", "sync")
+    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "engine", "use_weight_bias", "bias_term", "filler", "bias_filler", "stats_batch_size", "relu", "sync", "scale_filler", "scale_bias", "update_global_stats", "disable_mean", "disable_variance")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
         CAFFE: _ClassVar[int]
+        CUDNN: _ClassVar[int]
         MKL2017: _ClassVar[int]
         MKLDNN: _ClassVar[int]
     DEFAULT: int
     CAFFE: int
+    CUDNN: int
     MKL2017: int
     MKLDNN: int
     USE_GLOBAL_STATS_FIELD_NUMBER: _ClassVar[int]
@@ -1532,6 +2052,11 @@ class BatchNormParameter(_message.Message):
     STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     RELU_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FILLER_FIELD_NUMBER: _ClassVar[int]
+    SCALE_BIAS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_GLOBAL_STATS_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_VARIANCE_FIELD_NUMBER: _ClassVar[int]
     use_global_stats: bool
     moving_average_fraction: float
     eps: float
@@ -1543,7 +2068,12 @@ class BatchNormParameter(_message.Message):
     stats_batch_size: int
     relu: bool
     sync: bool
-    def __init__(self, use_global_stats: _Optional[bool] = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., engine: _Optional[_Union[int, str]] = ..., use_weight_bias: _Optional[bool] = ..., bias_term: _Optional[bool] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., stats_batch_size: _Optional[int] = ..., relu: _Optional[bool] = ..., sync: _Optional[bool] = ...) -> None: ...
+    scale_filler: FillerParameter
+    scale_bias: bool
+    update_global_stats: bool
+    disable_mean: bool
+    disable_variance: bool
+    def __init__(self, use_global_stats: _Optional[bool] = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., engine: _Optional[_Union[int, str]] = ..., use_weight_bias: _Optional[bool] = ..., bias_term: _Optional[bool] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., stats_batch_size: _Optional[int] = ..., relu: _Optional[bool] = ..., sync: _Optional[bool] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., scale_bias: _Optional[bool] = ..., update_global_stats: _Optional[bool] = ..., disable_mean: _Optional[bool] = ..., disable_variance: _Optional[bool] = ...) -> None: ...
 
 class BNParameter(_message.Message):
     __slots__ = ("slope_filler", "bias_filler", "momentum", "eps", "frozen", "engine", "scale_filler", "shift_filler", "bn_mode")
@@ -1582,18 +2112,22 @@ class BNParameter(_message.Message):
     def __init__(self, slope_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., momentum: _Optional[float] = ..., eps: _Optional[float] = ..., frozen: _Optional[bool] = ..., engine: _Optional[_Union[int, str]] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., shift_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bn_mode: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class ScaleParameter(_message.Message):
-    __slots__ = ("axis", "num_axes", "filler", "bias_term", "bias_filler")
+    __slots__ = ("axis", "num_axes", "filler", "bias_term", "bias_filler", "min_value", "max_value")
     AXIS_FIELD_NUMBER: _ClassVar[int]
     NUM_AXES_FIELD_NUMBER: _ClassVar[int]
     FILLER_FIELD_NUMBER: _ClassVar[int]
     BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
     BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    MIN_VALUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_VALUE_FIELD_NUMBER: _ClassVar[int]
     axis: int
     num_axes: int
     filler: FillerParameter
     bias_term: bool
     bias_filler: FillerParameter
-    def __init__(self, axis: _Optional[int] = ..., num_axes: _Optional[int] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_term: _Optional[bool] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+    min_value: float
+    max_value: float
+    def __init__(self, axis: _Optional[int] = ..., num_axes: _Optional[int] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_term: _Optional[bool] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., min_value: _Optional[float] = ..., max_value: _Optional[float] = ...) -> None: ...
 
 class BiasParameter(_message.Message):
     __slots__ = ("axis", "num_axes", "filler")
@@ -1650,22 +2184,30 @@ class MVNParameter(_message.Message):
     def __init__(self, normalize_variance: _Optional[bool] = ..., across_channels: _Optional[bool] = ..., eps: _Optional[float] = ...) -> None: ...
 
 class NormalizeParameter(_message.Message):
-    __slots__ = ("across_spatial", "scale_filler", "channel_shared", "eps")
+    __slots__ = ("across_spatial", "scale_filler", "channel_shared", "eps", "normalize_type", "fix_gradient", "bp_norm")
     ACROSS_SPATIAL_FIELD_NUMBER: _ClassVar[int]
     SCALE_FILLER_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_SHARED_FIELD_NUMBER: _ClassVar[int]
     EPS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    FIX_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    BP_NORM_FIELD_NUMBER: _ClassVar[int]
     across_spatial: bool
     scale_filler: FillerParameter
     channel_shared: bool
     eps: float
-    def __init__(self, across_spatial: _Optional[bool] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ..., eps: _Optional[float] = ...) -> None: ...
+    normalize_type: str
+    fix_gradient: bool
+    bp_norm: bool
+    def __init__(self, across_spatial: _Optional[bool] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ..., eps: _Optional[float] = ..., normalize_type: _Optional[str] = ..., fix_gradient: _Optional[bool] = ..., bp_norm: _Optional[bool] = ...) -> None: ...
 
 class ParameterParameter(_message.Message):
-    __slots__ = ("shape",)
+    __slots__ = ("shape", "blob_filler")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FILLER_FIELD_NUMBER: _ClassVar[int]
     shape: BlobShape
-    def __init__(self, shape: _Optional[_Union[BlobShape, _Mapping]] = ...) -> None: ...
+    blob_filler: FillerParameter
+    def __init__(self, shape: _Optional[_Union[BlobShape, _Mapping]] = ..., blob_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
 
 class RecurrentParameter(_message.Message):
     __slots__ = ("num_output", "weight_filler", "bias_filler", "debug_info", "expose_hidden")
@@ -1714,8 +2256,9 @@ class PReLUParameter(_message.Message):
 class ELUParameter(_message.Message):
     __slots__ = ("alpha",)
     ALPHA_FIELD_NUMBER: _ClassVar[int]
+    LAMBDA_FIELD_NUMBER: _ClassVar[int]
     alpha: float
-    def __init__(self, alpha: _Optional[float] = ...) -> None: ...
+    def __init__(self, alpha: _Optional[float] = ..., **kwargs) -> None: ...
 
 class SigmoidParameter(_message.Message):
     __slots__ = ("engine",)
@@ -1796,10 +2339,28 @@ class PowerParameter(_message.Message):
     def __init__(self, power: _Optional[float] = ..., scale: _Optional[float] = ..., shift: _Optional[float] = ...) -> None: ...
 
 class DropoutParameter(_message.Message):
-    __slots__ = ("dropout_ratio",)
+    __slots__ = ("dropout_ratio", "engine", "random_seed", "sample_weights_test", "scale_train", "sqrt_scale")
+    class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DEFAULT: _ClassVar[int]
+        CAFFE: _ClassVar[int]
+        CUDNN: _ClassVar[int]
+    DEFAULT: int
+    CAFFE: int
+    CUDNN: int
     DROPOUT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_WEIGHTS_TEST_FIELD_NUMBER: _ClassVar[int]
+    SCALE_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    SQRT_SCALE_FIELD_NUMBER: _ClassVar[int]
     dropout_ratio: float
-    def __init__(self, dropout_ratio: _Optional[float] = ...) -> None: ...
+    engine: int
+    random_seed: int
+    sample_weights_test: bool
+    scale_train: bool
+    sqrt_scale: bool
+    def __init__(self, dropout_ratio: _Optional[float] = ..., engine: _Optional[_Union[int, str]] = ..., random_seed: _Optional[int] = ..., sample_weights_test: _Optional[bool] = ..., scale_train: _Optional[bool] = ..., sqrt_scale: _Optional[bool] = ...) -> None: ...
 
 class SpatialDropoutParameter(_message.Message):
     __slots__ = ("dropout_ratio",)
@@ -1814,9 +2375,13 @@ class EltwiseParameter(_message.Message):
         PROD: _ClassVar[int]
         SUM: _ClassVar[int]
         MAX: _ClassVar[int]
+        SORT: _ClassVar[int]
+        STOCHASTIC_SUM: _ClassVar[int]
     PROD: int
     SUM: int
     MAX: int
+    SORT: int
+    STOCHASTIC_SUM: int
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -1942,7 +2507,7 @@ class TileParameter(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., tiles: _Optional[int] = ...) -> None: ...
 
 class LossParameter(_message.Message):
-    __slots__ = ("ignore_label", "normalize", "normalization", "pre_fixed_normalizer", "label_smoothing")
+    __slots__ = ("ignore_label", "normalize", "normalization", "pre_fixed_normalizer", "label_smoothing", "weight_by_label_freqs", "class_weighting")
     class NormalizationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FULL: _ClassVar[int]
@@ -1960,25 +2525,39 @@ class LossParameter(_message.Message):
     NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
     PRE_FIXED_NORMALIZER_FIELD_NUMBER: _ClassVar[int]
     LABEL_SMOOTHING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BY_LABEL_FREQS_FIELD_NUMBER: _ClassVar[int]
+    CLASS_WEIGHTING_FIELD_NUMBER: _ClassVar[int]
     ignore_label: int
     normalize: bool
     normalization: int
     pre_fixed_normalizer: float
     label_smoothing: float
-    def __init__(self, ignore_label: _Optional[int] = ..., normalize: _Optional[bool] = ..., normalization: _Optional[_Union[int, str]] = ..., pre_fixed_normalizer: _Optional[float] = ..., label_smoothing: _Optional[float] = ...) -> None: ...
+    weight_by_label_freqs: bool
+    class_weighting: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ignore_label: _Optional[int] = ..., normalize: _Optional[bool] = ..., normalization: _Optional[_Union[int, str]] = ..., pre_fixed_normalizer: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., weight_by_label_freqs: _Optional[bool] = ..., class_weighting: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SegAccuracyParameter(_message.Message):
-    __slots__ = ("top_k", "ignore_label", "reset")
+    __slots__ = ("top_k", "ignore_label", "reset", "metric")
+    class AccuracyMetric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PixelAccuracy: _ClassVar[int]
+        ClassAccuracy: _ClassVar[int]
+        PixelIOU: _ClassVar[int]
+    PixelAccuracy: int
+    ClassAccuracy: int
+    PixelIOU: int
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
     top_k: int
     ignore_label: _containers.RepeatedScalarFieldContainer[int]
     reset: bool
-    def __init__(self, top_k: _Optional[int] = ..., ignore_label: _Optional[_Iterable[int]] = ..., reset: _Optional[bool] = ...) -> None: ...
+    metric: int
+    def __init__(self, top_k: _Optional[int] = ..., ignore_label: _Optional[_Iterable[int]] = ..., reset: _Optional[bool] = ..., metric: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class SoftmaxParameter(_message.Message):
-    __slots__ = ("engine", "axis")
+    __slots__ = ("engine", "axis", "hard_ratio", "class_weight", "hard_mining_label", "cutting_point", "normalize_type", "label_smooth_factor")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -1989,19 +2568,33 @@ class SoftmaxParameter(_message.Message):
     CUDNN: int
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
+    HARD_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CLASS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    HARD_MINING_LABEL_FIELD_NUMBER: _ClassVar[int]
+    CUTTING_POINT_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SMOOTH_FACTOR_FIELD_NUMBER: _ClassVar[int]
     engine: int
     axis: int
-    def __init__(self, engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ...) -> None: ...
+    hard_ratio: float
+    class_weight: _containers.RepeatedScalarFieldContainer[float]
+    hard_mining_label: int
+    cutting_point: float
+    normalize_type: str
+    label_smooth_factor: float
+    def __init__(self, engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., hard_ratio: _Optional[float] = ..., class_weight: _Optional[_Iterable[float]] = ..., hard_mining_label: _Optional[int] = ..., cutting_point: _Optional[float] = ..., normalize_type: _Optional[str] = ..., label_smooth_factor: _Optional[float] = ...) -> None: ...
 
 class AccuracyParameter(_message.Message):
-    __slots__ = ("top_k", "axis", "ignore_label")
+    __slots__ = ("top_k", "axis", "ignore_label", "min_is_better")
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    MIN_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
     top_k: int
     axis: int
     ignore_label: int
-    def __init__(self, top_k: _Optional[int] = ..., axis: _Optional[int] = ..., ignore_label: _Optional[int] = ...) -> None: ...
+    min_is_better: bool
+    def __init__(self, top_k: _Optional[int] = ..., axis: _Optional[int] = ..., ignore_label: _Optional[int] = ..., min_is_better: _Optional[bool] = ...) -> None: ...
 
 class ArgMaxParameter(_message.Message):
     __slots__ = ("out_max_val", "top_k", "axis")
@@ -2048,24 +2641,28 @@ class SmoothL1LossParameter(_message.Message):
     def __init__(self, sigma: _Optional[float] = ...) -> None: ...
 
 class ReductionParameter(_message.Message):
-    __slots__ = ("operation", "axis", "coeff")
+    __slots__ = ("operation", "axis", "coeff", "k")
     class ReductionOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SUM: _ClassVar[int]
         ASUM: _ClassVar[int]
         SUMSQ: _ClassVar[int]
         MEAN: _ClassVar[int]
+        TOPK: _ClassVar[int]
     SUM: int
     ASUM: int
     SUMSQ: int
     MEAN: int
+    TOPK: int
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
     COEFF_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
     operation: int
     axis: int
     coeff: float
-    def __init__(self, operation: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., coeff: _Optional[float] = ...) -> None: ...
+    k: int
+    def __init__(self, operation: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., coeff: _Optional[float] = ..., k: _Optional[int] = ...) -> None: ...
 
 class PriorBoxParameter(_message.Message):
     __slots__ = ("min_size", "max_size", "aspect_ratio", "flip", "clip", "variance", "img_size", "img_h", "img_w", "step", "step_h", "step_w", "offset")
@@ -2106,7 +2703,7 @@ class PriorBoxParameter(_message.Message):
     def __init__(self, min_size: _Optional[_Iterable[float]] = ..., max_size: _Optional[_Iterable[float]] = ..., aspect_ratio: _Optional[_Iterable[float]] = ..., flip: _Optional[bool] = ..., clip: _Optional[bool] = ..., variance: _Optional[_Iterable[float]] = ..., img_size: _Optional[int] = ..., img_h: _Optional[int] = ..., img_w: _Optional[int] = ..., step: _Optional[float] = ..., step_h: _Optional[float] = ..., step_w: _Optional[float] = ..., offset: _Optional[float] = ...) -> None: ...
 
 class MultiBoxLossParameter(_message.Message):
-    __slots__ = ("loc_loss_type", "conf_loss_type", "loc_weight", "num_classes", "share_location", "match_type", "overlap_threshold", "use_prior_for_matching", "background_label_id", "use_difficult_gt", "do_neg_mining", "neg_pos_ratio", "neg_overlap", "code_type", "encode_variance_in_target", "map_object_to_agnostic", "ignore_cross_boundary_bbox", "bp_inside", "mining_type", "nms_param", "sample_size", "use_prior_for_nms")
+    __slots__ = ("loc_loss_type", "conf_loss_type", "loc_weight", "num_classes", "share_location", "match_type", "overlap_threshold", "use_prior_for_matching", "background_label_id", "use_difficult_gt", "do_neg_mining", "neg_pos_ratio", "neg_overlap", "code_type", "encode_variance_in_target", "map_object_to_agnostic", "ignore_cross_boundary_bbox", "bp_inside", "mining_type", "nms_param", "sample_size", "use_prior_for_nms", "ignore_difficult_gt")
     class LocLossType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         L2: _ClassVar[int]
@@ -2155,6 +2752,7 @@ class MultiBoxLossParameter(_message.Message):
     NMS_PARAM_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_SIZE_FIELD_NUMBER: _ClassVar[int]
     USE_PRIOR_FOR_NMS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_DIFFICULT_GT_FIELD_NUMBER: _ClassVar[int]
     loc_loss_type: int
     conf_loss_type: int
     loc_weight: float
@@ -2177,7 +2775,8 @@ class MultiBoxLossParameter(_message.Message):
     nms_param: NonMaximumSuppressionParameter
     sample_size: int
     use_prior_for_nms: bool
-    def __init__(self, loc_loss_type: _Optional[_Union[int, str]] = ..., conf_loss_type: _Optional[_Union[int, str]] = ..., loc_weight: _Optional[float] = ..., num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., match_type: _Optional[_Union[int, str]] = ..., overlap_threshold: _Optional[float] = ..., use_prior_for_matching: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., use_difficult_gt: _Optional[bool] = ..., do_neg_mining: _Optional[bool] = ..., neg_pos_ratio: _Optional[float] = ..., neg_overlap: _Optional[float] = ..., code_type: _Optional[_Union[int, str]] = ..., encode_variance_in_target: _Optional[bool] = ..., map_object_to_agnostic: _Optional[bool] = ..., ignore_cross_boundary_bbox: _Optional[bool] = ..., bp_inside: _Optional[bool] = ..., mining_type: _Optional[_Union[int, str]] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., sample_size: _Optional[int] = ..., use_prior_for_nms: _Optional[bool] = ...) -> None: ...
+    ignore_difficult_gt: bool
+    def __init__(self, loc_loss_type: _Optional[_Union[int, str]] = ..., conf_loss_type: _Optional[_Union[int, str]] = ..., loc_weight: _Optional[float] = ..., num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., match_type: _Optional[_Union[int, str]] = ..., overlap_threshold: _Optional[float] = ..., use_prior_for_matching: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., use_difficult_gt: _Optional[bool] = ..., do_neg_mining: _Optional[bool] = ..., neg_pos_ratio: _Optional[float] = ..., neg_overlap: _Optional[float] = ..., code_type: _Optional[_Union[int, str]] = ..., encode_variance_in_target: _Optional[bool] = ..., map_object_to_agnostic: _Optional[bool] = ..., ignore_cross_boundary_bbox: _Optional[bool] = ..., bp_inside: _Optional[bool] = ..., mining_type: _Optional[_Union[int, str]] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., sample_size: _Optional[int] = ..., use_prior_for_nms: _Optional[bool] = ..., ignore_difficult_gt: _Optional[bool] = ...) -> None: ...
 
 class NonMaximumSuppressionParameter(_message.Message):
     __slots__ = ("nms_threshold", "top_k", "eta")
@@ -2371,6 +2970,1257 @@ class BoxAnnotatorOHEMParameter(_message.Message):
     ignore_label: int
     def __init__(self, roi_per_img: _Optional[int] = ..., ignore_label: _Optional[int] = ...) -> None: ...
 
+class DetectNetGroundTruthParameter(_message.Message):
+    __slots__ = ("stride", "scale_cvg", "gridbox_type", "max_cvg_len", "min_cvg_len", "coverage_type", "image_size_x", "image_size_y", "obj_norm", "crop_bboxes", "object_class")
+    class GridboxType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        GRIDBOX_MAX: _ClassVar[int]
+        GRIDBOX_MIN: _ClassVar[int]
+    GRIDBOX_MAX: int
+    GRIDBOX_MIN: int
+    class CoverageType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        RECTANGULAR: _ClassVar[int]
+    RECTANGULAR: int
+    class ClassMapping(_message.Message):
+        __slots__ = ("src", "dst")
+        SRC_FIELD_NUMBER: _ClassVar[int]
+        DST_FIELD_NUMBER: _ClassVar[int]
+        src: int
+        dst: int
+        def __init__(self, src: _Optional[int] = ..., dst: _Optional[int] = ...) -> None: ...
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_CVG_FIELD_NUMBER: _ClassVar[int]
+    GRIDBOX_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CVG_LEN_FIELD_NUMBER: _ClassVar[int]
+    MIN_CVG_LEN_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_SIZE_X_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_SIZE_Y_FIELD_NUMBER: _ClassVar[int]
+    OBJ_NORM_FIELD_NUMBER: _ClassVar[int]
+    CROP_BBOXES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_CLASS_FIELD_NUMBER: _ClassVar[int]
+    stride: int
+    scale_cvg: float
+    gridbox_type: int
+    max_cvg_len: int
+    min_cvg_len: int
+    coverage_type: int
+    image_size_x: int
+    image_size_y: int
+    obj_norm: bool
+    crop_bboxes: bool
+    object_class: _containers.RepeatedCompositeFieldContainer[DetectNetGroundTruthParameter.ClassMapping]
+    def __init__(self, stride: _Optional[int] = ..., scale_cvg: _Optional[float] = ..., gridbox_type: _Optional[_Union[int, str]] = ..., max_cvg_len: _Optional[int] = ..., min_cvg_len: _Optional[int] = ..., coverage_type: _Optional[_Union[int, str]] = ..., image_size_x: _Optional[int] = ..., image_size_y: _Optional[int] = ..., obj_norm: _Optional[bool] = ..., crop_bboxes: _Optional[bool] = ..., object_class: _Optional[_Iterable[_Union[DetectNetGroundTruthParameter.ClassMapping, _Mapping]]] = ...) -> None: ...
+
+class DetectNetAugmentationParameter(_message.Message):
+    __slots__ = ("crop_prob", "shift_x", "shift_y", "scale_prob", "scale_min", "scale_max", "flip_prob", "rotation_prob", "max_rotate_degree", "hue_rotation_prob", "hue_rotation", "desaturation_prob", "desaturation_max", "resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint")
+    CROP_PROB_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_X_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_Y_FIELD_NUMBER: _ClassVar[int]
+    SCALE_PROB_FIELD_NUMBER: _ClassVar[int]
+    SCALE_MIN_FIELD_NUMBER: _ClassVar[int]
+    SCALE_MAX_FIELD_NUMBER: _ClassVar[int]
+    FLIP_PROB_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_PROB_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROTATE_DEGREE_FIELD_NUMBER: _ClassVar[int]
+    HUE_ROTATION_PROB_FIELD_NUMBER: _ClassVar[int]
+    HUE_ROTATION_FIELD_NUMBER: _ClassVar[int]
+    DESATURATION_PROB_FIELD_NUMBER: _ClassVar[int]
+    DESATURATION_MAX_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NOISE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DISTORT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    EXPAND_PARAM_FIELD_NUMBER: _ClassVar[int]
+    EMIT_CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    crop_prob: float
+    shift_x: int
+    shift_y: int
+    scale_prob: float
+    scale_min: float
+    scale_max: float
+    flip_prob: float
+    rotation_prob: float
+    max_rotate_degree: float
+    hue_rotation_prob: float
+    hue_rotation: float
+    desaturation_prob: float
+    desaturation_max: float
+    resize_param: ResizeParameter
+    noise_param: NoiseParameter
+    distort_param: DistortionParameter
+    expand_param: ExpansionParameter
+    emit_constraint: EmitConstraint
+    def __init__(self, crop_prob: _Optional[float] = ..., shift_x: _Optional[int] = ..., shift_y: _Optional[int] = ..., scale_prob: _Optional[float] = ..., scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., flip_prob: _Optional[float] = ..., rotation_prob: _Optional[float] = ..., max_rotate_degree: _Optional[float] = ..., hue_rotation_prob: _Optional[float] = ..., hue_rotation: _Optional[float] = ..., desaturation_prob: _Optional[float] = ..., desaturation_max: _Optional[float] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ...) -> None: ...
+
+class TRTParameter(_message.Message):
+    __slots__ = ("trt_mode", "top_k", "deploy", "model", "deploy_outputs", "calibrator")
+    class TRTMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FP32: _ClassVar[int]
+        FP16: _ClassVar[int]
+        INT8: _ClassVar[int]
+    FP32: int
+    FP16: int
+    INT8: int
+    TRT_MODE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    DEPLOY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DEPLOY_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATOR_FIELD_NUMBER: _ClassVar[int]
+    trt_mode: int
+    top_k: int
+    deploy: str
+    model: str
+    deploy_outputs: _containers.RepeatedScalarFieldContainer[str]
+    calibrator: str
+    def __init__(self, trt_mode: _Optional[_Union[int, str]] = ..., top_k: _Optional[int] = ..., deploy: _Optional[str] = ..., model: _Optional[str] = ..., deploy_outputs: _Optional[_Iterable[str]] = ..., calibrator: _Optional[str] = ...) -> None: ...
+
+class AdaptiveBiasChannelParameter(_message.Message):
+    __slots__ = ("num_iter", "bg_portion", "fg_portion", "suppress_others", "margin_others")
+    NUM_ITER_FIELD_NUMBER: _ClassVar[int]
+    BG_PORTION_FIELD_NUMBER: _ClassVar[int]
+    FG_PORTION_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESS_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    num_iter: int
+    bg_portion: float
+    fg_portion: float
+    suppress_others: bool
+    margin_others: float
+    def __init__(self, num_iter: _Optional[int] = ..., bg_portion: _Optional[float] = ..., fg_portion: _Optional[float] = ..., suppress_others: _Optional[bool] = ..., margin_others: _Optional[float] = ...) -> None: ...
+
+class BiasChannelParameter(_message.Message):
+    __slots__ = ("bg_bias", "fg_bias", "ignore_label", "label_type", "background_label")
+    class LabelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        IMAGE: _ClassVar[int]
+        PIXEL: _ClassVar[int]
+    IMAGE: int
+    PIXEL: int
+    BG_BIAS_FIELD_NUMBER: _ClassVar[int]
+    FG_BIAS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_LABEL_FIELD_NUMBER: _ClassVar[int]
+    bg_bias: float
+    fg_bias: float
+    ignore_label: _containers.RepeatedScalarFieldContainer[int]
+    label_type: int
+    background_label: int
+    def __init__(self, bg_bias: _Optional[float] = ..., fg_bias: _Optional[float] = ..., ignore_label: _Optional[_Iterable[int]] = ..., label_type: _Optional[_Union[int, str]] = ..., background_label: _Optional[int] = ...) -> None: ...
+
+class DenseCRFParameter(_message.Message):
+    __slots__ = ("max_iter", "pos_xy_std", "pos_w", "bi_xy_std", "bi_rgb_std", "bi_w", "output_probability")
+    MAX_ITER_FIELD_NUMBER: _ClassVar[int]
+    POS_XY_STD_FIELD_NUMBER: _ClassVar[int]
+    POS_W_FIELD_NUMBER: _ClassVar[int]
+    BI_XY_STD_FIELD_NUMBER: _ClassVar[int]
+    BI_RGB_STD_FIELD_NUMBER: _ClassVar[int]
+    BI_W_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    max_iter: int
+    pos_xy_std: _containers.RepeatedScalarFieldContainer[float]
+    pos_w: _containers.RepeatedScalarFieldContainer[float]
+    bi_xy_std: _containers.RepeatedScalarFieldContainer[float]
+    bi_rgb_std: _containers.RepeatedScalarFieldContainer[float]
+    bi_w: _containers.RepeatedScalarFieldContainer[float]
+    output_probability: bool
+    def __init__(self, max_iter: _Optional[int] = ..., pos_xy_std: _Optional[_Iterable[float]] = ..., pos_w: _Optional[_Iterable[float]] = ..., bi_xy_std: _Optional[_Iterable[float]] = ..., bi_rgb_std: _Optional[_Iterable[float]] = ..., bi_w: _Optional[_Iterable[float]] = ..., output_probability: _Optional[bool] = ...) -> None: ...
+
+class DomainTransformParameter(_message.Message):
+    __slots__ = ("num_iter", "spatial_sigma", "range_sigma", "min_weight")
+    NUM_ITER_FIELD_NUMBER: _ClassVar[int]
+    SPATIAL_SIGMA_FIELD_NUMBER: _ClassVar[int]
+    RANGE_SIGMA_FIELD_NUMBER: _ClassVar[int]
+    MIN_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    num_iter: int
+    spatial_sigma: float
+    range_sigma: float
+    min_weight: float
+    def __init__(self, num_iter: _Optional[int] = ..., spatial_sigma: _Optional[float] = ..., range_sigma: _Optional[float] = ..., min_weight: _Optional[float] = ...) -> None: ...
+
+class MatReadParameter(_message.Message):
+    __slots__ = ("prefix", "source", "strip", "batch_size")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STRIP_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    source: str
+    strip: int
+    batch_size: int
+    def __init__(self, prefix: _Optional[str] = ..., source: _Optional[str] = ..., strip: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+
+class MatWriteParameter(_message.Message):
+    __slots__ = ("prefix", "source", "strip", "period")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STRIP_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    source: str
+    strip: int
+    period: int
+    def __init__(self, prefix: _Optional[str] = ..., source: _Optional[str] = ..., strip: _Optional[int] = ..., period: _Optional[int] = ...) -> None: ...
+
+class UniqueLabelParameter(_message.Message):
+    __slots__ = ("max_labels", "ignore_label", "force_label")
+    MAX_LABELS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    FORCE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    max_labels: int
+    ignore_label: _containers.RepeatedScalarFieldContainer[int]
+    force_label: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, max_labels: _Optional[int] = ..., ignore_label: _Optional[_Iterable[int]] = ..., force_label: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class DenseImageDataParameter(_message.Message):
+    __slots__ = ("source", "batch_size", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "mean_file", "root_folder", "mirror", "crop_width", "crop_height")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    NEW_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEW_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    IS_COLOR_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    CROP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    CROP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    batch_size: int
+    rand_skip: int
+    shuffle: bool
+    new_height: int
+    new_width: int
+    is_color: bool
+    mean_file: str
+    root_folder: str
+    mirror: bool
+    crop_width: int
+    crop_height: int
+    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: _Optional[bool] = ..., mean_file: _Optional[str] = ..., root_folder: _Optional[str] = ..., mirror: _Optional[bool] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ...) -> None: ...
+
+class UpsampleParameter(_message.Message):
+    __slots__ = ("scale", "scale_h", "scale_w", "pad_out_h", "pad_out_w", "upsample_h", "upsample_w")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_H_FIELD_NUMBER: _ClassVar[int]
+    SCALE_W_FIELD_NUMBER: _ClassVar[int]
+    PAD_OUT_H_FIELD_NUMBER: _ClassVar[int]
+    PAD_OUT_W_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_H_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_W_FIELD_NUMBER: _ClassVar[int]
+    scale: int
+    scale_h: int
+    scale_w: int
+    pad_out_h: bool
+    pad_out_w: bool
+    upsample_h: int
+    upsample_w: int
+    def __init__(self, scale: _Optional[int] = ..., scale_h: _Optional[int] = ..., scale_w: _Optional[int] = ..., pad_out_h: _Optional[bool] = ..., pad_out_w: _Optional[bool] = ..., upsample_h: _Optional[int] = ..., upsample_w: _Optional[int] = ...) -> None: ...
+
+class SegDataParameter(_message.Message):
+    __slots__ = ("source", "root_dir", "shuffle", "balance")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIR_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    root_dir: str
+    shuffle: bool
+    balance: bool
+    def __init__(self, source: _Optional[str] = ..., root_dir: _Optional[str] = ..., shuffle: _Optional[bool] = ..., balance: _Optional[bool] = ...) -> None: ...
+
+class BatchReductionParameter(_message.Message):
+    __slots__ = ("level", "reduction_param", "pos")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    REDUCTION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    POS_FIELD_NUMBER: _ClassVar[int]
+    level: _containers.RepeatedScalarFieldContainer[int]
+    reduction_param: ReductionParameter
+    pos: bool
+    def __init__(self, level: _Optional[_Iterable[int]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., pos: _Optional[bool] = ...) -> None: ...
+
+class MemoryOptimizationParameter(_message.Message):
+    __slots__ = ("optimize_train", "optimize_test", "exclude_blob")
+    OPTIMIZE_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZE_TEST_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_BLOB_FIELD_NUMBER: _ClassVar[int]
+    optimize_train: bool
+    optimize_test: bool
+    exclude_blob: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, optimize_train: _Optional[bool] = ..., optimize_test: _Optional[bool] = ..., exclude_blob: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InnerDistanceParameter(_message.Message):
+    __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose", "distance_type", "normalize", "update_center_only")
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPOSE_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_CENTER_ONLY_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    bias_term: bool
+    weight_filler: FillerParameter
+    bias_filler: FillerParameter
+    axis: int
+    transpose: bool
+    distance_type: str
+    normalize: bool
+    update_center_only: bool
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., transpose: _Optional[bool] = ..., distance_type: _Optional[str] = ..., normalize: _Optional[bool] = ..., update_center_only: _Optional[bool] = ...) -> None: ...
+
+class MILParameter(_message.Message):
+    __slots__ = ("type",)
+    class MILType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MAX: _ClassVar[int]
+        NOR: _ClassVar[int]
+    MAX: int
+    NOR: int
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    def __init__(self, type: _Optional[_Union[int, str]] = ...) -> None: ...
+
+class MILDataParameter(_message.Message):
+    __slots__ = ("source", "num_scales", "scale_factor", "channels", "images_per_batch", "n_classes", "label_file", "root_dir", "ext", "randomize")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCALES_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_PER_BATCH_FIELD_NUMBER: _ClassVar[int]
+    N_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FILE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIR_FIELD_NUMBER: _ClassVar[int]
+    EXT_FIELD_NUMBER: _ClassVar[int]
+    RANDOMIZE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    num_scales: int
+    scale_factor: float
+    channels: int
+    images_per_batch: int
+    n_classes: int
+    label_file: str
+    root_dir: str
+    ext: str
+    randomize: bool
+    def __init__(self, source: _Optional[str] = ..., num_scales: _Optional[int] = ..., scale_factor: _Optional[float] = ..., channels: _Optional[int] = ..., images_per_batch: _Optional[int] = ..., n_classes: _Optional[int] = ..., label_file: _Optional[str] = ..., root_dir: _Optional[str] = ..., ext: _Optional[str] = ..., randomize: _Optional[bool] = ...) -> None: ...
+
+class TripletLossParameter(_message.Message):
+    __slots__ = ("margin",)
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    margin: float
+    def __init__(self, margin: _Optional[float] = ...) -> None: ...
+
+class InsanityParameter(_message.Message):
+    __slots__ = ("lb", "ub")
+    LB_FIELD_NUMBER: _ClassVar[int]
+    UB_FIELD_NUMBER: _ClassVar[int]
+    lb: float
+    ub: float
+    def __init__(self, lb: _Optional[float] = ..., ub: _Optional[float] = ...) -> None: ...
+
+class LocalParameter(_message.Message):
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "stride", "weight_filler", "bias_filler")
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    bias_term: bool
+    pad: int
+    kernel_size: int
+    stride: int
+    weight_filler: FillerParameter
+    bias_filler: FillerParameter
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[int] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+
+class EltwiseAffineParameter(_message.Message):
+    __slots__ = ("slope_filler", "bias_filler", "channel_shared")
+    SLOPE_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_SHARED_FIELD_NUMBER: _ClassVar[int]
+    slope_filler: FillerParameter
+    bias_filler: FillerParameter
+    channel_shared: bool
+    def __init__(self, slope_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
+
+class SubRegionParameter(_message.Message):
+    __slots__ = ("region_height", "region_width", "data_height", "data_width", "as_dim")
+    REGION_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    REGION_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DATA_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DATA_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    AS_DIM_FIELD_NUMBER: _ClassVar[int]
+    region_height: int
+    region_width: int
+    data_height: int
+    data_width: int
+    as_dim: int
+    def __init__(self, region_height: _Optional[int] = ..., region_width: _Optional[int] = ..., data_height: _Optional[int] = ..., data_width: _Optional[int] = ..., as_dim: _Optional[int] = ...) -> None: ...
+
+class HotspotParameter(_message.Message):
+    __slots__ = ("gaussian_std", "output_height", "output_width", "data_height", "data_width", "mean_removed")
+    GAUSSIAN_STD_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DATA_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DATA_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MEAN_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    gaussian_std: float
+    output_height: int
+    output_width: int
+    data_height: int
+    data_width: int
+    mean_removed: bool
+    def __init__(self, gaussian_std: _Optional[float] = ..., output_height: _Optional[int] = ..., output_width: _Optional[int] = ..., data_height: _Optional[int] = ..., data_width: _Optional[int] = ..., mean_removed: _Optional[bool] = ...) -> None: ...
+
+class PredictBoxParameter(_message.Message):
+    __slots__ = ("stride", "receptive_field", "nms", "output_vector", "positive_thresh", "bbreg_exp")
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    RECEPTIVE_FIELD_FIELD_NUMBER: _ClassVar[int]
+    NMS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_VECTOR_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_THRESH_FIELD_NUMBER: _ClassVar[int]
+    BBREG_EXP_FIELD_NUMBER: _ClassVar[int]
+    stride: int
+    receptive_field: int
+    nms: bool
+    output_vector: bool
+    positive_thresh: float
+    bbreg_exp: bool
+    def __init__(self, stride: _Optional[int] = ..., receptive_field: _Optional[int] = ..., nms: _Optional[bool] = ..., output_vector: _Optional[bool] = ..., positive_thresh: _Optional[float] = ..., bbreg_exp: _Optional[bool] = ...) -> None: ...
+
+class FCNDataParameter(_message.Message):
+    __slots__ = ("template_h", "template_w", "expand_left", "expand_right", "expand_top", "expand_bottom", "roi_multiply_h", "roi_multiply_w", "scale_step", "scale_step_num", "gaussian_size_h", "gaussian_size_w", "gaussian_std_h", "gaussian_std_w", "use_hog", "hog_cell_size", "min_iou")
+    TEMPLATE_H_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_W_FIELD_NUMBER: _ClassVar[int]
+    EXPAND_LEFT_FIELD_NUMBER: _ClassVar[int]
+    EXPAND_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXPAND_TOP_FIELD_NUMBER: _ClassVar[int]
+    EXPAND_BOTTOM_FIELD_NUMBER: _ClassVar[int]
+    ROI_MULTIPLY_H_FIELD_NUMBER: _ClassVar[int]
+    ROI_MULTIPLY_W_FIELD_NUMBER: _ClassVar[int]
+    SCALE_STEP_FIELD_NUMBER: _ClassVar[int]
+    SCALE_STEP_NUM_FIELD_NUMBER: _ClassVar[int]
+    GAUSSIAN_SIZE_H_FIELD_NUMBER: _ClassVar[int]
+    GAUSSIAN_SIZE_W_FIELD_NUMBER: _ClassVar[int]
+    GAUSSIAN_STD_H_FIELD_NUMBER: _ClassVar[int]
+    GAUSSIAN_STD_W_FIELD_NUMBER: _ClassVar[int]
+    USE_HOG_FIELD_NUMBER: _ClassVar[int]
+    HOG_CELL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MIN_IOU_FIELD_NUMBER: _ClassVar[int]
+    template_h: int
+    template_w: int
+    expand_left: float
+    expand_right: float
+    expand_top: float
+    expand_bottom: float
+    roi_multiply_h: float
+    roi_multiply_w: float
+    scale_step: float
+    scale_step_num: int
+    gaussian_size_h: int
+    gaussian_size_w: int
+    gaussian_std_h: float
+    gaussian_std_w: float
+    use_hog: bool
+    hog_cell_size: int
+    min_iou: float
+    def __init__(self, template_h: _Optional[int] = ..., template_w: _Optional[int] = ..., expand_left: _Optional[float] = ..., expand_right: _Optional[float] = ..., expand_top: _Optional[float] = ..., expand_bottom: _Optional[float] = ..., roi_multiply_h: _Optional[float] = ..., roi_multiply_w: _Optional[float] = ..., scale_step: _Optional[float] = ..., scale_step_num: _Optional[int] = ..., gaussian_size_h: _Optional[int] = ..., gaussian_size_w: _Optional[int] = ..., gaussian_std_h: _Optional[float] = ..., gaussian_std_w: _Optional[float] = ..., use_hog: _Optional[bool] = ..., hog_cell_size: _Optional[int] = ..., min_iou: _Optional[float] = ...) -> None: ...
+
+class CenterLossParameter(_message.Message):
+    __slots__ = ("num_output", "center_filler", "axis", "distance_type")
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    CENTER_FILLER_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    center_filler: FillerParameter
+    axis: int
+    distance_type: str
+    def __init__(self, num_output: _Optional[int] = ..., center_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., distance_type: _Optional[str] = ...) -> None: ...
+
+class FlipParameter(_message.Message):
+    __slots__ = ("flip_width", "flip_height")
+    FLIP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    FLIP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    flip_width: bool
+    flip_height: bool
+    def __init__(self, flip_width: _Optional[bool] = ..., flip_height: _Optional[bool] = ...) -> None: ...
+
+class GeneralContrastiveParameter(_message.Message):
+    __slots__ = ("positive_margin", "negative_margin", "positive_weight", "negative_weight", "normalize_negative", "positive_outlier_thresh", "square", "max_negative_only", "max_positive_only", "positive_first", "positive_upper_bound", "exp_negative_weight", "add_intra_mae", "max_negative_margin")
+    POSITIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_NEGATIVE_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_OUTLIER_THRESH_FIELD_NUMBER: _ClassVar[int]
+    SQUARE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEGATIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_FIRST_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_UPPER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    EXP_NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    ADD_INTRA_MAE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEGATIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    positive_margin: float
+    negative_margin: float
+    positive_weight: float
+    negative_weight: float
+    normalize_negative: float
+    positive_outlier_thresh: float
+    square: bool
+    max_negative_only: bool
+    max_positive_only: bool
+    positive_first: bool
+    positive_upper_bound: float
+    exp_negative_weight: bool
+    add_intra_mae: bool
+    max_negative_margin: float
+    def __init__(self, positive_margin: _Optional[float] = ..., negative_margin: _Optional[float] = ..., positive_weight: _Optional[float] = ..., negative_weight: _Optional[float] = ..., normalize_negative: _Optional[float] = ..., positive_outlier_thresh: _Optional[float] = ..., square: _Optional[bool] = ..., max_negative_only: _Optional[bool] = ..., max_positive_only: _Optional[bool] = ..., positive_first: _Optional[bool] = ..., positive_upper_bound: _Optional[float] = ..., exp_negative_weight: _Optional[bool] = ..., add_intra_mae: _Optional[bool] = ..., max_negative_margin: _Optional[float] = ...) -> None: ...
+
+class BatchContrastiveParameter(_message.Message):
+    __slots__ = ("positive_margin", "negative_margin", "positive_weight", "negative_weight", "max_only")
+    POSITIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_ONLY_FIELD_NUMBER: _ClassVar[int]
+    positive_margin: float
+    negative_margin: float
+    positive_weight: float
+    negative_weight: float
+    max_only: bool
+    def __init__(self, positive_margin: _Optional[float] = ..., negative_margin: _Optional[float] = ..., positive_weight: _Optional[float] = ..., negative_weight: _Optional[float] = ..., max_only: _Optional[bool] = ...) -> None: ...
+
+class SoftContrastiveParameter(_message.Message):
+    __slots__ = ("positive_margin", "negative_margin", "positive_weight", "negative_weight", "exponent_scale", "square")
+    POSITIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    SQUARE_FIELD_NUMBER: _ClassVar[int]
+    positive_margin: float
+    negative_margin: float
+    positive_weight: float
+    negative_weight: float
+    exponent_scale: float
+    square: bool
+    def __init__(self, positive_margin: _Optional[float] = ..., negative_margin: _Optional[float] = ..., positive_weight: _Optional[float] = ..., negative_weight: _Optional[float] = ..., exponent_scale: _Optional[float] = ..., square: _Optional[bool] = ...) -> None: ...
+
+class GeneralTripletParameter(_message.Message):
+    __slots__ = ("margin", "add_center_loss", "hardest_only", "positive_first", "positive_upper_bound", "positive_weight", "negative_weight")
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    ADD_CENTER_LOSS_FIELD_NUMBER: _ClassVar[int]
+    HARDEST_ONLY_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_FIRST_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_UPPER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    margin: float
+    add_center_loss: bool
+    hardest_only: bool
+    positive_first: bool
+    positive_upper_bound: float
+    positive_weight: float
+    negative_weight: float
+    def __init__(self, margin: _Optional[float] = ..., add_center_loss: _Optional[bool] = ..., hardest_only: _Optional[bool] = ..., positive_first: _Optional[bool] = ..., positive_upper_bound: _Optional[float] = ..., positive_weight: _Optional[float] = ..., negative_weight: _Optional[float] = ...) -> None: ...
+
+class SoftTruncationParameter(_message.Message):
+    __slots__ = ("c",)
+    C_FIELD_NUMBER: _ClassVar[int]
+    c: float
+    def __init__(self, c: _Optional[float] = ...) -> None: ...
+
+class TruncationParameter(_message.Message):
+    __slots__ = ("lower_bound", "upper_bound")
+    LOWER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    UPPER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    lower_bound: float
+    upper_bound: float
+    def __init__(self, lower_bound: _Optional[float] = ..., upper_bound: _Optional[float] = ...) -> None: ...
+
+class PairwiseParameter(_message.Message):
+    __slots__ = ("operation", "coeff")
+    class PairwiseOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SUM: _ClassVar[int]
+        PROD: _ClassVar[int]
+        MAX: _ClassVar[int]
+    SUM: int
+    PROD: int
+    MAX: int
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    COEFF_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    coeff: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, operation: _Optional[_Union[int, str]] = ..., coeff: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class SmoothL1Parameter(_message.Message):
+    __slots__ = ("turn_point",)
+    TURN_POINT_FIELD_NUMBER: _ClassVar[int]
+    turn_point: float
+    def __init__(self, turn_point: _Optional[float] = ...) -> None: ...
+
+class NCAParameter(_message.Message):
+    __slots__ = ("min_negative_only",)
+    MIN_NEGATIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    min_negative_only: bool
+    def __init__(self, min_negative_only: _Optional[bool] = ...) -> None: ...
+
+class LargeMarginInnerProductParameter(_message.Message):
+    __slots__ = ("num_output", "type", "weight_filler", "axis", "base", "gamma", "power", "iteration", "lambda_min")
+    class LargeMarginType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SINGLE: _ClassVar[int]
+        DOUBLE: _ClassVar[int]
+        TRIPLE: _ClassVar[int]
+        QUADRUPLE: _ClassVar[int]
+    SINGLE: int
+    DOUBLE: int
+    TRIPLE: int
+    QUADRUPLE: int
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    LAMBDA_MIN_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    type: int
+    weight_filler: FillerParameter
+    axis: int
+    base: float
+    gamma: float
+    power: float
+    iteration: int
+    lambda_min: float
+    def __init__(self, num_output: _Optional[int] = ..., type: _Optional[_Union[int, str]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., base: _Optional[float] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., iteration: _Optional[int] = ..., lambda_min: _Optional[float] = ...) -> None: ...
+
+class LabelSpecificRescaleParameter(_message.Message):
+    __slots__ = ("positive_weight", "negative_weight", "positive_lower_bound", "negative_upper_bound", "rescale_test", "for_ip", "positive_weight_base", "gamma", "power", "positive_weight_min", "positive_weight_max", "iteration", "bias_fix", "power_on_positive")
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_LOWER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_UPPER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    RESCALE_TEST_FIELD_NUMBER: _ClassVar[int]
+    FOR_IP_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_BASE_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_MIN_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIX_FIELD_NUMBER: _ClassVar[int]
+    POWER_ON_POSITIVE_FIELD_NUMBER: _ClassVar[int]
+    positive_weight: float
+    negative_weight: float
+    positive_lower_bound: float
+    negative_upper_bound: float
+    rescale_test: bool
+    for_ip: bool
+    positive_weight_base: float
+    gamma: float
+    power: float
+    positive_weight_min: float
+    positive_weight_max: float
+    iteration: int
+    bias_fix: bool
+    power_on_positive: bool
+    def __init__(self, positive_weight: _Optional[float] = ..., negative_weight: _Optional[float] = ..., positive_lower_bound: _Optional[float] = ..., negative_upper_bound: _Optional[float] = ..., rescale_test: _Optional[bool] = ..., for_ip: _Optional[bool] = ..., positive_weight_base: _Optional[float] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., positive_weight_min: _Optional[float] = ..., positive_weight_max: _Optional[float] = ..., iteration: _Optional[int] = ..., bias_fix: _Optional[bool] = ..., power_on_positive: _Optional[bool] = ...) -> None: ...
+
+class InfimumLossParamter(_message.Message):
+    __slots__ = ("infimum",)
+    INFIMUM_FIELD_NUMBER: _ClassVar[int]
+    infimum: float
+    def __init__(self, infimum: _Optional[float] = ...) -> None: ...
+
+class OrdinalRegressionParameter(_message.Message):
+    __slots__ = ("k", "weight_file")
+    K_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILE_FIELD_NUMBER: _ClassVar[int]
+    k: int
+    weight_file: str
+    def __init__(self, k: _Optional[int] = ..., weight_file: _Optional[str] = ...) -> None: ...
+
+class MarginInnerProductParameter(_message.Message):
+    __slots__ = ("num_output", "type", "weight_filler", "axis", "base", "gamma", "power", "iteration", "lambda_min")
+    class MarginType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SINGLE: _ClassVar[int]
+        DOUBLE: _ClassVar[int]
+        TRIPLE: _ClassVar[int]
+        QUADRUPLE: _ClassVar[int]
+    SINGLE: int
+    DOUBLE: int
+    TRIPLE: int
+    QUADRUPLE: int
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    LAMBDA_MIN_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    type: int
+    weight_filler: FillerParameter
+    axis: int
+    base: float
+    gamma: float
+    power: float
+    iteration: int
+    lambda_min: float
+    def __init__(self, num_output: _Optional[int] = ..., type: _Optional[_Union[int, str]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., base: _Optional[float] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., iteration: _Optional[int] = ..., lambda_min: _Optional[float] = ...) -> None: ...
+
+class FeatureDecayLossParameter(_message.Message):
+    __slots__ = ("decay_threshold", "force_decay")
+    DECAY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    FORCE_DECAY_FIELD_NUMBER: _ClassVar[int]
+    decay_threshold: float
+    force_decay: bool
+    def __init__(self, decay_threshold: _Optional[float] = ..., force_decay: _Optional[bool] = ...) -> None: ...
+
+class ConfidencePenaltyLossParameter(_message.Message):
+    __slots__ = ("beta",)
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    beta: float
+    def __init__(self, beta: _Optional[float] = ...) -> None: ...
+
+class FocalLossParameter(_message.Message):
+    __slots__ = ("type", "gamma", "alpha", "beta")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ORIGIN: _ClassVar[int]
+        LINEAR: _ClassVar[int]
+        ONEADDP: _ClassVar[int]
+    ORIGIN: int
+    LINEAR: int
+    ONEADDP: int
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    gamma: float
+    alpha: float
+    beta: float
+    def __init__(self, type: _Optional[_Union[int, str]] = ..., gamma: _Optional[float] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ...) -> None: ...
+
+class LabelSpecificMarginParameter(_message.Message):
+    __slots__ = ("type", "margin_base", "margin_max", "power", "gamma", "iteration", "reset_margin", "margin_on_test", "auto_tune")
+    class MarginType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        HARD: _ClassVar[int]
+        SOFT: _ClassVar[int]
+    HARD: int
+    SOFT: int
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_BASE_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_MAX_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    RESET_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_ON_TEST_FIELD_NUMBER: _ClassVar[int]
+    AUTO_TUNE_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    margin_base: float
+    margin_max: float
+    power: float
+    gamma: float
+    iteration: int
+    reset_margin: bool
+    margin_on_test: bool
+    auto_tune: bool
+    def __init__(self, type: _Optional[_Union[int, str]] = ..., margin_base: _Optional[float] = ..., margin_max: _Optional[float] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., iteration: _Optional[int] = ..., reset_margin: _Optional[bool] = ..., margin_on_test: _Optional[bool] = ..., auto_tune: _Optional[bool] = ...) -> None: ...
+
+class ChannelScaleParameter(_message.Message):
+    __slots__ = ("do_forward", "do_backward_feature", "do_backward_scale", "global_scale", "max_global_scale", "min_global_scale", "init_global_scale")
+    DO_FORWARD_FIELD_NUMBER: _ClassVar[int]
+    DO_BACKWARD_FEATURE_FIELD_NUMBER: _ClassVar[int]
+    DO_BACKWARD_SCALE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SCALE_FIELD_NUMBER: _ClassVar[int]
+    MAX_GLOBAL_SCALE_FIELD_NUMBER: _ClassVar[int]
+    MIN_GLOBAL_SCALE_FIELD_NUMBER: _ClassVar[int]
+    INIT_GLOBAL_SCALE_FIELD_NUMBER: _ClassVar[int]
+    do_forward: bool
+    do_backward_feature: bool
+    do_backward_scale: bool
+    global_scale: bool
+    max_global_scale: float
+    min_global_scale: float
+    init_global_scale: float
+    def __init__(self, do_forward: _Optional[bool] = ..., do_backward_feature: _Optional[bool] = ..., do_backward_scale: _Optional[bool] = ..., global_scale: _Optional[bool] = ..., max_global_scale: _Optional[float] = ..., min_global_scale: _Optional[float] = ..., init_global_scale: _Optional[float] = ...) -> None: ...
+
+class LabelSpecificAffineParameter(_message.Message):
+    __slots__ = ("scale_base", "scale_gamma", "scale_power", "scale_max", "transform_test", "iteration", "bias_base", "bias_gamma", "bias_power", "bias_max", "power_base", "power_gamma", "power_power", "power_min", "auto_tune", "reset")
+    SCALE_BASE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    SCALE_POWER_FIELD_NUMBER: _ClassVar[int]
+    SCALE_MAX_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_TEST_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    BIAS_BASE_FIELD_NUMBER: _ClassVar[int]
+    BIAS_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BIAS_POWER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_MAX_FIELD_NUMBER: _ClassVar[int]
+    POWER_BASE_FIELD_NUMBER: _ClassVar[int]
+    POWER_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    POWER_POWER_FIELD_NUMBER: _ClassVar[int]
+    POWER_MIN_FIELD_NUMBER: _ClassVar[int]
+    AUTO_TUNE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    scale_base: float
+    scale_gamma: float
+    scale_power: float
+    scale_max: float
+    transform_test: bool
+    iteration: int
+    bias_base: float
+    bias_gamma: float
+    bias_power: float
+    bias_max: float
+    power_base: float
+    power_gamma: float
+    power_power: float
+    power_min: float
+    auto_tune: bool
+    reset: bool
+    def __init__(self, scale_base: _Optional[float] = ..., scale_gamma: _Optional[float] = ..., scale_power: _Optional[float] = ..., scale_max: _Optional[float] = ..., transform_test: _Optional[bool] = ..., iteration: _Optional[int] = ..., bias_base: _Optional[float] = ..., bias_gamma: _Optional[float] = ..., bias_power: _Optional[float] = ..., bias_max: _Optional[float] = ..., power_base: _Optional[float] = ..., power_gamma: _Optional[float] = ..., power_power: _Optional[float] = ..., power_min: _Optional[float] = ..., auto_tune: _Optional[bool] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class LabelSpecificHardMarginParameter(_message.Message):
+    __slots__ = ("positive_weight",)
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    positive_weight: float
+    def __init__(self, positive_weight: _Optional[float] = ...) -> None: ...
+
+class LabelSpecificStatisticsParameter(_message.Message):
+    __slots__ = ("scale_for_angle", "scale_factor")
+    SCALE_FOR_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    scale_for_angle: bool
+    scale_factor: float
+    def __init__(self, scale_for_angle: _Optional[bool] = ..., scale_factor: _Optional[float] = ...) -> None: ...
+
+class LabelSpecificAddParameter(_message.Message):
+    __slots__ = ("bias", "transform_test", "bias_base", "bias_gamma", "bias_power", "bias_min", "bias_max", "iteration")
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_TEST_FIELD_NUMBER: _ClassVar[int]
+    BIAS_BASE_FIELD_NUMBER: _ClassVar[int]
+    BIAS_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BIAS_POWER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_MIN_FIELD_NUMBER: _ClassVar[int]
+    BIAS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    bias: float
+    transform_test: bool
+    bias_base: float
+    bias_gamma: float
+    bias_power: float
+    bias_min: float
+    bias_max: float
+    iteration: int
+    def __init__(self, bias: _Optional[float] = ..., transform_test: _Optional[bool] = ..., bias_base: _Optional[float] = ..., bias_gamma: _Optional[float] = ..., bias_power: _Optional[float] = ..., bias_min: _Optional[float] = ..., bias_max: _Optional[float] = ..., iteration: _Optional[int] = ...) -> None: ...
+
+class AccumParameter(_message.Message):
+    __slots__ = ("top_height", "top_width", "size_divisible_by", "have_reference")
+    TOP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TOP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_DIVISIBLE_BY_FIELD_NUMBER: _ClassVar[int]
+    HAVE_REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    top_height: int
+    top_width: int
+    size_divisible_by: int
+    have_reference: bool
+    def __init__(self, top_height: _Optional[int] = ..., top_width: _Optional[int] = ..., size_divisible_by: _Optional[int] = ..., have_reference: _Optional[bool] = ...) -> None: ...
+
+class AugmentationCoeff(_message.Message):
+    __slots__ = ("mirror", "dx", "dy", "angle", "zoom_x", "zoom_y", "gamma", "brightness", "contrast", "color1", "color2", "color3", "pow_nomean0", "pow_nomean1", "pow_nomean2", "add_nomean0", "add_nomean1", "add_nomean2", "mult_nomean0", "mult_nomean1", "mult_nomean2", "pow_withmean0", "pow_withmean1", "pow_withmean2", "add_withmean0", "add_withmean1", "add_withmean2", "mult_withmean0", "mult_withmean1", "mult_withmean2", "lmult_pow", "lmult_add", "lmult_mult", "col_angle", "fog_amount", "fog_size", "motion_blur_angle", "motion_blur_size", "shadow_angle", "shadow_distance", "shadow_strength", "noise")
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    DX_FIELD_NUMBER: _ClassVar[int]
+    DY_FIELD_NUMBER: _ClassVar[int]
+    ANGLE_FIELD_NUMBER: _ClassVar[int]
+    ZOOM_X_FIELD_NUMBER: _ClassVar[int]
+    ZOOM_Y_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BRIGHTNESS_FIELD_NUMBER: _ClassVar[int]
+    CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    COLOR1_FIELD_NUMBER: _ClassVar[int]
+    COLOR2_FIELD_NUMBER: _ClassVar[int]
+    COLOR3_FIELD_NUMBER: _ClassVar[int]
+    POW_NOMEAN0_FIELD_NUMBER: _ClassVar[int]
+    POW_NOMEAN1_FIELD_NUMBER: _ClassVar[int]
+    POW_NOMEAN2_FIELD_NUMBER: _ClassVar[int]
+    ADD_NOMEAN0_FIELD_NUMBER: _ClassVar[int]
+    ADD_NOMEAN1_FIELD_NUMBER: _ClassVar[int]
+    ADD_NOMEAN2_FIELD_NUMBER: _ClassVar[int]
+    MULT_NOMEAN0_FIELD_NUMBER: _ClassVar[int]
+    MULT_NOMEAN1_FIELD_NUMBER: _ClassVar[int]
+    MULT_NOMEAN2_FIELD_NUMBER: _ClassVar[int]
+    POW_WITHMEAN0_FIELD_NUMBER: _ClassVar[int]
+    POW_WITHMEAN1_FIELD_NUMBER: _ClassVar[int]
+    POW_WITHMEAN2_FIELD_NUMBER: _ClassVar[int]
+    ADD_WITHMEAN0_FIELD_NUMBER: _ClassVar[int]
+    ADD_WITHMEAN1_FIELD_NUMBER: _ClassVar[int]
+    ADD_WITHMEAN2_FIELD_NUMBER: _ClassVar[int]
+    MULT_WITHMEAN0_FIELD_NUMBER: _ClassVar[int]
+    MULT_WITHMEAN1_FIELD_NUMBER: _ClassVar[int]
+    MULT_WITHMEAN2_FIELD_NUMBER: _ClassVar[int]
+    LMULT_POW_FIELD_NUMBER: _ClassVar[int]
+    LMULT_ADD_FIELD_NUMBER: _ClassVar[int]
+    LMULT_MULT_FIELD_NUMBER: _ClassVar[int]
+    COL_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    FOG_AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    FOG_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MOTION_BLUR_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    MOTION_BLUR_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_STRENGTH_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    mirror: float
+    dx: float
+    dy: float
+    angle: float
+    zoom_x: float
+    zoom_y: float
+    gamma: float
+    brightness: float
+    contrast: float
+    color1: float
+    color2: float
+    color3: float
+    pow_nomean0: float
+    pow_nomean1: float
+    pow_nomean2: float
+    add_nomean0: float
+    add_nomean1: float
+    add_nomean2: float
+    mult_nomean0: float
+    mult_nomean1: float
+    mult_nomean2: float
+    pow_withmean0: float
+    pow_withmean1: float
+    pow_withmean2: float
+    add_withmean0: float
+    add_withmean1: float
+    add_withmean2: float
+    mult_withmean0: float
+    mult_withmean1: float
+    mult_withmean2: float
+    lmult_pow: float
+    lmult_add: float
+    lmult_mult: float
+    col_angle: float
+    fog_amount: float
+    fog_size: float
+    motion_blur_angle: float
+    motion_blur_size: float
+    shadow_angle: float
+    shadow_distance: float
+    shadow_strength: float
+    noise: float
+    def __init__(self, mirror: _Optional[float] = ..., dx: _Optional[float] = ..., dy: _Optional[float] = ..., angle: _Optional[float] = ..., zoom_x: _Optional[float] = ..., zoom_y: _Optional[float] = ..., gamma: _Optional[float] = ..., brightness: _Optional[float] = ..., contrast: _Optional[float] = ..., color1: _Optional[float] = ..., color2: _Optional[float] = ..., color3: _Optional[float] = ..., pow_nomean0: _Optional[float] = ..., pow_nomean1: _Optional[float] = ..., pow_nomean2: _Optional[float] = ..., add_nomean0: _Optional[float] = ..., add_nomean1: _Optional[float] = ..., add_nomean2: _Optional[float] = ..., mult_nomean0: _Optional[float] = ..., mult_nomean1: _Optional[float] = ..., mult_nomean2: _Optional[float] = ..., pow_withmean0: _Optional[float] = ..., pow_withmean1: _Optional[float] = ..., pow_withmean2: _Optional[float] = ..., add_withmean0: _Optional[float] = ..., add_withmean1: _Optional[float] = ..., add_withmean2: _Optional[float] = ..., mult_withmean0: _Optional[float] = ..., mult_withmean1: _Optional[float] = ..., mult_withmean2: _Optional[float] = ..., lmult_pow: _Optional[float] = ..., lmult_add: _Optional[float] = ..., lmult_mult: _Optional[float] = ..., col_angle: _Optional[float] = ..., fog_amount: _Optional[float] = ..., fog_size: _Optional[float] = ..., motion_blur_angle: _Optional[float] = ..., motion_blur_size: _Optional[float] = ..., shadow_angle: _Optional[float] = ..., shadow_distance: _Optional[float] = ..., shadow_strength: _Optional[float] = ..., noise: _Optional[float] = ...) -> None: ...
+
+class AugmentationParameter(_message.Message):
+    __slots__ = ("crop_width", "crop_height", "write_augmented", "max_multiplier", "augment_during_test", "recompute_mean", "write_mean", "mean_per_pixel", "mean", "mode", "bottomwidth", "bottomheight", "num", "chromatic_eigvec", "mirror", "translate", "rotate", "zoom", "squeeze", "translate_x", "translate_y", "gamma", "brightness", "contrast", "color", "lmult_pow", "lmult_mult", "lmult_add", "sat_pow", "sat_mult", "sat_add", "col_pow", "col_mult", "col_add", "ladd_pow", "ladd_mult", "ladd_add", "col_rotate", "fog_amount", "fog_size", "motion_blur_angle", "motion_blur_size", "shadow_angle", "shadow_distance", "shadow_strength", "noise")
+    CROP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    CROP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_AUGMENTED_FIELD_NUMBER: _ClassVar[int]
+    MAX_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    AUGMENT_DURING_TEST_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    WRITE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    MEAN_PER_PIXEL_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    BOTTOMWIDTH_FIELD_NUMBER: _ClassVar[int]
+    BOTTOMHEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    CHROMATIC_EIGVEC_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    TRANSLATE_FIELD_NUMBER: _ClassVar[int]
+    ROTATE_FIELD_NUMBER: _ClassVar[int]
+    ZOOM_FIELD_NUMBER: _ClassVar[int]
+    SQUEEZE_FIELD_NUMBER: _ClassVar[int]
+    TRANSLATE_X_FIELD_NUMBER: _ClassVar[int]
+    TRANSLATE_Y_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BRIGHTNESS_FIELD_NUMBER: _ClassVar[int]
+    CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    COLOR_FIELD_NUMBER: _ClassVar[int]
+    LMULT_POW_FIELD_NUMBER: _ClassVar[int]
+    LMULT_MULT_FIELD_NUMBER: _ClassVar[int]
+    LMULT_ADD_FIELD_NUMBER: _ClassVar[int]
+    SAT_POW_FIELD_NUMBER: _ClassVar[int]
+    SAT_MULT_FIELD_NUMBER: _ClassVar[int]
+    SAT_ADD_FIELD_NUMBER: _ClassVar[int]
+    COL_POW_FIELD_NUMBER: _ClassVar[int]
+    COL_MULT_FIELD_NUMBER: _ClassVar[int]
+    COL_ADD_FIELD_NUMBER: _ClassVar[int]
+    LADD_POW_FIELD_NUMBER: _ClassVar[int]
+    LADD_MULT_FIELD_NUMBER: _ClassVar[int]
+    LADD_ADD_FIELD_NUMBER: _ClassVar[int]
+    COL_ROTATE_FIELD_NUMBER: _ClassVar[int]
+    FOG_AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    FOG_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MOTION_BLUR_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    MOTION_BLUR_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_STRENGTH_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    crop_width: int
+    crop_height: int
+    write_augmented: str
+    max_multiplier: float
+    augment_during_test: bool
+    recompute_mean: int
+    write_mean: str
+    mean_per_pixel: bool
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    mode: str
+    bottomwidth: int
+    bottomheight: int
+    num: int
+    chromatic_eigvec: _containers.RepeatedScalarFieldContainer[float]
+    mirror: RandomGeneratorParameter
+    translate: RandomGeneratorParameter
+    rotate: RandomGeneratorParameter
+    zoom: RandomGeneratorParameter
+    squeeze: RandomGeneratorParameter
+    translate_x: RandomGeneratorParameter
+    translate_y: RandomGeneratorParameter
+    gamma: RandomGeneratorParameter
+    brightness: RandomGeneratorParameter
+    contrast: RandomGeneratorParameter
+    color: RandomGeneratorParameter
+    lmult_pow: RandomGeneratorParameter
+    lmult_mult: RandomGeneratorParameter
+    lmult_add: RandomGeneratorParameter
+    sat_pow: RandomGeneratorParameter
+    sat_mult: RandomGeneratorParameter
+    sat_add: RandomGeneratorParameter
+    col_pow: RandomGeneratorParameter
+    col_mult: RandomGeneratorParameter
+    col_add: RandomGeneratorParameter
+    ladd_pow: RandomGeneratorParameter
+    ladd_mult: RandomGeneratorParameter
+    ladd_add: RandomGeneratorParameter
+    col_rotate: RandomGeneratorParameter
+    fog_amount: RandomGeneratorParameter
+    fog_size: RandomGeneratorParameter
+    motion_blur_angle: RandomGeneratorParameter
+    motion_blur_size: RandomGeneratorParameter
+    shadow_angle: RandomGeneratorParameter
+    shadow_distance: RandomGeneratorParameter
+    shadow_strength: RandomGeneratorParameter
+    noise: RandomGeneratorParameter
+    def __init__(self, crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., write_augmented: _Optional[str] = ..., max_multiplier: _Optional[float] = ..., augment_during_test: _Optional[bool] = ..., recompute_mean: _Optional[int] = ..., write_mean: _Optional[str] = ..., mean_per_pixel: _Optional[bool] = ..., mean: _Optional[_Iterable[float]] = ..., mode: _Optional[str] = ..., bottomwidth: _Optional[int] = ..., bottomheight: _Optional[int] = ..., num: _Optional[int] = ..., chromatic_eigvec: _Optional[_Iterable[float]] = ..., mirror: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., translate: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., rotate: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., zoom: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., squeeze: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., translate_x: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., translate_y: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., gamma: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., brightness: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., contrast: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., color: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., lmult_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., lmult_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., lmult_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., sat_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., sat_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., sat_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., ladd_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., ladd_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., ladd_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_rotate: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., fog_amount: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., fog_size: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., motion_blur_angle: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., motion_blur_size: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., shadow_angle: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., shadow_distance: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., shadow_strength: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., noise: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ...) -> None: ...
+
+class BlackAugmentationParameter(_message.Message):
+    __slots__ = ("black", "border")
+    BLACK_FIELD_NUMBER: _ClassVar[int]
+    BORDER_FIELD_NUMBER: _ClassVar[int]
+    black: RandomGeneratorParameter
+    border: RandomGeneratorParameter
+    def __init__(self, black: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., border: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ...) -> None: ...
+
+class FlowWarpParameter(_message.Message):
+    __slots__ = ("fill_value",)
+    class FillParameter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ZERO: _ClassVar[int]
+        NOT_A_NUMBER: _ClassVar[int]
+    ZERO: int
+    NOT_A_NUMBER: int
+    FILL_VALUE_FIELD_NUMBER: _ClassVar[int]
+    fill_value: int
+    def __init__(self, fill_value: _Optional[_Union[int, str]] = ...) -> None: ...
+
+class LpqLossParameter(_message.Message):
+    __slots__ = ("l2_prescale_by_channels", "normalize_by_num_entries", "p_epsilon", "q_epsilon", "pq_episode_starts_at_iter", "p", "q")
+    L2_PRESCALE_BY_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_BY_NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    P_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    Q_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    PQ_EPISODE_STARTS_AT_ITER_FIELD_NUMBER: _ClassVar[int]
+    P_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    l2_prescale_by_channels: bool
+    normalize_by_num_entries: bool
+    p_epsilon: float
+    q_epsilon: float
+    pq_episode_starts_at_iter: _containers.RepeatedScalarFieldContainer[int]
+    p: _containers.RepeatedScalarFieldContainer[float]
+    q: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, l2_prescale_by_channels: _Optional[bool] = ..., normalize_by_num_entries: _Optional[bool] = ..., p_epsilon: _Optional[float] = ..., q_epsilon: _Optional[float] = ..., pq_episode_starts_at_iter: _Optional[_Iterable[int]] = ..., p: _Optional[_Iterable[float]] = ..., q: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class RandomGeneratorParameter(_message.Message):
+    __slots__ = ("rand_type", "exp", "mean", "spread", "prob", "apply_schedule", "discretize", "multiplier")
+    RAND_TYPE_FIELD_NUMBER: _ClassVar[int]
+    EXP_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
+    PROB_FIELD_NUMBER: _ClassVar[int]
+    APPLY_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    DISCRETIZE_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    rand_type: str
+    exp: bool
+    mean: float
+    spread: float
+    prob: float
+    apply_schedule: bool
+    discretize: bool
+    multiplier: float
+    def __init__(self, rand_type: _Optional[str] = ..., exp: _Optional[bool] = ..., mean: _Optional[float] = ..., spread: _Optional[float] = ..., prob: _Optional[float] = ..., apply_schedule: _Optional[bool] = ..., discretize: _Optional[bool] = ..., multiplier: _Optional[float] = ...) -> None: ...
+
+class L1LossParameter(_message.Message):
+    __slots__ = ("l2_per_location", "l2_prescale_by_channels", "normalize_by_num_entries", "epsilon", "plateau")
+    L2_PER_LOCATION_FIELD_NUMBER: _ClassVar[int]
+    L2_PRESCALE_BY_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_BY_NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_FIELD_NUMBER: _ClassVar[int]
+    l2_per_location: bool
+    l2_prescale_by_channels: bool
+    normalize_by_num_entries: bool
+    epsilon: float
+    plateau: float
+    def __init__(self, l2_per_location: _Optional[bool] = ..., l2_prescale_by_channels: _Optional[bool] = ..., normalize_by_num_entries: _Optional[bool] = ..., epsilon: _Optional[float] = ..., plateau: _Optional[float] = ...) -> None: ...
+
+class CorrelationParameter(_message.Message):
+    __slots__ = ("pad", "kernel_size", "max_displacement", "stride_1", "stride_2", "single_direction", "do_abs", "correlation_type")
+    class CorrelationType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MULTIPLY: _ClassVar[int]
+        SUBTRACT: _ClassVar[int]
+    MULTIPLY: int
+    SUBTRACT: int
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DISPLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_1_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_2_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    DO_ABS_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_TYPE_FIELD_NUMBER: _ClassVar[int]
+    pad: int
+    kernel_size: int
+    max_displacement: int
+    stride_1: int
+    stride_2: int
+    single_direction: int
+    do_abs: bool
+    correlation_type: int
+    def __init__(self, pad: _Optional[int] = ..., kernel_size: _Optional[int] = ..., max_displacement: _Optional[int] = ..., stride_1: _Optional[int] = ..., stride_2: _Optional[int] = ..., single_direction: _Optional[int] = ..., do_abs: _Optional[bool] = ..., correlation_type: _Optional[_Union[int, str]] = ...) -> None: ...
+
+class DownsampleParameter(_message.Message):
+    __slots__ = ("top_height", "top_width")
+    TOP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TOP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    top_height: int
+    top_width: int
+    def __init__(self, top_height: _Optional[int] = ..., top_width: _Optional[int] = ...) -> None: ...
+
+class ReaderParameter(_message.Message):
+    __slots__ = ("file", "num")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    num: int
+    def __init__(self, file: _Optional[str] = ..., num: _Optional[int] = ...) -> None: ...
+
+class WriterParameter(_message.Message):
+    __slots__ = ("file", "folder", "prefix", "suffix", "normalize", "scale")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    folder: str
+    prefix: str
+    suffix: str
+    normalize: bool
+    scale: float
+    def __init__(self, file: _Optional[str] = ..., folder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., normalize: _Optional[bool] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class ResampleParameter(_message.Message):
+    __slots__ = ("antialias", "width", "height", "type", "factor")
+    class ResampleType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NEAREST: _ClassVar[int]
+        LINEAR: _ClassVar[int]
+        CUBIC: _ClassVar[int]
+        AREA: _ClassVar[int]
+    NEAREST: int
+    LINEAR: int
+    CUBIC: int
+    AREA: int
+    ANTIALIAS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    antialias: bool
+    width: int
+    height: int
+    type: int
+    factor: float
+    def __init__(self, antialias: _Optional[bool] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., type: _Optional[_Union[int, str]] = ..., factor: _Optional[float] = ...) -> None: ...
+
+class MeanParameter(_message.Message):
+    __slots__ = ("operation", "file", "value", "mean_scale", "input_scale", "output_scale")
+    class MeanOperation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ADD: _ClassVar[int]
+        SUBTRACT: _ClassVar[int]
+    ADD: int
+    SUBTRACT: int
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_SCALE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    file: str
+    value: _containers.RepeatedScalarFieldContainer[float]
+    mean_scale: float
+    input_scale: float
+    output_scale: float
+    def __init__(self, operation: _Optional[_Union[int, str]] = ..., file: _Optional[str] = ..., value: _Optional[_Iterable[float]] = ..., mean_scale: _Optional[float] = ..., input_scale: _Optional[float] = ..., output_scale: _Optional[float] = ...) -> None: ...
+
+class CoeffScheduleParameter(_message.Message):
+    __slots__ = ("half_life", "initial_coeff", "final_coeff")
+    HALF_LIFE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_COEFF_FIELD_NUMBER: _ClassVar[int]
+    FINAL_COEFF_FIELD_NUMBER: _ClassVar[int]
+    half_life: float
+    initial_coeff: float
+    final_coeff: float
+    def __init__(self, half_life: _Optional[float] = ..., initial_coeff: _Optional[float] = ..., final_coeff: _Optional[float] = ...) -> None: ...
+
 class PythonParameter(_message.Message):
     __slots__ = ("module", "layer", "param_str", "share_in_parallel")
     MODULE_FIELD_NUMBER: _ClassVar[int]
@@ -2384,7 +4234,7 @@ class PythonParameter(_message.Message):
     def __init__(self, module: _Optional[str] = ..., layer: _Optional[str] = ..., param_str: _Optional[str] = ..., share_in_parallel: _Optional[bool] = ...) -> None: ...
 
 class V1LayerParameter(_message.Message):
-    __slots__ = ("layer", "bottom", "top", "name", "type", "blobs", "blobs_lr", "weight_decay", "concat_param", "convolution_param", "data_param", "dropout_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "infogain_loss_param", "inner_product_param", "lrn_param", "pooling_param", "window_data_param", "power_param", "memory_data_param", "argmax_param", "eltwise_param", "threshold_param", "dummy_data_param", "accuracy_param", "hinge_loss_param", "relu_param", "slice_param", "include", "exclude", "mvn_param", "loss_weight", "transform_param", "tanh_param", "sigmoid_param", "softmax_param", "contrastive_loss_param", "exp_param", "loss_param", "param", "blob_share_mode")
+    __slots__ = ("layer", "bottom", "top", "name", "type", "blobs", "blobs_lr", "weight_decay", "concat_param", "convolution_param", "data_param", "dropout_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "infogain_loss_param", "inner_product_param", "lrn_param", "pooling_param", "window_data_param", "power_param", "memory_data_param", "argmax_param", "eltwise_param", "threshold_param", "dummy_data_param", "accuracy_param", "hinge_loss_param", "relu_param", "slice_param", "include", "exclude", "mvn_param", "loss_weight", "transform_param", "tanh_param", "sigmoid_param", "softmax_param", "contrastive_loss_param", "exp_param", "loss_param", "param", "blob_share_mode", "bn_param", "local_param", "prelu_param", "insanity_param", "triplet_loss_param", "roi_pooling_param", "eltwise_affine_param", "sub_region_param", "noise_param")
     class LayerType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[int]
@@ -2427,6 +4277,15 @@ class V1LayerParameter(_message.Message):
         TANH: _ClassVar[int]
         WINDOW_DATA: _ClassVar[int]
         THRESHOLD: _ClassVar[int]
+        CROP: _ClassVar[int]
+        LOCAL: _ClassVar[int]
+        BN: _ClassVar[int]
+        NORMALIZE: _ClassVar[int]
+        INSANITY: _ClassVar[int]
+        TRIPLET_LOSS: _ClassVar[int]
+        ROIPOOLING: _ClassVar[int]
+        BATCH_NORM: _ClassVar[int]
+        ELTWISE_AFFINE: _ClassVar[int]
     NONE: int
     ABSVAL: int
     ACCURACY: int
@@ -2467,6 +4326,15 @@ class V1LayerParameter(_message.Message):
     TANH: int
     WINDOW_DATA: int
     THRESHOLD: int
+    CROP: int
+    LOCAL: int
+    BN: int
+    NORMALIZE: int
+    INSANITY: int
+    TRIPLET_LOSS: int
+    ROIPOOLING: int
+    BATCH_NORM: int
+    ELTWISE_AFFINE: int
     class DimCheckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STRICT: _ClassVar[int]
@@ -2516,6 +4384,15 @@ class V1LayerParameter(_message.Message):
     LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     BLOB_SHARE_MODE_FIELD_NUMBER: _ClassVar[int]
+    BN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PRELU_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INSANITY_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TRIPLET_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ROI_POOLING_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ELTWISE_AFFINE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SUB_REGION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NOISE_PARAM_FIELD_NUMBER: _ClassVar[int]
     layer: V0LayerParameter
     bottom: _containers.RepeatedScalarFieldContainer[str]
     top: _containers.RepeatedScalarFieldContainer[str]
@@ -2559,7 +4436,16 @@ class V1LayerParameter(_message.Message):
     loss_param: LossParameter
     param: _containers.RepeatedScalarFieldContainer[str]
     blob_share_mode: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layer: _Optional[_Union[V0LayerParameter, _Mapping]] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., type: _Optional[_Union[int, str]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., blobs_lr: _Optional[_Iterable[float]] = ..., weight_decay: _Optional[_Iterable[float]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., param: _Optional[_Iterable[str]] = ..., blob_share_mode: _Optional[_Iterable[_Union[int, str]]] = ...) -> None: ...
+    bn_param: BNParameter
+    local_param: LocalParameter
+    prelu_param: PReLUParameter
+    insanity_param: InsanityParameter
+    triplet_loss_param: TripletLossParameter
+    roi_pooling_param: ROIPoolingParameter
+    eltwise_affine_param: EltwiseAffineParameter
+    sub_region_param: SubRegionParameter
+    noise_param: NoiseParameter
+    def __init__(self, layer: _Optional[_Union[V0LayerParameter, _Mapping]] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., type: _Optional[_Union[int, str]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., blobs_lr: _Optional[_Iterable[float]] = ..., weight_decay: _Optional[_Iterable[float]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., param: _Optional[_Iterable[str]] = ..., blob_share_mode: _Optional[_Iterable[_Union[int, str]]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., local_param: _Optional[_Union[LocalParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., insanity_param: _Optional[_Union[InsanityParameter, _Mapping]] = ..., triplet_loss_param: _Optional[_Union[TripletLossParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., eltwise_affine_param: _Optional[_Union[EltwiseAffineParameter, _Mapping]] = ..., sub_region_param: _Optional[_Union[SubRegionParameter, _Mapping]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ...) -> None: ...
 
 class V0LayerParameter(_message.Message):
     __slots__ = ("name", "type", "num_output", "biasterm", "weight_filler", "bias_filler", "pad", "kernelsize", "group", "stride", "pool", "dropout_ratio", "local_size", "alpha", "beta", "source", "scale", "meanfile", "batchsize", "cropsize", "mirror", "k", "blobs", "blobs_lr", "weight_decay", "rand_skip", "det_fg_threshold", "det_bg_threshold", "det_fg_fraction", "det_context_pad", "det_crop_mode", "new_num", "new_channels", "new_height", "new_width", "shuffle_images", "concat_dim", "hdf5_output_param")

@@ -10,6 +10,7 @@ from engine import proto
 from tests.shared import SHARED, needs_shared
 
 TABLE = "reference/caffe-schema.tsv"
+DIALECTS = "reference/dialects.tsv"
 # (message, field): number here; BVLC's meaning of the old number stands.
 RENUMBERED = {
     ("SolverParameter", "eval_type"): 53,
@@ -35,13 +36,22 @@ def table():
     return fields, list(csv.DictReader([line for line in lines[end:] if line], delimiter="\t"))
 
 
+def dialects():
+    """Rows of the forks' fields as dicts, and (enum, value, number) of their enumerations."""
+    lines = (SHARED / DIALECTS).read_text().splitlines()
+    fields = csv.DictReader([line for line in lines if not line.startswith("enum ")], delimiter="\t", restval="")
+    enums = [line[5:].split("\t") for line in lines if line.startswith("enum ")]
+    values = [(name, *value.split("=")) for name, listed, *_ in enums for value in listed.split()]
+    return list(fields), {(name, value, int(number)) for name, value, number in values}
+
+
 def type_name(field):
     if field.type_name:
         return field.type_name.removeprefix(".caffe.")
     return FIELD_TYPES.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
-# Whole messages that BVLC's, Intel's and SURFsara's schemas do not have.
+# Whole messages that BVLC's, Intel's and SURFsara's schemas do not have, but other forks do, or this engine alone.
 OWN = {
     "BNParameter",
     "BatchGrowthParameter",
@@ -74,13 +84,27 @@ def test_every_field_of_caffe():
         assert type_name(field) == row["type"], key
         assert same_default(field.default_value, row["default"], row["type"]), key
         assert field.options.packed == (row["packed"] == "packed"), key
-    assert {(name, field.number >= 1000) for (name, _), field in ours.items() if name not in OWN} == {
-        ("BatchNormParameter", True),
-        ("LayerParameter", True),
-        ("NetParameter", True),
-        ("SolverParameter", True),
-        ("SolverState", True),
+    forks = {(row["message"], row["field"]): row for row in dialects()[0]}
+    for key, field in ours.items():
+        numbers = {int(row["number"]) for row in dialects()[0] if (row["message"], row["field"]) == key}
+        assert field.number >= 1000 or field.number in numbers or key[0] in OWN, key
+        if key in forks and not key[0] in OWN:
+            assert type_name(field).rpartition(".")[2] == forks[key]["type"], key
+            assert FIELD_TYPES.Label.Name(field.label) == "LABEL_" + forks[key]["label"].upper(), key
+            assert same_default(field.default_value, forks[key]["default"], forks[key]["type"]), key
+
+
+@needs_shared(DIALECTS)
+def test_every_field_of_the_forks():
+    ours = {(message.name, field.name) for message in schema_file().message_type for field in message.field}
+    ours |= {
+        (f"{message.name}.{nested.name}", field.name)
+        for message in schema_file().message_type
+        for nested in message.nested_type
+        for field in nested.field
     }
+    missing = {(row["message"], row["field"]) for row in dialects()[0]} - ours
+    assert {message for message, _ in missing} == {"C2TensorProto", "C2TensorProtos"}  # files of Caffe2
 
 
 @needs_shared(TABLE)
@@ -92,7 +116,10 @@ def test_every_enum_of_caffe():
             ours |= {(f"{message.name}.{enum.name}", value.name): value.number for value in enum.value}
     _, rows = table()
     ours = {key: n for key, n in ours.items() if key[0].partition(".")[0] not in OWN and key[0] not in OWN_ENUMS}
-    assert ours == {(row["enum"], row["value"]): int(row["number"]) for row in rows}
+    table_of_caffe = {(row["enum"], row["value"]): int(row["number"]) for row in rows}
+    assert table_of_caffe.items() <= ours.items()
+    forks = dialects()[1]
+    assert all((*key, n) in forks or n >= 1000 for key, n in ours.items() if key not in table_of_caffe)
 
 
 def test_names_of_the_module():
