@@ -1,4 +1,5 @@
-"""What changes the size of an image before it is cropped: resize_param, random_resize_param, random_aspect_ratio_param.
+"""What changes the size of an image before it is cropped: resize_param, random_resize_param, random_aspect_ratio_param
+and pad.
 
 Each maker checks its message once and returns a step: (image, random) -> image.
 """
@@ -150,3 +151,11 @@ def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, cro
         return _resize_shorter(image, max(crop_h, crop_w), resample)
 
     return random_aspect_ratio
+
+
+def padded(pixels: np.ndarray, pad: int) -> np.ndarray:
+    """transform_param.pad: black pixels on all four sides of (h, w, c) pixels."""
+    height, width, channels = pixels.shape
+    result = np.zeros((height + 2 * pad, width + 2 * pad, channels), pixels.dtype)
+    result[pad : pad + height, pad : pad + width] = pixels
+    return result

@@ -1,6 +1,6 @@
 """transform_param: from an image to the floats that a net reads.
 
-In this order: resize or aspect-ratio augmentation; crop (random in TRAIN, centre in TEST); mirror (a random
+In this order: resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); mirror (a random
 half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++ (csrc/kernels/image.cpp).
 """
 
@@ -13,15 +13,17 @@ import numpy as np
 
 from engine import proto
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow
-from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize
+from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize, padded
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import check_within
 from engine.data.mean import read_mean
 from engine.errors import ConfigError, shape_text
 
 if TYPE_CHECKING:
     from engine.proto import TransformationParameter
 
-_UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "bgr2rgb", "pad")
+_UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "bgr2rgb")
+MAX_PAD = 1024  # pixels on a side
 
 
 def crop_shape(param: TransformationParameter, where: str | None = None) -> tuple[int, int]:
@@ -66,6 +68,7 @@ class Transformer:
         self._random = phase == proto.TRAIN
         self._mirror = param.mirror and self._random
         self._scale = param.scale
+        self._pad = self._read_pad(param, where)
         self._crop = crop_shape(param, where)
         self.color = forced_color(param, where)
         self._mean_file = param.mean_file
@@ -77,6 +80,14 @@ class Transformer:
             self._steps.append(make_random_resize(param.random_resize_param, where))
         if param.HasField("random_aspect_ratio_param"):
             self._steps.append(make_random_aspect_ratio(param.random_aspect_ratio_param, *self._crop, where))
+
+    @staticmethod
+    def _read_pad(param: TransformationParameter, where: str | None) -> int:
+        """Pixels that are put around a picture."""
+        check_within(0, param.pad, MAX_PAD, "transform_param.pad", where)
+        if param.pad and param.mean_file:
+            raise ConfigError("pad and mean_file exclude each other: the mean has no border; give mean_value", where)
+        return param.pad
 
     @staticmethod
     def _read_mean(param: TransformationParameter, where: str | None) -> np.ndarray | None:
@@ -91,7 +102,7 @@ class Transformer:
         """(h, w, c) pixels, ready to be cropped."""
         for step in self._steps:
             image = step(as_pillow(image), random)
-        return as_array(image)
+        return padded(as_array(image), self._pad) if self._pad else as_array(image)
 
     def shape(self, image: AnyImage) -> tuple[int, int, int]:
         """(c, h, w) that this image becomes; with a crop, or images of one size, all others too. Raises ImageError."""

@@ -55,6 +55,26 @@ def test_centre_crop_mean_values_and_scale(datum):
     assert np.array_equal(got, (bgr(random_pixels(5))[:, 2:9, 4:11] - mean) * np.float32(0.5))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("raw", [True, False])
+def test_pad_puts_black_pixels_around_the_picture(raw, channels):
+    pixels = random_pixels(5, 6, 9, channels)
+    picture = parse_datum(raw_datum(pixels) if raw else encoded_datum(pixels))
+    wanted = np.pad(bgr(pixels), [(0, 0), (3, 3), (3, 3)]) - 7
+    assert np.array_equal(apply(make("pad: 3 mean_value: 7"), picture), wanted)
+    assert np.array_equal(apply(make("pad: 3 crop_h: 6 crop_w: 9"), picture), bgr(pixels))  # the centre
+
+
+def test_crops_of_a_padded_picture_begin_everywhere():
+    pixels = random_pixels(5, 8, 8)
+    transformer, picture = make("pad: 2 crop_size: 8", proto.TRAIN), parse_datum(raw_datum(pixels))
+    wide, found = np.pad(bgr(pixels), [(0, 0), (2, 2), (2, 2)]), set()
+    for index in range(300):
+        got = apply(transformer, picture, KeyedRandom(1, 0, index))
+        found.add(next((y, x) for y in range(5) for x in range(5) if np.array_equal(wide[:, y:, x:][:, :8, :8], got)))
+    assert len(found) == 25
+
+
 def test_one_mean_value_serves_all_channels(datum):
     assert np.array_equal(apply(make("mean_value: 7"), datum), bgr(random_pixels(5)) - 7)
 
@@ -201,7 +221,8 @@ def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
         ("force_color: true force_gray: true", "exclude each other"),
         ('mean_file: "x" mean_value: 3', "exclude each other"),
         ("distort_param { }", "distort_param is not supported"),
-        ("pad: 4", "pad is not supported"),
+        ("pad: 1025", "transform_param.pad: expected 0 to 1024, got 1025"),
+        ('pad: 4 mean_file: "mean"', "pad and mean_file exclude each other"),
         ("resize_param { height: 3 }", "height and width; got 3 x 0"),
         (
             "resize_param { height: 3 width: 3 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_value: [1, 2] }",
