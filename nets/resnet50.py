@@ -2,15 +2,18 @@
 
 The stride of a group's first block is in its 3 x 3 convolution; batch statistics move with a fraction of 0.95; the last
 scale of each block starts at 0, so that a block starts as its shortcut; scales and biases are not decayed. Layers have
-the names of He's own nets.
+the names of He's own nets. resnet101.py, resnet152.py and wide_resnet50.py are made of the same blocks.
 
     python nets/resnet50.py > nets/resnet50.prototxt
 """
 
+from pathlib import Path
+
 from writer import ASPECT, CLASSES, MIRROR, SYNTHETIC, data, layer, options, short_side, synthetic
 
-GROUPS = ((64, 3), (128, 4), (256, 6), (512, 3))  # (channels of the 3 x 3 convolution, blocks)
-EXPANSION = 4  # channels that leave a block, over those of its 3 x 3 convolution
+WIDTHS = (64, 128, 256, 512)  # channels of the 3 x 3 convolutions of a group
+EXPANSION = 4  # channels that leave a block, over those
+LETTERS = 6  # blocks that He's own nets call a, b, ...; those of longer groups a, b1, b2, ...
 CROP = 224
 BATCH = 16  # per rank
 
@@ -57,13 +60,15 @@ convolution_param {{
         yield layer(f"{name}_relu", "ReLU", name, name)
 
 
-def block(name, bottom, channels, stride, projection):
-    """A bottleneck of three convolutions beside a shortcut, which a 1 x 1 convolution widens where shapes change."""
+def block(name, bottom, width, wider, stride, projection):
+    """A bottleneck of three convolutions beside a shortcut, which a 1 x 1 convolution widens where shapes change.
+
+    wider: by so much the inner convolutions are wider than `width`, of which what leaves the block is four times."""
 
     def branch(part, source, *args, **kwargs):
         return convolution(f"res{name}_branch{part}", f"{name}_branch{part}", source, *args, **kwargs)
 
-    wide = EXPANSION * channels
+    wide, channels = EXPANSION * width, wider * width
     shortcut = bottom
     if projection:
         shortcut = f"res{name}_branch1"
@@ -75,15 +80,15 @@ def block(name, bottom, channels, stride, projection):
     yield layer(f"res{name}_relu", "ReLU", f"res{name}", f"res{name}")
 
 
-def body():
+def body(blocks, wider):
     yield from convolution("conv1", "_conv1", "data", 64, 7, stride=2, fan=" variance_norm: FAN_OUT")
     yield layer("pool1", "Pooling", "conv1", "pool1", "pooling_param { pool: MAX kernel_size: 3 stride: 2 }")
-    bottom = "pool1"
-    for group, (channels, blocks) in enumerate(GROUPS, start=2):
-        for index in range(blocks):
-            name = f"{group}{'abcdef'[index]}"
+    bottom, numbered = "pool1", max(blocks) > LETTERS
+    for group, (width, count) in enumerate(zip(WIDTHS, blocks), start=2):
+        for index in range(count):
+            name = f"{group}{f'b{index}' if index and numbered and count > 3 else 'abcdef'[index]}"
             stride = 2 if index == 0 and group > 2 else 1
-            yield from block(name, bottom, channels, stride, projection=index == 0)
+            yield from block(name, bottom, width, wider, stride, projection=index == 0)
             bottom = f"res{name}"
     yield layer("pool5", "Pooling", bottom, "pool5", "pooling_param { pool: AVE global_pooling: true }")
 
@@ -104,8 +109,13 @@ inner_product_param {{
         yield layer(f"accuracy_top{k}", "Accuracy", f"{name} label", f"accuracy_top{k}", rule)
 
 
+def write(file, description, name, blocks, wider=1, batch=BATCH):
+    """Prints the net as the command line asks for it. file: of the generator. blocks: of each group."""
+    chosen = options(description, batch)
+    print(f"# {name}. Written by nets/{Path(file).name}: change that, not this.")
+    print(f'name: "{name}"')
+    print("".join([*all_data(chosen.batch_size, chosen.data), *body(blocks, wider), *head()]), end="")
+
+
 if __name__ == "__main__":
-    print("# ResNet-50. Written by nets/resnet50.py: change that, not this.")
-    print('name: "ResNet-50"')
-    chosen = options(__doc__, BATCH)
-    print("".join([*all_data(chosen.batch_size, chosen.data), *body(), *head()]), end="")
+    write(__file__, __doc__, "ResNet-50", (3, 4, 6, 3))

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
 from engine import config, proto
 from engine.examine.check import check_file
+from engine.graph.build import kept
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import make_solver
 
 ROOT = Path(__file__).resolve().parent.parent
 SOLVERS = sorted(ROOT.glob("solvers/*.prototxt"))
-# Learnable parameters, auxiliary classifiers included: those of Caffe's AlexNet, VGG-16 and GoogLeNet and of Intel's
-# Inception-v2, and of torchvision's and timm's ResNet-50, Inception-v3, Inception-ResNet-v2 and DenseNet-121.
+# Learnable parameters, auxiliary classifiers included: those of Caffe's AlexNet, VGG-16 and GoogLeNet, of Intel's
+# Inception-v2, of torchvision's and timm's ResNets, Inception-v3, Inception-ResNet-v2 and DenseNet-121, and of the
+# ResNets for CIFAR-10 with shortcuts that have none (He et al., 2015, table 6: 0.27 and 0.85 million).
 PARAMETERS = {
     "alexnet": 60_965_224,
     "vgg16": 138_357_544,
@@ -26,6 +29,11 @@ PARAMETERS = {
     "inception_resnet_v2": 55_843_464,
     "densenet121": 7_978_856,
     "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "wide_resnet50": 68_883_240,
+    "resnet20": 269_722,
+    "resnet56": 853_018,
 }
 # Published multiply-adds of one forward pass, 10^9 per image.
 MULTIPLY_ADDS = {
@@ -37,7 +45,13 @@ MULTIPLY_ADDS = {
     "inception_resnet_v2": 13.2,
     "densenet121": 2.83,
     "resnet50": 4.09,
+    "resnet101": 7.80,
+    "resnet152": 11.51,
+    "wide_resnet50": 11.40,
+    "resnet20": 0.0408,
+    "resnet56": 0.1255,
 }
+CIFAR = {"resnet20": 20, "resnet56": 56}  # of one generator, by depth
 TWINS = {
     "alexnet": "bvlc/models/bvlc_alexnet/train_val.prototxt",
     "googlenet": "bvlc/models/bvlc_googlenet/train_val.prototxt",
@@ -74,7 +88,8 @@ def test_collapse_trains_without_scale_and_aspect_augmentation():
 
 
 def generate(name, *options):
-    command = [sys.executable, ROOT / f"nets/{name}.py", *options]
+    generator = ["resnet_cifar.py", "--depth", str(CIFAR[name])] if name in CIFAR else [f"{name}.py"]
+    command = [sys.executable, ROOT / "nets" / generator[0], *generator[1:], *options]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -102,9 +117,10 @@ def test_a_public_net_has_as_many_parameters_and_as_much_work(name):
     assert (ours.parameters, ours.flops / ours.batch) == (theirs.parameters, pytest.approx(theirs.flops / theirs.batch))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"resnet101", "resnet152", "resnet56"}))
 def test_nets_train(name):
-    """One step on noise: with weights that are hardly trained, each loss is about that of a guess."""
+    """One step on noise: with weights that are hardly trained, each loss is about that of a guess. The nets that are
+    left out have the blocks of others, and more of them."""
     solver = make_solver("max_iter: 1 random_seed: 1", generate(name, "--batch_size", "2", "--data", "synthetic"))
     try:
         before = solver.optimizer.weights.copy()
@@ -115,6 +131,32 @@ def test_nets_train(name):
         assert np.isfinite(solver.optimizer.weights).all() and (before != solver.optimizer.weights).any()
     finally:
         solver.close()
+
+
+@pytest.mark.parametrize("depth", [8, 14, 110])
+def test_resnets_for_cifar_have_6n_and_2_layers_with_weights(depth):
+    command = [sys.executable, ROOT / "nets/resnet_cifar.py", "--depth", str(depth), "--data", "synthetic"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    net = text_format.Parse(text, proto.NetParameter())
+    count = Counter(layer.type for layer in net.layer)
+    assert count["Convolution"] + count["InnerProduct"] == depth
+    assert count["Eltwise"] == (depth - 2) // 2
+
+
+def test_a_depth_that_is_no_6n_plus_2_is_refused():
+    command = [sys.executable, ROOT / "nets/resnet_cifar.py", "--depth", "18"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 2 and "expected 6n + 2 layers, got 18" in found.stderr
+
+
+@pytest.mark.parametrize("stage", ["", "collapse"])
+def test_resnets_for_cifar_pad_and_crop_but_in_a_collapse(stage):
+    """Read as the graph does: one data layer for each phase and stage."""
+    net = config.read_net(ROOT / "nets/resnet20.prototxt").message
+    stages = {stage} if stage else set()
+    (train,) = [each for each in net.layer if each.type == "Data" and kept(each, proto.TRAIN, 0, stages, "")]
+    transform = train.transform_param
+    assert (transform.pad, transform.crop_size, transform.mirror) == (0 if stage else 4, 32, True)
 
 
 def test_resnet50_is_he_s_topology():
