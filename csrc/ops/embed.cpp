@@ -13,8 +13,8 @@ public:
     explicit Embed(OpSpec spec)
         : Op(std::move(spec)),
           bias_(spec_.attributes.flag("bias")),
-          inputs_(param(0)->shape.at(0)),
-          width_(param(0)->shape.at(1)),
+          inputs_(param(0)->count() / spec_.output_shapes.at(0).back()),  // another layer's shape may be another
+          width_(spec_.output_shapes.at(0).back()),
           rows_(input(0)->count()),
           all_bias_(rows_.size(), 0) {
         for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);

@@ -21,10 +21,7 @@ public:
         weights_ = any_layout(weights, type);
         diff_weights_ = any_layout(weights, memory::data_type::f32);
         if (bias_) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
-        if (spec_.attributes.flag("transpose")) {
-            param(0)->plain_override = transposed(weights);
-            if (param_gradient(0)) param(0)->diff->plain_override = param(0)->plain_override;
-        }
+        if (spec_.attributes.flag("transpose")) transpose_weights(transposed(weights));
 
         forward_pd forward = make_forward();
         if (forward.src_desc() != input(0)->layout) keep_source(forward);
@@ -45,6 +42,28 @@ private:
     using forward_pd = dnnl::inner_product_forward::primitive_desc;
     using weights_pd = dnnl::inner_product_backward_weights::primitive_desc;
     using data_pd = dnnl::inner_product_backward_data::primitive_desc;
+
+    // Weights whose layout is still open take the kernel's, and files see them as `columns`. An array that lies in
+    // memory as in files is read through that layout.
+    void transpose_weights(const Layout& columns) {
+        const TensorPtr given = param(0);
+        const auto seen = [&](const TensorPtr& tensor) {
+            auto view = std::make_shared<Tensor>(*tensor);
+            view->decide(columns, tensor->buffer);
+            return view;
+        };
+        if (!given->decided()) {
+            given->plain_override = columns;
+            if (given->diff) given->diff->plain_override = columns;
+        } else if (!given->plain_override.get_ndims()) {
+            if (!is_plain(given->layout))
+                throw std::invalid_argument("parameter '" + given->name + "' is laid out as " +
+                                            layout_name(given->layout) + " and cannot be read transposed");
+            const TensorPtr diff = given->diff ? seen(given->diff) : nullptr;
+            spec_.params[0] = seen(given);
+            spec_.params[0]->diff = diff;
+        }
+    }
 
     // Rows of the file's array are inputs, columns outputs.
     static Layout transposed(const Dims& weights) {

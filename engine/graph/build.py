@@ -102,6 +102,9 @@ def build(
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
     graph.all_params = [parameter for layer in graph.layers for parameter in layer.params]
+    for parameter in graph.all_params:
+        if parameter.owner:
+            parameter.lr_mult, parameter.decay_mult = parameter.owner.lr_mult, parameter.owner.decay_mult
     consumed = {blob for layer in graph.layers for blob in layer.bottoms}
     graph.outputs = [blob for layer in graph.layers for blob in layer.tops if blob not in consumed]
     return graph
@@ -176,6 +179,7 @@ def _param_specs(layer: Layer, connect: _Connector) -> None:
         parameter.shared_name, parameter.permissive = spec.name, spec.share_mode == 1
         if spec.name:
             connect.share(layer, parameter)
+            connect.multiply(layer, parameter, spec)
 
 
 class _Connector:
@@ -187,6 +191,7 @@ class _Connector:
         self.unknown: set[str] = set()  # tops of layers that could not be built
         self.unshaped: set[Blob] = set()
         self.owners: dict[str, Parameter] = {}
+        self.multipliers: dict[tuple[Parameter, str], str] = {}  # which layer has given one, to an owner
 
     def bottoms(self, layer: Layer, index: int) -> bool:
         """Finds the layer's bottoms; False when one depends on a layer already reported."""
@@ -233,12 +238,22 @@ class _Connector:
                 f"parameter '{parameter.shared_name}' is shared with layer '{owner.layer}' but has another shape: "
                 f"expected {owner.shape}, got {parameter.shape}"
             )
-        if owner.transposed != parameter.transposed:
-            raise layer.error(
-                f"parameter '{parameter.shared_name}' is shared with layer '{owner.layer}', and one of them has "
-                "transpose: true; that is not supported"
-            )
         parameter.owner = owner
+        owner.row_major |= (owner.dims, owner.transposed) != (parameter.dims, parameter.transposed)
+
+    def multiply(self, layer: Layer, parameter: Parameter, spec: proto.ParamSpec) -> None:
+        """A multiplier holds for all that share the parameter, whichever gives it; those that give one must agree."""
+        owner = parameter.owner or parameter
+        for name in ("lr_mult", "decay_mult"):
+            if not spec.HasField(name):
+                continue
+            giver, value = self.multipliers.setdefault((owner, name), layer.name), getattr(spec, name)
+            if giver != layer.name and value != getattr(owner, name):
+                raise layer.error(
+                    f"parameter '{parameter.shared_name}' is shared with layer '{giver}', whose {name} is "
+                    f"{getattr(owner, name):g}: expected the same or none, got {value:g}"
+                )
+            setattr(owner, name, value)
 
     def _missing(self, layer: Layer, index: int, name: str) -> ConfigError:
         """The reason why a bottom is not there: a cycle, a later layer, or nothing makes it."""

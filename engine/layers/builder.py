@@ -72,7 +72,7 @@ class Builder:
                 tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)
                 if tensor.diff is not None:
                     tensor.diff.accumulate = owner in self.summed  # known before the first of its ops is built
-                if self.plain_parameters and not owner.transposed:
+                if self.plain_parameters or owner.row_major:
                     tensor.decide_plain()
                 self.params[owner] = tensor
         return self.params[owner]

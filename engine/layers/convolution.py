@@ -18,6 +18,11 @@ FURTHEST = 16  # pixels between windows, in bf16: from 32 on, kernels of oneDNN 
 FEWEST_TILES = 48  # of a batch, for Winograd's algorithm: weights are transformed once for all of them
 
 
+def grouped(weights: Shape, group: int) -> Shape:
+    """Weights as oneDNN describes them, whose groups have an axis of their own."""
+    return (group, weights[0] // group, *weights[1:]) if group > 1 else weights
+
+
 @register("Convolution")
 class Convolution(Weighted):
     """Bottom (N, C, spatial...), top (N, num_output, spatial...).
@@ -112,7 +117,7 @@ class Convolution(Weighted):
     def make_params(self) -> list[Parameter]:
         param = self.param
         weights = (param.num_output, self.shapes[0][1] // param.group, *self.window["kernel"])
-        params = [Parameter(weights, param.weight_filler)]
+        params = [Parameter(weights, param.weight_filler, dims=grouped(weights, param.group))]
         if param.bias_term:
             params.append(Parameter((param.num_output,), param.bias_filler))
         return params

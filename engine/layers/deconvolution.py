@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Parameter, Shape
-from engine.layers.convolution import Convolution
+from engine.layers.convolution import Convolution, grouped
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Deconvolution(Convolution):
     def make_params(self) -> list[Parameter]:
         param = self.param
         weights = (self.shapes[0][1], param.num_output // param.group, *self.window["kernel"])
-        params = [Parameter(weights, param.weight_filler)]
+        params = [Parameter(weights, param.weight_filler, dims=grouped(weights, param.group))]
         if param.bias_term:
             params.append(Parameter((param.num_output,), param.bias_filler))
         return params

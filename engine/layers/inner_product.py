@@ -28,6 +28,11 @@ class InnerProduct(Weighted):
     def axis(self) -> int:
         return self.canonical_axis(self.param.axis, len(self.shapes[0]))
 
+    @property
+    def _is_direct(self) -> bool:
+        """Whether the kernel takes the bottom as it is, in a layout of its own."""
+        return self.axis == 1 and len(self.shapes[0]) <= MAX_KERNEL_AXES
+
     def infer(self) -> list[Shape]:
         if self.param.num_output == 0:
             raise self.error("expected num_output above 0, got 0")
@@ -37,7 +42,8 @@ class InnerProduct(Weighted):
         weights = (self.param.num_output, math.prod(self.shapes[0][self.axis :]))
         transposed = self.param.transpose
         shape = weights[::-1] if transposed else weights
-        params = [Parameter(shape, self.param.weight_filler, transposed=transposed)]
+        dims = (self.param.num_output, *self.shapes[0][1:]) if self._is_direct else weights
+        params = [Parameter(shape, self.param.weight_filler, transposed=transposed, dims=dims)]
         if self.param.bias_term:
             params.append(Parameter((self.param.num_output,), self.param.bias_filler))
         return params
@@ -47,7 +53,7 @@ class InnerProduct(Weighted):
             self.lower_part(builder, self.part)
             return
         x, shape, top = builder.tensor(self.bottoms[0]), self.shapes[0], self.tops[0]
-        direct = self.axis == 1 and len(shape) <= MAX_KERNEL_AXES  # the kernel takes x in its own layout
+        direct = self._is_direct
         if not direct:
             x = builder.view(self, x, (math.prod(shape[: self.axis]), math.prod(shape[self.axis :])))
         last = direct and not self.param.relu

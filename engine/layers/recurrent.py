@@ -63,12 +63,17 @@ class Recurrent(Layer):
 
     def make_params(self) -> list[Parameter]:
         """Of x, with bias; of the static input; of the hidden state."""
-        units, weights = self.gates * self.param.num_output, self.param.weight_filler
-        params = [Parameter((units, math.prod(self.shapes[0][2:])), weights)]
+        units = self.gates * self.param.num_output
+        params = [self.matrix(math.prod(self.shapes[0][2:]))]
         params.append(Parameter((units,), self.param.bias_filler))
         if self.has_static:
-            params.append(Parameter((units, math.prod(self.shapes[2][1:])), weights))
-        return [*params, Parameter((units, self.param.num_output), weights)]
+            params.append(self.matrix(math.prod(self.shapes[2][1:])))
+        return [*params, self.matrix(self.param.num_output)]
+
+    def matrix(self, inputs: int) -> Parameter:
+        """Weights (outputs of all gates, inputs)."""
+        shape = (self.gates * self.param.num_output, inputs)
+        return Parameter(shape, self.param.weight_filler, dims=shape)
 
     def inner_product(self, builder: Builder, x: Tensor, params: list[Parameter]) -> Tensor:
         """x (rows, inputs) -> (rows, outputs)."""

@@ -22,8 +22,7 @@ class RNN(Recurrent):
 
     def make_params(self) -> list[Parameter]:
         units = self.param.num_output
-        output = [Parameter((units, units), self.param.weight_filler), Parameter((units,), self.param.bias_filler)]
-        return super().make_params() + output
+        return [*super().make_params(), self.matrix(units), Parameter((units,), self.param.bias_filler)]
 
     def lower(self, builder: Builder) -> None:
         top, *exposed = self.tops

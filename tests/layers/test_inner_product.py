@@ -79,15 +79,6 @@ def test_transposed_weights_where_others_are_row_major():
     np.testing.assert_array_equal(tops[0], tops[1])
 
 
-def test_weights_that_another_layer_takes_transposed():
-    """They would be read as they lie in memory."""
-    tied = [layer(f"num_output: 3 transpose: {each} bias_term: false") for each in ("false", "true")]
-    tied = [text.replace("inner_product_param", 'param { name: "w" } inner_product_param', 1) for text in tied]
-    second = tied[1].replace('"layer"', '"second"').replace('"x"', '"y"').replace('top: "y"', 'top: "z"')
-    message = error_of(tied[0] + second, x=(2, 3))
-    assert "parameter 'w' is shared with layer 'layer', and one of them has transpose: true" in message
-
-
 def test_flops():
     net = make_net(net_text(layer("num_output: 6"), x=(3, 4, 5)))
     assert net.graph.layers[-1].flops() == 3 * 6 * (2 * 20 + 1)

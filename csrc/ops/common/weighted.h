@@ -37,7 +37,8 @@ protected:
           bias_(spec_.attributes.flag("bias")),
           adds_(spec_.attributes.flag("adds")),
           constant_(spec_.attributes.flag("constant")),
-          norm_(spec_.attributes.flag("norm")) {
+          norm_(spec_.attributes.flag("norm")),
+          written_(spec_.params) {
         if (spec_.attributes.has("activation")) activation_.emplace(spec_.attributes);
     }
 
@@ -117,7 +118,7 @@ protected:
 
     uint64_t writes() const {
         uint64_t count = 0;
-        for (const auto& each : spec_.params) count += each->writes();
+        for (const auto& each : written_) count += each->writes();
         return count;
     }
 
@@ -215,6 +216,7 @@ protected:
     }
 
     bool bias_, adds_, constant_, norm_;
+    std::vector<TensorPtr> written_;  // parameters as others know them, whatever spec_ holds in their place
     std::optional<Activation> activation_;
     TensorPtr passed_, copy_;
     Layout data_weights_;  // as the gradient of the data takes them, where forward should know
