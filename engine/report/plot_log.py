@@ -8,13 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.errors import DataError
+from engine.errors import ConfigError, DataError
 from engine.report.parse_log import RunLog, read_log
-from engine.report.plot import CurvePoints, Panel, write_panels
+from engine.report.plot import KINDS, CurvePoints, Panel, write_panels
 
 
 def plot_logs(paths: Sequence[str], target: str) -> None:
-    """Writes a .png, .svg or .pdf. Raises DataError, EngineError."""
+    """Writes a .png, .svg or .pdf. Raises ConfigError for a target that is no picture, DataError, EngineError."""
+    if Path(target).suffix not in KINDS or _is_log(target):
+        raise ConfigError(
+            f"expected the picture to write, {', '.join(KINDS[:-1])} or {KINDS[-1]}, before the logs: "
+            f"engine plot_log curve.png {' '.join(dict.fromkeys([target, *paths]))}",
+            target,
+        )
     names = _names(paths)
     panels: dict[str, Panel] = {}
     for path, name in zip(paths, names, strict=True):
@@ -26,6 +32,15 @@ def plot_logs(paths: Sequence[str], target: str) -> None:
     if not panels:
         raise DataError("nothing to draw: no loss, no test", ", ".join(paths))
     write_panels(target, ", ".join(names), list(panels.values()))
+
+
+def _is_log(path: str) -> bool:
+    """Whether there is a log of a run."""
+    try:
+        read_log(path)
+    except DataError:
+        return False
+    return True
 
 
 def _names(paths: Sequence[str]) -> list[str]:

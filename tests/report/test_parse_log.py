@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from engine.errors import DataError, EngineError
+from engine.errors import ConfigError, DataError, EngineError
 from engine.report.parse_log import parse, read_log, write_csv
 from engine.report.plot_log import plot_logs
 
@@ -91,11 +91,20 @@ def test_curves(tmp_path):
 
 def test_curves_that_cannot_be_drawn(tmp_path, monkeypatch):
     (tmp_path / "a.log").write_text(CAFFE)
-    with pytest.raises(EngineError, match=r"x.gif: cannot draw '.gif'; known: .png, .svg, .pdf"):
-        plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.gif"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(EngineError, match=r"x.png: drawing needs matplotlib: pip install engine\[plot\]"):
         plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
+
+
+def test_a_log_is_never_written_over(tmp_path):
+    for name in ("a.log", "b.log", "log.png"):
+        (tmp_path / name).write_text(CAFFE)
+    for target in ("a.log", "log.png", "x.gif", "picture"):
+        with pytest.raises(
+            ConfigError, match=f"{target}: expected the picture to write, .png, .svg or .pdf, before the logs"
+        ):
+            plot_logs([str(tmp_path / "b.log")], str(tmp_path / target))
+    assert all(path.read_text() == CAFFE for path in tmp_path.iterdir())
 
 
 def test_numbers_that_are_none():
