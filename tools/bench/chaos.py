@@ -286,12 +286,11 @@ def close_terminal(run: Run) -> str:
 def fill_disk(run: Run) -> str:
     """No byte is left for the next snapshot, or a few."""
     left = random.choice([0, 100, 20_000])
-    with open(run.folder / "filler", "wb") as filler:
-        try:
-            free = shutil.disk_usage(run.folder).free
-            filler.write(b"x" * max(0, free - left))
-        except OSError:  # somebody else was quicker
-            pass
+    try:
+        with open(run.folder / "filler", "wb") as filler:
+            filler.write(b"x" * max(0, shutil.disk_usage(run.folder).free - left))
+    except OSError:  # a snapshot was quicker
+        pass
     return f"{left} bytes left"
 
 
