@@ -39,6 +39,7 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     spec.ranks = &ranks_;
     const std::string name = spec.name;
     for (const Dims& shape : spec.output_shapes) Tensor(name, shape, Home::activation);  // throws before ops compute
+    const KeepDenormals kept;  // oneDNN tells a slope that is one from 0: see ops/common/relu_slope.h
     try {
         ops_.push_back(found->second(std::move(spec)));
     } catch (const dnnl::error& error) {

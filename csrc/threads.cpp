@@ -44,13 +44,25 @@ private:
     std::unique_ptr<char[]> memory_;
 };
 
+#if defined(__x86_64__)
+constexpr unsigned flushing = 0x8040;  // FTZ (bit 15) and DAZ (bit 6)
+#endif
+
 }  // namespace
 
 void flush_denormals() {
 #if defined(__x86_64__)
-    _mm_setcsr(_mm_getcsr() | 0x8040);  // FTZ (bit 15) and DAZ (bit 6)
+    _mm_setcsr(_mm_getcsr() | flushing);
 #endif
 }
+
+#if defined(__x86_64__)
+KeepDenormals::KeepDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~flushing); }
+KeepDenormals::~KeepDenormals() { _mm_setcsr(before_); }
+#else
+KeepDenormals::KeepDenormals() = default;
+KeepDenormals::~KeepDenormals() = default;
+#endif
 
 int threads() { return omp_get_max_threads(); }
 

@@ -16,6 +16,17 @@ void prepare_threads();
 
 void flush_denormals();  // in the calling thread only: one that has no team
 
+// While it lives, denormal numbers are what they are in the calling thread.
+class KeepDenormals {
+public:
+    KeepDenormals();
+    ~KeepDenormals();
+    KeepDenormals(const KeepDenormals&) = delete;
+
+private:
+    unsigned before_ = 0;
+};
+
 int threads();  // of the calling thread's OpenMP team
 
 // The cores to which OpenMP has bound the calling thread's team (OMP_PROC_BIND), ascending; empty where it has not.

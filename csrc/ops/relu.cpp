@@ -1,5 +1,6 @@
 // x where it is positive, negative_slope x elsewhere. inputs: x; attributes: negative_slope.
 #include "ops/common/activation.h"
+#include "ops/common/relu_slope.h"
 
 namespace engine {
 namespace {
@@ -7,11 +8,12 @@ namespace {
 // With a slope below zero, the sign of y says nothing about that of x: such functions need x for backward.
 class ReLU : public Activation {
 public:
-    explicit ReLU(const OpSpec& spec) : ReLU(spec, spec.attributes.real("negative_slope", 0)) {}
+    explicit ReLU(const OpSpec& spec) : ReLU(spec, float(spec.attributes.real("negative_slope", 0))) {}
 
 private:
-    ReLU(const OpSpec& spec, double slope)
-        : Activation(spec, slope < 0 ? algorithm::eltwise_relu : algorithm::eltwise_relu_use_dst_for_bwd, slope,
+    ReLU(const OpSpec& spec, float slope)
+        : Activation(spec, {algorithm::eltwise_relu, relu_slope(slope)},
+                     {slope < 0 ? algorithm::eltwise_relu : algorithm::eltwise_relu_use_dst_for_bwd, slope},
                      slope >= 0) {}
 };
 

@@ -6,6 +6,7 @@
 //   dx = scale / sqrt(variance + eps) (dy - B / N - x^ G / N)
 // oneDNN gives the first term and this rank's part of G and B when it takes mean and variance for constants; the other
 // two are another normalisation of x, with coefficients -scale G / N and -scale B / N, both over the root.
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -52,6 +53,7 @@ public:
             variance_[c] = float(std::max(0.0, square - mean * mean));
         }
         Op::forward(stream);
+        if (relu_) restore_nans();
         update_statistics();
     }
 
@@ -93,6 +95,17 @@ private:
 
     forward_pd normalise(prop_kind kind, flag flags) const {
         return forward_pd(cpu(), kind, input(0)->layout, input(0)->layout, eps_, flags, user_scratchpad());
+    }
+
+    // Channels whose mean is NaN, of which oneDNN's ReLU makes 0.
+    void restore_nans() {
+        if (std::none_of(mean_.values.begin(), mean_.values.end(), [](float mean) { return std::isnan(mean); })) return;
+        std::vector<float> y(size_t(input(0)->count()));
+        outputs_[0]->read(y.data());
+        const int64_t size = per_channel_ / input(0)->shape[0];  // of a channel of a sample
+        for (int64_t i = 0; i < input(0)->count(); i++)
+            if (const float mean = mean_[i / size % channels_]; std::isnan(mean)) y[size_t(i)] = mean;
+        outputs_[0]->write(y.data());
     }
 
     void build_forward() {

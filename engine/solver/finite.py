@@ -27,7 +27,7 @@ def check_loss(loss: float, iteration: int, net: Net, batch: str) -> None:
 
 
 def check_weights(weights: np.ndarray, iteration: int, net: Net) -> None:
-    """The loss does not always tell: kernels with a ReLU make 0 of NaN. weights: the arena, float32. Raises
+    """The loss does not always tell: convolutions with a ReLU6 make 0 of NaN. weights: the arena, float32. Raises
     NumericalError naming a parameter."""
     if np.isfinite(weights).all():
         return

@@ -78,7 +78,7 @@ PAIRS: dict[str, Sequence[Any]] = {
 def pair(kind: str, shared: bool = True) -> str:
     first, second, *modes = PAIRS[kind]
     mode = "".join(modes)
-    text = layer("a", *first, mode, shared) + layer("b", *second, mode, shared)
+    text = layer("a", *first, mode=mode, shared=shared) + layer("b", *second, mode=mode, shared=shared)
     return net_text(text, **{name: INPUTS[name] for name in INPUTS if any(name == each[1] for each in (first, second))})
 
 

@@ -351,14 +351,14 @@ def test_a_loss_that_is_not_finite_names_iteration_and_layer(tmp_path):
         bad.solve()
 
 
-def test_weights_that_are_not_finite_are_seen_behind_a_relu():
-    """It makes 0 of NaN, so that the loss stays finite."""
+def test_weights_that_are_not_finite_are_seen_behind_a_relu6():
+    """In a convolution it makes 0 of NaN, so that the loss stays finite."""
     net = """layer { name: "data" type: "DummyData" top: "x" top: "l" dummy_data_param {
         shape { dim: 4 dim: 3 dim: 12 dim: 12 } shape { dim: 4 } data_filler { type: "gaussian" } data_filler {} } }"""
     for bottom, top in (("x", "a"), ("a", "b"), ("b", "c")):
         param = 'num_output: 16 kernel_size: 3 weight_filler { type: "msra" }'
         net += f"""layer {{ name: "{top}" type: "Convolution" bottom: "{bottom}" top: "{top}"
-            convolution_param {{ {param} }} }} layer {{ name: "r{top}" type: "ReLU" bottom: "{top}" top: "{top}" }}"""
+            convolution_param {{ {param} }} }} layer {{ name: "r{top}" type: "ReLU6" bottom: "{top}" top: "{top}" }}"""
     net += """layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip" inner_product_param { num_output: 5
         weight_filler { type: "xavier" } } }
         layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "l" top: "loss" }"""

@@ -9,11 +9,20 @@ namespace engine {
 // inputs: x.
 class Activation : public Op {
 public:
+    struct Function {
+        algorithm how;
+        float alpha = 0;
+    };
+
     // `from_result`: backward reads y; otherwise x, which then outlives the forward pass.
     Activation(OpSpec spec, algorithm how, double alpha = 0, bool from_result = true)
-        : Op(std::move(spec)), algorithm_(how), alpha_(float(alpha)) {
+        : Activation(std::move(spec), {how, float(alpha)}, {how, float(alpha)}, from_result) {}
+
+    // Of a function that forward computes in another way than backward.
+    Activation(OpSpec spec, Function forward, Function backward, bool from_result)
+        : Op(std::move(spec)), function_(backward) {
         const Layout& layout = input(0)->layout;
-        const forward_pd pd(cpu(), forward_kind(spec_), algorithm_, layout, layout, alpha_, 0.f, user_scratchpad());
+        const forward_pd pd = make_forward(forward);
         output(0, layout);
         forward_calls_.push_back({dnnl::eltwise_forward(pd),
                                   {{DNNL_ARG_SRC, input(0)->memory},
@@ -22,7 +31,7 @@ public:
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
         may_overwrite(Pass::forward, input(0), outputs_[0]);
-        if (input_gradient(0) && output_gradient(0)) build_backward(pd, from_result);
+        if (input_gradient(0) && output_gradient(0)) build_backward(from_result);
     }
 
     bool repeatable() const override { return true; }
@@ -30,10 +39,15 @@ public:
 private:
     using forward_pd = dnnl::eltwise_forward::primitive_desc;
 
-    void build_backward(const forward_pd& hint, bool from_result) {
+    forward_pd make_forward(const Function& f) const {
         const Layout& layout = input(0)->layout;
-        const dnnl::eltwise_backward::primitive_desc pd(cpu(), algorithm_, layout, layout, layout, alpha_, 0.f, hint,
-                                                        user_scratchpad());
+        return forward_pd(cpu(), forward_kind(spec_), f.how, layout, layout, f.alpha, 0.f, user_scratchpad());
+    }
+
+    void build_backward(bool from_result) {
+        const Layout& layout = input(0)->layout;
+        const dnnl::eltwise_backward::primitive_desc pd(cpu(), function_.how, layout, layout, layout, function_.alpha,
+                                                        0.f, make_forward(function_), user_scratchpad());
         const TensorPtr& known = from_result ? outputs_[0] : input(0);
         const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
         fresh_scratch();
@@ -46,8 +60,7 @@ private:
         may_overwrite(Pass::backward, given, wanted);
     }
 
-    algorithm algorithm_;
-    float alpha_;
+    Function function_;
 };
 
 }  // namespace engine

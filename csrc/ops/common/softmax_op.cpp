@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/vectorised.h"
 
@@ -51,6 +52,16 @@ ENGINE_VECTORISED void gradients(const float* y, const float* given, float* want
         float* const into = wanted + c * step;
 #pragma omp simd
         for (int64_t i = 0; i < width; i++) into[i] = p[i] * (g[i] - sum[i]);
+    }
+}
+
+// Where one score of a row is NaN, so are all its probabilities; oneDNN makes 0 of the others. Which is how a row shows
+// that it may hold one.
+void spread_nans(float* y, int64_t rows, int64_t classes) {
+    for (int64_t i = 0; i < rows; i++) {
+        float* const row = y + i * classes;
+        if (row[0] > 0 || std::none_of(row, row + classes, [](float p) { return std::isnan(p); })) continue;
+        std::fill_n(row, classes, std::numeric_limits<float>::quiet_NaN());
     }
 }
 
@@ -106,7 +117,12 @@ void SoftmaxOp::add_softmax_backward(const TensorPtr& wanted) {
 }
 
 void SoftmaxOp::forward(const dnnl::stream& stream) {
-    if (!in_columns_) return Op::forward(stream);
+    if (!in_columns_) {
+        Op::forward(stream);
+        if (inner_ == 1 && y_->layout.get_data_type() == memory::data_type::f32 && is_plain(y_->layout))
+            spread_nans(y_->data(), outer_, classes_);
+        return;
+    }
     const float* const x = x_->data();
     float* const y = y_->data();
     over_columns(outer_, classes_, inner_,

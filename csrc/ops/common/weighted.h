@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ops/common/onednn_util.h"
+#include "ops/common/relu_slope.h"
 
 namespace engine {
 
@@ -27,6 +28,9 @@ class Weighted : public Op {
             std::tie(forward, backward) = algorithms.at(a.text("activation"));
         }
         bool is_relu() const { return forward == algorithm::eltwise_relu && alpha == 0; }  // without slope
+        void append_to(dnnl::post_ops& post) const {
+            post.append_eltwise(forward, forward == algorithm::eltwise_relu ? relu_slope(alpha) : alpha, beta);
+        }
         algorithm forward, backward;
         float alpha, beta;
     };
@@ -57,7 +61,7 @@ protected:
         primitive_attr attr = user_scratchpad();
         dnnl::post_ops post;
         if (adds_) post.append_sum(1.f);
-        if (activation_) post.append_eltwise(activation_->forward, activation_->alpha, activation_->beta);
+        if (activation_) activation_->append_to(post);
         attr.set_post_ops(post);
         return attr;
     }
