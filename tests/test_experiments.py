@@ -1,0 +1,151 @@
+"""experiments/cifar10: the driver goes on after being killed, and the report says what the results do."""
+
+import importlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "experiments/cifar10"
+ENGINE = f"{sys.executable} -c 'import sys; from engine.cli import main; sys.exit(main())'"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports one of the experiment's files, as its scripts do."""
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module
+    for name in ("arms", "report", "run"):
+        sys.modules.pop(name, None)
+
+
+def driver(work, *options):
+    words = [sys.executable, FOLDER / "run.py", "--quick", "--work", work, "--engine", ENGINE, *options]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def runs_of(work):
+    path = work / "results.json"
+    return json.loads(path.read_text())["runs"] if path.exists() else []
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
+    first = driver(tmp_path, "--seeds", "1", "--processes", "1")
+    while not (runs_of(tmp_path) and list(tmp_path.glob("ensemble-1/stage1_iter_*.caffemodel"))):
+        assert first.poll() is None, first.stdout.read()
+        time.sleep(0.02)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = runs_of(tmp_path)
+    second = driver(tmp_path, "--seeds", "1")
+    output, _ = second.communicate(timeout=600)
+    assert second.returncode == 0, output
+    found = runs_of(tmp_path)
+    assert found[: len(before)] == before  # what was done was not done again
+    assert [run["arm"] for run in found] == ["linear", "steps", "ensemble"]
+    ensemble = found[-1]
+    assert len(ensemble["members"]) == 2 and all(0 <= run["top1"] <= 100 for run in found)
+    log = (tmp_path / "ensemble-1.log").read_text()
+    assert (
+        "Restoring previous solver status from stage0" in log or "Restoring previous solver status from stage1" in log
+    )
+    assert "### Decay of the rate" in output and "top-1, %" in (tmp_path / "results.md").read_text()
+    assert (tmp_path / "results.svg").stat().st_size > 1000
+    assert not list(tmp_path.glob("*-1/"))  # folders of finished runs
+    third, _ = driver(tmp_path, "--seeds", "1").communicate(timeout=60)
+    assert "3 runs are done, 0 are to do" in third and runs_of(tmp_path) == found
+
+
+def test_results_of_another_plan_are_not_mixed_in(tmp_path):
+    (tmp_path / "results.json").write_text('{"net": "ResNet-20", "epochs": 20, "runs": []}')
+    run = driver(tmp_path)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 1 and "has results of net ResNet-20, asked for ResNet-8; give --results" in output
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": 3', '{"net": "ResNet-8"}'])
+def test_a_file_that_is_no_result_is_left_alone(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    run = driver(tmp_path)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 1 and "is no results.json" in output and "Traceback" not in output
+    assert (tmp_path / "results.json").read_text() == text
+
+
+def test_pictures_that_are_missing_are_asked_for(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "CIFAR10_ZIP"}
+    words = [sys.executable, FOLDER / "run.py", "--work", tmp_path, "--engine", ENGINE]
+    found = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert found.returncode == 1 and "cifar10_train_lmdb is not there; give --archive" in found.stderr
+
+
+def content(**arms):
+    """arms: name -> top-1 of each seed; None: it diverged."""
+    runs = []
+    for arm, values in arms.items():
+        for seed, value in enumerate(values, start=1):
+            end = {"diverged": "iteration 3: the loss is nan"} if value is None else {"top1": value, "top5": 99.0}
+            runs.append({"arm": arm, "seed": seed, "processor_seconds": 600.0, **end})
+    return {"net": "ResNet-8", "epochs": 20.0, "runs": runs}
+
+
+def test_intervals_are_student_s(module):
+    estimate = module("report").Estimate.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (estimate.mean, estimate.half) == (3.0, pytest.approx(2.776 * math.sqrt(2.5 / 5)))
+    assert str(estimate) == "3.00 ± 1.96"
+    assert str(module("report").Estimate.of([7.0])) == "7.00"
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        ((80.0, 81.0, 82.0), "Here it holds (difference 1.00 ± 0.00 points, 3 seeds)"),
+        ((82.0, 83.0, 84.0), "Here it does not hold (difference -1.00 ± 0.00 points, 3 seeds)"),
+        ((80.0, 83.0, 82.0), "Here it cannot be told from chance (difference 0.33"),
+        ((80.0, 81.0, None), "Here it holds (difference 1.00 ± 0.00 points, 2 seeds)"),
+        ((None, None, None), "Here it is not known yet"),
+    ],
+)
+def test_claims_are_judged_by_differences_seed_by_seed(module, steps, says):
+    text = "\n".join(module("report").lines(content(linear=(81.0, 82.0, 83.0), steps=steps)))
+    assert says in text
+    assert (f"| {steps.count(None)} | 10.0 | 20 |" in text) == (None in steps)
+
+
+def test_every_comparison_is_of_arms_of_one_budget(module):
+    arms = module("arms")
+    for comparison in arms.COMPARISONS:
+        assert len({arms.ARMS[arm].budget for arm in comparison.arms}) == 1
+        assert {comparison.better, comparison.worse} - {""} <= set(comparison.arms)
+    for arm in arms.ARMS.values():
+        assert sum(stage.length for stage in arm.stages) == pytest.approx(1)
+
+
+def test_a_cycle_triples_the_rate_and_brings_it_down_to_a_quarter(module):
+    """Codreanu et al. 2017, section VI: five cycles of 15 of 120 epochs, and 22% of the rate after 45."""
+    arms = module("arms")
+    stages = [stage for stage in arms.ARMS["ensemble"].stages if not stage.collapse]
+    whole = sum(stage.length for stage in stages)
+    assert [stage.length / whole * 120 for stage in stages] == pytest.approx([30, 15, 15, 15, 15, 15, 15])
+
+    def end(stage):
+        peak, over = stage.settings.get("base_lr", 0.1), stage.length
+        if stage.settings.get("policy_after_warmup"):
+            over -= stage.shares["warmup_epoch"]
+        return peak * (1 - over / stage.shares["lr_epoch"]) ** stage.settings["power"]
+
+    assert end(stages[0]) == pytest.approx(stages[1].settings["base_lr"])
+    rate = end(stages[1])
+    assert rate == pytest.approx(0.022)
+    for stage in stages[2:]:
+        assert stage.settings["warmup_start_lr"] == pytest.approx(rate)
+        assert stage.settings["base_lr"] == pytest.approx(3 * rate)
+        assert stage.shares["warmup_epoch"] / stage.length == pytest.approx(1 / 5)
+        rate = end(stage)
+        assert rate == pytest.approx(stage.settings["base_lr"] / 4)
