@@ -1,5 +1,5 @@
-// What Dropout drops, as a function of the seed, the layer's name, the step, the sample's place in the global batch and
-// the element's place in the sample.
+// What Dropout drops, and other random choices, as a function of the seed, the layer's name, the step, the sample's
+// place in the global batch and the element's place in the sample.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,16 @@ struct DropoutMask {
     uint32_t threshold;
     float scale;
     // 0, or what makes up for the elements that are dropped.
-    float at(uint32_t element) const __attribute__((always_inline)) {
-        return mix32(mix32(element + low) ^ high) >= threshold ? scale : 0.f;
-    }
+    float at(uint32_t element) const __attribute__((always_inline)) { return bits(element) >= threshold ? scale : 0.f; }
+    // In [0, 1).
+    float uniform(uint32_t element) const { return float(bits(element) >> 8) * 0x1p-24f; }
+    uint32_t bits(uint32_t element) const __attribute__((always_inline)) { return mix32(mix32(element + low) ^ high); }
 };
 
 // Of one layer.
 class DropoutMasks {
 public:
-    DropoutMasks(const std::string& layer, double ratio)
+    explicit DropoutMasks(const std::string& layer, double ratio = 0)
         : threshold_(uint32_t(whole(ratio * 4294967296.0))), scale_(float(1 / (1 - ratio))) {
         for (const unsigned char letter : layer) name_hash_ = (name_hash_ ^ letter) * 0x100000001b3u;
     }

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+MOST_PLACES = 2**24  # of a plane, which a float32 can count
+
 
 @register("Pooling")
 class Pooling(Layer):
-    """Bottom (N, C, spatial...), top (N, C, pooled...), sizes rounded up unless `round_mode: FLOOR`.
+    """Bottom (N, C, spatial...), top (N, C, pooled...), sizes rounded up unless `round_mode: FLOOR`. A second top of
+    MAX: where in the bottom's plane each maximum was, row * W + column (the mask that Upsample reads).
 
     MAX ignores padding; AVE divides by the part of the window that lies within bottom and padding, or with
-    `avg_include_pad: false` within the bottom.
+    `avg_include_pad: false` within the bottom. STOCHASTIC takes a value with a probability that is its share of the
+    window's sum, and in TEST the mean weighted by these shares.
     """
 
     bf16 = True
+    top_range = (1, 2)
 
     @property
     def param(self):
@@ -26,11 +35,33 @@ class Pooling(Layer):
         shape, param = self.shapes[0], self.param
         if not 3 <= len(shape) <= 5:
             raise self.error(f"expected a bottom of 3 to 5 axes (N, C, and spatial ones), got {shape}")
-        if param.pool == param.STOCHASTIC:
-            raise self.error("expected pool MAX or AVE, got STOCHASTIC, which is not supported")
         if param.axis != 1:
             raise self.error(f"expected axis 1 for the channels, the only one supported, got {param.axis}")
-        return [(*shape[:2], *(self._pooled(i, size) for i, size in enumerate(shape[2:])))]
+        self.bf16 = self.bf16 and not (self._has_mask or self._is_stochastic)
+        if self._has_mask or self._is_stochastic:
+            self._check_plane()
+        top = (*shape[:2], *(self._pooled(i, size) for i, size in enumerate(shape[2:])))
+        return [top, top] if self._has_mask else [top]
+
+    @property
+    def _has_mask(self) -> bool:
+        return len(self.message.top) == 2
+
+    @property
+    def _is_stochastic(self) -> bool:
+        return self.param.pool == self.param.STOCHASTIC
+
+    def _check_plane(self) -> None:
+        """Raises ConfigError unless the places of the bottom's plane can be counted."""
+        what = "a second top, the mask," if self._has_mask else "pool STOCHASTIC"
+        if self._has_mask and self.param.pool != self.param.MAX:
+            raise self.error(f"expected one top, for only pool MAX has a mask, got {len(self.message.top)}")
+        if len(self.shapes[0]) != 4:
+            raise self.error(f"expected a bottom of 4 axes (N, C, H, W) with {what} got {self.shapes[0]}")
+        if math.prod(self.shapes[0][2:]) > MOST_PLACES:
+            raise self.error(f"expected planes of at most {MOST_PLACES} pixels with {what} got {self.shapes[0]}")
+        if self._is_stochastic and any(self.window["pad"]):
+            raise self.error(f"expected pad 0 with pool STOCHASTIC, got {self.window['pad']}")
 
     def _pooled(self, i: int, size: int) -> int:
         kernel, stride, pad = (self.window[what][i] for what in ("kernel", "stride", "pad"))
@@ -96,6 +127,15 @@ class Pooling(Layer):
     def attributes(self) -> Attributes:
         method = "MAX" if self.param.pool == self.param.MAX else "AVE"
         return {**self.window, "method": method, "include_pad": self.param.avg_include_pad}
+
+    def lower(self, builder: Builder) -> None:
+        x, window = builder.tensor(self.bottoms[0]), self.window
+        if self._has_mask:
+            builder.op("MaxPoolingMask", self, [x], window)
+        elif self._is_stochastic:
+            builder.op("StochasticPooling", self, [builder.plain(self, x)], {**window, "sample": self.training})
+        else:
+            builder.op("Pooling", self, [x], self.attributes())
 
     def flops(self) -> int:
         return math.prod(self.tops[0].shape) * math.prod(self.window["kernel"])

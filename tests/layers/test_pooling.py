@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.net import PASSES
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
@@ -170,5 +171,97 @@ def test_two_values_for_three_axes():
     )
 
 
-def test_stochastic_pooling_is_refused():
-    assert "expected pool MAX or AVE" in error_of(layer("kernel_size: 2", "STOCHASTIC"), x=(1, 2, 5, 6))
+def with_mask(window, bottom="x"):
+    return layer(window, bottom=bottom).replace('top: "y"', 'top: "y" top: "mask"')
+
+
+def masks_of(net, x):
+    """The places of the maxima, row * W + column, each the first one in its window."""
+    found = np.zeros(net.blobs["mask"].data.shape, np.int64)
+    for out, inside, _ in windows_of(net):
+        part = x[inside]
+        rows, columns = np.unravel_index(part.reshape(*part.shape[:2], -1).argmax(-1), part.shape[2:])
+        found[out] = (rows + inside[2].start) * x.shape[3] + columns + inside[3].start
+    return found
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_mask(window):
+    x = distinct((2, 3, 6, 8)).astype(np.float32)
+    net = run(with_mask(window), x=x)
+    alone = run(layer(window), x=x)
+    np.testing.assert_array_equal(net.blobs["y"].data, alone.blobs["y"].data)
+    np.testing.assert_array_equal(net.blobs["mask"].data, masks_of(net, x))
+    check_gradients(net_text(with_mask(window), x=x.shape), {"x": x}, ignore=["mask"], tolerance=5e-3)
+
+
+def test_mask_names_the_first_of_equal_values():
+    net = run(with_mask("kernel_size: 2 stride: 2"), x=np.zeros((1, 1, 4, 4), np.float32))
+    assert net.blobs["mask"].data.ravel().tolist() == [0, 2, 8, 10]
+
+
+def test_mask_of_blocked_blobs():
+    """40 channels leave padding in a block of 16."""
+    net = run_blocked(with_mask("kernel_size: 3 stride: 2 pad: 1", "c"), c=40)
+    check_against_reference(net, "MAX", "c")
+    assert not net.blobs["mask"].tensor.is_plain
+    np.testing.assert_array_equal(net.blobs["mask"].data, masks_of(net, net.blobs["c"].data))
+
+
+def test_not_a_number_is_not_hidden():
+    x = np.zeros((1, 1, 2, 4), np.float32)
+    x[0, 0, 0, 0] = np.nan
+    assert np.isnan(run(with_mask("kernel_size: 2 stride: 2"), x=x).blobs["y"].data).ravel().tolist() == [True, False]
+
+
+STOCHASTIC = "kernel_size: 3 stride: 2"
+
+
+def test_stochastic_takes_values_by_their_share():
+    """Each value is one of its window, as often as its share of the window's sum says; another step picks others."""
+    x = np.tile(np.array([1, 0, 3, 4], np.float32).reshape(1, 1, 2, 2), (50, 40, 1, 1))
+    net = run(layer("kernel_size: 2", "STOCHASTIC"), x=x)
+    first = net.blobs["y"].data.copy()
+    for value, share in ((1, 1 / 8), (3, 3 / 8), (4, 4 / 8)):
+        assert abs((first == value).mean() - share) < 0.05
+    assert (first != 0).all()
+    net.forward()
+    np.testing.assert_array_equal(net.blobs["y"].data, first)  # a function of seed, step and sample
+    net.forward((1, 0, 50))
+    assert (net.blobs["y"].data != first).mean() > 0.3
+
+
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
+def test_stochastic_gradients(phase):
+    x = np.random.default_rng(3).uniform(0.5, 2, (2, 3, 5, 6)).astype(np.float32)
+    net = run(layer(STOCHASTIC, "STOCHASTIC"), phase, x=x)
+    for out, inside, _ in windows_of(net):
+        part, y = x[inside], net.blobs["y"].data[out]
+        if phase == proto.TEST:
+            np.testing.assert_allclose(y, (part**2).sum((2, 3)) / part.sum((2, 3)), rtol=1e-5)
+        else:
+            assert (part == y[..., None, None]).any((2, 3)).all()
+    if phase == proto.TEST:
+        check_gradients(net_text(layer(STOCHASTIC, "STOCHASTIC"), x=x.shape), {"x": x}, phase=phase)
+        return
+    net.set_top_diff("y", np.ones_like(net.blobs["y"].data))
+    net.backward()
+    assert net.blobs["x"].diff.sum() == net.blobs["y"].data.size and ((net.blobs["x"].diff > 0) <= (x > 0)).all()
+
+
+def test_stochastic_of_zeros():
+    for phase in (proto.TRAIN, proto.TEST):
+        assert not run(layer(STOCHASTIC, "STOCHASTIC"), phase, x=np.zeros((1, 1, 5, 5))).blobs["y"].data.any()
+
+
+def test_errors_of_mask_and_stochastic():
+    assert "expected one top, for only pool MAX has a mask" in error_of(
+        layer(STOCHASTIC, "AVE").replace('top: "y"', 'top: "y" top: "mask"'), x=(1, 1, 5, 5)
+    )
+    assert "expected a bottom of 4 axes (N, C, H, W) with a second top, the mask," in error_of(
+        with_mask("kernel_size: 2"), x=(1, 1, 5)
+    )
+    assert "expected pad 0 with pool STOCHASTIC, got [1, 1]" in error_of(
+        layer("kernel_size: 3 pad: 1", "STOCHASTIC"), x=(1, 1, 5, 5)
+    )
+    assert "expected planes of at most 16777216 pixels" in error_of(with_mask("kernel_size: 2"), x=(1, 1, 4097, 4096))

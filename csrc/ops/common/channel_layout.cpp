@@ -1,5 +1,7 @@
 #include "ops/common/channel_layout.h"
 
+#include <stdexcept>
+
 namespace engine {
 
 std::optional<ChannelRows> channel_rows(const Layout& layout) {
@@ -19,6 +21,22 @@ std::optional<ChannelRows> channel_rows(const Layout& layout) {
     if (strides[1] == 1) return ChannelRows{dims[0], dims[1], inner, dims[1], strides[0], 0, step};
     if (step == 1) return ChannelRows{dims[0], dims[1], inner, 1, strides[0], strides[1], 1};
     return {};
+}
+
+static ChannelRows known_rows(const Layout& layout, bool plain) {
+    const Dims dims = layout.get_dims();
+    if (plain) {
+        const int64_t inner = count_of({dims.begin() + 2, dims.end()});
+        return {dims.at(0), dims.at(1), inner, 1, dims[1] * inner, inner, 1};
+    }
+    const auto rows = channel_rows(layout);
+    if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
+    return *rows;
+}
+
+BottomAndTop rows_of_both(const Layout& bottom, const Layout& top) {
+    const bool plain = is_plain(bottom) && is_plain(top);
+    return {known_rows(bottom, plain), known_rows(top, plain)};
 }
 
 }  // namespace engine

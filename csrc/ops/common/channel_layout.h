@@ -11,4 +11,11 @@ namespace engine {
 // Of a tensor whose channels are axis 1. Nothing if its memory cannot be seen as rows of channels.
 std::optional<ChannelRows> channel_rows(const Layout& layout);
 
+// The same of an op's bottom, (N, C, ...), and of a top that layout_like() gives it: planes of one pixel can be seen in
+// several ways, and both are seen in one. Throws std::invalid_argument, naming the layout, where there is none.
+struct BottomAndTop {
+    ChannelRows bottom, top;
+};
+BottomAndTop rows_of_both(const Layout& bottom, const Layout& top);
+
 }  // namespace engine
