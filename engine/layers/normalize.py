@@ -1,4 +1,4 @@
-"""SSD's normalisation: scales each sample, or the channels at each position, to a learned L2 norm."""
+"""Scales each sample, or the channels at each position, to a length: to a learned one as SSD does, or to 1."""
 
 from __future__ import annotations
 
@@ -12,30 +12,71 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
+LEAST = 1e-6  # what happynear's fork adds to sums
+
 
 @register("Normalize")
 class Normalize(Layer):
-    """Bottom and top (N, C, ...): x scale / sqrt(sum of x^2 + eps), the sum over all of a sample, or, `across_spatial:
-    false`, over the channels of a position; params: scale (), or (C) with `channel_shared: false`; 1 without a filler.
+    """Bottom and top (N, C, ...): SSD's, where norm_param is given, x scale / sqrt(sum of x^2 + eps), the sum over all
+    of a sample, or, `across_spatial: false`, over the channels of a position; params: scale (), or (C) with
+    `channel_shared: false`; 1 without a filler; no other form has any.
+
+    happynear's, where normalize_param or a second top is given: x / sqrt(sum of x^2 + 1e-6), or, `normalize_type:
+    "L1"`, x / (sum of |x| + 1e-6), over the channels of a position; second top: that length (N, 1, ...), whose gradient
+    counts with `bp_norm`. caffe-face's, without any of these: x / sqrt(sum of x^2) over all of a sample.
     """
+
+    top_range = (1, 2)
 
     @property
     def param(self):
         return self.message.norm_param
 
+    @property
+    def _is_ssds(self) -> bool:
+        return self.message.HasField("norm_param")
+
+    @property
+    def _is_of_positions(self) -> bool:
+        """happynear's."""
+        return self.message.HasField("normalize_param") or len(self.message.top) == 2
+
     def infer(self) -> list[Shape]:
-        if len(self.shapes[0]) < 2:
-            raise self.error(f"expected a bottom of at least 2 axes (N, C), got {self.shapes[0]}")
-        return [self.shapes[0]]
+        shape, unit = self.shapes[0], self.message.normalize_param
+        if len(shape) < 2:
+            raise self.error(f"expected a bottom of at least 2 axes (N, C), got {shape}")
+        if self._is_ssds and self._is_of_positions:
+            raise self.error("expected either norm_param (SSD's) with one top, or normalize_param (happynear's)")
+        if unit.normalize_type not in ("L1", "L2"):
+            raise self.error(f"expected normalize_type L1 or L2, got '{unit.normalize_type}'")
+        if unit.fix_gradient:
+            raise self.error("expected no fix_gradient, which happynear's fork reads and does not use")
+        return [shape, (shape[0], 1, *shape[2:])][: len(self.message.top)]
 
     def make_params(self) -> list[Parameter]:
+        if not self._is_ssds:
+            return []
         ones = proto.FillerParameter(type="constant", value=1)
         filler = self.param.scale_filler if self.param.HasField("scale_filler") else ones
         return [Parameter(() if self.param.channel_shared else self.shapes[0][1:2], filler)]
 
     def lower(self, builder: Builder) -> None:
-        attributes = {"across_spatial": self.param.across_spatial, "eps": self.param.eps}
-        builder.op("Normalize", self, [builder.plain(self, builder.tensor(self.bottoms[0]))], attributes)
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        if self._is_ssds:
+            attributes = {"across_spatial": self.param.across_spatial, "eps": self.param.eps}
+            builder.op("Normalize", self, [x], attributes)
+        elif self._is_of_positions:
+            unit = self.message.normalize_param
+            attributes = {"l1": unit.normalize_type == "L1", "eps": LEAST, "of_length": unit.bp_norm}
+            builder.op("UnitNorm", self, [x], attributes)
+        else:
+            shape, top = self.shapes[0], self.tops[0]
+            rows = (shape[0], math.prod(shape[1:]))
+            x = builder.view(self, x, rows)
+            y = builder.op(
+                "UnitNorm", self, [x], {"l1": False, "eps": 0.0, "of_length": False}, tops=[], shapes=[rows]
+            )[0]
+            builder.view(self, y, shape, top)
 
     def flops(self) -> int:
         return 4 * math.prod(self.shapes[0])

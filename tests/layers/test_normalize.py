@@ -56,9 +56,55 @@ def test_shared_scales_add_their_gradients():
 
 
 def test_without_a_filler_the_scale_is_one():
-    text = 'layer { name: "layer" type: "Normalize" bottom: "x" top: "y" }'
+    text = 'layer { name: "layer" type: "Normalize" bottom: "x" top: "y" norm_param {} }'
     assert make_net(net_text(text, x=(2, 3))).params["layer"][0].get() == 1
 
 
 def test_errors():
     assert "expected a bottom of at least 2 axes (N, C), got (4,)" in error_of(layer(), x=(4,))
+
+
+def unit_layer(params="", top='top: "y"', bottom="x"):
+    param = f"normalize_param {{ {params} }}" if params is not None else ""
+    return f'layer {{ name: "layer" type: "Normalize" bottom: "{bottom}" {top} {param} }}'
+
+
+@pytest.mark.parametrize("kind", ["L1", "L2"])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 4, 3, 2)])
+def test_happynears(kind, shape):
+    x = np.random.default_rng(2).normal(size=shape)
+    x[np.abs(x) < 0.05] = 0.1
+    text = unit_layer(f'normalize_type: "{kind}" bp_norm: true', 'top: "y" top: "length"')
+    net = run(text, x=x)
+    length = np.abs(x).sum(1) + 1e-6 if kind == "L1" else np.sqrt((x**2).sum(1) + 1e-6)
+    np.testing.assert_allclose(net.blobs["y"].data, x / length[:, None], rtol=1e-4, atol=1e-6)
+    assert net.blobs["length"].shape == (shape[0], 1, *shape[2:])
+    np.testing.assert_allclose(net.blobs["length"].data[:, 0], length, rtol=1e-5)
+    assert net.params.get("layer", []) == []
+    check_gradients(net_text(text, x=shape), {"x": x})
+
+
+def test_the_gradient_of_lengths_counts_where_it_is_asked_for():
+    x = np.random.default_rng(2).normal(size=(3, 5))
+    net = run(unit_layer("", 'top: "y" top: "length"'), x=x)
+    net.set_top_diff("y", np.zeros((3, 5)))
+    net.set_top_diff("length", np.ones((3, 1)))
+    net.backward()
+    assert not net.blobs["x"].diff.any()
+
+
+def test_caffe_faces():
+    """Without parameters: each sample as a whole."""
+    x = np.random.default_rng(2).normal(size=(3, 2, 4, 2))
+    net = run(unit_layer(None), x=x)
+    np.testing.assert_allclose(net.blobs["y"].data, x / np.sqrt((x**2).sum((1, 2, 3), keepdims=True)), rtol=1e-4)
+    check_gradients(net_text(unit_layer(None), x=x.shape), {"x": x})
+    assert not run(unit_layer(None), x=np.zeros((2, 3))).blobs["y"].data.any()
+
+
+def test_errors_of_the_forms():
+    assert "expected either norm_param (SSD's) with one top, or normalize_param" in error_of(
+        unit_layer().replace("normalize_param", "norm_param {} normalize_param"), x=(2, 3)
+    )
+    assert "expected normalize_type L1 or L2, got 'L3'" in error_of(unit_layer('normalize_type: "L3"'), x=(2, 3))
+    assert "expected no fix_gradient" in error_of(unit_layer("fix_gradient: true"), x=(2, 3))

@@ -1,0 +1,78 @@
+// Half the mean squared distance of features from the centers of their classes, or, L1, the mean of the sums of
+// magnitudes (Wen et al. 2016, "A Discriminative Feature Learning Approach for Deep Face Recognition").
+// inputs: x (M, ...), labels (M); params: centers (N, K); attributes: loss_weight, l1. A center's gradient is what the
+// paper updates it by, whatever loss_weight is: the sum of center - x (L1: of its signs) over the n samples of its
+// class, by 1 + n.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/common/labels.h"
+#include "ops/common/row_loss.h"
+
+namespace engine {
+namespace {
+
+class CenterLoss : public RowLoss {
+public:
+    explicit CenterLoss(OpSpec spec)
+        : RowLoss(std::move(spec)),
+          l1_(spec_.attributes.flag("l1")),
+          classes_(param(0)->shape.at(0)),
+          labels_(spec_, rows_, classes_),
+          samples_of_(classes_) {
+        plain_param(0);
+    }
+
+    void forward(const dnnl::stream&) override {
+        labels_.read(input(1)->data());
+        add_up([this](int64_t i) {
+            const float *const x = input(0)->data() + i * row_, *const center = this->center(i);
+            double sum = 0;
+            for (int64_t k = 0; k < row_; k++) {
+                const double gap = double(x[k]) - double(center[k]);
+                sum += l1_ ? std::abs(gap) : gap * gap / 2;
+            }
+            return sum;
+        });
+    }
+
+    void backward(const dnnl::stream&) override {
+        if (param_gradient(0)) differentiate_centers();
+        if (!input_gradient(0)) return;
+        const float scale = gradient_scale();
+#pragma omp parallel for
+        for (int64_t i = 0; i < rows_; i++) {
+            const float *const x = input(0)->data() + i * row_, *const center = this->center(i);
+            float* const diff = input(0)->diff->data() + i * row_;
+            for (int64_t k = 0; k < row_; k++) diff[k] = scale * slope(x[k] - center[k]);
+        }
+    }
+
+private:
+    const float* center(int64_t i) const { return param(0)->data() + labels_[i] * row_; }
+    float slope(float gap) const { return l1_ ? float(gap > 0) - float(gap < 0) : gap; }
+
+    void differentiate_centers() {
+        const TensorPtr& diff = param(0)->diff;
+        if (!diff->accumulate) std::fill_n(diff->data(), diff->count(), 0.f);
+        std::fill(samples_of_.begin(), samples_of_.end(), 0);
+        for (int64_t i = 0; i < rows_; i++) samples_of_[labels_[i]]++;
+        for (int64_t i = 0; i < rows_; i++) {
+            const float *const x = input(0)->data() + i * row_, *const center = this->center(i);
+            const float factor = 1 / float(1 + samples_of_[labels_[i]]);
+            float* const into = diff->data() + labels_[i] * row_;
+#pragma omp simd
+            for (int64_t k = 0; k < row_; k++) into[k] += factor * slope(center[k] - x[k]);
+        }
+    }
+
+    bool l1_;
+    int64_t classes_;
+    Labels labels_;
+    std::vector<int64_t> samples_of_;  // of this batch, by class
+};
+
+static const RegisterOp<CenterLoss> registered("CenterLoss");
+
+}  // namespace
+}  // namespace engine

@@ -1,0 +1,35 @@
+// scale pi^(1 - power) x^power + bias of an angle, at most pi - 1e-4. Attributes: scale_base, scale_gamma, scale_power,
+// scale_max, of the bias and the power alike (power_min). params: three numbers of files, which nothing reads.
+// inputs, outputs, further attributes: see label_specific_op.h.
+#include "ops/common/label_specific_op.h"
+
+namespace engine {
+namespace {
+
+class LabelSpecificAffine : public LabelSpecificOp {
+public:
+    explicit LabelSpecificAffine(OpSpec spec) : LabelSpecificOp(std::move(spec), 3) { plain_param(0); }
+
+protected:
+    void begin_step() override {
+        const double scale = real("scale_base") * growth("scale_gamma", "scale_power");
+        const double bias = real("bias_base") + growth("bias_gamma", "bias_power") - 1;
+        const double power = real("power_base") * growth("power_gamma", "power_power");
+        numbers_[0] = float(std::min(scale, real("scale_max")));
+        numbers_[1] = float(std::min(bias, real("bias_max")));
+        numbers_[2] = float(std::max(power, real("power_min")));
+        scale_ = numbers_[0] * float(std::pow(M_PI, 1 - numbers_[2]));
+    }
+    float value(float x) const override {
+        return std::min(scale_ * std::pow(x, numbers_[2]) + numbers_[1], float(M_PI - 1e-4));
+    }
+    float slope(float x) const override { return scale_ * numbers_[2] * std::pow(x, numbers_[2] - 1); }
+
+private:
+    float scale_ = 1;
+};
+
+static const RegisterOp<LabelSpecificAffine> registered("LabelSpecificAffine");
+
+}  // namespace
+}  // namespace engine

@@ -1,0 +1,89 @@
+"""The distance of every sample from every center, from happynear's fork."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Attributes, Layer, Parameter, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("InnerDistance")
+class InnerDistance(Layer):
+    """Bottoms: x (outer..., inner...), split at `axis`, and, if given, centers (num, inner...), and with
+    `update_center_only` labels, one for each of outer; top (outer..., num_output): sum of (x - center)^2, or,
+    `distance_type: "L1"`, of |x - center|; params, where no centers are given: (num_output, inner).
+
+    `normalize` scales the parameter's rows to length 1 before each forward. With `update_center_only` a center learns
+    from the samples of its class alone. There is no bias.
+    """
+
+    bottom_range = (1, 3)
+
+    @property
+    def param(self):
+        return self.message.inner_distance_param
+
+    @property
+    def constant_bottoms(self) -> frozenset[int]:
+        return frozenset({len(self.bottoms) - 1} if self.param.update_center_only else ())
+
+    @property
+    def axis(self) -> int:
+        return self.canonical_axis(self.param.axis, len(self.shapes[0]))
+
+    @property
+    def _has_centers(self) -> bool:
+        return len(self.shapes) > 1 + self.param.update_center_only
+
+    def infer(self) -> list[Shape]:
+        x, param = self.shapes[0], self.param
+        outer, inner = x[: self.axis], x[self.axis :]
+        if param.distance_type not in ("L1", "L2"):
+            raise self.error(f"expected distance_type L1 or L2, got '{param.distance_type}'")
+        if param.transpose:
+            raise self.error("expected no transpose, which happynear's fork reads and does not use")
+        if len(self.shapes) not in ((2, 3) if param.update_center_only else (1, 2)):
+            what = "x, centers where they are no parameter" + ", labels" * param.update_center_only
+            raise self.error(f"expected as bottoms {what}; got {len(self.shapes)}")
+        if param.update_center_only and math.prod(self.shapes[-1]) != math.prod(outer):
+            raise self.error(f"expected {math.prod(outer)} labels, one for each sample of {x}, got {self.shapes[-1]}")
+        if not self._has_centers:
+            if param.num_output == 0:
+                raise self.error("expected num_output above 0, got 0")
+            return [(*outer, param.num_output)]
+        centers = self.shapes[1]
+        if math.prod(centers[1:]) != math.prod(inner):
+            raise self.error(f"expected centers of {math.prod(inner)} numbers each, as samples have, got {centers}")
+        return [(*outer, centers[0])]
+
+    def make_params(self) -> list[Parameter]:
+        if self._has_centers:
+            return []
+        shape = (self.param.num_output, math.prod(self.shapes[0][self.axis :]))
+        return [Parameter(shape, self.param.weight_filler)]
+
+    def attributes(self) -> Attributes:
+        param = self.param
+        return {
+            "l1": param.distance_type == "L1",
+            "own_only": param.update_center_only,
+            "normalize": param.normalize,
+        }
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        top = self.tops[0]
+        rows = (math.prod(top.shape[:-1]), top.shape[-1])
+        if rows == top.shape:
+            builder.op("InnerDistance", self, inputs, self.attributes())
+            return
+        y = builder.op("InnerDistance", self, inputs, self.attributes(), tops=[], shapes=[rows])[0]
+        builder.view(self, y, top.shape, top)
+
+    def flops(self) -> int:
+        return 3 * math.prod(self.shapes[0]) * self.tops[0].shape[-1]
