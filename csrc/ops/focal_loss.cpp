@@ -1,0 +1,68 @@
+// Cross-entropy of a softmax in which what is right already counts less: -alpha (1 - p)^gamma log p of the label's
+// probability (Lin et al. 2017, arXiv 1708.02002), or, with `add`, -(alpha + p)^gamma log p.
+// inputs, outputs, attributes: those of softmax_loss_op.h; alpha, gamma, add.
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "ops/common/softmax_loss_op.h"
+
+namespace engine {
+namespace {
+
+class FocalLoss : public SoftmaxLossOp {
+public:
+    explicit FocalLoss(OpSpec spec)
+        : SoftmaxLossOp(std::move(spec)),
+          alpha_(spec_.attributes.real("alpha")),
+          gamma_(spec_.attributes.real("gamma")),
+          add_(spec_.attributes.flag("add")) {}
+
+    // With f the loss as a function of p, that of score c is f' p (1 - p_c) of the label's own, -f' p p_c of others.
+    void backward(const dnnl::stream&) override {
+        const int64_t row = classes_ * inner_;
+#pragma omp parallel for
+        for (int64_t i = 0; i < outer_; i++) {
+            const float* const all = probabilities_->data() + i * row;
+            float* const diff = input(0)->diff->data() + i * row;
+            for (int64_t j = 0; j < inner_; j++) {
+                const int32_t label = labels_[i * inner_ + j];
+                const double factor = label == Labels::ignored ? 0 : slope(all[label * inner_ + j]) * gradient_scale();
+                for (int64_t c = 0; c < classes_; c++) {
+                    const double p = all[c * inner_ + j];
+                    diff[c * inner_ + j] = float(factor * (double(c == label) - p));
+                }
+            }
+        }
+    }
+
+private:
+    double row_loss(int64_t i) const override {
+        double sum = 0;
+        for (int64_t j = 0; j < inner_; j++) {
+            const int32_t label = labels_[i * inner_ + j];
+            if (label == Labels::ignored) continue;
+            const double p = probabilities_->data()[(i * classes_ + label) * inner_ + j];
+            sum -= weight(p) * std::log(std::max(p, double(FLT_MIN)));
+        }
+        return sum;
+    }
+
+    double weight(double p) const { return add_ ? std::pow(alpha_ + p, gamma_) : alpha_ * std::pow(1 - p, gamma_); }
+
+    // p times the derivative of the loss by p.
+    double slope(double p) const {
+        const double log = std::log(std::max(p, double(FLT_MIN)));
+        if (add_) return -gamma_ * std::pow(alpha_ + p, gamma_ - 1) * p * log - weight(p);
+        const double steep = gamma_ == 0 || p >= 1 ? 0 : gamma_ * alpha_ * std::pow(1 - p, gamma_ - 1);
+        return steep * p * log - weight(p);
+    }
+
+    double alpha_, gamma_;
+    bool add_;
+};
+
+static const RegisterOp<FocalLoss> registered("FocalLoss");
+
+}  // namespace
+}  // namespace engine

@@ -1,0 +1,76 @@
+// positive_weight min(max(own - positive_margin, 0), positive_outlier_thresh), and the sum of negative_weight
+// max(negative_margin - other, 0), or, with exp_negative_weight, of negative_weight exp(-other) for those below the
+// margin. With normalize_negative above 0 the derivatives of the others are divided by their sum's excess over it.
+// Attributes: these, max_negative_only, positive_first, positive_upper_bound.
+// inputs, outputs, further attributes: see distance_loss_op.h.
+#include "ops/common/distance_loss_op.h"
+
+namespace engine {
+namespace {
+
+class GeneralContrastiveLoss : public DistanceLossOp {
+public:
+    explicit GeneralContrastiveLoss(OpSpec spec)
+        : DistanceLossOp(std::move(spec)),
+          own_margin_(real("positive_margin")),
+          margin_(real("negative_margin")),
+          own_weight_(real("positive_weight")),
+          other_weight_(real("negative_weight")),
+          outlier_(real("positive_outlier_thresh")),
+          normalize_(real("normalize_negative")),
+          bound_(flag("positive_first") ? real("positive_upper_bound") : HUGE_VAL),
+          nearest_(flag("max_negative_only")),
+          exponential_(flag("exp_negative_weight")) {}
+
+protected:
+    double row(const float* d, int64_t label, float* slopes, Means& means) const override {
+        std::fill_n(slopes, row_, 0.f);
+        means.own = std::min(std::max(d[label] - own_margin_, 0.), outlier_);
+        const double own = means.own * own_weight_;
+        double loss = 0, largest = 0;
+        int64_t nearest = -1;
+        for (int64_t j = 0; j < row_; j++) {
+            if (j == label || !(d[j] < margin_)) continue;
+            const double term = other_weight_ * (exponential_ ? std::exp(-double(d[j])) : margin_ - d[j]);
+            means.others += margin_ - d[j];
+            loss += term;
+            slopes[j] = float(exponential_ ? -term : -other_weight_);
+            if (nearest < 0 || d[j] < d[nearest]) {
+                nearest = j;
+                largest = term;
+            }
+        }
+        if (nearest_ && nearest >= 0) {
+            const float slope = slopes[nearest];
+            std::fill_n(slopes, row_, 0.f);
+            slopes[nearest] = slope;
+            loss = largest;
+        }
+        if (d[label] > bound_) {
+            std::fill_n(slopes, row_, 0.f);
+            slopes[label] = float(own_weight_);
+            return std::abs(own);
+        }
+        if (d[label] > own_margin_ && d[label] < outlier_) slopes[label] = float(own_weight_);
+        return std::abs(own) + std::abs(loss);
+    }
+
+    float other_factor() const override {
+        if (normalize_ <= 0) return 1;
+        double sum = 0;
+        for (int64_t i = 0; i < rows_; i++)
+            for (int64_t j = 0; j < row_; j++)
+                if (j != labels_[i]) sum -= slopes_->data()[i * row_ + j];
+        sum = std::abs(sum) / normalize_ / double(rows_);
+        return sum > own_weight_ ? float(1 / sum) : 1;
+    }
+
+private:
+    double own_margin_, margin_, own_weight_, other_weight_, outlier_, normalize_, bound_;
+    bool nearest_, exponential_;
+};
+
+static const RegisterOp<GeneralContrastiveLoss> registered("GeneralContrastiveLoss");
+
+}  // namespace
+}  // namespace engine

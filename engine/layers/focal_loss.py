@@ -1,0 +1,53 @@
+"""Cross-entropy of a softmax in which what is right already counts less (Lin et al. 2017, arXiv 1708.02002)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Attributes, Shape
+from engine.layers.registry import register
+from engine.layers.softmax_loss_base import SoftmaxLossBase
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")
+class FocalLoss(SoftmaxLossBase):
+    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the sum of
+    -alpha (1 - p)^gamma log p of the labels' probabilities, or, `type: ONEADDP`, of -(alpha + p)^gamma log p, divided
+    as SoftmaxWithLoss divides its own; the probabilities."""
+
+    @property
+    def axis(self) -> int:
+        return self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
+
+    @property
+    def param(self):
+        return self.message.focal_loss_param
+
+    def infer(self) -> list[Shape]:
+        if self.param.type == self.param.LINEAR:
+            raise self.error("expected type ORIGIN or ONEADDP, got LINEAR, which no fork computes")
+        if self.param.alpha <= 0 or self.param.gamma < 0:
+            raise self.error(
+                f"expected alpha above 0 and gamma of at least 0, got {self.param.alpha:g} and {self.param.gamma:g}"
+            )
+        return super().infer()
+
+    def attributes(self) -> Attributes:
+        param = self.param
+        return {
+            **super().attributes(),
+            "alpha": param.alpha,
+            "gamma": param.gamma,
+            "add": param.type == param.ONEADDP,
+        }
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("FocalLoss", self, inputs, self.attributes())
+
+    def flops(self) -> int:
+        return 5 * math.prod(self.shapes[0])
