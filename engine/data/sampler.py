@@ -35,7 +35,8 @@ class Sampler:
     def _permutation(self, epoch: int) -> np.ndarray:
         """(size,) indices. RandomState, because its stream is the one that numpy promises never to change."""
         keys = [self._seed & 0xFFFFFFFF, self._seed >> 32 & 0xFFFFFFFF, epoch]
-        return np.random.RandomState(keys).permutation(self.size)
+        order = np.random.RandomState(keys).permutation(self.size)
+        return order.astype(np.uint32) if self.size < 1 << 32 else order  # half of the memory
 
     def samples(self, begin: int, end: int) -> list[tuple[int, int]]:
         """(epoch, index) of the samples begin <= p < end."""

@@ -16,6 +16,14 @@ from engine.data.data_source import DataSource
 from tests.data.pictures import random_pixels
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder: empty in each test."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ENGINE_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """Three classes of 4 PNG images of 3 x 12 x 16, and what is in them: random_pixels(10 * label + number)."""

@@ -9,6 +9,7 @@ import threading
 import lmdb
 import pytest
 
+from engine.data.index import Index
 from engine.data.registry import find_source
 from engine.data.sources.lmdb import LmdbSource
 from engine.errors import ConfigError, DataError
@@ -103,7 +104,7 @@ def test_empty(tmp_path):
 def test_unknown_backend():
     with pytest.raises(ConfigError, match=r"^net:1:2: backend LMBD is not supported; did you mean 'LMDB'"):
         find_source("LMBD", "net:1:2")
-    with pytest.raises(ConfigError, match="known: LMDB"):
+    with pytest.raises(ConfigError, match="known: FOLDER, LEVELDB, LMDB, RECORDIO, TAR, TFRECORD, ZIP"):
         find_source("HDF5")
 
 
@@ -163,8 +164,9 @@ def test_a_tree_that_goes_round_in_circles(hundred):
 
 def test_an_item_that_the_tree_does_not_find(hundred, monkeypatch):
     source = LmdbSource(str(hundred), "net:1:2")
-    keys = source._list_keys()
-    source._keys = keys.replace(b"00000042_x", b"00000042_y")
+    index = Index({})
+    index.add_names("keys", (key.replace(b"00000042_x", b"00000042_y") for key in source._list_keys()))
+    source._keys = index.names("keys")
     with pytest.raises(DataError, match=r"^net:1:2: LMDB .*: key '00000042_y': its tree leads nowhere"):
         source.item(41)
     assert source.item(40)[0] == "00000041_x"

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 import lmdb
 
+from engine.data.index import Index, Names, open_index
 from engine.data.registry import source
-from engine.errors import DataError
-from engine.files import reason
+from engine.errors import ConfigError, DataError
+from engine.files import is_regular, reason
 from engine.host import _core
 
 # LMDB allows one environment per file and process, and a train and a test net may read the same one.
 _environments: WeakValueDictionary[str, lmdb.Environment] = WeakValueDictionary()
 _opening = threading.Lock()
+_MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")  # of either order of bytes
 _LEAST_BYTES = 10  # of an item in a file: its node's header, and where the node is in its page
 
 
@@ -30,7 +31,12 @@ class LmdbSource:
     the file is cut off later. All that is read is read between reading() and done_reading(), which see to that.
     """
 
-    def __init__(self, path: str, where: str | None = None, shuffled: bool = False):
+    serialised = True
+    classes: list[str] = []
+
+    def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
+        if fields:
+            raise ConfigError("an LMDB has no fields: take out data_param.field", where)
         self.path = path
         self._where = where
         self._name = str(DataError(f"LMDB {path}", where))  # as messages show it
@@ -50,36 +56,51 @@ class LmdbSource:
             raise DataError(f"LMDB {path} is empty", where)
         if self._size > self._bytes // _LEAST_BYTES:
             raise self._damaged(f"its header says {self._size} items, in {self._bytes} bytes")
+        self._data_file = data_file
         self._listing = threading.Lock()
-        self._keys: bytes | None = None  # all keys, one after the other: a list of a million takes three times as much
-        self._ends = array("q")  # where each key ends, after a leading 0
+        self._keys: Names | None = None
+
+    @staticmethod
+    def recognises(path: str) -> bool:
+        """A folder with the file that LMDB makes, or such a file: its magic number follows a page's header."""
+        if os.path.isdir(path):
+            return os.path.isfile(os.path.join(path, "data.mdb"))
+        if not is_regular(path):
+            return False
+        with open(path, "rb") as file:
+            return file.read(20)[16:] in _MAGIC
 
     def __len__(self) -> int:
         return self._size
 
-    def _list_keys(self) -> bytes:
-        """Walks over the keys only; no value is read. Returns what becomes _keys. Raises DataError."""
-        keys, ends = bytearray(), array("q", [0])
+    def _list_keys(self) -> Iterator[bytes]:
+        """Walks over the keys only; no value is read. Raises DataError."""
+        found, size = 0, 0
         with self._guarded(f"cannot list the keys of LMDB {self.path}"):
             with self._environment.begin() as transaction, transaction.cursor() as cursor:
                 for key in cursor.iternext(keys=True, values=False):
-                    keys += key
-                    ends.append(len(keys))
-                    if len(ends) > self._size + 1 or len(keys) > self._bytes:  # it may go round in circles
+                    found, size = found + 1, size + len(key)
+                    if found > self._size or size > self._bytes:  # it may go round in circles
                         raise self._damaged(f"its tree has more than the {self._size} items that its header says")
-        if len(ends) != self._size + 1:
-            raise self._damaged(f"its tree has {len(ends) - 1} of the {self._size} items that its header says")
-        self._ends = ends
-        self._keys = bytes(keys)  # last: it tells the other threads that both are there
-        return self._keys
+                    yield key
+        if found != self._size:
+            raise self._damaged(f"its tree has {found} of the {self._size} items that its header says")
+
+    def _build(self) -> Index:
+        index = Index({})
+        index.add_names("keys", self._list_keys())
+        return index
 
     def item(self, index: int) -> tuple[str, bytes]:
         """(key, serialised Datum) of the index-th key. Raises DataError where the file is damaged."""
         keys = self._keys
         if keys is None:
             with self._listing:
-                keys = self._list_keys() if self._keys is None else self._keys
-        key = keys[self._ends[index] : self._ends[index + 1]]
+                if self._keys is None:
+                    index_of = open_index(self.path, "LMDB", [self._data_file], self._build, self._where)
+                    self._keys = index_of.names("keys")
+                keys = self._keys
+        key = keys[index]
         _core.reading(self._name, key)
         try:
             with self._environment.begin() as transaction:

@@ -1,0 +1,71 @@
+"""What one process of a host does and the others wait for: building an index, copying a source."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.errors import DataError
+
+PATIENCE = 600.0  # seconds that a process waits for another one that shows no progress
+_POLL = 0.05
+
+
+@contextlib.contextmanager
+def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Lets one process of this user on this host in at a time. The system frees the lock whatever ends its holder.
+
+    Args:
+        name: of what is locked; the same in all processes.
+        doing: what the holder does, for the message of those who have waited in vain.
+        progress: what changes while the holder gets on; the wait ends PATIENCE seconds after its last change.
+
+    Where the host has no folder for locks that can be trusted, everybody is let in: what is guarded is written under
+    names of its own and renamed, so that this costs time only.
+    Raises DataError where the wait is over.
+    """
+    folder = lock_folder()
+    if folder is None:
+        yield
+        return
+    path = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _wait(descriptor, doing, progress)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait(descriptor: int, doing: str, progress: Callable[[], object]) -> None:
+    end, seen = time.monotonic() + PATIENCE, progress()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        if (now := progress()) != seen:
+            end, seen = time.monotonic() + PATIENCE, now
+        if time.monotonic() >= end:
+            raise DataError(f"another process of this host has been {doing} for {PATIENCE:g} s without any progress")
+        time.sleep(_POLL)
+
+
+def lock_folder() -> Path | None:
+    """A folder of this host in which only this user can write; None where there is none."""
+    folder = Path(tempfile.gettempdir()) / f"engine-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if mine else None

@@ -1,0 +1,162 @@
+"""Where the items of a source are: found once per host, kept in a file, and mapped by all ranks that read the source.
+
+An index is in the user's cache folder: ENGINE_CACHE, else engine/ in XDG_CACHE_HOME or ~/.cache. Where that cannot be
+written to it is beside the source, and where that cannot be either, each rank holds its own in memory. It holds until
+the size or the time of one of the source's files changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine.data.host_lock import host_lock
+from engine.errors import DataError, EngineError
+from engine.files import atomic_write, reason
+
+SMALLEST = 10_000  # items; fewer are listed in milliseconds, each time anew
+_MAGIC = b"engine index 1\n"
+_ALIGNED = 64
+
+
+@dataclass
+class Index:
+    """columns: by name an array with a row for each item, or the parts of a `Names`. facts: what else is known."""
+
+    columns: dict[str, np.ndarray]
+    facts: dict[str, list[str]] = field(default_factory=dict)
+
+    def names(self, column: str) -> Names:
+        return Names(self.columns[column], self.columns[f"{column}.ends"])
+
+    def add_names(self, column: str, names: Iterable[bytes]) -> None:
+        """A column of texts, which can be read with names()."""
+        text, ends = bytearray(), [0]
+        for name in names:
+            text += name
+            ends.append(len(text))
+        self.columns[column] = np.frombuffer(text, np.uint8)
+        self.columns[f"{column}.ends"] = np.array(ends, np.int64)
+
+
+class Names:
+    """Texts one after the other: a list of a million takes three times as much, and cannot be mapped."""
+
+    def __init__(self, text: np.ndarray, ends: np.ndarray):
+        self._text, self._ends = text, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        return self._text[self._ends[index] : self._ends[index + 1]].tobytes()
+
+
+def open_index(
+    source: str, kind: str, files: Sequence[str | Path], build: Callable[[], Index], where: str | None = None
+) -> Index:
+    """The index of a source, from its file where it is as old as the source, else built by one process of the host.
+
+    Args:
+        source: the path as the net names it, of which the index's name is made.
+        kind: what else tells this index from others of the same source: its type, the fields that are read.
+        files: that the index depends on.
+
+    Raises DataError: one of the files is missing; what build() raises.
+    """
+    stamp = _stamp(kind, files, where)
+    places = _places(source, kind, files)
+    if (found := _load_one(places, stamp)) is not None:
+        return found
+    with host_lock(f"index of {places[-1]}", f"listing {source}"):
+        if (found := _load_one(places, stamp)) is not None:
+            return found
+        index = build()
+        # The time that is written is the one from before: a file that changed meanwhile makes the index too old.
+        if _items(index) >= SMALLEST and any(_save(index, place, stamp) for place in places):
+            return _load_one(places, stamp) or index
+        return index
+
+
+def cache_folder() -> Path | None:
+    """Where indexes are kept; None where the user has no such folder."""
+    if named := os.environ.get("ENGINE_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "engine" if os.path.isabs(base) else None
+
+
+def _stamp(kind: str, files: Sequence[str | Path], where: str | None) -> str:
+    digest = hashlib.sha256(kind.encode(errors="surrogateescape"))
+    for file in files:
+        try:
+            found = os.stat(file)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file}: cannot be read: {reason(error)}", where) from None
+        digest.update(os.fsencode(os.path.abspath(file)) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _places(source: str, kind: str, files: Sequence[str | Path]) -> list[Path]:
+    """Where the index may be, the best place first."""
+    full = os.path.abspath(source)
+    key = hashlib.sha256(os.fsencode(full) + b"\0" + kind.encode(errors="surrogateescape")).hexdigest()[:16]
+    name = f"{os.path.basename(full)[:100]}.{key}.index"
+    beside = Path(os.path.abspath(files[0])).parent / f".{name}"
+    folder = cache_folder()
+    return [beside] if folder is None else [folder / name, beside]
+
+
+def _items(index: Index) -> int:
+    return max((len(column) for name, column in index.columns.items() if not name.endswith(".ends")), default=0)
+
+
+def _save(index: Index, path: Path, stamp: str) -> bool:
+    """Whether it could be written."""
+    begin, table = 0, {}
+    for name, column in index.columns.items():
+        table[name] = [column.dtype.str, list(column.shape), begin]
+        begin += -(-column.nbytes // _ALIGNED) * _ALIGNED
+    head = json.dumps({"stamp": stamp, "facts": index.facts, "columns": table, "bytes": begin}).encode()
+    head = _MAGIC + head + b" " * (-(len(_MAGIC) + len(head) + 1) % _ALIGNED) + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(head)
+            for column in index.columns.values():
+                file.write(np.ascontiguousarray(column).data)
+                file.write(bytes(-column.nbytes % _ALIGNED))
+    except (OSError, EngineError):
+        return False
+    return True
+
+
+def _load_one(places: Iterable[Path], stamp: str) -> Index | None:
+    return next((found for place in places if (found := _load(place, stamp)) is not None), None)
+
+
+def _load(path: Path, stamp: str) -> Index | None:
+    """None where there is no index, or not one of this source as it is now, or a damaged one."""
+    try:
+        with open(path, "rb") as file:
+            if file.readline(len(_MAGIC)) != _MAGIC:
+                return None
+            head = json.loads(file.readline())
+            begin = file.tell()
+        if head["stamp"] != stamp or os.path.getsize(path) != begin + head["bytes"]:
+            return None
+        content = np.memmap(path, np.uint8, "r") if head["bytes"] else np.empty(0, np.uint8)
+        columns = {}
+        for name, (dtype, shape, offset) in head["columns"].items():
+            kind = np.dtype(dtype)
+            size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+            columns[name] = content[begin + offset : begin + offset + size].view(np.ndarray).view(kind).reshape(shape)
+        return Index(columns, head["facts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
