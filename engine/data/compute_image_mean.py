@@ -10,7 +10,7 @@ from engine.data.decode import ImageError, as_array, decode, parse_datum
 from engine.data.mean import write_mean
 from engine.data.ordered_map import ordered_map
 from engine.data.prefetch import data_threads
-from engine.data.registry import find_source
+from engine.data.registry import open_source
 from engine.errors import DataError, shape_text
 
 
@@ -18,7 +18,7 @@ def compute_image_mean(
     db: str,
     out: str | None,
     *,
-    backend: str = "LMDB",
+    backend: str = "",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
@@ -27,12 +27,12 @@ def compute_image_mean(
 
     Sums in double precision. Raises DataError, which names the key, for images that differ in size or are damaged.
     """
-    source = find_source(backend)(db, None, False)
+    source = open_source(db, backend=backend)
 
     def pixels(index: int) -> tuple[str, np.ndarray]:
         key, value = source.item(index)
         try:
-            return key, as_array(decode(parse_datum(value)))
+            return key, as_array(decode(parse_datum(value) if isinstance(value, bytes) else value))
         except ImageError as error:
             raise DataError(f"{db}: key '{key}': {error}") from None
 

@@ -85,6 +85,31 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
         raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {why}") from None
 
 
+def decode_mask(data: bytes) -> Image.Image:
+    """A class for each pixel, mode L, from an image file: its grey values, or the numbers of its palette's colours.
+
+    Raises UndecodableImage, also for a picture in colours, and for classes above 255.
+    """
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        _check_size("it has", *image.size)
+        _check_scans(image, data)
+        image.load()
+        if image.mode in ("P", "1"):
+            return Image.fromarray(np.asarray(image).astype(np.uint8))
+        if image.mode.startswith("I"):
+            classes = np.asarray(image)
+            if classes.max(initial=0) > 255:
+                raise ValueError(f"a mask has classes 0 to 255, got {classes.max()}")
+            return Image.fromarray(classes.astype(np.uint8))
+        if image.mode != "L":
+            raise ValueError(f"expected a mask of one channel or with a palette, got mode {image.mode}")
+        return image
+    except Exception as error:
+        why = reason(error).split(" <_io.")[0]
+        raise UndecodableImage(f"cannot decode {len(data)} bytes as a mask: {why}") from None
+
+
 def resized(
     image: Image.Image,
     size: tuple[int, int],

@@ -1,5 +1,7 @@
 """Random numbers for one image, from (seed, epoch, index) alone: the same on any rank and thread, in any order."""
 
+from __future__ import annotations
+
 _MASK = (1 << 64) - 1
 
 
@@ -22,6 +24,12 @@ class KeyedRandom:
         for word in (seed, epoch, index):
             state = _mix((state + self._STEP + word) & _MASK)
         self._state = state
+
+    def copy(self) -> KeyedRandom:
+        """Draws the same from here on."""
+        twin = KeyedRandom.__new__(KeyedRandom)
+        twin._state = self._state
+        return twin
 
     def _next(self) -> int:
         self._state = (self._state + self._STEP) & _MASK

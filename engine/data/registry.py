@@ -6,28 +6,45 @@ A module in engine/data/sources or engine/data/readers registers what it holds.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+from engine import proto
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError
+from engine.data.shards import expand, is_pattern
+from engine.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from engine.data.reader import Reader
 
+# An item of a source: a serialised message, where that is what the source stores, else a Datum of an image file.
+Stored: TypeAlias = "bytes | proto.Datum"
+
 
 class Source(Protocol):
-    """Items of a database by number. item() is called from several threads at once."""
+    """Items of a collection by number. item() is called from several threads at once.
 
-    def __init__(self, path: str, where: str | None, shuffled: bool):
-        """Opens path, or raises DataError. shuffled: items will not be asked for in order."""
+    classes: names of the classes by their labels, empty where the source does not say.
+    """
+
+    classes: list[str]
+
+    def __init__(self, path: str, where: str | None, shuffled: bool, fields: Sequence[str] = ()):
+        """Opens path, or raises DataError. shuffled: items will not be asked for in order. fields: names of what the
+        tops are made of, in the source's own words; ConfigError where it has none."""
+
+    @staticmethod
+    def recognises(path: str) -> bool:
+        """Whether what is there looks like a source of this type. At most one type recognises a path."""
+        ...
 
     def __len__(self) -> int: ...
 
-    def item(self, index: int) -> tuple[str, bytes]:
-        """(key, serialised Datum). Raises DataError."""
+    def item(self, index: int) -> tuple[str, Stored]:
+        """(key, what is stored). Raises DataError."""
         ...
 
 
@@ -66,6 +83,45 @@ def find_source(name: str, where: str | None = None) -> type[Source]:
     if name not in _sources:
         raise ConfigError(f"backend {name} is not supported{suggestion(name, _sources)}", where)
     return _sources[name]
+
+
+def open_source(
+    path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = (), backend: str = ""
+) -> Source:
+    """The source at a path, of the type `backend`, or, where that is "", of the type that what is there shows.
+
+    Raises ConfigError for an unknown backend, DataError where nothing there is known, or it is of another type.
+    """
+    found = recognised(path)
+    if backend and found in ("", backend):
+        return find_source(backend, where)(path, where, shuffled, fields)
+    if backend:
+        raise DataError(f"{path} is no {backend}, but of type {found}: set backend: {found}, or leave it out", where)
+    if not found:
+        if os.path.lexists(path):
+            known = ", ".join(sorted(_sources))
+            raise DataError(f"{path}: not a source of any known type; known: {known}", where)
+        raise DataError(f"{path}: no such file or folder", where)
+    return find_source(found, where)(path, where, shuffled, fields)
+
+
+def recognised(path: str) -> str:
+    """The type of the source at a path, by what is there; "" for nothing that is known."""
+    from engine.data import sources
+
+    _load(sources)
+    try:
+        return next((name for name, each in _sources.items() if each.recognises(path)), "")
+    except (OSError, ValueError):  # no permission; a name that cannot be one
+        return ""
+
+
+def is_here(path: str) -> bool:
+    """Whether there is anything at a path, which may be within an archive, or stand for many files."""
+    try:
+        return os.path.exists(expand(path)[0] if is_pattern(path) else path) or bool(recognised(path))
+    except (DataError, ValueError):
+        return False
 
 
 def find_reader(name: str, where: str | None = None) -> type[Reader]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from engine import proto
 from engine.data import batch_size_of, open_data, shapes_without_data
-from engine.data.registry import find_reader
+from engine.data.registry import find_reader, is_here
 from engine.errors import ConfigError, EngineError, shape_text
 from engine.layers.base import Shape
 
@@ -34,7 +33,7 @@ class SourceShapes:
         return reader.top_shapes(shapes, self._batch_size or batch_size)[: len(message.top)]
 
     def _of_item(self, message: proto.LayerParameter, where: str, source: str) -> tuple[Shape, ...]:
-        if os.path.exists(source.replace("%#", "0").replace("%*", "1")):
+        if is_here(source.replace("%#", "0").replace("%*", "1")):
             return self._of_source(message, where)
         try:
             shapes, why = shapes_without_data(message, where), "taking data of"

@@ -80,7 +80,7 @@ class BlobProtoVector(_message.Message):
     def __init__(self, blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
 
 class Datum(_message.Message):
-    __slots__ = ("channels", "height", "width", "data", "label", "float_data", "encoded", "record_id")
+    __slots__ = ("channels", "height", "width", "data", "label", "float_data", "encoded", "record_id", "labels", "mask")
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,8 @@ class Datum(_message.Message):
     FLOAT_DATA_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
     RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
     channels: int
     height: int
     width: int
@@ -97,7 +99,9 @@ class Datum(_message.Message):
     float_data: _containers.RepeatedScalarFieldContainer[float]
     encoded: bool
     record_id: int
-    def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[bytes] = ..., label: _Optional[int] = ..., float_data: _Optional[_Iterable[float]] = ..., encoded: _Optional[bool] = ..., record_id: _Optional[int] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[float]
+    mask: bytes
+    def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[bytes] = ..., label: _Optional[int] = ..., float_data: _Optional[_Iterable[float]] = ..., encoded: _Optional[bool] = ..., record_id: _Optional[int] = ..., labels: _Optional[_Iterable[float]] = ..., mask: _Optional[bytes] = ...) -> None: ...
 
 class LabelMapItem(_message.Message):
     __slots__ = ("name", "label", "display_name")
@@ -1178,13 +1182,23 @@ class QuantizationParameter(_message.Message):
     def __init__(self, precision: _Optional[_Union[int, str]] = ..., rounding_scheme: _Optional[_Union[int, str]] = ..., bw_layer_in: _Optional[int] = ..., bw_layer_out: _Optional[int] = ..., bw_params: _Optional[int] = ..., fl_layer_in: _Optional[_Iterable[int]] = ..., fl_layer_out: _Optional[_Iterable[int]] = ..., fl_params: _Optional[_Iterable[int]] = ..., scale_in: _Optional[_Iterable[float]] = ..., scale_out: _Optional[_Iterable[float]] = ..., scale_params: _Optional[_Iterable[float]] = ..., is_negative_input: _Optional[bool] = ..., force_u8_input: _Optional[bool] = ...) -> None: ...
 
 class DataParameter(_message.Message):
-    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "backend", "force_encoded_color", "prefetch", "shuffle", "side", "threads", "parser_threads", "cache", "precache", "disk_reader_threads", "huge_video_dataset", "limit_samples", "preselection_file", "preselection_label", "range_start", "range_end", "rand_permute", "rand_permute_order", "rand_permute_seed", "slice_point", "encoding", "verbose", "subtract", "permute_every_iter", "block_size")
+    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "backend", "force_encoded_color", "prefetch", "shuffle", "side", "threads", "parser_threads", "cache", "precache", "disk_reader_threads", "huge_video_dataset", "limit_samples", "preselection_file", "preselection_label", "range_start", "range_end", "rand_permute", "rand_permute_order", "rand_permute_seed", "slice_point", "encoding", "verbose", "subtract", "permute_every_iter", "block_size", "field", "stage", "stage_keep", "stage_part")
     class DB(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LEVELDB: _ClassVar[int]
         LMDB: _ClassVar[int]
+        FOLDER: _ClassVar[int]
+        ZIP: _ClassVar[int]
+        TAR: _ClassVar[int]
+        TFRECORD: _ClassVar[int]
+        RECORDIO: _ClassVar[int]
     LEVELDB: int
     LMDB: int
+    FOLDER: int
+    ZIP: int
+    TAR: int
+    TFRECORD: int
+    RECORDIO: int
     class CHANNELENCODING(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UINT8: _ClassVar[int]
@@ -1231,6 +1245,10 @@ class DataParameter(_message.Message):
     SUBTRACT_FIELD_NUMBER: _ClassVar[int]
     PERMUTE_EVERY_ITER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_KEEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_PART_FIELD_NUMBER: _ClassVar[int]
     source: str
     scale: float
     mean_file: str
@@ -1263,7 +1281,11 @@ class DataParameter(_message.Message):
     subtract: _containers.RepeatedScalarFieldContainer[float]
     permute_every_iter: int
     block_size: int
-    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[int, str]] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., shuffle: _Optional[bool] = ..., side: _Optional[_Iterable[int]] = ..., threads: _Optional[int] = ..., parser_threads: _Optional[int] = ..., cache: _Optional[bool] = ..., precache: _Optional[bool] = ..., disk_reader_threads: _Optional[int] = ..., huge_video_dataset: _Optional[bool] = ..., limit_samples: _Optional[int] = ..., preselection_file: _Optional[str] = ..., preselection_label: _Optional[int] = ..., range_start: _Optional[int] = ..., range_end: _Optional[int] = ..., rand_permute: _Optional[bool] = ..., rand_permute_order: _Optional[_Union[int, str]] = ..., rand_permute_seed: _Optional[int] = ..., slice_point: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Iterable[_Union[int, str]]] = ..., verbose: _Optional[bool] = ..., subtract: _Optional[_Iterable[float]] = ..., permute_every_iter: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    field: _containers.RepeatedScalarFieldContainer[str]
+    stage: str
+    stage_keep: bool
+    stage_part: bool
+    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[int, str]] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., shuffle: _Optional[bool] = ..., side: _Optional[_Iterable[int]] = ..., threads: _Optional[int] = ..., parser_threads: _Optional[int] = ..., cache: _Optional[bool] = ..., precache: _Optional[bool] = ..., disk_reader_threads: _Optional[int] = ..., huge_video_dataset: _Optional[bool] = ..., limit_samples: _Optional[int] = ..., preselection_file: _Optional[str] = ..., preselection_label: _Optional[int] = ..., range_start: _Optional[int] = ..., range_end: _Optional[int] = ..., rand_permute: _Optional[bool] = ..., rand_permute_order: _Optional[_Union[int, str]] = ..., rand_permute_seed: _Optional[int] = ..., slice_point: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Iterable[_Union[int, str]]] = ..., verbose: _Optional[bool] = ..., subtract: _Optional[_Iterable[float]] = ..., permute_every_iter: _Optional[int] = ..., block_size: _Optional[int] = ..., field: _Optional[_Iterable[str]] = ..., stage: _Optional[str] = ..., stage_keep: _Optional[bool] = ..., stage_part: _Optional[bool] = ...) -> None: ...
 
 class ImageDataParameter(_message.Message):
     __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "root_folder", "min_height", "min_width", "short_side", "threads", "cache", "precache", "dataset_share_per_node", "ignore_label", "label_type", "face_transform", "max_shear_ratio", "max_aspect_ratio", "max_rotate_angle", "min_random_scale", "max_random_scale", "max_random_shift", "face_mirror", "face_point_num", "balance_class", "balance_by", "label_cut_start", "label_cut_end")

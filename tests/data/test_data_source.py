@@ -212,7 +212,7 @@ def test_what_ranks_compare(lmdb_path, open_layer):
 def test_parameters_that_cannot_be_used(lmdb_path, open_layer):
     with pytest.raises(ConfigError, match=r"^net:3:1: data_param.source is missing"):
         open_layer("", where="net:3:1")
-    with pytest.raises(ConfigError, match=r"backend LEVELDB is not supported; known: LMDB"):
+    with pytest.raises(DataError, match=r"is no LEVELDB, but of type LMDB: set backend: LMDB, or leave it out"):
         open_layer(lmdb_path, data="backend: LEVELDB")
 
 

@@ -34,6 +34,12 @@ class AnnotatedReader(DatabaseReader):
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
+        if not hasattr(self._source, "serialised"):
+            raise ConfigError(
+                f"layer '{message.name}': AnnotatedData reads AnnotatedDatums, from an LMDB or LevelDB; "
+                f"{message.data_param.source} holds image files",
+                request.where,
+            )
         transform, annotated = message.transform_param, message.annotated_data_param
         mode = transform.resize_param.resize_mode
         if transform.HasField("resize_param") and mode != proto.ResizeParameter.WARP:

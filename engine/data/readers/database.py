@@ -1,20 +1,22 @@
-"""Data: Datums from a database, images or raw numbers, each with one label."""
+"""Data: pictures from any source, or raw numbers, each with its label, several labels, or a mask."""
 
 from __future__ import annotations
 
 import os
 
 from engine import proto
-from engine.data.decode import GRAY, AnyImage, decode, parse_datum
+from engine.data.decode import GRAY, AnyImage, decode, decode_mask, parse_datum
 from engine.data.mean import read_mean
-from engine.data.reader import PictureReader, Request, Shape, random_first
-from engine.data.registry import find_source, reader
+from engine.data.pair import Partner
+from engine.data.paired_reader import PairedReader
+from engine.data.reader import Request, Shape, random_first
+from engine.data.registry import Stored, open_source, reader
 from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError
 
 
-class DatabaseReader(PictureReader):
-    """The items of the database that data_param names."""
+class DatabaseReader(PairedReader):
+    """The items of the source that data_param names."""
 
     field = "data_param"
     handled: tuple[str, ...] = ()  # fields of transform_param that the reader itself applies
@@ -24,11 +26,11 @@ class DatabaseReader(PictureReader):
         param = message.data_param
         if not param.source:
             raise ConfigError("data_param.source is missing", request.where)
-        # Caffe's default is LEVELDB, which nobody means by leaving the field out.
-        backend = param.DB.Name(param.backend) if param.HasField("backend") else "LMDB"
+        # Caffe's default is LEVELDB, which nobody means by leaving the field out: what is there tells.
+        backend = param.DB.Name(param.backend) if param.HasField("backend") else ""
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
         path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
-        self._source = find_source(backend, request.where)(path, request.where, param.shuffle)
+        self._source = open_source(path, request.where, param.shuffle, param.field, backend)
         self.name = param.source
         self.size = len(self._source)
         self.shuffle = param.shuffle
@@ -36,25 +38,33 @@ class DatabaseReader(PictureReader):
         self.depth = param.prefetch
         self.first = random_first(param.rand_skip, request)
 
-    def fetch(self, index: int) -> tuple[str, bytes]:
+    def fetch(self, index: int) -> tuple[str, Stored]:
         return self._source.item(index)
 
 
 @reader("Data")
 class DatumReader(DatabaseReader):
-    """Arrays: the picture (c, h, w), its label ()."""
+    """Arrays: those of PairedReader; label 0 where a Datum has none."""
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
-        self.shapes = (self.first_shape(self._transformer.shape), ())
+        self.look(message, request)
 
-    def decode(self, fetched: bytes) -> tuple[AnyImage, int]:
-        datum = parse_datum(fetched)
-        return decode(datum, self._transformer.color), datum.label
+    def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
+        datum = parse_datum(fetched) if isinstance(fetched, bytes) else fetched
+        return decode(datum, self._transformer.color), partner_of(datum)
 
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         return picture_shape(message, where), ()
+
+
+def partner_of(datum: proto.Datum) -> Partner:
+    """The mask and labels of a Datum. Raises UndecodableImage."""
+    mask = decode_mask(datum.mask) if datum.mask else None
+    if datum.labels:
+        return Partner(tuple(datum.labels), mask)
+    return Partner(() if mask is not None and not datum.HasField("label") else (datum.label,), mask)
 
 
 def picture_shape(message: proto.LayerParameter, where: str | None) -> tuple[int, int, int]:

@@ -1,0 +1,207 @@
+"""Sources whose pictures are members of a folder or an archive: which member is a picture, a label or a mask.
+
+Without any label files, folders are the classes, numbered in alphabetical order, and samples come in the order of
+their names. Where there are files such as `a.cls` or `a.mask.png`, all that is `a.*` is one sample, as in WebDataset's
+shards, and samples come in the order of the archive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine import proto
+from engine.config.numbers import number
+from engine.data.decode import FORMATS
+from engine.data.index import Index, open_index
+from engine.errors import DataError
+
+LABEL, MASKS = "cls", ("mask.png", "seg.png", "mask")
+_PICTURES = tuple(extension[1:] for extension in FORMATS)
+
+
+@dataclass
+class Member:
+    """A file in a folder or an archive. place: where its bytes are, as the source's read_at() takes it."""
+
+    name: str
+    place: tuple[int, ...] = ()
+
+
+@dataclass
+class Arranged:
+    """Samples: their keys, pictures, labels (empty where there are none) and masks (None likewise)."""
+
+    keys: list[str] = field(default_factory=list)
+    pictures: list[Member] = field(default_factory=list)
+    labels: list[list[float]] = field(default_factory=list)
+    masks: list[Member] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+
+
+class MemberSource:
+    """What the sources of folders, zips and tars share. fields: extensions of the members that the tops are made of,
+    the picture's first."""
+
+    KIND = ""
+    classes: list[str]
+
+    def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
+        self.path, self.where = path, where
+        self._index = open_index(
+            path, f"{self.KIND} {' '.join(fields)}", self.files(), lambda: self._build(fields), where
+        )
+        self.classes = self._index.facts.get("classes", [])
+        self._keys = self._index.names("keys")
+        self._labels = self._index.columns["labels"]
+        self._pictures, self._masks = self._index.columns["pictures"], self._index.columns["masks"]
+
+    def files(self) -> list[str]:
+        """What the list of members depends on."""
+        raise NotImplementedError
+
+    def members(self) -> Iterator[Member]:
+        """All of them, in the order of the archive. Raises DataError."""
+        raise NotImplementedError
+
+    def read_at(self, name: str, place: Sequence[int]) -> bytes:
+        """The bytes of a member. Raises DataError."""
+        raise NotImplementedError
+
+    def _build(self, fields: Sequence[str]) -> Index:
+        members = list(self.members())
+        found = arrange(members, self.path, fields, lambda member: self.read_at(member.name, member.place), self.where)
+        width = len(members[0].place) if members else 0
+        index = Index(
+            {
+                "labels": np.array(found.labels, np.float64).reshape(len(found.keys), -1),
+                "pictures": np.array([each.place for each in found.pictures], np.int64).reshape(
+                    len(found.pictures), width
+                ),
+                "masks": np.array([each.place for each in found.masks], np.int64).reshape(len(found.masks), width),
+            },
+            {"classes": found.classes, "masked": ["yes"] if found.masks else []},
+        )
+        index.add_names("keys", (os.fsencode(key) for key in found.keys))
+        index.add_names("mask names", (os.fsencode(each.name) for each in found.masks))
+        return index
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def item(self, index: int) -> tuple[str, proto.Datum]:
+        """(key, Datum of an image file). Raises DataError."""
+        key = os.fsdecode(self._keys[index])
+        datum = proto.Datum(encoded=True, data=self.read_at(key, self._pictures[index].tolist()))
+        set_labels(datum, self._labels[index].tolist())
+        if self._index.facts["masked"]:
+            name = os.fsdecode(self._index.names("mask names")[index])
+            datum.mask = self.read_at(name, self._masks[index].tolist())
+        return key, datum
+
+
+def set_labels(datum: proto.Datum, labels: Sequence[float]) -> None:
+    """One whole number is Caffe's label, anything else is in labels."""
+    if len(labels) == 1 and labels[0] == int(labels[0]) and abs(labels[0]) < 2**31:
+        datum.label = int(labels[0])
+    else:
+        datum.labels.extend(labels)
+
+
+def read_labels(text: bytes, what: str, where: str | None) -> list[float]:
+    """The numbers of a label file. Raises DataError."""
+    words = text.decode(errors="replace").split()
+    values = [number(word) for word in words]
+    if not words or None in values:
+        raise DataError(f"{what}: expected a label, or several, as numbers; got {text[:40]!r}", where)
+    return [value for value in values if value is not None]
+
+
+def arrange(members: Sequence[Member], root: str, fields: Sequence[str], read, where: str | None = None) -> Arranged:
+    """Puts members together to samples. read: gives the bytes of a member. Raises DataError."""
+    if fields or any(_extension(member.name) in (LABEL, *MASKS) for member in members):
+        return _samples(members, root, fields, read, where)
+    return _classes(members, root, where)
+
+
+def _extension(name: str) -> str:
+    """All after the first dot of a file's name, in small letters."""
+    return os.path.basename(name).partition(".")[2].lower()
+
+
+def _classes(members: Sequence[Member], root: str, where: str | None) -> Arranged:
+    pictures = {m.name: m for m in members if os.path.splitext(m.name)[1].lower() in FORMATS}  # the last of one name
+    if not pictures:
+        raise DataError(f"{root} has no images in it", where)
+    parts = {name: name.split("/") for name in pictures}
+    for name, folders in parts.items():
+        if len(folders) == 1:
+            raise DataError(
+                f"{root}/{name} is in no class folder; move it, or name the pictures and their labels in a list "
+                "(ImageData, with this as its root_folder)",
+                where,
+            )
+        if len(folders) > 2:
+            raise DataError(f"{root}/{name} is too deep for a class folder; did you mean {root}/{folders[0]}?", where)
+    classes = sorted({folders[0] for folders in parts.values()})
+    labels = {name: label for label, name in enumerate(classes)}
+    keys = sorted(pictures)
+    return Arranged(keys, [pictures[key] for key in keys], [[labels[parts[key][0]]] for key in keys], [], classes)
+
+
+def _samples(members: Sequence[Member], root: str, fields: Sequence[str], read, where: str | None) -> Arranged:
+    found = Arranged()
+    wanted_picture = [name.lower() for name in fields[:1]] or _PICTURES
+    others = [name.lower() for name in fields[1:]]
+    labels = [name for name in others if name.rpartition(".")[2] not in _PICTURES] if fields else [LABEL]
+    masks = [name for name in others if name.rpartition(".")[2] in _PICTURES] if fields else MASKS
+    for stem, group in _groups(members):
+        picture = next((group[name] for name in wanted_picture if name in group), None)
+        label = next((group[name] for name in labels if name in group), None)
+        mask = next((group[name] for name in masks if name in group), None)
+        if picture is None:
+            if label is None and mask is None:
+                continue  # a README
+            raise DataError(f"{root}: sample '{stem}' has no picture; it has {', '.join(sorted(group))}", where)
+        found.keys.append(picture.name)
+        found.pictures.append(picture)
+        found.labels.append([] if label is None else read_labels(read(label), f"{root}: {label.name}", where))
+        found.masks += [mask] if mask is not None else []
+        counts = len(found.labels[-1]), len(found.masks)
+        if counts[0] != len(found.labels[0]) or counts[1] not in (0, len(found.keys)):
+            what = "mask" if counts[1] not in (0, len(found.keys)) else f"{len(found.labels[0])} labels"
+            raise DataError(
+                f"{root}: sample '{stem}': expected {what}, as the first sample has; got "
+                f"{'none' if what == 'mask' else counts[0]}",
+                where,
+            )
+    if not found.keys:
+        raise DataError(f"{root} has no samples of {', '.join(fields) or 'pictures'} in it", where)
+    if not (found.labels[0] or found.masks):
+        raise DataError(f"{root}: sample '{found.keys[0]}' has neither a label ({LABEL}) nor a mask", where)
+    return found
+
+
+def _groups(members: Sequence[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
+    """(stem, {extension: member}) of members that follow each other in one file."""
+    stem, group = None, {}
+    for member in members:
+        folder, name = os.path.split(member.name)
+        mine = (member.place[0] if len(member.place) == 3 else 0, os.path.join(folder, name.partition(".")[0]))
+        if mine != stem:
+            if group and stem is not None:
+                yield stem[1], group
+            stem, group = mine, {}
+        group[_extension(member.name)] = member
+    if group and stem is not None:
+        yield stem[1], group
+
+
+def without_top(names: Sequence[str]) -> int:
+    """How many characters precede the names below the only folder of an archive; 0 where it is itself a class."""
+    tops = {name.partition("/")[0] for name in names}
+    deep = any(name.count("/") > 1 for name in names)
+    return len(tops.pop()) + 1 if len(tops) == 1 and deep else 0

@@ -1,0 +1,90 @@
+"""The pair rule: what belongs to a picture, a mask or numbers, goes through its sample's steps with it.
+
+A mask has a class for each pixel. It gets the picture's own resizing (by the nearest pixel: classes cannot be mixed),
+crop and mirror, and nothing that changes values: no colours, mean or scale. Where the picture is padded with a colour
+it holds IGNORED. Numbers are not changed. The steps are the picture's because they draw the same random numbers: those of
+(seed, epoch, sample), in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine import proto
+from engine.data.decode import AnyImage, ImageError
+from engine.data.keyed_random import KeyedRandom
+from engine.data.transform import Transformer
+from engine.errors import shape_text
+
+IGNORED = 255
+
+
+class Partner(NamedTuple):
+    """What belongs to a picture. labels: none where only a mask does."""
+
+    labels: tuple[float, ...] = ()
+    mask: AnyImage | None = None
+
+
+# What changes where a pixel is, or which are there; the rest of transform_param changes what it holds.
+_GEOMETRY = (
+    "crop_size",
+    "crop_h",
+    "crop_w",
+    "mirror",
+    "resize_param",
+    "random_resize_param",
+    "random_aspect_ratio_param",
+)
+
+
+class MaskTransformer:
+    """transform_param for the mask of a picture."""
+
+    def __init__(self, param: proto.TransformationParameter, phase: int, where: str | None = None):
+        mine = proto.TransformationParameter()
+        for field in _GEOMETRY:
+            if field.endswith("_param") and param.HasField(field):
+                getattr(mine, field).CopyFrom(getattr(param, field))
+            elif param.HasField(field):
+                setattr(mine, field, getattr(param, field))
+        for resize in _resizes(mine):
+            modes = max(1, len(resize.interp_mode))  # as many, for one of several is drawn
+            del resize.interp_mode[:]
+            resize.interp_mode.extend([proto.ResizeParameter.NEAREST] * modes)
+            del resize.pad_value[:]
+            resize.pad_value.append(IGNORED)
+        self._transformer = Transformer(mine, phase, where)
+
+    def shape(self, mask: AnyImage, picture: AnyImage) -> tuple[int, int, int]:
+        """(1, h, w) that a mask becomes. Raises ImageError."""
+        check_pair(mask, picture)
+        return self._transformer.shape(mask)
+
+    def apply(self, mask: AnyImage, picture: AnyImage, random: KeyedRandom, out: np.ndarray) -> None:
+        """Writes the mask to out (1, h, w). random: made with the picture's key, and not drawn from yet. Raises
+        ImageError where the two differ in size."""
+        check_pair(mask, picture)
+        self._transformer.apply(mask, random, out)
+
+
+def check_pair(mask: AnyImage, picture: AnyImage) -> None:
+    """Raises ImageError where a mask is not of its picture's size."""
+    if _size(mask) != _size(picture):
+        raise ImageError(
+            f"expected a mask of {shape_text(_size(picture))} (h x w), as the picture; got {shape_text(_size(mask))}"
+        )
+
+
+def _size(image: AnyImage) -> tuple[int, int]:
+    return image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+
+
+def _resizes(param: proto.TransformationParameter) -> list[proto.ResizeParameter]:
+    """All that say how pixels are computed, made where they are missing."""
+    found = [param.resize_param] if param.HasField("resize_param") else []
+    found += [param.random_resize_param.resize_param] if param.HasField("random_resize_param") else []
+    found += [param.random_aspect_ratio_param.resize_param] if param.HasField("random_aspect_ratio_param") else []
+    return found

@@ -1,0 +1,102 @@
+"""A source that is one file or many: names with {000..146}, {a,b}, * and ?, and reading within the files."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from functools import lru_cache
+from typing import BinaryIO
+
+from engine.data.limits import MAX_BYTES
+from engine.errors import DataError
+from engine.files import is_regular, reason
+
+MAX_SHARDS = 100_000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_OPEN_FILES = 64  # of one source in one process: the system's limit may be 1024
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path stands for several, and is not itself the name of something."""
+    return bool(_BRACES.search(path) or glob.has_magic(path)) and not os.path.lexists(path)
+
+
+def expand(path: str, where: str | None = None) -> list[str]:
+    """The files that a path names: itself, or those of its {first..last}, {this,that}, * and ?, sorted where it does
+    not say their order. Raises DataError where there are none or too many."""
+    if not is_pattern(path):
+        return [path]
+    found = []
+    for name in _braces(path, where):
+        if not glob.has_magic(name):
+            found.append(name)
+        elif below := sorted(glob.glob(name)):
+            found += below
+        else:
+            raise DataError(f"no file is named {name}", where)
+    return found
+
+
+def _braces(path: str, where: str | None) -> list[str]:
+    match = _BRACES.search(path)
+    if match is None:
+        return [path]
+    if span := _RANGE.fullmatch(match[1]):
+        first, last = int(span[1]), int(span[2])
+        if not first <= last < first + MAX_SHARDS:
+            raise DataError(f"{path}: expected {{first..last}} of 1 to {MAX_SHARDS} files, got {match[0]}", where)
+        width = len(span[1]) if span[1].startswith("0") else 0
+        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    else:
+        choices = match[1].split(",")
+    names = []
+    for choice in choices:
+        names += _braces(path[: match.start()] + choice + path[match.end() :], where)
+        if len(names) > MAX_SHARDS:
+            raise DataError(f"{path}: it stands for more than {MAX_SHARDS} files", where)
+    return names
+
+
+class Shards:
+    """The files of a source, open as they are needed. read() may be called by many threads."""
+
+    def __init__(self, paths: list[str], where: str | None):
+        self.paths, self._where = paths, where
+        for path in paths:
+            if not is_regular(path):
+                raise DataError(f"{path}: no such file", where)
+        self._file = lru_cache(maxsize=_OPEN_FILES)(self._open)  # one that is dropped is closed by its last reader
+
+    def _open(self, shard: int) -> BinaryIO:
+        try:
+            return open(self.paths[shard], "rb", buffering=0)
+        except OSError as error:
+            raise self.error(shard, f"cannot be read: {reason(error)}") from None
+
+    def size(self, shard: int) -> int:
+        return os.fstat(self._file(shard).fileno()).st_size
+
+    def read(self, shard: int, offset: int, size: int, most: int = MAX_BYTES) -> bytes:
+        """`size` bytes from offset on. Raises DataError where the file ends before, or where they are too many."""
+        if not 0 <= size <= most:
+            raise self.error(shard, f"an item of {size} bytes at byte {offset}, more than {most}")
+        try:
+            content = os.pread(self._file(shard).fileno(), size, offset)
+            while len(content) < size and (
+                more := os.pread(self._file(shard).fileno(), size - len(content), offset + len(content))
+            ):
+                content += more  # a read of much may be cut short
+        except OSError as error:
+            raise self.error(shard, f"cannot be read at byte {offset}: {reason(error)}") from None
+        if len(content) < size:
+            raise self.error(
+                shard,
+                f"it ends at byte {self.size(shard)}, an item of it at {offset + size}: it is "
+                "truncated, or has changed since it was opened",
+            )
+        return content
+
+    def error(self, shard: int, what: str) -> DataError:
+        return DataError(f"{self.paths[shard]}: {what}", self._where)

@@ -1,0 +1,44 @@
+"""A folder of image files: its folders are the classes, or each image has a file with its label beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from engine.data.limits import MAX_BYTES
+from engine.data.members import Member, MemberSource
+from engine.data.registry import source
+from engine.errors import DataError
+from engine.files import read_bytes, reason
+
+
+@source("FOLDER")
+class FolderSource(MemberSource):
+    """Its index holds while no file is added to, or taken out of, any of its folders."""
+
+    KIND = "FOLDER"
+
+    @staticmethod
+    def recognises(path: str) -> bool:
+        return os.path.isdir(path) and not any(os.path.exists(os.path.join(path, n)) for n in ("data.mdb", "CURRENT"))
+
+    def files(self) -> list[str]:
+        """The folder and those in it: their times change with the names in them."""
+        try:
+            with os.scandir(self.path) as entries:
+                return [self.path, *sorted(entry.path for entry in entries if entry.is_dir())]
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {reason(error)}", self.where) from None
+
+    def members(self) -> Iterator[Member]:
+        def failed(error: OSError) -> None:
+            raise DataError(f"{error.filename}: cannot be read: {reason(error)}", self.where)
+
+        for folder, folders, names in os.walk(self.path, onerror=failed, followlinks=True):
+            folders.sort()
+            inside = os.path.relpath(folder, self.path)
+            for name in sorted(names):
+                yield Member(name if inside == "." else f"{inside}/{name}")
+
+    def read_at(self, name: str, place: Sequence[int]) -> bytes:
+        return read_bytes(os.path.join(self.path, name), DataError, self.where, MAX_BYTES)

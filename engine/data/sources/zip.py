@@ -1,0 +1,98 @@
+"""A .zip of image files, or a folder in one (data.zip/train): as a folder of them."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.data.limits import MAX_BYTES
+from engine.data.members import Member, MemberSource, without_top
+from engine.data.registry import source
+from engine.data.shards import Shards
+from engine.errors import DataError
+from engine.files import is_regular, reason
+
+_LOCAL_HEADER = 30  # bytes, before the name and the extra field, whose lengths are its last two numbers
+
+
+@source("ZIP")
+class ZipSource(MemberSource):
+    """Members are read by where they are, many at a time: the module zipfile holds 1 KB for each of them."""
+
+    KIND = "ZIP"
+
+    def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
+        self._file, self._inside = _split(path, where)
+        self._shards = Shards([self._file], where)
+        super().__init__(path, where, shuffled, fields)
+
+    @staticmethod
+    def recognises(path: str) -> bool:
+        try:
+            file, _ = _split(path, None)
+        except DataError:
+            return False
+        return zipfile.is_zipfile(file)
+
+    def files(self) -> list[str]:
+        return [self._file]
+
+    def members(self) -> Iterator[Member]:
+        """Places: offset of the header, bytes packed and unpacked, checksum, method."""
+        try:
+            with zipfile.ZipFile(self._file) as archive:
+                entries = [each for each in archive.infolist() if not each.filename.endswith("/")]
+        except Exception as error:  # of nearly any type, for a damaged archive
+            raise self._shards.error(0, f"no zip file that can be read: {reason(error)}") from None
+        names = [each.filename for each in entries]
+        prefix = f"{self._inside}/" if self._inside else ""
+        skipped = len(prefix) or without_top(names)
+        found = False
+        for name, entry in zip(names, entries, strict=True):
+            if name.startswith(prefix):
+                found = True
+                yield Member(
+                    name[skipped:],
+                    (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, entry.compress_type),
+                )
+        if not found:
+            raise self._shards.error(0, f"it has no folder {self._inside}" if prefix else "it has no files in it")
+
+    def read_at(self, name: str, place: Sequence[int]) -> bytes:
+        offset, packed, size, checksum, method = place
+        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise self._error(name, f"it is packed by method {method}, expected deflate or none")
+        if size > MAX_BYTES:
+            raise self._error(name, f"it has {size} bytes, more than {MAX_BYTES}")
+        header = self._shards.read(0, offset, _LOCAL_HEADER)
+        if header[:4] != b"PK\3\4" or header[6] & 1:
+            raise self._error(
+                name, "it is encrypted" if header[:4] == b"PK\3\4" else "its header is not where the directory says"
+            )
+        begin = (
+            offset + _LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        )
+        content = self._shards.read(0, begin, packed)
+        if method == zipfile.ZIP_DEFLATED:
+            try:
+                content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
+            except zlib.error as error:
+                raise self._error(name, str(error)) from None
+        if len(content) != size or zlib.crc32(content) != checksum:
+            raise self._error(name, f"expected {size} bytes with checksum {checksum:08x}, got others")
+        return content
+
+    def _error(self, name: str, what: str) -> DataError:
+        return self._shards.error(0, f"member '{name}' cannot be read: {what}")
+
+
+def _split(path: str, where: str | None) -> tuple[str, str]:
+    """(the zip, the folder in it). Raises DataError where there is no file."""
+    for candidate in (Path(path), *Path(path).parents):
+        if is_regular(candidate):
+            inside = os.path.relpath(path, candidate)
+            return str(candidate), "" if inside == "." else inside
+    raise DataError(f"{path}: no such zip file", where)

@@ -1,0 +1,129 @@
+"""Where the members of tar files are: POSIX ustar and pax headers and GNU's long names, read without unpacking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.data.members import Member
+from engine.data.shards import Shards
+from engine.errors import DataError
+
+_BLOCK = 512
+_MOST_HEADER = 1 << 20  # bytes of a long name or of pax records
+_REGULAR, _LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL = (b"0", b"\0", b"7"), b"L", b"K", b"x", b"g"
+_SPARSE = b"S"
+_PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
+
+
+def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None) -> Iterator[Member]:
+    """The regular files of a tar, or of the tar within a tar from byte begin to end, each with its place (shard,
+    offset, size). Raises DataError where the tar is damaged or ends too early."""
+    end = shards.size(shard) if end is None else end
+    at, name, size = begin, None, None
+    if end - begin < _BLOCK:
+        raise shards.error(shard, f"expected a tar, got {end - begin} bytes")
+    while at + _BLOCK <= end:
+        header = shards.read(shard, at, _BLOCK)
+        if not any(header):  # the end, of which there are two
+            return
+        own_size = _check(shards, shard, at, header, begin)
+        kind, content = header[156:157], at + _BLOCK
+        length = own_size if size is None or kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL) else size
+        if content + length > end:
+            raise shards.error(
+                shard,
+                f"it ends at byte {end}, its member at byte {at} at {content + length}: it is truncated; copy it again",
+            )
+        if kind in (_LONG_NAME, _PAX, _PAX_ALL):
+            text = shards.read(shard, content, length, _MOST_HEADER)
+            if kind == _LONG_NAME:
+                name = text.rstrip(b"\0")
+            elif kind == _PAX:
+                records = _pax(shards, shard, at, text)
+                if any(key.startswith(b"GNU.sparse") for key in records):
+                    raise shards.error(
+                        shard, f"its member at byte {at} is a sparse file; make the tar without --sparse"
+                    )
+                name = records.get(b"path", name)
+                size = int(records[b"size"]) if records.get(b"size", b"").isdigit() else size
+        elif kind == _SPARSE:
+            raise shards.error(shard, f"its member at byte {at} is a sparse file; make the tar without --sparse")
+        elif kind != _LONG_LINK:
+            if kind in _REGULAR:
+                yield Member(_clean(name if name is not None else _name(header)), (shard, content, length))
+            name, size = None, None
+        at = content + -(-length // _BLOCK) * _BLOCK
+    if at > end:  # the last member's padding is not there
+        raise shards.error(shard, "its last member is cut off; copy it again")
+
+
+def _check(shards: Shards, shard: int, at: int, header: bytes, begin: int) -> int:
+    """The size that a header says, after its checksum."""
+    told = _octal(header[148:156])
+    if told != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+        if at == begin and (packed := _PACKED.get(header[:2])):
+            raise shards.error(shard, f"it is packed by {packed}, so that no member can be read alone; unpack it first")
+        what = "no tar" if at == begin else "a damaged tar"
+        raise shards.error(shard, f"it is {what}: the header at byte {at} has a wrong checksum")
+    size = _octal(header[124:136])
+    if size is None:
+        raise shards.error(shard, f"it is a damaged tar: the header at byte {at} has no size")
+    return size
+
+
+def _octal(field: bytes) -> int | None:
+    """A number in a header: octal digits, or, where the first bit is set, the bytes of a large one."""
+    if field[0] & 0x80:
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+    digits = field.strip(b" \0")
+    try:
+        return int(digits or b"0", 8) if not digits.startswith((b"-", b"+")) and b"_" not in digits else None
+    except ValueError:
+        return None
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    if header[257:263] == b"ustar\0" and (prefix := header[345:500].partition(b"\0")[0]):
+        return prefix + b"/" + name
+    return name
+
+
+def _clean(name: bytes) -> str:
+    text = name.decode(errors="surrogateescape")
+    while text.startswith("./"):
+        text = text[2:].lstrip("/")
+    return text
+
+
+def _pax(shards: Shards, shard: int, at: int, text: bytes) -> dict[bytes, bytes]:
+    """Records `length key=value` and a newline."""
+    records = {}
+    while text:
+        digits, _, _ = text.partition(b" ")
+        length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
+        record = text[len(digits) + 1 : length - 1]
+        key, equals, value = record.partition(b"=")
+        if length > len(text) or text[length - 1 : length] != b"\n" or not equals:
+            raise shards.error(shard, f"it is a damaged tar: the pax header at byte {at} is not one")
+        records[key] = value
+        text = text[length:]
+    return records
+
+
+def list_shards(shards: Shards) -> Iterator[Member]:
+    """The members of all shards; of a tar of tars, as ILSVRC2012's is, those of the inner ones, below their names.
+
+    Raises DataError."""
+    for shard in range(len(shards.paths)):
+        for member in list_tar(shards, shard):
+            if not member.name.lower().endswith(".tar"):
+                yield member
+                continue
+            _, offset, size = member.place
+            folder = member.name[: -len(".tar")].rpartition("/")[2]
+            try:
+                for inner in list_tar(shards, shard, offset, offset + size):
+                    yield Member(f"{folder}/{inner.name.rpartition('/')[2]}", inner.place)
+            except DataError as error:
+                raise DataError(f"member '{member.name}': {error}") from None
