@@ -1,0 +1,124 @@
+"""TFRecord: files of tf.train.Examples, one or many. `field` names the features that the tops are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from engine import proto
+from engine.data.example import CHECKSUM, HEAD, checksum, parse
+from engine.data.index import Index, open_index
+from engine.data.limits import MAX_BYTES
+from engine.data.members import set_labels
+from engine.data.registry import source
+from engine.data.shards import Shards, expand, is_pattern
+from engine.errors import DataError
+from engine.files import is_regular
+
+# What features are called: by TensorFlow's own tools first, then by TensorFlow Datasets and others.
+PICTURE, LABEL, MASK = (
+    ("image/encoded", "image", "image_raw", "jpg"),
+    ("image/class/label", "label", "cls"),
+    ("image/segmentation/class/encoded", "segmentation_mask", "mask"),
+)
+
+
+@source("TFRECORD")
+class TfRecordSource:
+    """Samples in the order of the files and of the records in them. Checksums are checked: of lengths when the index is
+    made, of records when they are read."""
+
+    classes: list[str] = []
+
+    def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
+        self._path, self._where, self._fields = path, where, tuple(fields)
+        self._shards = Shards(expand(path, where), where)
+        index = open_index(path, "TFRECORD", self._shards.paths, self._build, where)
+        self._shard, self._offset, self._length = (index.columns[name] for name in ("shard", "offset", "length"))
+        self._first = np.searchsorted(self._shard, np.arange(len(self._shards.paths)))  # sample of each shard
+
+    @staticmethod
+    def recognises(path: str) -> bool:
+        """By the checksum of its first length, whatever its name is."""
+        if is_pattern(path):
+            return ".tfrecord" in path or "-of-" in path
+        if not is_regular(path):
+            return False
+        with open(path, "rb") as file:
+            head = file.read(HEAD.size)
+        return len(head) == HEAD.size and checksum(head[:8]) == HEAD.unpack(head)[1]
+
+    def _build(self) -> Index:
+        places = [place for shard in range(len(self._shards.paths)) for place in self._walk(shard)]
+        if not places:
+            raise self._shards.error(0, "it has no records in it")
+        found = np.array(places, np.int64)
+        return Index(
+            {
+                "shard": found[:, 0].astype(np.int32),
+                "offset": np.ascontiguousarray(found[:, 1]),
+                "length": np.ascontiguousarray(found[:, 2]),
+            }
+        )
+
+    def _walk(self, shard: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, where its bytes begin, how many they are) of each record."""
+        at, end = 0, self._shards.size(shard)
+        while at < end:
+            if at + HEAD.size > end:
+                raise self._truncated(shard, at)
+            head = self._shards.read(shard, at, HEAD.size)
+            length, expected = HEAD.unpack(head)
+            if checksum(head[:8]) != expected:
+                packed = "; it is packed by gzip: unpack it first" if head[:2] == b"\x1f\x8b" else ""
+                raise self._shards.error(shard, f"the length of the record at byte {at} has a wrong checksum{packed}")
+            begin, at = at + HEAD.size, at + HEAD.size + length + CHECKSUM.size
+            if at > end:
+                raise self._truncated(shard, begin - HEAD.size)
+            yield shard, begin, length
+
+    def _truncated(self, shard: int, at: int) -> DataError:
+        return self._shards.error(shard, f"it ends within the record at byte {at}: it is truncated; copy it again")
+
+    def __len__(self) -> int:
+        return len(self._offset)
+
+    def item(self, index: int) -> tuple[str, proto.Datum]:
+        """(key, Datum of an image file). Raises DataError."""
+        shard, begin, length = int(self._shard[index]), int(self._offset[index]), int(self._length[index])
+        content = self._shards.read(shard, begin, length + CHECKSUM.size, MAX_BYTES)
+        content, (expected,) = content[:length], CHECKSUM.unpack(content[length:])
+        key = f"{os.path.basename(self._shards.paths[shard])}[{index - int(self._first[shard])}]"
+        if checksum(content) != expected:
+            raise self._shards.error(shard, f"the record at byte {begin - HEAD.size} ({key}) has a wrong checksum")
+        try:
+            features = parse(content)
+        except DecodeError:
+            raise self._shards.error(shard, f"the record at byte {begin - HEAD.size} ({key}) is no Example") from None
+        return key, self._datum(shard, key, features)
+
+    def _datum(self, shard: int, key: str, features: dict[str, Sequence[Any]]) -> proto.Datum:
+        picture = self._feature(shard, key, features, self._fields[:1] or PICTURE)
+        if len(picture) != 1 or not isinstance(picture[0], bytes):
+            raise self._shards.error(shard, f"{key}: expected the bytes of one image file, got a feature of numbers")
+        datum = proto.Datum(encoded=True, data=picture[0])
+        for name in self._fields[1:] or [n for names in (LABEL, MASK) for n in names if features.get(n)][:2]:
+            values = self._feature(shard, key, features, [name])
+            if isinstance(values[0], bytes):
+                datum.mask = values[0]
+            else:
+                set_labels(datum, values)
+        return datum
+
+    def _feature(self, shard: int, key: str, features: dict[str, Sequence[Any]], names: Sequence[str]) -> Sequence[Any]:
+        found = next((features[name] for name in names if features.get(name)), None)
+        if found is None:
+            known = ", ".join(sorted(features)[:20]) or "no features"
+            raise self._shards.error(
+                shard, f"{key} has no feature '{names[0]}'; it has {known}; name one with data_param.field"
+            )
+        return found
