@@ -19,7 +19,7 @@ DEMO := .venv
 DEV := .venv-dev
 TORCH := .venv-torch
 DEMO_EXTRAS := mpich,plot
-DEV_EXTRAS := mpich,hdf5,plot,test
+DEV_EXTRAS := mpich,hdf5,leveldb,plot,test
 TORCH_EXTRAS := mpich,test,torch
 CPP = $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 

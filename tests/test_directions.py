@@ -156,6 +156,8 @@ def test_no_modules_import_each_other():
 SPEAKERS = {
     "mpi4py": ["comm/mpi_world.py"],
     "lmdb": ["data/sources/lmdb.py", "data/lmdb_writer.py"],
+    "plyvel": ["data/sources/leveldb.py"],
+    "crc32c": ["data/example.py"],
     "PIL": ["data/"],
     "h5py": ["weights/h5_file.py"],
     "matplotlib": ["report/plot.py"],
@@ -166,6 +168,7 @@ SPEAKERS = {
     "google": [
         *("proto/", "config/", "weights/"),
         *("data/decode.py", "data/readers/annotated.py"),  # Datums
+        *("data/example.py", "data/sources/tfrecord.py"),  # Examples
     ],
 }
 

@@ -1,0 +1,579 @@
+"""Every source of pictures: the same pictures give the same batches, and what is damaged is one line."""
+
+import gzip
+import io
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from itertools import islice
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from engine import proto
+from engine.data import index, open_data
+from engine.data.example import record, serialise
+from engine.data.registry import open_source, recognised
+from engine.errors import ConfigError, DataError
+from tests.data.pictures import image_bytes, random_pixels
+from tests.mpi import REPO
+
+MAGIC = struct.pack("<I", 0xCED7230A)
+
+
+# Writers, each of another program or by the format's description
+
+
+def items_of(folder: Path):
+    """[(name, bytes, label)] of the pictures in class folders."""
+    classes = sorted(path.name for path in folder.iterdir())
+    return [
+        (f"{name}/{path.name}", path.read_bytes(), label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).iterdir())
+    ]
+
+
+def make_zip(folder, path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content, _ in reversed(items_of(folder)):
+            archive.writestr(name, content)
+
+
+def make_tar(folder, path):
+    subprocess.run(["tar", "cf", path, "-C", folder, "."], check=True)
+
+
+def make_webdataset(folder, path):
+    """Three shards, by the format's description: members of one sample follow each other."""
+    items = items_of(folder)
+    for shard in range(3):
+        with tarfile.open(str(path).replace("{0..2}", str(shard)), "w") as tar:
+            for number in range(shard * 4, shard * 4 + 4):
+                _, content, label = items[number]
+                for extension, data in (("png", content), ("cls", f"{label}\n".encode())):
+                    member = tarfile.TarInfo(f"{number:06d}.{extension}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+
+
+def make_tar_of_tars(folder, path):
+    """As ILSVRC2012_img_train.tar: a tar for each class."""
+    with tarfile.open(path, "w") as outer:
+        for name in sorted(os.listdir(folder)):
+            subprocess.run(["tar", "cf", f"{path}.{name}", "-C", folder / name, *os.listdir(folder / name)], check=True)
+            outer.add(f"{path}.{name}", f"{name}.tar")
+            os.remove(f"{path}.{name}")
+
+
+def make_tfrecord(folder, path):
+    tfrecord = pytest.importorskip("tfrecord")
+    items = items_of(folder)
+    for shard in range(2):
+        writer = tfrecord.TFRecordWriter(str(path).replace("?", str(shard)))
+        for name, content, label in items[shard * 6 : (None, 6)[shard == 0]]:
+            writer.write(
+                {
+                    "image/encoded": (content, "byte"),
+                    "image/class/label": (label, "int"),
+                    "image/filename": (name.encode(), "byte"),
+                }
+            )
+        writer.close()
+
+
+def rec(content: bytes) -> bytes:
+    """One record of RecordIO without the magic number in its bytes."""
+    return MAGIC + struct.pack("<I", len(content)) + content + bytes(-len(content) % 4)
+
+
+def make_rec(folder, path, with_index=True):
+    offsets, out = [], b""
+    for number, (_, content, label) in enumerate(items_of(folder)):
+        offsets.append(len(out))
+        assert MAGIC not in content
+        out += rec(struct.pack("<IfQQ", 0, label, number, 0) + content)
+    Path(path).write_bytes(out)
+    if with_index:
+        Path(path).with_suffix(".idx").write_text("".join(f"{i}\t{offset}\n" for i, offset in enumerate(offsets)))
+
+
+def make_leveldb(folder, path):
+    plyvel = pytest.importorskip("plyvel")
+    with plyvel.DB(str(path), create_if_missing=True) as db:
+        for number, (name, content, label) in enumerate(items_of(folder)):
+            datum = proto.Datum(encoded=True, data=content, label=label)
+            db.put(f"{number:08d}_{name}".encode(), datum.SerializeToString())
+
+
+def make_lmdb(folder, path):
+    with lmdb.open(str(path), map_size=1 << 28, lock=False) as environment, environment.begin(write=True) as out:
+        for number, (name, content, label) in enumerate(items_of(folder)):
+            datum = proto.Datum(encoded=True, data=content, label=label)
+            out.put(f"{number:08d}_{name}".encode(), datum.SerializeToString())
+
+
+MAKERS = {
+    "folder": ("FOLDER", "images", None),
+    "zip": ("ZIP", "a.zip", make_zip),
+    "tar": ("TAR", "a.tar", make_tar),
+    "webdataset": ("TAR", "w-{0..2}.tar", make_webdataset),
+    "tar of tars": ("TAR", "ILSVRC.tar", make_tar_of_tars),
+    "tfrecord": ("TFRECORD", "train-?.tfrecord", make_tfrecord),
+    "recordio": ("RECORDIO", "a.rec", make_rec),
+    "recordio without .idx": ("RECORDIO", "b.rec", lambda folder, path: make_rec(folder, path, False)),
+    "leveldb": ("LEVELDB", "ldb", make_leveldb),
+    "lmdb": ("LMDB", "db", make_lmdb),
+}
+
+
+@pytest.fixture
+def made(image_folder, tmp_path):
+    def make(name):
+        _, path, maker = MAKERS[name]
+        if maker:
+            maker(image_folder, tmp_path / path)
+        return f"{tmp_path}/{path}"
+
+    return make
+
+
+def layer(source, text="", transform="", kind="Data") -> proto.LayerParameter:
+    message = proto.LayerParameter(name="data", type=kind, top=["data", "label"])
+    return text_format.Parse(f'data_param {{ source: "{source}" {text} }} transform_param {{ {transform} }}', message)
+
+
+def batches(source, count, batch_size, rank=0, ranks=1, start=0, **options):
+    """[(data, label)] of the first batches, in which everything is random."""
+    message = layer(source, "shuffle: true", "crop_size: 8 mirror: true mean_value: 7")
+    data = open_data(message, proto.TRAIN, seed=3, rank=rank, ranks=ranks, **options)
+    with data.batches(batch_size, rank, ranks, start) as found:
+        return [[array.copy() for array in batch.arrays["data"]] for batch in islice(found, count)]
+
+
+def joined(parts):
+    return [np.concatenate(arrays) for arrays in zip(*parts)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_pictures_give_the_same_batches(made, name):
+    """1 and 4 ranks, from the beginning and from the middle of the second epoch on."""
+    expected = joined(batches(made("lmdb"), 5, 8))
+    source = made(name) if name != "lmdb" else str(made("folder")).replace("images", "db")
+    assert recognised(source) == MAKERS[name][0]
+    for got in (
+        joined(batches(source, 5, 8)),
+        joined([part for parts in zip(*(batches(source, 5, 2, rank, 4) for rank in range(4))) for part in parts]),
+    ):
+        assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+    resumed = joined(batches(source, 2, 8, start=19))
+    assert all(np.array_equal(a, b[19:35]) for a, b in zip(resumed, expected, strict=True))
+    assert sorted(set(expected[1].tolist())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_skipped_pictures_are_counted(made, name, image_folder):
+    (image_folder / "bee/1.png").write_bytes(b"no picture")
+    source = open_data(layer(made(name)), proto.TEST, skip_bad_images=True)
+    with source.batches(12) as found:
+        assert next(found).arrays["data"][1].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert len(source.skipped) == 1 and "cannot decode 10 bytes" in next(iter(source.skipped.values()))
+
+
+@pytest.mark.parametrize("name", ["folder", "zip", "tar", "tar of tars"])
+def test_classes_are_known_where_folders_name_them(made, name):
+    assert open_source(made(name)).classes == ["ant", "bee", "cat"]
+
+
+# What tells a source from others
+
+
+def test_a_type_that_is_said_wrongly(made):
+    for name, backend in (("tar", "LMDB"), ("leveldb", "LMDB"), ("lmdb", "LEVELDB"), ("zip", "TFRECORD")):
+        found = MAKERS[name][0]
+        with pytest.raises(DataError, match=rf"is no {backend}, but of type {found}: set backend: {found}, or leave"):
+            open_data(layer(made(name), f"backend: {backend}"), proto.TEST)
+
+
+def test_what_is_no_source(tmp_path):
+    (tmp_path / "x.bin").write_bytes(os.urandom(2000))
+    with pytest.raises(DataError, match=r"x.bin: not a source of any known type; known: FOLDER, LEVELDB, LMDB, "):
+        open_source(str(tmp_path / "x.bin"))
+    with pytest.raises(DataError, match=r"none: no such file or folder"):
+        open_source(str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"no file is named .*w-\*.tar"):
+        open_source(str(tmp_path / "w-*.tar"))
+    with pytest.raises(DataError, match=r"w-1.tar: no such file"):
+        open_source(str(tmp_path / "w-{1..2}.tar"))
+    with pytest.raises(DataError, match=r"expected \{first..last\} of 1 to 100000 files, got \{1..99999999\}"):
+        open_source(str(tmp_path / "w-{1..99999999}.tar"))
+    with pytest.raises(DataError, match=r"stands for more than 100000 files"):
+        open_source(str(tmp_path / "w-{1..400}{1..400}.tar"))
+
+
+@pytest.mark.parametrize("name", ["lmdb", "leveldb", "recordio"])
+def test_sources_without_fields(made, name):
+    with pytest.raises(ConfigError, match=r"has no fields: take out data_param.field"):
+        open_data(layer(made(name), 'field: "jpg"'), proto.TEST)
+
+
+def test_boxes_are_in_databases_only(made):
+    with pytest.raises(ConfigError, match=r"AnnotatedData reads AnnotatedDatums, from an LMDB or LevelDB"):
+        open_data(layer(made("tar"), kind="AnnotatedData"), proto.TEST)
+
+
+# Several labels, masks, fields
+
+
+def wds(path, samples):
+    with tarfile.open(path, "w") as tar:
+        for key, files in samples.items():
+            for extension, data in files.items():
+                member = tarfile.TarInfo(f"{key}.{extension}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return str(path)
+
+
+def first(message, phase=proto.TEST, size=2, **options):
+    with open_data(message, phase, **options).batches(size) as found:
+        return [array.copy() for array in next(found).arrays["data"]]
+
+
+PNG = image_bytes(random_pixels(1))
+MASK = image_bytes(random_pixels(2, channels=1))
+
+
+def test_several_labels_of_a_tar(tmp_path):
+    path = wds(tmp_path / "x.tar", {"a": {"png": PNG, "cls": b"1 0 2.5"}, "b": {"png": PNG, "cls": b"0 0 -1"}})
+    assert first(layer(path))[1].tolist() == [[1, 0, 2.5], [0, 0, -1]]
+
+
+def test_fields_of_a_tar(tmp_path):
+    sample = {"png": PNG, "small.png": image_bytes(random_pixels(3, 4, 5)), "cls": b"1", "age": b"40"}
+    path = wds(tmp_path / "x.tar", {"a": sample, "b": sample})
+    data, label = first(layer(path, 'field: "small.png" field: "age"'))
+    assert data.shape == (2, 3, 4, 5) and label.tolist() == [40, 40]
+    with pytest.raises(DataError, match=r"x.tar has no samples of jpg in it"):
+        first(layer(path, 'field: "jpg"'))
+
+
+def test_labels_of_a_tar_that_are_none(tmp_path):
+    for samples, message in (
+        ({"a": {"png": PNG, "cls": b"one"}}, r"a.cls: expected a label, or several, as numbers; got b'one'"),
+        ({"a": {"png": PNG, "cls": b"1"}, "b": {"png": PNG}}, r"sample 'b': expected 1 labels, as .*; got 0"),
+        ({"a": {"png": PNG, "cls": b"1"}, "b": {"cls": b"1"}}, r"sample 'b' has no picture; it has cls"),
+        ({"a": {"png": PNG, "mask.png": MASK}, "b": {"png": PNG}}, r"sample 'b': expected mask, as .*; got none"),
+        ({"README": {"txt": b"hello"}}, r"x.tar has no images in it"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_source(wds(tmp_path / "x.tar", samples))
+
+
+def test_fields_and_several_labels_of_a_tfrecord(tmp_path):
+    features = {"photo": PNG, "tags": [1.0, 0.5], "seg": MASK, "id": [7]}
+    (tmp_path / "x.tfrecord").write_bytes(record(serialise(features)) * 2)
+    path = tmp_path / "x.tfrecord"
+    assert first(layer(path, 'field: "photo" field: "tags"'))[1].tolist() == [[1, 0.5]] * 2
+    assert first(layer(path, 'field: "photo" field: "seg"'))[1].shape == (2, 1, 12, 16)
+    with pytest.raises(
+        DataError, match=r"x.tfrecord\[0\] has no feature 'image/encoded'; it has id, photo, seg, tags; n"
+    ):
+        open_data(layer(path), proto.TEST)
+    with pytest.raises(DataError, match=r"\[0\] has no feature 'tag'"):
+        open_data(layer(path, 'field: "photo" field: "tag"'), proto.TEST)
+    with pytest.raises(DataError, match=r"\[0\]: expected the bytes of one image file, got a feature of numbers"):
+        open_data(layer(path, 'field: "tags" field: "tags"'), proto.TEST)
+
+
+def test_records_of_recordio_in_parts_and_with_several_labels(tmp_path):
+    """Bytes that MXNet 1.9.1's writer made: 3 labels and a payload that holds the magic number three times, one of
+    them right after another; then one label."""
+    (tmp_path / "x.rec").write_bytes(
+        bytes.fromhex(
+            "0a23d7ce280000200300000000000000000000000000000000000000000000000000803f000000000000c03f61626364"
+            "0a23d7ce000000400a23d7ce0800006078797a0a23d7ce710a23d7ce18000020000000000000e040000000000000000000"
+            "000000000000000a23d7ce0900006068656c6c6f0a23d7ce000000"
+        )
+    )
+    source = open_source(str(tmp_path / "x.rec"))
+    first, second = (source.item(i)[1] for i in range(len(source)))
+    assert (first.data, list(first.labels)) == (b"abcd" + MAGIC + MAGIC + b"xyz" + MAGIC + b"q", [1, 0, 1.5])
+    assert (second.data, second.label) == (MAGIC + b"hello" + MAGIC, 7)
+
+
+# Damage
+
+
+def damaged(path, at, content=b"\xff"):
+    data = bytearray(Path(path).read_bytes())
+    at = at if at >= 0 else len(data) + at
+    data[at : at + len(content)] = content
+    Path(path).write_bytes(data)
+
+
+def cut(path, less):
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[:-less])
+
+
+def message_of(source):
+    with pytest.raises(DataError) as caught:
+        opened = open_source(str(source))
+        for number in range(len(opened)):
+            opened.item(number)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_damaged_tfrecords(made, tmp_path):
+    pytest.importorskip("tfrecord")
+    path = made("tfrecord").replace("?", "1")
+    cut(path, 5)
+    assert "train-1.tfrecord: it ends within the record at byte " in message_of(tmp_path / "train-?.tfrecord")
+    damaged(path, 40)
+    cut(path, 1000)
+    path = made("tfrecord").replace("?", "0")
+    damaged(path, 60)
+    assert "the record at byte 0 (train-0.tfrecord[0]) has a wrong checksum" in message_of(path)
+    made("tfrecord")
+    length = struct.unpack("<Q", Path(path).read_bytes()[:8])[0]
+    damaged(path, 16 + length)
+    assert f"the length of the record at byte {16 + length} has a wrong checksum" in message_of(path)
+    Path(path).write_bytes(gzip.compress(b"x" * 100))
+    with pytest.raises(DataError, match=r"the record at byte 0 has a wrong checksum; it is packed by gzip: unpack it"):
+        open_data(layer(path, "backend: TFRECORD"), proto.TEST)
+    Path(path).write_bytes(record(b"\xff\xff"))
+    assert "(train-0.tfrecord[0]) is no Example" in message_of(path)
+
+
+def test_damaged_recordio(made):
+    path = made("recordio without .idx")
+    size = os.path.getsize(path)
+    cut(path, 8)
+    assert "it ends within the record at byte" in message_of(path)
+    made("recordio without .idx")
+    second = 8 + struct.unpack("<I", Path(path).read_bytes()[4:8])[0]
+    second += -second % 4
+    damaged(path, second)
+    assert f"no record begins at byte {second}: the file is damaged" in message_of(path)
+    made("recordio without .idx")
+    damaged(path, second + 8, struct.pack("<I", 1 << 30))
+    assert f"the record at byte {second} says 1073741824 labels" in message_of(path)
+    assert os.path.getsize(path) == size
+
+
+def test_an_idx_that_is_not_of_its_rec(made):
+    path = made("recordio")
+    listed = Path(path).with_suffix(".idx")
+    lines = listed.read_text().splitlines()
+    listed.write_text("\n".join(lines[:-1]))
+    assert "a.idx is not of this file: its last record does not end where the file does" in message_of(path)
+    listed.write_text("\n".join([*lines[:3], "3\t1"]))
+    assert "a.idx:4 leads to no record of it, got '3\\t1'" in message_of(path)
+
+
+def test_damaged_tars(made, tmp_path):
+    path = made("tar")
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: len(whole) // 2 + 100])
+    assert "truncated" in message_of(path) or "cut off" in message_of(path)
+    Path(path).write_bytes(whole)
+    at = whole.index(b"./bee/")
+    damaged(path, at + 124, b"7")
+    assert f"it is a damaged tar: the header at byte {at} has a wrong checksum" in message_of(path)
+    packed = tmp_path / "a.tar.gz"
+    packed.write_bytes(gzip.compress(whole))
+    assert "a.tar.gz: it is packed by gzip, so that no member can be read alone; unpack it" in message_of(packed)
+    (tmp_path / "no.tar").write_bytes(b"x" * 2000)
+    assert "no.tar: it is no tar: the header at byte 0 has a wrong checksum" in message_of(tmp_path / "no.tar")
+    (tmp_path / "hollow.tar").write_bytes(bytes(10240))
+    assert "has no images in it" in message_of(tmp_path / "hollow.tar")
+
+
+@pytest.mark.parametrize("form", ["gnu", "pax", "ustar", "v7", "posix"])
+def test_names_of_all_kinds_of_tars(image_folder, tmp_path, form):
+    deep, long = {"v7": (40, 30), "ustar": (90, 80)}.get(form, (180, 150))  # v7 has 99 bytes, ustar 155 and 100
+    deep = "d" * deep
+    os.rename(image_folder / "cat", image_folder / deep)
+    os.rename(image_folder / deep / "0.png", image_folder / deep / ("n" * long + "ä.png"))
+    subprocess.run(["tar", "cf", tmp_path / "x.tar", f"--format={form}", "-C", tmp_path, "images"], check=True)
+    tar, folder = open_source(str(tmp_path / "x.tar")), open_source(str(image_folder))
+    assert [tar.item(i) for i in range(12)] == [folder.item(i) for i in range(12)]
+
+
+def test_sparse_members_are_refused(image_folder, tmp_path):
+    with open(image_folder / "ant/0.png", "ab") as file:
+        file.truncate(1 << 20)
+    for form in ("gnu", "pax"):
+        command = ["tar", "cSf", tmp_path / "x.tar", f"--format={form}", "-C", image_folder, "ant"]
+        subprocess.run(command, check=True)
+        assert "is a sparse file; make the tar without --sparse" in message_of(tmp_path / "x.tar")
+
+
+def test_damaged_zips(made):
+    path = made("zip")
+    damaged(path, 60)
+    assert "cannot be read: " in message_of(path)
+    cut(path, 30)
+    assert "no zip file that can be read" in message_of_backend(path, "ZIP")
+    made("zip")
+    data = Path(path).read_bytes()
+    damaged(path, data.index(b"PK\1\2") + 10, b"\x63\0")
+    assert "it is packed by method 99, expected deflate or none" in message_of(path)
+    with pytest.raises(DataError, match=r"a.zip: it has no folder none"):
+        open_source(made("zip") + "/none")
+
+
+def message_of_backend(path, backend):
+    with pytest.raises(DataError) as caught:
+        open_data(layer(path, f"backend: {backend}"), proto.TEST)
+    return str(caught.value)
+
+
+def test_damaged_leveldbs(made):
+    path = Path(made("leveldb"))
+    logs = list(path.glob("*.log"))
+    before = {each.name: each.read_bytes() for each in path.iterdir()}
+    source = open_source(str(path))
+    assert len(source) == 12 and {each.name: each.read_bytes() for each in path.iterdir()} == before
+    del source
+    (path / "CURRENT").write_text("MANIFEST-999999\n")
+    assert f"cannot open LevelDB {path}: " in message_of(path)
+    assert logs
+
+
+def test_two_processes_read_one_leveldb(made):
+    path = made("leveldb")
+    source = open_source(path)
+    code = f"from engine.data.registry import open_source; print(len(open_source({path!r})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, len(source)) == ("12\n", 12)
+
+
+def test_folders_that_are_none(tmp_path, image_folder):
+    (tmp_path / "hollow").mkdir()
+    assert "hollow has no images in it" in message_of(tmp_path / "hollow")
+    (image_folder / "x.png").write_bytes(PNG)
+    assert "x.png is in no class folder" in message_of(image_folder)
+    assert "name the pictures and their labels in a list (ImageData, with this as its root_folder)" in message_of(
+        image_folder
+    )
+    (image_folder / "x.png").unlink()
+    assert f"is too deep for a class folder; did you mean {tmp_path}/images?" in message_of(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_folders_that_may_not_be_read(image_folder):
+    (image_folder / "bee").chmod(0)
+    assert "bee: cannot be read: Permission denied" in message_of(image_folder)
+
+
+@pytest.mark.parametrize("name", ["folder", "zip", "tar", "webdataset", "tfrecord", "recordio"])
+def test_a_source_that_shrinks_during_the_run(made, name):
+    """What was listed is gone: the run ends, with the name of the file."""
+    path = made(name)
+    data = open_data(layer(path), proto.TEST)
+    files = (
+        [*Path(path).rglob("*.png")]
+        if name == "folder"
+        else [*Path(path).parent.glob(Path(path).name.replace("{0..2}", "?"))]
+    )
+    for file in files:
+        if name == "folder":
+            file.unlink()
+        else:
+            os.truncate(file, 100)
+    with data.batches(12) as found, pytest.raises(DataError, match=r"cannot be read|it ends at|truncated"):
+        next(found)
+
+
+# The index
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """So that the index of the smallest source is kept."""
+    monkeypatch.setattr(index, "SMALLEST", 1)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_index_is_kept_and_made_anew_when_the_source_changes(made, name, large, cache, image_folder):
+    def keys():
+        source = open_source(path)
+        return [source.item(i)[0] for i in range(len(source))]
+
+    path = made(name)
+    before = keys()
+    files = {file: file.stat().st_mtime_ns for file in cache.iterdir()}
+    assert len(files) == 1 and keys() == before
+    assert {file: file.stat().st_mtime_ns for file in cache.iterdir()} == files
+    extra = image_folder / "cat/9.png"
+    extra.write_bytes(PNG)
+    if name == "webdataset":
+        wds(path.replace("{0..2}", "2"), {"x": {"png": PNG, "cls": b"1"}})
+    else:
+        made(name)
+    after = keys()
+    assert after != before and len(after) == (9 if name == "webdataset" else 13)
+
+
+def test_an_index_that_is_damaged_is_made_anew(made, large, cache):
+    path = made("tar")
+    open_source(path)
+    (file,) = cache.iterdir()
+    for content in (b"", b"engine index 1\n", b"engine index 1\n{}\n", file.read_bytes()[:-9], os.urandom(400)):
+        file.write_bytes(content)
+        assert len(open_source(path)) == 12
+    assert file.stat().st_size > 1000
+
+
+def test_where_indexes_are(made, large, tmp_path, monkeypatch):
+    path = made("tar")
+    monkeypatch.delenv("ENGINE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    open_source(path)
+    assert [file.name.split(".")[:2] for file in (tmp_path / "xdg/engine").iterdir()] == [["a", "tar"]]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # a folder cannot be made there
+    open_source(path)
+    assert len(list(tmp_path.glob(".a.tar.*.index"))) == 1
+
+
+def test_one_process_builds_and_the_others_wait(made, large, monkeypatch):
+    path, builds, release = made("tar"), [], threading.Event()
+
+    def build():
+        builds.append(1)
+        release.wait(10)
+        return index.Index({"x": np.arange(5)})
+
+    def open_index():
+        found.append(index.open_index(path, "test", [path], build).columns["x"].tolist())
+
+    found = []
+    threads = [threading.Thread(target=open_index) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert builds == [1] and found == [[0, 1, 2, 3, 4]] * 4
+
+
+def test_the_wait_for_another_process_ends(made, large, monkeypatch):
+    from engine.data import host_lock
+
+    path = made("tar")
+    monkeypatch.setattr(host_lock, "PATIENCE", 0.2)
+    (place, *_) = index._places(path, "test", [path])[-1:]
+    with host_lock.host_lock(f"index of {place}", "listing"):
+        with pytest.raises(DataError, match=r"another process of this host has been listing .*a.tar for 0.2 s without"):
+            index.open_index(path, "test", [path], lambda: index.Index({}))
