@@ -7,10 +7,8 @@ from pathlib import Path
 
 from engine import proto
 from engine.config import parse_net
-from engine.data.source_shapes import SourceShapes
-from engine.graph.build import build
-from engine.proto import TRAIN
-from engine.report.draw_net import draw_net as draw_graph
+from engine.graph.build import kept
+from engine.report.draw_net import draw_layers
 
 
 def draw_net(caffe_net: proto.NetParameter, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
@@ -24,18 +22,21 @@ def draw_net(caffe_net: proto.NetParameter, rankdir: str, ext: str = "png", phas
 def draw_net_to_file(
     caffe_net: proto.NetParameter, filename: str, rankdir: str = "LR", phase: int | None = None
 ) -> None:
-    """Writes a picture of a net.
+    """Writes a picture of a net, which is not built: its data and its users' code need not be there.
 
     Args:
         filename: a .png, .svg, .pdf or .dot.
         rankdir: LR or TB (downwards).
-        phase: that of the layers that it has (default: TRAIN).
+        phase: that of the layers that it has (default: those of all phases).
 
     Raises:
-        ConfigError: the net cannot be built.
+        ConfigError: a layer has both include and exclude rules.
         EngineError: the kind of picture needs pygraphviz, which is not installed, or the file cannot be written.
     """
     config = parse_net(str(caffe_net), caffe_net.name or "the net")
-    phase = TRAIN if phase is None else phase
-    graph = build(config, phase, shapes_of=SourceShapes(phase, config.notes.append))
-    draw_graph(graph, filename, rankdir)
+    layers = [
+        layer
+        for index, layer in enumerate(config.message.layer)
+        if phase is None or kept(layer, phase, 0, set(), config.where(index))
+    ]
+    draw_layers(config.message.name, layers, filename, rankdir)

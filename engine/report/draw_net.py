@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
+from engine import proto
 from engine.config.describe import options
 from engine.errors import EngineError, printable, shape_text
 from engine.files import atomic_write
 from engine.graph.build import Graph
-from engine.layers.base import Blob
 
 # Type -> colour; others are grey.
 COLOURS = {
@@ -21,6 +24,7 @@ COLOURS = {
 }
 LOSS, MEASURE, OTHER = "#f4cccc", "#fff2cc", "#eeeeee"
 KINDS = (".png", ".svg", ".pdf", ".dot")
+EMPTY: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -32,25 +36,33 @@ class Node:
     edges: list[tuple[Node, str]] = field(default_factory=list)  # to whom, and what of
 
 
-def nodes_of(graph: Graph) -> list[Node]:
-    """In the file's order."""
-    made_by: dict[Blob, Node] = {}
-    unknown = {top for layer in graph.unshaped for top in layer.tops}
+def nodes_of(layers: Iterable[proto.LayerParameter], shapes: Mapping[str, Sequence[str]] = EMPTY) -> list[Node]:
+    """In the file's order. shapes: of the bottoms, by the layer's name; "" where one is not known."""
+    made_by: dict[str, list[Node]] = {}  # several, where the layers are those of all phases
     nodes = []
-    for layer in graph.layers:
+    for layer in layers:
         label = f"{layer.name} ({layer.type})"
-        if len(layer.bottoms) == 1 and [top.name for top in layer.tops] == [layer.bottoms[0].name]:
-            node = made_by[layer.bottoms[0]]
-            node.lines.append(f"+ {label}")
-        else:
-            said = ", ".join(options(layer.message))
-            node = Node([label, said] if said else [label], _colour(layer.type))
-            nodes.append(node)
-            for bottom in layer.bottoms:
-                shape = "" if bottom in unknown else f": {shape_text(bottom.shape)}"
-                made_by[bottom].edges.append((node, f"{bottom.name}{shape}"))
-        made_by.update((top, node) for top in layer.tops)
+        makers = made_by.get(layer.bottom[0], []) if list(layer.bottom) == list(layer.top) != [] else []
+        if len(layer.bottom) == len(makers) == 1:
+            makers[0].lines.append(f"+ {label}")
+            continue
+        said = ", ".join(options(layer))
+        node = Node([label, said] if said else [label], _colour(layer.type))
+        nodes.append(node)
+        for bottom, shape in zip_longest(layer.bottom, shapes.get(layer.name, ()), fillvalue=""):
+            for maker in made_by.get(bottom, ()):
+                maker.edges.append((node, f"{bottom}: {shape}" if shape else bottom))
+        for top in layer.top:
+            made_by[top] = [node] if top in layer.bottom else [*made_by.get(top, ()), node]
     return nodes
+
+
+def _shapes(graph: Graph) -> dict[str, list[str]]:
+    unknown = {top for layer in graph.unshaped for top in layer.tops}
+    return {
+        layer.name: ["" if bottom in unknown else shape_text(bottom.shape) for bottom in layer.bottoms]
+        for layer in graph.layers
+    }
 
 
 def _colour(layer_type: str) -> str:
@@ -60,9 +72,21 @@ def _colour(layer_type: str) -> str:
 
 
 def draw_net(graph: Graph, target: str, rankdir: str = "TB") -> None:
-    """Writes a picture of a net.
+    """Writes a picture of a net that has been built; the rest as draw_layers()."""
+    draw_layers(graph.name, [layer.message for layer in graph.layers], target, rankdir, _shapes(graph))
+
+
+def draw_layers(
+    name: str,
+    layers: Iterable[proto.LayerParameter],
+    target: str,
+    rankdir: str = "TB",
+    shapes: Mapping[str, Sequence[str]] = EMPTY,
+) -> None:
+    """Writes a picture of the layers of a net, which need not fit together.
 
     Args:
+        shapes: of the bottoms, by the layer's name.
         target: the file, of one of the KINDS; a .dot is graphviz's language, and needs no graphviz.
         rankdir: TB (downwards) or LR.
 
@@ -72,7 +96,7 @@ def draw_net(graph: Graph, target: str, rankdir: str = "TB") -> None:
     suffix = Path(target).suffix
     if suffix not in KINDS:
         raise EngineError(f"cannot draw '{suffix or 'a name without a suffix'}'; known: {', '.join(KINDS)}", target)
-    text = dot_text(graph.name, nodes_of(graph), rankdir)
+    text = dot_text(name, nodes_of(layers, shapes), rankdir)
     picture = text.encode() if suffix == ".dot" else _picture(text, suffix, target)
     with atomic_write(target) as file:
         file.write(picture)

@@ -1,5 +1,6 @@
 """Writes a picture of a net in one phase: a box for each layer, together with the in-place layers that follow it, and
-an arrow for each blob, with its shape. Needs pygraphviz (pip install engine[plot]), except for .dot.
+an arrow for each blob, with its shape if the net can be built. Needs pygraphviz (pip install engine[plot]), except for
+.dot.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from engine.errors import ConfigError
     from engine.examine.summarize import net_graph
-    from engine.report.draw_net import draw_net
+    from engine.graph.build import kept
+    from engine.report.draw_net import draw_layers, draw_net
     from engine.report.log import log, set_up
     from engine.verbs.runtime import asked_net, phase_of
 
     set_up()
     config = asked_net(options, options.model)
-    graph = net_graph(config, phase_of(options.phase), options.level or 0, options.stage)
-    draw_net(graph, options.target, options.rankdir)
+    phase, level, stages = phase_of(options.phase), options.level or 0, options.stage
+    try:
+        draw_net(net_graph(config, phase, level, stages), options.target, options.rankdir)
+    except ConfigError as error:  # a picture may show what is wrong
+        named = [(layer, config.where(index)) for index, layer in enumerate(config.message.layer)]
+        layers = [layer for layer, where in named if kept(layer, phase, level, set(stages), where)]
+        draw_layers(config.message.name, layers, options.target, options.rankdir)
+        config.notes.append(f"the net cannot be built, it is drawn without shapes: {str(error).splitlines()[0]}")
     for note in config.notes:
         log(f"note: {note}")
     log(f"Drawing net to {options.target}")

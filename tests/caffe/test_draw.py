@@ -20,6 +20,16 @@ def test_pictures(tmp_path):
     draw.draw_net_to_file(message, str(path))
     assert "ip (InnerProduct)" in path.read_text()
     assert b"trained" in path.read_bytes()
+    assert b"trained" in draw.draw_net(message, "TB", "svg", phase=caffe.TRAIN)
     text = draw.draw_net(message, "TB", "dot", phase=caffe.TEST)
     assert b"rankdir=TB" in text
     assert b"trained" not in text
+
+
+def test_nets_are_not_built():
+    """A Python layer whose module is absent, a data layer without data, all phases at once."""
+    message = caffe_pb2.NetParameter(name="far")
+    message.layer.add(name="data", type="Data", top=["data"]).data_param.source = "nowhere"
+    message.layer.add(name="mine", type="Python", bottom=["data"], top=["mine"]).python_param.module = "absent"
+    text = draw.draw_net(message, "LR", "dot")
+    assert b"mine (Python)" in text and text.count(b" -> ") == 1

@@ -1,5 +1,6 @@
 """Pictures and tables of nets have every layer, with pygraphviz and without."""
 
+import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -9,7 +10,7 @@ from engine import proto
 from engine.config import parse_net
 from engine.errors import EngineError
 from engine.examine.summarize import net_graph, summarize
-from engine.report.draw_net import draw_net, nodes_of
+from engine.report.draw_net import _shapes, draw_layers, draw_net, nodes_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 NET = """
@@ -31,7 +32,7 @@ def graph():
 
 
 def test_layers_in_place_share_a_box(graph):
-    nodes = nodes_of(graph)
+    nodes = nodes_of([layer.message for layer in graph.layers], _shapes(graph))
     assert [node.lines[0] for node in nodes] == [
         "x (Input)",
         "conv (Convolution)",
@@ -95,6 +96,31 @@ def test_graphviz_s_language(graph, tmp_path):
     assert text.startswith('digraph "a <net>" {\n  rankdir=LR;') and text.count(" -> ") == 5
     with pytest.raises(EngineError, match=r"x.gif: cannot draw '.gif'; known: .png, .svg"):
         draw_net(graph, str(tmp_path / "x.gif"))
+
+
+def test_layers_that_do_not_fit_together(tmp_path):
+    """Of both phases, of unknown types, with bottoms that nothing makes."""
+    text = "".join(
+        f'layer {{ name: "{name}" type: "Data" top: "x" include {{ phase: {name} }} }}' for name in ("TRAIN", "TEST")
+    )
+    text += 'layer { name: "a" type: "Unheard" bottom: "x" bottom: "nowhere" top: "a" top: "b" }'
+    text += 'layer { name: "c" type: "ReLU" bottom: "a" top: "a" }'
+    layers = parse_net(text).message.layer
+    assert [(node.lines[0], [what for _, what in node.edges]) for node in nodes_of(layers)] == [
+        ("TRAIN (Data)", ["x"]),
+        ("TEST (Data)", ["x"]),
+        ("a (Unheard)", []),
+    ]
+    draw_layers("n", layers, str(tmp_path / "x.dot"))
+    assert (tmp_path / "x.dot").read_text().count(" -> ") == 2
+
+
+def test_the_verb_draws_nets_that_cannot_be_built(tmp_path):
+    (tmp_path / "x.prototxt").write_text('layer { name: "a" type: "Unheard" top: "a" }')
+    arguments = ["draw_net", str(tmp_path / "x.prototxt"), str(tmp_path / "x.dot")]
+    done = subprocess.run([sys.executable, "-m", "engine", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0 and "drawn without shapes" in done.stderr and "unknown" in done.stderr, done.stderr
+    assert "a (Unheard)" in (tmp_path / "x.dot").read_text()
 
 
 def test_summary(graph):
