@@ -26,9 +26,10 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
-class EngineError(Exception):
-    """Base of everything that engine raises on purpose. str() is one line, the place ("file:line:column") first,
-    without characters that a terminal would obey. details: further lines, such as the traceback of a user's code."""
+class EngineError(RuntimeError):
+    """Base of everything that engine raises on purpose; a RuntimeError, as those of Caffe's Python interface are. str()
+    is one line, the place ("file:line:column") first, without characters that a terminal would obey. details: further
+    lines, such as the traceback of a user's code."""
 
     def __init__(self, message: str, where: str | None = None, details: str = ""):
         line = shortened(printable(f"{where}: {message}" if where else message))

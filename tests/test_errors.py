@@ -2,7 +2,16 @@
 
 import pytest
 
-from engine.errors import LONGEST, ConfigError, ConfigErrors, EngineError, printable
+from engine.errors import (
+    LONGEST,
+    ConfigError,
+    ConfigErrors,
+    DataError,
+    EngineError,
+    NumericalError,
+    WeightsError,
+    printable,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +42,9 @@ def test_details_keep_their_lines():
 def test_several_errors_have_a_line_each():
     errors = ConfigErrors([ConfigError("a\nb", "x:1:1"), ConfigError("c", "x:2:1")])
     assert str(errors) == "x:1:1: a\\nb\nx:2:1: c"
+
+
+def test_errors_are_those_of_caffe_s_interface():
+    """Scripts catch RuntimeErrors."""
+    for each in (ConfigErrors, DataError, WeightsError, NumericalError):
+        assert issubclass(each, RuntimeError)

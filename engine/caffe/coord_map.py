@@ -30,8 +30,8 @@ class AxisMismatchException(EngineError):
     """Two maps about different axes."""
 
 
-class UnconnectedError(EngineError, RuntimeError):
-    """Two blobs between which there is no map. (Caffe's is a RuntimeError.)"""
+class UnconnectedError(EngineError):
+    """Two blobs between which there is no map."""
 
 
 class CropError(EngineError, AssertionError):

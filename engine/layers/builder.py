@@ -111,6 +111,8 @@ class Builder:
             outputs = self.program.op(
                 type, layer.name, inputs, tensors, dict(attributes or {}), [list(s) for s in shapes], gradients
             )
+        except EngineError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"layer '{layer.name}' ({type}): {error}", layer.where) from error
         self.op_params.append([parameter.owner or parameter for parameter in params])

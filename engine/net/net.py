@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.config import NetConfig
-from engine.errors import DataError, WeightsError, shape_text
+from engine.errors import DataError, EngineError, WeightsError, shape_text
 from engine.graph.build import TRAIN, build
 from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
@@ -313,6 +313,8 @@ class Net:
         self.program.set_counter(self.seed, iteration, first_sample)
         try:
             self.program.forward(*self.ops_of(layers))
+        except EngineError:  # of a layer written in Python
+            raise
         except RuntimeError as error:  # what an op found in its input: a label out of range
             raise DataError(str(error)) from None
         if self.on_forward:

@@ -52,6 +52,8 @@ def _writing(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator:
         try:
             with h5py.File(temporary, "x") as file:
                 yield file
+        except EngineError:
+            raise
         except RuntimeError as error:  # h5py's other word for a write that failed
             raise OSError(str(error)) from None
 

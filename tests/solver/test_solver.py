@@ -362,8 +362,10 @@ def test_weights_that_are_not_finite_are_seen_behind_a_relu6():
     net += """layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip" inner_product_param { num_output: 5
         weight_filler { type: "xavier" } } }
         layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "l" top: "loss" }"""
-    solver = make_solver("base_lr: 1e20 display: 1", net)
-    with pytest.raises(NumericalError, match=r"the update has made weights of \w+\[\d\] infinite or NaN"):
+    solver = make_solver("base_lr: 0.1 display: 1", net)
+    weights = solver.net.params["b"][0]
+    weights.set(np.full(weights.shape, np.nan, np.float32))
+    with pytest.raises(NumericalError, match=r"iteration 0: the update has made weights of b\[0\] infinite or NaN"):
         solver.solve()
 
 
