@@ -19,9 +19,10 @@ class Pooling(Layer):
     """Bottom (N, C, spatial...), top (N, C, pooled...), sizes rounded up unless `round_mode: FLOOR`. A second top of
     MAX: where in the bottom's plane each maximum was, row * W + column (the mask that Upsample reads).
 
-    MAX ignores padding; AVE divides by the part of the window that lies within bottom and padding, or with
-    `avg_include_pad: false` within the bottom. STOCHASTIC takes a value with a probability that is its share of the
-    window's sum, and in TEST the mean weighted by these shares.
+    The last window of an axis is dropped if it starts beyond bottom and padding; where nothing is padded it stays, as in
+    Caffe, and its maximum is the lowest float32. MAX ignores padding; AVE divides by the part of the window that lies
+    within bottom and padding, or with `avg_include_pad: false` within the bottom. STOCHASTIC takes a value with a
+    probability that is its share of the window's sum, and in TEST the mean weighted by these shares.
     """
 
     bf16 = True
@@ -76,7 +77,15 @@ class Pooling(Layer):
             raise self.error(
                 f"expected a kernel that fits into the padded bottom (size {size}, pad {pad}), got {kernel}"
             )
-        return pooled - ((pooled - 1) * stride >= size + pad)  # a window that starts past the bottom's end is dropped
+        beyond = (pooled - 1) * stride >= size + pad  # the last window: Caffe drops it where anything is padded
+        if beyond and not any(self.window["pad"]):
+            if self.param.pool == self.param.AVE:
+                raise self.error(
+                    f"its last window lies beyond the bottom (size {size}, kernel {kernel}, stride {stride}), where "
+                    "Caffe's average is NaN; round_mode: FLOOR leaves it out"
+                )
+            return pooled
+        return pooled - beyond
 
     @property
     def window(self) -> dict[str, list[int]]:

@@ -17,7 +17,7 @@ WINDOWS = [
     "kernel_size: 3 stride: 2 pad: 1 round_mode: FLOOR",
     "kernel_h: 3 kernel_w: 4 stride_h: 2 stride_w: 3 pad_h: 1 pad_w: 2",
     "kernel_h: 2 kernel_w: 4 stride_h: 2 stride_w: 3 pad_h: 0 pad_w: 1",
-    "kernel_size: 1 stride: 2",
+    "kernel_size: 1 stride: 2 round_mode: FLOOR",
     "kernel_size: 7 stride: 7",  # larger than the bottom
     "global_pooling: true",
 ]
@@ -129,6 +129,28 @@ def test_average_without_padding_in_the_divisor():
     check_against_reference(net, "AVE", "c", include_pad=False)
 
 
+@pytest.mark.parametrize("channels", [3, 32])
+@pytest.mark.parametrize(
+    ("window", "size", "pooled"), [("kernel_size: 1 stride: 2", 6, 4), ("kernel_size: 2 stride: 3", 6, 3)]
+)
+def test_windows_beyond_the_bottom(window, size, pooled, channels):
+    """Without padding Caffe keeps them, and their maximum is what it begins with."""
+    net = run_blocked(layer(window, bottom="c"), size=(2, 3, size, size), c=channels)
+    top, beyond = net.blobs["y"].data, np.finfo(np.float32).min
+    assert top.shape == (2, channels, pooled, pooled)
+    assert (top[:, :, -1] == beyond).all() and (top[:, :, :, -1] == beyond).all()
+    kernel, stride = (int(word) for word in window.split()[1::2])
+    c, given, expected = net.blobs["c"].data, net.blobs["y"].diff, np.zeros((2, channels, size, size), np.float32)
+    for i, j in itertools.product(range(pooled - 1), repeat=2):
+        part = (..., slice(stride * i, stride * i + kernel), slice(stride * j, stride * j + kernel))
+        best = c[part].max((2, 3), keepdims=True)
+        np.testing.assert_array_equal(top[:, :, i, j], best[..., 0, 0])
+        expected[part] += (c[part] == best) * given[:, :, i : i + 1, j : j + 1]
+    np.testing.assert_allclose(net.blobs["c"].diff, expected, atol=1e-6)
+    message = error_of(layer(window, "AVE"), x=(1, 1, size, size))
+    assert "its last window lies beyond the bottom" in message and "round_mode: FLOOR" in message
+
+
 def test_negative_numbers_beside_padding():
     y = run(layer("kernel_size: 3 stride: 2 pad: 1"), x=np.full((1, 1, 4, 4), -5, np.float32)).blobs["y"].data
     assert (y == -5).all()
@@ -140,7 +162,7 @@ def test_negative_numbers_beside_padding():
         (6, "kernel_size: 3 stride: 2", 3),
         (6, "kernel_size: 3 stride: 2 round_mode: FLOOR", 2),
         (5, "kernel_size: 2 stride: 3 pad: 1", 2),  # a third window would start in the padding
-        (5, "kernel_size: 1 stride: 3", 2),
+        (5, "kernel_size: 1 stride: 3", 3),  # nothing is padded: the third stays, though it starts beyond the bottom
         (7, "kernel_size: 2 stride: 3 round_mode: FLOOR", 2),
     ],
 )
