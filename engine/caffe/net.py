@@ -134,7 +134,7 @@ class Net:
     @property
     def outputs(self) -> list[str]:
         """Names of the blobs that no layer reads, sorted as Caffe does."""
-        return sorted(blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs)
+        return [blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs]
 
     @property
     def layer_dict(self) -> OrderedDict[str, LayerView | PythonLayer]:

@@ -29,10 +29,10 @@ ShapesOf = Callable[[proto.LayerParameter, str], list[Shape]]
 
 @dataclass(eq=False)
 class Graph:
-    """Layers in execution order. `outputs` are the blobs that nobody reads. `all_params` are the parameters of every
-    layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone. `fused` are the
-    layers that others compute within their own op. `unshaped` are the layers, in a graph to look at, whose shapes are
-    not known: their tops, and what follows, have none."""
+    """Layers in execution order. `outputs` are the named blobs that nobody reads, sorted. `all_params` are the parameters
+    of every layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone. `fused`
+    are the layers that others compute within their own op. `unshaped` are the layers, in a graph to look at, whose
+    shapes are not known: their tops, and what follows, have none."""
 
     name: str
     phase: int
@@ -106,7 +106,8 @@ def build(
         if parameter.owner:
             parameter.lr_mult, parameter.decay_mult = parameter.owner.lr_mult, parameter.owner.decay_mult
     consumed = {blob for layer in graph.layers for blob in layer.bottoms}
-    graph.outputs = [blob for layer in graph.layers for blob in layer.tops if blob not in consumed]
+    outputs = [blob for layer in graph.layers for blob in layer.named_tops if blob not in consumed]
+    graph.outputs = sorted(outputs, key=lambda blob: blob.name)  # as Caffe logs them
     return graph
 
 
@@ -212,7 +213,7 @@ class _Connector:
             if name in self.current and name not in layer.message.bottom:
                 raise layer.error(f"top '{name}' is made by an earlier layer already; give it another name")
             blobs.append(Blob(name, tuple(shape)))
-        self.current.update({blob.name: blob for blob in blobs if not blob.name.startswith("(automatic)")})
+        self.current.update({blob.name: blob for blob in blobs[: len(names)]})
         return blobs
 
     def shapes_are_known(self, layer: Layer) -> bool:

@@ -130,6 +130,11 @@ class Layer:
         return self.type.endswith("Loss")
 
     @property
+    def named_tops(self) -> list[Blob]:
+        """Those that the text names: a loss that it leaves out has a top all the same."""
+        return self.tops[: len(self.message.top)]
+
+    @property
     def training(self) -> bool:
         return self.phase == 0
 

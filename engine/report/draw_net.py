@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from engine import proto
 from engine.config.describe import options
 from engine.errors import EngineError, printable, shape_text
 from engine.files import atomic_write
 from engine.graph.build import Graph
+
+if TYPE_CHECKING:
+    from engine import proto
 
 # Type -> colour; others are grey.
 COLOURS = {

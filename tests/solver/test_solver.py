@@ -414,3 +414,18 @@ def test_a_timeline_that_cannot_be_written_costs_the_timeline(tmp_path, log):
 def test_a_run_without_iterations_ends_well(tmp_path):
     assert solve("max_iter: 0", digits_net(), tmp_path).iteration == 0
     assert (tmp_path / "net_iter_0.caffemodel").exists()
+
+
+def test_outputs_are_logged_by_name(log):
+    """As Caffe does; a loss whose top has no name counts, and is not logged."""
+    layers = [("z", "Power", "x"), ("b", "Reduction", "x"), ("a", "Power", "x")]
+    net = """layer { name: "x" type: "DummyData" top: "x"
+        dummy_data_param { shape { dim: 2 dim: 1 } data_filler { value: 3 } } }"""
+    net += "".join(
+        f'layer {{ name: "{name}" type: "{type}" bottom: "{bottom}" top: "{name}" }}' for name, type, bottom in layers
+    )
+    net += """layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 1 } }
+        layer { name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "ip" }"""
+    make_solver("max_iter: 1 display: 1", net).solve()
+    found = [(match.group(2), match.group(3)) for line in log.lines if (match := OUTPUT.search(line))]
+    assert found == [("0", "a"), ("1", "a"), ("2", "b"), ("3", "z"), ("4", "z")]
