@@ -17,12 +17,13 @@ from typing import Generic, TypeVar
 
 from engine import proto
 from engine.config import overrides as override_paths
+from engine.config.dialects import Review
 from engine.config.overrides import Override, parse_override
 from engine.config.prototext import Node, fill, scan
 from engine.config.stand_ins import stand_in
 from engine.config.suggestions import suggestion
 from engine.config.upgrade import upgrade_net, upgrade_solver
-from engine.errors import ConfigError, ConfigErrors
+from engine.errors import FILE, ConfigError, ConfigErrors
 from engine.files import is_regular, read_bytes
 
 MessageT = TypeVar("MessageT", proto.NetParameter, proto.SolverParameter)
@@ -149,7 +150,12 @@ def _kind(nodes: list[Node]) -> str:
 def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     nodes = scan(text, name)
     config = Config(message, name, _nodes=nodes)
-    errors = fill(message, nodes, name)
+    twice: dict[str, str] = {}
+    errors = fill(message, nodes, name, notes=twice)
+    review = Review()
+    review.look(message, nodes)
+    errors += review.errors
+    config.notes += [*twice.values(), *review.notes.values()]
     if errors:
         if _kind(nodes) != config.kind:
             raise ConfigError(f"this is a {_kind(nodes)}; expected a {config.kind}", name)
@@ -298,6 +304,7 @@ def _find_net(solver: SolverConfig, name: str, path: str) -> tuple[str, list[str
     raise ConfigError(
         f"{name} '{path}' is not in the current folder, the solver's or those above; give it with --set {name}=PATH",
         solver.where(path=name),
+        absent=FILE,
     )
 
 

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from engine import proto
+from engine.config.dialects import Review, refusal
 from engine.config.numbers import position
 from engine.config.prototext import fields_of, fill, scalar, scan
 from engine.config.suggestions import suggestion
@@ -166,6 +167,9 @@ def _with_entries(
 
 def _assign(override: Override, target: Message, field: FieldDescriptor, key: str | None) -> None:
     try:
+        refused = refusal(field, override.value.strip("\"'")) if override.value else ""
+        if refused:
+            raise ConfigError(refused)
         if field.message_type is not None:
             _assign_message(override, target if not field.has_presence else getattr(target, field.name))
         elif field.has_presence:
@@ -186,7 +190,11 @@ def _assign_message(override: Override, message: Message) -> None:
         text = override.value
         inner = text[1:-1] if text[0] == "{" and text[-1] == "}" else text
         message.SetInParent()
-        errors = fill(message, scan(inner, place(override.text)), place(override.text))
+        nodes = scan(inner, place(override.text))
+        errors = fill(message, nodes, place(override.text))
+        review = Review()
+        review.look(message, nodes)
+        errors += review.errors
         if errors:
             raise errors[0]
 

@@ -230,10 +230,16 @@ def fields_of(message: Message) -> Mapping[str, FieldDescriptor]:
     return cast("Mapping[str, FieldDescriptor]", message.DESCRIPTOR.fields_by_name)
 
 
-def fill(message: Message, nodes: list[Node], where: str, label: str = "") -> list[ConfigError]:
+def fill(
+    message: Message, nodes: list[Node], where: str, label: str = "", notes: dict[str, str] | None = None
+) -> list[ConfigError]:
     """Sets message's fields from nodes; returns the errors, one for each node that does not fit.
 
-    where: the place of the message, for what is missing in it; label: what comes first in error messages.
+    A field that is given twice has its last value, and a message that is given twice the fields of both, as where
+    protobuf merges texts and binary files (its strict reader, BVLC's, refuses the text, those of some forks do not).
+
+    where: the place of the message, for what is missing in it; label: what comes first in error messages; notes: told
+    of fields given twice, by their names, at the first place of each; such a field is an error without it.
     """
     descriptor, fields = message.DESCRIPTOR, fields_of(message)
     errors: list[ConfigError] = []
@@ -245,21 +251,25 @@ def fill(message: Message, nodes: list[Node], where: str, label: str = "") -> li
             errors.append(ConfigError(f"{label}unknown field '{node.name}' in {descriptor.name}{known}", node.where))
             continue
         if field.has_presence and node.name in first:
-            errors.append(
-                ConfigError(f"{label}'{node.name}' is given twice; first in line {first[node.name].line}", node.where)
-            )
-            continue
+            twice = f"{label}'{node.name}' is given twice; first in line {first[node.name].line}"
+            if notes is None:
+                errors.append(ConfigError(twice, node.where))
+                continue
+            kept = "the fields of both count" if field.message_type is not None else "the last one counts"
+            notes.setdefault(node.name, f"{node.where}: {twice}; {kept}")
         first.setdefault(node.name, node)
-        errors.extend(_fill_field(message, field, node, label))
+        errors.extend(_fill_field(message, field, node, label, notes))
     errors.extend(
         ConfigError(f"{label}'{name}' is missing in {descriptor.name}", where)
-        for name in proto.REQUIRED[descriptor.name]
+        for name in proto.REQUIRED.get(descriptor.name, ())
         if name not in first
     )
     return errors
 
 
-def _fill_field(message: Message, field: FieldDescriptor, node: Node, label: str) -> list[ConfigError]:
+def _fill_field(
+    message: Message, field: FieldDescriptor, node: Node, label: str, notes: dict[str, str] | None
+) -> list[ConfigError]:
     if field.message_type is not None:
         if not isinstance(node.value, list):
             return [ConfigError(f"{label}'{node.name}' expects {{ ... }}, got a single value", node.where)]
@@ -267,7 +277,7 @@ def _fill_field(message: Message, field: FieldDescriptor, node: Node, label: str
         target = target if field.has_presence else target.add()
         if field.has_presence:
             target.SetInParent()
-        return fill(target, node.value, node.where, layer_label(node) or label)
+        return fill(target, node.value, node.where, layer_label(node) or label, notes)
     if isinstance(node.value, list):
         return [ConfigError(f"{label}'{node.name}' expects {_expected_scalar(field)}, got {{ ... }}", node.where)]
     try:

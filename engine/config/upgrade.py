@@ -28,6 +28,7 @@ _V1_TYPES = {
     "NONE": "",
     "ABSVAL": "AbsVal",
     "ARGMAX": "ArgMax",
+    "BN": "BN",
     "BNLL": "BNLL",
     "HDF5_DATA": "HDF5Data",
     "HDF5_OUTPUT": "HDF5Output",
@@ -35,6 +36,7 @@ _V1_TYPES = {
     "LRN": "LRN",
     "MVN": "MVN",
     "RELU": "ReLU",
+    "ROIPOOLING": "ROIPooling",
     "SOFTMAX_LOSS": "SoftmaxWithLoss",
     "TANH": "TanH",
 }
@@ -127,15 +129,34 @@ _RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim",
 _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
 
 
+# Fields of TransformationParameter that only layers of pairs of pictures read (PSPNet's and yjxiong's forks).
+_SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
+_SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
+
+# NVIDIA's warm-up -> ours.
+_RAMPUP = (("rampup_interval", "warmup_iter"), ("rampup_lr", "warmup_start_lr"))
+
+
 def upgrade_solver(message: proto.SolverParameter, node: Node | None = None) -> list[str]:
-    """solver_type (an enum) becomes type (a string); node: where the file says solver_type. Returns notes."""
+    """solver_type (an enum) becomes type (a string), NVIDIA's rampup our warm-up; node: where the file says
+    solver_type. Returns notes."""
+    notes = []
+    if message.HasField("rampup_interval") or message.HasField("rampup_lr"):
+        for old, new in _RAMPUP:
+            if message.HasField(old):
+                if message.HasField(new):
+                    raise ConfigError(f"both '{new}' and NVIDIA's '{old}' are given; keep one of them")
+                setattr(message, new, getattr(message, old))
+                message.ClearField(old)
+        message.warmup_policy = "quadratic"
+        notes.append("upgraded from rampup_interval and rampup_lr to a warm-up")
     if not message.HasField("solver_type"):
-        return []
+        return notes
     if message.HasField("type"):
         raise ConfigError("both 'type' and the older 'solver_type' are given; keep 'type'", node and node.where)
     message.type = SOLVER_TYPES[message.SolverType.Name(message.solver_type)]
     message.ClearField("solver_type")
-    return ["upgraded from solver_type to type"]
+    return [*notes, "upgraded from solver_type to type"]
 
 
 def upgrade_net(
@@ -303,6 +324,7 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
                 )
             _copy(message, new, getattr(message, old), f"layer '{layer.name}': ", origin)
             message.ClearField(old)
+    _upgrade_dialects(layer, origin)
     loss = layer.loss_param
     if loss.HasField("normalize"):
         if not loss.HasField("normalization"):
@@ -311,3 +333,46 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
     if layer.type == "BatchNorm":
         for param in layer.param[:_BATCH_NORM_STATISTICS]:
             param.lr_mult = param.decay_mult = 0
+
+
+def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """Fields of forks that are ours by another name; dialects.tsv has a row "same" for each."""
+    pooling = layer.pooling_param
+    if pooling.HasField("ceil_mode"):
+        mode = pooling.CEIL if pooling.ceil_mode else pooling.FLOOR
+        if pooling.HasField("round_mode") and pooling.round_mode != mode:
+            raise ConfigError(
+                f"layer '{layer.name}': round_mode and soeaver's ceil_mode contradict each other; keep round_mode",
+                _where(origin),
+            )
+        pooling.round_mode = mode
+        pooling.ClearField("ceil_mode")
+    images = layer.image_data_param
+    if images.HasField("short_side"):
+        if images.short_side:
+            resize = layer.transform_param.random_resize_param
+            if resize.ListFields():
+                raise ConfigError(
+                    f"layer '{layer.name}': both random_resize_param and NVIDIA's short_side are given; keep one",
+                    _where(origin),
+                )
+            resize.min_size = resize.max_size = images.short_side
+        images.ClearField("short_side")
+    for field in _SEGMENTATION:
+        if layer.transform_param.HasField(field) and layer.type not in _SEGMENTATION_LAYERS:
+            raise ConfigError(
+                f"layer '{layer.name}': transform_param.{field} is for {', '.join(_SEGMENTATION_LAYERS)}, not for "
+                f"{layer.type}; instead: crop_h and crop_w, or random_resize_param",
+                _where(origin),
+            )
+    convolution = layer.convolution_param
+    if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
+        if convolution.dilation:
+            raise ConfigError(
+                f"layer '{layer.name}': both 'dilation' and yjxiong's dilation_h and dilation_w are given; keep "
+                "'dilation', which can be given twice",
+                _where(origin),
+            )
+        convolution.dilation.extend([convolution.dilation_h or 1, convolution.dilation_w or 1])
+        convolution.ClearField("dilation_h")
+        convolution.ClearField("dilation_w")

@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from engine.config.dialects import unknown_layer
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 
@@ -48,4 +49,5 @@ def layer_type(name: str, layer: str, where: str) -> type[Layer]:
     types = layer_types()
     if name in types:
         return types[name]
-    raise ConfigError(f"layer '{layer}': unknown layer type '{name}'{suggestion(name, types)}", where)
+    known = unknown_layer(name) or suggestion(name, types)
+    raise ConfigError(f"layer '{layer}': unknown layer type '{name}'{known}", where)

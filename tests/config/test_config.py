@@ -131,7 +131,6 @@ def test_syntax_errors(text, expected):
         ("phase: 7", "2:1: layer 'a': 'phase' has no value 7; known: TEST, TRAIN"),
         ("propagate_down: maybe", "2:1: layer 'a': 'propagate_down' expects true or false, got maybe"),
         ("type: ReLU", "2:1: layer 'a': 'type' expects a string in quotes, got ReLU"),
-        ("type: 'x' type: 'y'", "2:11: layer 'a': 'type' is given twice; first in line 2"),
         ("relu_param: 3", "2:1: layer 'a': 'relu_param' expects { ... }, got a single value"),
         ("type { x: 3 }", "2:1: layer 'a': 'type' expects a string, got { ... }"),
         ("clip_param { min: 0 }", "2:1: layer 'a': 'max' is missing in ClipParameter"),

@@ -88,7 +88,7 @@ def test_every_field_of_caffe():
     for key, field in ours.items():
         numbers = {int(row["number"]) for row in dialects()[0] if (row["message"], row["field"]) == key}
         assert field.number >= 1000 or field.number in numbers or key[0] in OWN, key
-        if key in forks and not key[0] in OWN:
+        if key in forks and key[0] not in OWN:
             assert type_name(field).rpartition(".")[2] == forks[key]["type"], key
             assert FIELD_TYPES.Label.Name(field.label) == "LABEL_" + forks[key]["label"].upper(), key
             assert same_default(field.default_value, forks[key]["default"], forks[key]["type"]), key

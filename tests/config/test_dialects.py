@@ -1,0 +1,241 @@
+"""Fields of other forks: every row of the table, read from texts of this file's own."""
+
+import pytest
+
+from engine import proto
+from engine.config import parse_net, parse_solver
+from engine.config.dialects import DISPOSITIONS, Row, possessive, rows
+from engine.errors import ConfigError
+from engine.layers.registry import layer_types
+from tests.config.test_proto import DIALECTS, dialects
+from tests.shared import needs_shared
+
+TYPES = {name: value for name, value in vars(proto).items() if hasattr(value, "DESCRIPTOR")}
+
+
+def fields():
+    return [row for row in rows().values() if row.message in TYPES and row.field in fields_of(row.message)]
+
+
+def fields_of(message):
+    return TYPES[message].DESCRIPTOR.fields_by_name
+
+
+def paths():
+    """Message -> its place in a net or a solver, as the fields from the top: ["layer", "dropout_param"]."""
+    found = {"NetParameter": [], "SolverParameter": [], "LayerParameter": ["layer"]}
+    todo = list(found)
+    while todo:
+        name = todo.pop(0)
+        for field in fields_of(name).values():
+            kind = field.message_type.name if field.message_type is not None else None
+            if kind in TYPES and kind not in found and name != "SolverParameter" and field.name != "layers":
+                found[kind] = [*found[name], field.name]
+                todo.append(kind)
+    return found
+
+
+PATHS = paths()
+
+
+def value_of(field):
+    """A value that is not the field's default, as text."""
+    if field.message_type is not None:
+        return '{ deploy: "x" model: "x" }' if field.name == "trt_param" else "{ }"
+    if field.enum_type is not None:
+        return next(v.name for v in reversed(field.enum_type.values) if v.number != field.default_value)
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        return "false" if field.has_presence and field.default_value else "true"
+    if field.cpp_type == field.CPPTYPE_STRING:
+        return '"x"'
+    return "0.7" if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE) else "7"
+
+
+def read(row, value, times=1):
+    """The net or solver whose text has the field with that value in so many layers."""
+    path = PATHS[row.message]
+    inner = f"{row.field}: {value}"
+    for name in reversed(path[1:]):
+        inner = f"{name} {{ {inner} }}"
+    if row.message == "SolverParameter":
+        return parse_solver(inner, "s.prototxt")
+    if not path:
+        return parse_net(inner, "n.prototxt")
+    if path[0] != "layer":
+        return parse_net(f"{path[0]} {{ {inner} }}", "n.prototxt")
+    return parse_net("\n".join(f'layer {{ name: "l{i}" type: "ReLU" {inner} }}' for i in range(times)), "n.prototxt")
+
+
+def parents(message):
+    """The rows of the fields in which a message is."""
+    found, current = [], "NetParameter" if message != "SolverParameter" else message
+    for name in PATHS[message]:
+        found.append(rows().get((current, name)))
+        current = fields_of(current)[name].message_type.name
+    return found
+
+
+def those(disposition):
+    """Rows of that disposition, in messages that have none themselves."""
+    chosen = [row for row in fields() if row.disposition == disposition and row.message in PATHS]
+    free = [row for row in chosen if not any(row and row.disposition == disposition for row in parents(row.message))]
+    return [pytest.param(row, id=f"{row.message}.{row.field}") for row in free]
+
+
+@needs_shared(DIALECTS)
+def test_every_field_of_the_forks_has_a_row():
+    given = {(row["message"], row["field"]) for row in dialects()[0]}
+    assert given <= set(rows())
+    for row in dialects()[0]:
+        assert rows()[row["message"], row["field"]].forks.count(",") >= row["forks"].count(",")
+
+
+def test_rows_are_of_the_schema_and_complete():
+    for (message, field), row in rows().items():
+        assert row.disposition in DISPOSITIONS and row.forks and row.meaning, row
+        if row.disposition != "elsewhere" and message in TYPES:
+            assert field in fields_of(message), row
+
+
+def test_layers_that_are_refused_are_not_here():
+    refused = {row.field for row in rows().values() if row.message == "layer"}
+    assert not refused & set(layer_types())
+
+
+@pytest.mark.parametrize("row", those("hint"))
+def test_hints_are_read_with_one_note(row):
+    config = read(row, value_of(fields_of(row.message)[row.field]), times=3)
+    ours = [note for note in config.notes if row.field in note and "is ignored" in note]
+    assert len(ours) == 1 and possessive(row.forks) in ours[0] and row.meaning in ours[0]
+
+
+@pytest.mark.parametrize("row", those("refused"))
+def test_what_is_refused_says_which_fork_has_it_and_what_would_do(row):
+    field = fields_of(row.message)[row.field]
+    with pytest.raises(ConfigError, match="and is not supported; instead: ") as caught:
+        read(row, value_of(field))
+    assert any(fork in str(caught.value) for fork in row.forks.split(", "))
+
+
+@pytest.mark.parametrize("row", those("refused"))
+def test_a_default_is_never_refused(row):
+    field = fields_of(row.message)[row.field]
+    if field.message_type is not None or not (field.has_presence and field.has_default_value):
+        return
+    default = field.default_value
+    if field.enum_type is not None:
+        default = field.enum_type.values_by_number[default].name
+    if field.cpp_type == field.CPPTYPE_STRING:
+        default = f'"{default}"'
+    read(row, str(default).lower() if field.cpp_type == field.CPPTYPE_BOOL else default)
+
+
+def net(layer):
+    shape = "shape { dim: 2 dim: 3 dim: 15 dim: 16 }"
+    return parse_net(
+        f'layer {{ name: "x" type: "Input" top: "x" input_param {{ {shape} }} }} layer {{ name: "l" {layer} }}', "n"
+    ).message.layer[1]
+
+
+def test_ceil_mode_is_round_mode():
+    pooling = 'type: "Pooling" bottom: "x" top: "y" pooling_param { kernel_size: 3 stride: 2 %s }'
+    assert net(pooling % "ceil_mode: false").pooling_param == net(pooling % "round_mode: FLOOR").pooling_param
+    assert net(pooling % "ceil_mode: true").pooling_param == net(pooling % "round_mode: CEIL").pooling_param
+    with pytest.raises(ConfigError, match="layer 'l': round_mode and soeaver's ceil_mode contradict"):
+        net(pooling % "ceil_mode: false round_mode: CEIL")
+
+
+def test_dilation_of_each_axis():
+    layer = net('type: "Convolution" convolution_param { dilation_w: 3 }')
+    assert list(layer.convolution_param.dilation) == [1, 3] and not layer.convolution_param.HasField("dilation_w")
+    with pytest.raises(ConfigError, match="both 'dilation' and yjxiong's"):
+        net('type: "Convolution" convolution_param { dilation: 2 dilation_h: 2 }')
+
+
+def test_the_shorter_side_of_pictures():
+    param = net('type: "ImageData" image_data_param { short_side: 40 }').transform_param.random_resize_param
+    assert (param.min_size, param.max_size) == (40, 40)
+    with pytest.raises(ConfigError, match="both random_resize_param and NVIDIA's short_side"):
+        net(
+            'type: "ImageData" image_data_param { short_side: 4 } transform_param { random_resize_param { min_size: 3 } }'
+        )
+
+
+def test_a_ramp_is_a_quadratic_warm_up():
+    config = parse_solver("rampup_interval: 20 rampup_lr: 0.5", "s.prototxt")
+    param = config.message
+    assert (param.warmup_iter, param.warmup_start_lr, param.warmup_policy) == (20, 0.5, "quadratic")
+    assert config.notes == ["s.prototxt: upgraded from rampup_interval and rampup_lr to a warm-up"]
+    with pytest.raises(ConfigError, match="both 'warmup_iter' and NVIDIA's 'rampup_interval'"):
+        parse_solver("rampup_interval: 20 warmup_iter: 3")
+
+
+@pytest.mark.parametrize("field", ["crop_width: 3", "stride: 2", "upper_size: 9"])
+def test_fields_for_pairs_of_pictures(field):
+    net(f'type: "ImageSegData" transform_param {{ {field} }}')
+    with pytest.raises(ConfigError, match="layer 'l': transform_param.* not for Data"):
+        net(f'type: "Data" transform_param {{ {field} }}')
+
+
+@pytest.mark.parametrize(
+    "v1, ours",
+    [("BN", "BN"), ("CROP", "Crop"), ("ROIPOOLING", "ROIPooling"), ("NORMALIZE", "Normalize"), ("LOCAL", "Local")],
+)
+def test_types_of_older_formats(v1, ours):
+    assert parse_net(f'layers {{ name: "a" type: {v1} }}').message.layer[0].type == ours
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ("eltwise_param { operation: SORT }", "operation: SORT is happynear's and is not supported; instead: "),
+        ("pooling_param { pool: DEF_ALL2 }", "pool: DEF_ALL2 is happynear's"),
+        ("reduction_param { operation: TOPK }", "operation: TOPK is yjxiong's"),
+    ],
+)
+def test_values_of_enumerations(fields, words):
+    with pytest.raises(ConfigError, match=f"n:1:[0-9]+: layer 'a': {words}"):
+        parse_net(f'layer {{ name: "a" {fields} }}', "n")
+
+
+def test_layer_types_that_are_not_here():
+    from engine.net import Net
+
+    config = parse_net('layer { name: "a" type: "DenseCRF" top: "y" }')
+    with pytest.raises(
+        ConfigError, match="unknown layer type 'DenseCRF': it is PSPNet's and is not supported; instead"
+    ):
+        Net(config, 1)
+
+
+def test_overrides_are_held_to_the_same():
+    text = 'layer { name: "a" type: "Pooling" }'
+    with pytest.raises(ConfigError, match="^--set .*torch_pooling is NVIDIA's"):
+        parse_net(text, overrides=["layer[a].pooling_param.torch_pooling=true"])
+    with pytest.raises(ConfigError, match="^--set .*torch_pooling is NVIDIA's"):
+        parse_net(text, overrides=["layer[a].pooling_param={ kernel_size: 2 torch_pooling: true }"])
+    parse_net(text, overrides=["layer[a].pooling_param.torch_pooling=false"])
+
+
+def test_a_field_given_twice_has_its_last_value():
+    text = """layer { name: "a"
+      name: "b" convolution_param { num_output: 3 pad: 1 }
+      convolution_param { num_output: 4 kernel_size: 2 } }"""
+    config = parse_net(text, "n")
+    (layer,) = config.message.layer
+    param = layer.convolution_param
+    assert (layer.name, param.num_output, list(param.pad), list(param.kernel_size)) == ("b", 4, [1], [2])
+    assert config.notes == [
+        "n:2:7: layer 'a': 'name' is given twice; first in line 1; the last one counts",
+        "n:3:7: layer 'a': 'convolution_param' is given twice; first in line 2; the fields of both count",
+    ]
+
+
+def test_twice_on_the_command_line_is_an_error():
+    with pytest.raises(ConfigError, match="'kernel_size' is given twice"):
+        parse_net('layer { name: "a" }', overrides=["layer[a].pooling_param={ kernel_size: 2 kernel_size: 3 }"])
+
+
+def test_possessive():
+    assert possessive("NVIDIA, SSD") == "NVIDIA's, SSD's"
+    assert Row("a", "b", "c", "d", "e").field == "b"
