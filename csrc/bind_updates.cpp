@@ -17,14 +17,14 @@ static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::
                                              const py::array& gradients, const std::vector<py::array>& histories,
                                              const std::vector<std::vector<ParameterRange>>& buckets,
                                              std::map<std::string, float> constants, float weight_decay, bool l1,
-                                             float local_ratio, bool local_clip) {
+                                             float local_ratio, bool local_clip, bool local_decays) {
     const py::ssize_t count = weights.size();
     std::vector<float*> pointers;
     for (const py::array& history : histories) pointers.push_back(arena_pointer(history, count, "history"));
     return std::make_unique<Updater>(rule, arena_pointer(weights, count, "weights"),
                                      arena_pointer(gradients, count, "gradients"), std::move(pointers), int64_t(count),
                                      buckets, std::move(constants), WeightDecay{weight_decay, l1},
-                                     LocalRates{local_ratio, local_clip});
+                                     LocalRates{local_ratio, local_clip, local_decays});
 }
 
 using EventTuple = std::tuple<int64_t, int, int, int64_t, int64_t, int64_t, int64_t>;
@@ -103,10 +103,11 @@ static void bind_rules(py::module_& m) {
 
 static void bind_updater(py::module_& m) {
     py::class_<ParameterRange>(m, "ParameterRange")
-        .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter) {
-                 return ParameterRange{begin, end, lr_mult, decay_mult, parameter};
-             }),
-             "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f, "parameter"_a = 0)
+        .def(py::init(
+                 [](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter, float least,
+                    float most) { return ParameterRange{begin, end, lr_mult, decay_mult, parameter, least, most}; }),
+             "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f, "parameter"_a = 0,
+             "least"_a = -std::numeric_limits<float>::infinity(), "most"_a = std::numeric_limits<float>::infinity())
         .def_readonly("begin", &ParameterRange::begin)
         .def_readonly("end", &ParameterRange::end)
         .def_readonly("lr_mult", &ParameterRange::lr_mult)
@@ -115,9 +116,11 @@ static void bind_updater(py::module_& m) {
     py::class_<Updater>(m, "Updater")
         .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "constants"_a,
              py::kw_only(), "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false,
-             py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
+             "local_decays"_a = true, py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
         .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
         .def("set_weight_decay", &Updater::set_weight_decay, "factor"_a)
+        .def("set_constant", &Updater::set_constant, "field"_a, "value"_a)
+        .def("set_local_ratio", &Updater::set_local_ratio, "ratio"_a)
         .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
         .def("measure", &Updater::measure, "bucket"_a, "threads"_a = 1, ReleaseGil())
         .def("set_local_rates", &Updater::set_local_rates)

@@ -128,6 +128,13 @@ void Updater::set_step(double rate, double scale, int64_t iteration, double mome
 
 void Updater::set_weight_decay(float factor) { decay_.factor = factor; }
 
+void Updater::set_constant(const std::string& field, float value) {
+    const auto found = constants_.find(field);
+    if (found == constants_.end())
+        throw std::invalid_argument("update rule " + rule_.name + " reads " + names(constants_) + ", not " + field);
+    found->second = value;
+}
+
 void Updater::set_clip_factor(double factor) { clip_factor_ = factor; }
 
 std::vector<Updater::Task>& Updater::tasks(int bucket) {
@@ -161,7 +168,8 @@ void Updater::set_local_rates() {
     for (size_t i = 0; i < local_rates_.size(); ++i) {
         const double g = std::sqrt(gradients[i]) * scale_ * clip_factor_, w = std::sqrt(weights[i]);
         const bool known = g > 0 && w > 0;
-        local_rates_[i] = known ? double(local_.ratio) * w / (g + double(decay_.factor) * w) : 1;
+        const double decay = local_.decays ? double(decay_.factor) : 0;
+        local_rates_[i] = known ? double(local_.ratio) * w / (g + decay * w) : 1;
     }
 }
 
@@ -190,10 +198,18 @@ void Updater::apply(const Factors& factors, int64_t begin, int64_t end, const fl
     rule_.apply(arrays, factors);
 }
 
+void Updater::bound(const ParameterRange& range, int64_t begin, int64_t end) const {
+    if (std::isinf(range.least) && std::isinf(range.most)) return;
+    for (int64_t i = begin; i < end; ++i) weights_[i] = std::min(std::max(weights_[i], range.least), range.most);
+}
+
 void Updater::apply(int bucket, int threads) const {
     const auto& tasks = this->tasks(bucket);
     const int64_t count = int64_t(tasks.size());
-    const auto whole = [this](const Task& t) { apply(factors(t), t.begin, t.end, gradients_ + t.begin); };
+    const auto whole = [this](const Task& t) {
+        apply(factors(t), t.begin, t.end, gradients_ + t.begin);
+        bound(t, t.begin, t.end);
+    };
     if (threads <= 1) {  // a server: no OpenMP team of its own
         NoDenormals guard;
         for (const Task& task : tasks) whole(task);
@@ -216,6 +232,7 @@ void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t
         const Factors factors = this->factors(task);
         if (!packed) {
             apply(factors, first, last, gradients_ + first);
+            bound(task, first, last);
             continue;
         }
         for (int64_t at = first; at < last; at += kBlock) {
@@ -223,6 +240,7 @@ void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t
             float* const gradients = keep ? gradients_ + at : buffer;
             unpack_bf16(packed + (at - begin), gradients, next - at);
             apply(factors, at, next, gradients);
+            bound(task, at, next);
         }
     }
 }

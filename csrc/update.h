@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,11 +12,13 @@
 
 namespace engine {
 
-// Floats [begin, end) of the arenas that belong to one parameter: all of it, or some of a large one.
+// Floats [begin, end) of the arenas that belong to one parameter: all of it, or some of a large one. After an update
+// its values are brought back to [least, most].
 struct ParameterRange {
     int64_t begin, end;
     float lr_mult, decay_mult;
     int parameter;  // its number, from 0
+    float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
 };
 
 struct WeightDecay {
@@ -26,8 +29,9 @@ struct WeightDecay {
 // Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": where lr_mult is above 0, it becomes
 // ratio |w| / (|g| + weight_decay |w|), with the norms of a parameter; 1 where one of them is 0.
 struct LocalRates {
-    float ratio = 0;    // 0: off
-    bool clip = false;  // LARC: the rate is the smaller of this and the global one, instead of their product
+    float ratio = 0;     // 0: off
+    bool clip = false;   // LARC: the rate is the smaller of this and the global one, instead of their product
+    bool decays = true;  // NVIDIA's LARC leaves the weight decay out
 };
 
 class Updater {
@@ -45,6 +49,9 @@ public:
     void set_step(double rate, double scale, int64_t iteration, double momentum_correction = 1);
     // Between two steps: the factor of those to come.
     void set_weight_decay(float factor);
+    // Between two steps: a constant that the rule declares, of those to come. Throws std::invalid_argument for others.
+    void set_constant(const std::string& field, float value);
+    void set_local_ratio(float ratio) { local_.ratio = ratio; }
     // clip / norm when the norm of the gradients exceeds it, else 1; set_step makes it 1 again.
     void set_clip_factor(double factor);
 
@@ -75,6 +82,7 @@ private:
     double rate(const ParameterRange& range) const;
     Factors factors(const ParameterRange& range) const;
     void apply(const Factors& factors, int64_t begin, int64_t end, const float* gradients) const;
+    void bound(const ParameterRange& range, int64_t begin, int64_t end) const;
 
     const UpdateRule& rule_;
     float* weights_;

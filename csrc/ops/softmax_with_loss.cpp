@@ -1,8 +1,8 @@
 // Softmax along one axis, followed by the mean negative log-likelihood of the labels.
 // inputs: x (row-major), labels (one per position of x outside the axis); outputs: loss (), and, where asked for, the
 // probabilities (as x), and the loss of each label; attributes: axis, loss_weight, ignore_label (optional),
-// label_smoothing, normalizer (what the sum of the losses is divided by; 0: the number of labels that are not ignored,
-// at least 1).
+// label_smoothing, class_weights (optional; what the loss of a label is multiplied by), normalizer (what the sum of the
+// losses is divided by; 0: the number of labels that are not ignored, at least 1).
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -15,7 +15,12 @@ namespace {
 class SoftmaxWithLoss : public SoftmaxLossOp {
 public:
     explicit SoftmaxWithLoss(OpSpec spec)
-        : SoftmaxLossOp(std::move(spec)), smoothing_(float(spec_.attributes.real("label_smoothing", 0))) {
+        : SoftmaxLossOp(std::move(spec)),
+          smoothing_(float(spec_.attributes.real("label_smoothing", 0))),
+          weights_(spec_.attributes.has("class_weights") ? spec_.attributes.reals("class_weights")
+                                                         : std::vector<double>()) {
+        if (!weights_.empty() && int64_t(weights_.size()) != classes_)
+            throw std::invalid_argument("expected a weight for each of " + std::to_string(classes_) + " classes");
         if (outputs_.size() > 2) touch(Pass::forward, output(2, plain_layout(spec_.output_shapes[2])));
     }
 
@@ -31,10 +36,11 @@ public:
             for (int64_t k = 0; k < row; k++) diff[k] = scale * (p[k] - uniform);
             for (int64_t j = 0; j < inner_; j++) {
                 const int32_t label = labels_[i * inner_ + j];
-                if (label == Labels::ignored)
-                    for (int64_t c = 0; c < classes_; c++) diff[c * inner_ + j] = 0;
-                else
-                    diff[label * inner_ + j] -= scale * (1 - smoothing_);
+                if (label != Labels::ignored) diff[label * inner_ + j] -= scale * (1 - smoothing_);
+                if (label != Labels::ignored && weights_.empty()) continue;
+                const float weight = label == Labels::ignored ? 0 : float(weights_[size_t(label)]);
+                for (int64_t c = 0; c < classes_; c++)
+                    diff[c * inner_ + j] = weight == 0 ? 0 : weight * diff[c * inner_ + j];
             }
         }
     }
@@ -57,14 +63,16 @@ private:
         const int32_t label = labels_[j];
         if (label == Labels::ignored) return 0;
         const float* const p = probabilities_->data() + j / inner_ * classes_ * inner_ + j % inner_;
+        const double weight = weights_.empty() ? 1 : weights_[size_t(label)];
         const double own = (1 - smoothing_) * minus_log(p[label * inner_]);
-        if (smoothing_ == 0) return own;
+        if (smoothing_ == 0) return weight * own;
         double all = 0;
         for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_]);
-        return own + smoothing_ / double(classes_) * all;
+        return weight * (own + smoothing_ / double(classes_) * all);
     }
 
     float smoothing_;
+    std::vector<double> weights_;  // of classes, or none
 };
 
 static const RegisterOp<SoftmaxWithLoss> registered("SoftmaxWithLoss");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -105,10 +106,13 @@ def buckets_of(buckets: Iterable[Bucket]) -> dict[str, list[int]]:
 
 
 def parameter_ranges(
-    buckets: Sequence[Bucket], multipliers: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    buckets: Sequence[Bucket],
+    multipliers: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    bounds: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> list[list[_core.ParameterRange]]:
     """The ranges of each bucket as _core.Updater takes them. multipliers: lr_mult and decay_mult of parameters by
-    name, 1 for those that are not there."""
+    name, 1 for those that are not there; bounds: the least and the most that their values may be, of those that have
+    bounds."""
     from engine.host import _core
 
     numbers: dict[str, int] = {}
@@ -117,7 +121,13 @@ def parameter_ranges(
             numbers.setdefault(one.name, len(numbers))
     return [
         [
-            _core.ParameterRange(one.begin, one.end, *multipliers.get(one.name, (1.0, 1.0)), numbers[one.name])
+            _core.ParameterRange(
+                one.begin,
+                one.end,
+                *multipliers.get(one.name, (1.0, 1.0)),
+                numbers[one.name],
+                *bounds.get(one.name, (-math.inf, math.inf)),
+            )
             for one in bucket.ranges
         ]
         for bucket in buckets

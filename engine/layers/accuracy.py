@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @register("Accuracy")
 class Accuracy(Layer):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: accuracy (), and the
-    accuracy of every class (classes). A label is right if fewer than top_k other classes score as much or more."""
+    accuracy of every class (classes). A label is right if fewer than top_k other classes score as much or more; with
+    happynear's `min_is_better` (for distances), as little or less."""
 
     bottom_range = (2, 2)
     top_range = (1, 2)
@@ -44,6 +45,9 @@ class Accuracy(Layer):
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        if self.message.accuracy_param.min_is_better:
+            negated = {"power": 1.0, "scale": -1.0, "shift": 0.0}
+            inputs[0] = builder.op("Power", self, inputs[:1], negated, tops=[], shapes=[self.shapes[0]])[0]
         builder.op("Accuracy", self, inputs, self.attributes())
 
     def flops(self) -> int:

@@ -63,6 +63,7 @@ class Parameter:
     owner: Parameter | None = None  # the parameter that this one shares, if any
     part: int = 0  # which part of the whole, along the first axis, this rank holds
     parts: int = 1
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # the least and the most that an update leaves
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
+from engine import proto
 from engine.layers.base import Attributes, Layer, Parameter, Shape
 from engine.layers.registry import register
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 @register("BatchNorm")
 class BatchNorm(Layer):
-    """Bottom and top (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1).
+    """Bottom and top (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1); and,
+    with NVIDIA's `scale_bias` or `scale_filler`, scale (C) and shift (C).
 
     Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into slices of so many
     samples that are normalised each by itself, one after the other also in the running sums. `sync` (bn_sync of the
@@ -30,6 +32,12 @@ class BatchNorm(Layer):
 
     scale = shift = adds = relu = False  # what `absorb` has taken over
 
+    @property
+    def has_scale(self) -> bool:
+        """Whether scale and shift are the layer's own."""
+        param = self.message.batch_norm_param
+        return param.scale_bias or param.HasField("scale_filler")
+
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) < 2:
             raise self.error(f"expected a bottom of at least 2 axes (N, C), got {self.shapes[0]}")
@@ -41,8 +49,14 @@ class BatchNorm(Layer):
         return [self.shapes[0]]
 
     def make_params(self) -> list[Parameter]:
-        channels = self.shapes[0][1]
-        return [Parameter(shape, statistics=True, lr_mult=0.0) for shape in ((channels,), (channels,), (1,))]
+        channels, param = self.shapes[0][1], self.message.batch_norm_param
+        params = [Parameter(shape, statistics=True, lr_mult=0.0) for shape in ((channels,), (channels,), (1,))]
+        if self.has_scale:
+            ones = proto.FillerParameter(type="constant", value=1)
+            scale = param.scale_filler if param.HasField("scale_filler") else ones
+            params += [Parameter((channels,), scale), Parameter((channels,), param.bias_filler)]
+            self.scale = self.shift = True
+        return params
 
     @property
     def use_global_stats(self) -> bool:

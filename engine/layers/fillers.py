@@ -94,6 +94,18 @@ def constant(shape: Shape, message: proto.FillerParameter, generator: np.random.
     return np.full(shape, message.value, np.float32)
 
 
+@filler("diagonal")
+def diagonal(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
+    """FlowNet 2's: the matrix of the outputs, shape[0], by the inputs, shape[1], has diag_val[i] at (i, i), or the last
+    of them, or 1, at every place of a kernel."""
+    if len(shape) < 2 or len(message.diag_val) > min(shape[:2]):
+        raise ValueError(f"expected a blob of at least 2 axes that hold {len(message.diag_val)} diag_val, got {shape}")
+    values, given = np.zeros(shape, np.float32), list(message.diag_val) or [1.0]
+    for i in range(min(shape[:2])):
+        values[i, i] = given[min(i, len(given) - 1)]
+    return values
+
+
 @filler("uniform")
 def uniform(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     if message.min > message.max:
@@ -126,6 +138,13 @@ def positive_unitball(shape: Shape, message: proto.FillerParameter, generator: n
     """Positive values whose sum over every output, shape[0], is 1."""
     values = generator.random(shape, dtype=np.float32)
     return values / values.sum(axis=tuple(range(1, len(shape))), keepdims=True)
+
+
+@filler("gaussian_unitball")
+def gaussian_unitball(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
+    """happynear's: Gaussian values, of which those of every output, shape[0], have the L2 norm 1."""
+    values = _gaussian(shape, 0, 1, generator)
+    return values / np.sqrt((values * values).sum(axis=tuple(range(1, len(shape))), keepdims=True))
 
 
 @filler("bilinear")

@@ -9,7 +9,8 @@ from engine.layers.registry import register
 
 @register("Parameter")
 class Parameter(Layer):
-    """No bottoms; top and only parameter: `shape`, zeros unless weights are loaded."""
+    """No bottoms; top and only parameter: `shape`, zeros unless weights are loaded or there is a `blob_filler`
+    (happynear's)."""
 
     bottom_range = (0, 0)
 
@@ -20,7 +21,8 @@ class Parameter(Layer):
         return [shape]
 
     def make_params(self) -> list[LayerParameter]:
-        return [LayerParameter(self.tops[0].shape)]
+        param = self.message.parameter_param
+        return [LayerParameter(self.tops[0].shape, param.blob_filler if param.HasField("blob_filler") else None)]
 
     def flops(self) -> int:
         return 0

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
+from engine.config.stand_ins import is_module_there
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError, EngineError
+from engine.errors import CODE, ConfigError, EngineError
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
 from engine.layers.registry import register
@@ -95,6 +96,8 @@ class Python(Layer):
         if not (param.module and param.layer):
             raise self.error("expected python_param { module: ... layer: ... }: the module and the class in it")
         if not _consent:
+            if not is_module_there(param.module, self._folder):
+                raise self._absent()
             raise ModuleRefused(
                 f"layer '{self.name}' ({self.type}): its shapes are known to its author's code only, module "
                 f"'{param.module}', which is not imported unasked; where the net runs, --python_layers or "
@@ -103,17 +106,14 @@ class Python(Layer):
             )
         for prepare in _before_import:
             prepare()
-        folder = os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0]))
-        if folder not in sys.path:
-            sys.path.append(folder)
+        if self._folder not in sys.path:
+            sys.path.append(self._folder)
         try:
             module = importlib.import_module(param.module)
         except ModuleNotFoundError as error:
             if error.name != param.module.split(".")[0]:
                 raise self.error(f"module '{param.module}' needs '{error.name}', which is not there") from error
-            raise self.error(
-                f"python_param.module '{param.module}' is neither in PYTHONPATH nor beside the prototxt"
-            ) from None
+            raise self._absent() from None
         except Exception as error:
             raise self._failure("import", error) from error
         if not hasattr(module, param.layer):
@@ -126,6 +126,21 @@ class Python(Layer):
         if not (isinstance(found, type) and issubclass(found, PythonLayer)):
             raise self.error(f"'{param.layer}' is not a class that derives from caffe.Layer ({module.__file__})")
         return found
+
+    @property
+    def _folder(self) -> str:
+        """Of the prototxt."""
+        return os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0]))
+
+    def _absent(self) -> ConfigError:
+        module = self.message.python_param.module
+        path = module.replace(".", "/")
+        return ConfigError(
+            f"layer '{self.name}' (Python): module '{module}' is neither in PYTHONPATH nor beside the prototxt; put "
+            f"{path}.py into {self._folder}, or its folder into PYTHONPATH",
+            self.where,
+            absent=CODE,
+        )
 
     def infer(self) -> list[Shape]:
         weights = [*self.message.loss_weight, *[0.0] * len(self.message.top)]

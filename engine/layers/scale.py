@@ -13,7 +13,8 @@ from engine.layers.registry import register
 @register("Scale")
 class Scale(Affine):
     """Bottoms: x, and the scale in the two-bottom form; top: x's shape; params: scale (in the one-bottom form; 1
-    without a filler) and, with `bias_term`, shift (0 without a filler), of the scale's shape."""
+    without a filler) and, with `bias_term`, shift (0 without a filler), of the scale's shape. happynear's `min_value`
+    and `max_value` bound the scale after each update."""
 
     @property
     def param(self):
@@ -28,10 +29,20 @@ class Scale(Affine):
         shape, params = self.coefficient_shape, []
         if len(self.shapes) == 1:
             ones = proto.FillerParameter(type="constant", value=1)
-            params.append(Parameter(shape, self.param.filler if self.param.HasField("filler") else ones))
+            filler = self.param.filler if self.param.HasField("filler") else ones
+            params.append(Parameter(shape, filler, bounds=self._bounds))
         if self.param.bias_term:
             params.append(Parameter(shape, self.param.bias_filler))
         return params
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        param = self.param
+        least = param.min_value if param.HasField("min_value") else -math.inf
+        most = param.max_value if param.HasField("max_value") else math.inf
+        if least > most:
+            raise self.error(f"expected min_value up to max_value, got {least:g} and {most:g}")
+        return least, most
 
     def attributes(self) -> Attributes:
         return {**super().attributes(), "bias": self.param.bias_term}

@@ -14,7 +14,9 @@ class SoftmaxWithLoss(SoftmaxLossBase):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities.
 
     `softmax_param.axis` is the axis of the classes. With `label_smoothing` e, a label stands for the distribution that
-    gives e / classes to every class and the rest to the label's own (Szegedy et al. 2016).
+    gives e / classes to every class and the rest to the label's own (Szegedy et al. 2016). SegNet's `class_weighting`
+    (with `weight_by_label_freqs: true`) and happynear's `softmax_param.class_weight` multiply the loss of each label by
+    the number of its class; what the sum is divided by stays.
     """
 
     @property
@@ -25,10 +27,27 @@ class SoftmaxWithLoss(SoftmaxLossBase):
         tops = super().infer()
         if not 0 <= self.message.loss_param.label_smoothing < 1:
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
+        self._check_weights()
         return tops
 
+    @property
+    def class_weights(self) -> list[float]:
+        """One for each class, or none."""
+        loss, softmax = self.message.loss_param, self.message.softmax_param
+        return list(loss.class_weighting) if loss.weight_by_label_freqs else list(softmax.class_weight)
+
+    def _check_weights(self) -> None:
+        weights, classes = self.class_weights, self.shapes[0][self.axis]
+        if self.message.loss_param.weight_by_label_freqs and not weights:
+            raise self.error("weight_by_label_freqs needs class_weighting, a weight for each class")
+        if weights and len(weights) != classes:
+            raise self.error(f"expected a weight for each of {classes} classes, got {len(weights)}")
+        if any(weight < 0 for weight in weights):
+            raise self.error(f"expected weights of classes of 0 or more, got {min(weights):g}")
+
     def attributes(self) -> Attributes:
-        return {**super().attributes(), "label_smoothing": self.message.loss_param.label_smoothing}
+        attributes = {**super().attributes(), "label_smoothing": self.message.loss_param.label_smoothing}
+        return {**attributes, "class_weights": self.class_weights} if self.class_weights else attributes
 
     def flops(self) -> int:
         return 4 * math.prod(self.shapes[0]) + 2 * math.prod(self.shapes[1])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from engine.layers.batch_norm import BatchNorm
     from engine.layers.builder import Builder
     from engine.layers.eltwise import Eltwise
+    from engine.layers.elu import ELU
     from engine.layers.scale import Scale
 
 # Activations as kernels apply them to what they write: oneDNN's name, alpha and beta. Those that are 0 at 0, as the
@@ -58,9 +59,10 @@ class Weighted(Layer):
             return False
         folds = self.constant and self.normalises and not self.adds
         if following.type == "BatchNorm" and folds and not self.norm and cast("BatchNorm", following).use_global_stats:
-            self.norm = {"eps": following.attributes()["eps"], "scale": False, "shift": False}
+            norm = following.attributes()
+            self.norm = {name: norm[name] for name in ("eps", "scale", "shift")}
             self.params = self.params + following.params
-            if following.attributes()["relu"]:  # Intel's, within the layer
+            if norm["relu"]:  # Intel's, within the layer
                 self.activation = ("relu", 0.0, 0.0)
         elif following.type == "Scale" and folds and self.norm and not self.norm["scale"]:
             if not cast("Scale", following).is_per_channel:
@@ -78,7 +80,7 @@ class Weighted(Layer):
         if following.type not in ACTIVATIONS:
             return False
         activation = ACTIVATIONS[following.type](following.message)
-        if activation[1] < 0:
+        if activation[1] < 0 or (following.type == "ELU" and cast("ELU", following).factor != 1):
             return False
         self.activation = activation
         return True

@@ -41,7 +41,7 @@ class ModelParallel:
 
     def refuse(self, param: proto.SolverParameter, where: Callable[[str], str]) -> None:
         """Raises ConfigError for what needs the norm of all gradients, which no rank has."""
-        for field in ("clip_gradients", "local_lr_auto"):
+        for field in ("clip_gradients", "local_lr_auto", "larc"):
             if self.divided and getattr(param, field) > 0:
                 raise ConfigError(
                     f"{field} does not go together with model_parallel: take one of them out", where(field)

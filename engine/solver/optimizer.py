@@ -15,9 +15,9 @@ from engine.comm.world import World
 from engine.net import Net
 from engine.net.gates import gates
 from engine.solver.history import History
-from engine.solver.schedules import BatchGrowth, LearningRate, WeightDecay
+from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay
 from engine.solver.state import TrainingState
-from engine.solver.update import buckets_for, make_updater, rule_of
+from engine.solver.update import buckets_for, local_ratio, make_updater, rule_of
 
 if TYPE_CHECKING:
     from engine import proto
@@ -51,6 +51,7 @@ class Optimizer:
 
         self.net, self.param, self.world = net, param, world
         self.rate, self.weight_decay = LearningRate(param, where), WeightDecay(param, where)
+        self.momentum = Momentum(param, where)
         self.growth = BatchGrowth(param)
         self.iter_size = self.micro_batches(0)  # of the last update
         self._sources = sources
@@ -59,9 +60,10 @@ class Optimizer:
         self.history = History(net, rule_of(param).histories)
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
-        self._decay = self.weight_decay(0)
+        self._decay, self._momentum = self.weight_decay(0), param.momentum
         arrays = self.weights, self.gradients, self.history.arrays
-        updater = make_updater(param, net, self.buckets, *arrays, weight_decay=self._decay)
+        first = {"weight_decay": self._decay, "momentum": self._momentum}
+        updater = make_updater(param, net, self.buckets, *arrays, **first)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
         self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, self.threads)
         # On the main thread, between ops: a stream of its own, beside those of the servers.
@@ -109,6 +111,7 @@ class Optimizer:
         # Of the sum over micro-batches, as in Caffe: with more of them the limit of their mean stays.
         clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
         self._follow_decay(state.iteration)
+        self._follow_momentum(state.iteration, rate)
         self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))
         return rate
 
@@ -122,6 +125,14 @@ class Optimizer:
             self._decay = decay
             self.strategy.wait_all()  # for servers that use the one before
             self.strategy.updater.set_weight_decay(decay)
+
+    def _follow_momentum(self, iteration: int, rate: float) -> None:
+        momentum = self.momentum(iteration, rate)
+        if momentum != self._momentum:
+            self._momentum = momentum
+            self.strategy.wait_all()
+            self.strategy.updater.set_constant("momentum", momentum)
+            self.strategy.updater.set_local_ratio(local_ratio(self.param, momentum))
 
     def release(self) -> None:
         """Marks all buckets ready at once, in the order in which backward would have, for gradients that are there."""

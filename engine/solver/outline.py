@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.report.plot import Panel, Series
 from engine.solver.resolve import is_given, scaled
-from engine.solver.schedules import BatchGrowth, LearningRate, WeightDecay, cycle_position, milestones
+from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay, cycle_position, milestones
 
 if TYPE_CHECKING:
     from engine import proto
@@ -46,7 +46,7 @@ class Outline:
     def points(self) -> list[Point]:
         """Enough iterations for a curve, those at which something jumps among them."""
         rate, decay, growth = LearningRate(self.param), WeightDecay(self.param), BatchGrowth(self.param)
-        warmup, correct = self.param.warmup_iter, self.param.momentum_correction
+        warmup, correct, momentum_of = self.param.warmup_iter, self.param.momentum_correction, Momentum(self.param)
 
         def rate_at(iteration: int) -> float | None:
             return None if rate.reads_loss and iteration >= warmup else rate(iteration)
@@ -55,7 +55,8 @@ class Outline:
         for iteration in milestones(self.param):
             if iteration >= self.param.max_iter > 0:
                 break
-            now, momentum = rate_at(iteration), self.param.momentum
+            now = rate_at(iteration)
+            momentum = momentum_of(iteration, now)
             before = rate_at(iteration - 1) if correct and iteration else None
             if now and before:
                 momentum *= now / before  # what SGD multiplies its history by

@@ -61,8 +61,9 @@ class Schedule:
     """A number of a solver that follows one of the policies: the learning rate, or the weight decay.
 
     Over the warm-up the rate rises linearly from warmup_start_lr to base_lr, or stays at warmup_start_lr (Goyal et al.
-    2017, arXiv 1706.02677, section 2.2). Afterwards the policy sees the absolute iteration, as there; with
-    policy_after_warmup it sees the count from the end of the warm-up, of a run that is shorter by it.
+    2017, arXiv 1706.02677, section 2.2), or rises quadratically (NVIDIA). Afterwards the policy sees the absolute
+    iteration, as there; with policy_after_warmup it sees the count from the end of the warm-up, of a run that is
+    shorter by it.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class Schedule:
             raise self._error(iteration, "a power of a number below 0")
         if not 0 <= rate <= LARGEST:
             raise self._error(iteration, f"got {rate:g}")
-        return rate if warmup or self._least is None else max(rate, self._least)
+        if self._least is None or (warmup and self._param.warmup_policy != "quadratic"):
+            return rate
+        return max(rate, self._least)
 
     def check(self) -> None:
         """Raises NumericalError for the first iteration that has no rate, of those that this looks at: some in any
@@ -130,11 +133,13 @@ class LearningRate(Schedule):
 
 
 class WeightDecay:
-    """The weight decay of a SolverParameter: constant, or by its weight_decay_schedule."""
+    """The weight decay of a SolverParameter: constant, by its weight_decay_schedule, or by NVIDIA's
+    weight_decay_policy "poly": from weight_decay to max_weight_decay, as (iteration / max_iter)^weight_decay_power."""
 
     def __init__(self, param: proto.SolverParameter, where: str | None = None):
         """Raises ConfigError for an unknown policy, for one that reads the loss, and for fields that are missing."""
         self._constant, self._schedule = param.weight_decay, None
+        self._poly = _poly_from_to(param, "weight_decay", param.max_weight_decay, param.weight_decay_power)
         if param.HasField("weight_decay_schedule"):
             field = "weight_decay_schedule.policy"
             self._schedule = Schedule(_decay_as_rate(param), where, field, "weight_decay")
@@ -144,12 +149,49 @@ class WeightDecay:
 
     def __call__(self, iteration: int) -> float:
         """The decay of the update after `iteration` finished ones. Raises NumericalError as Schedule does."""
+        if self._poly:
+            return self._poly(iteration)
         return self._schedule(iteration) if self._schedule else self._constant
 
     def check(self) -> None:
         """See Schedule.check()."""
         if self._schedule:
             self._schedule.check()
+
+
+class Momentum:
+    """The momentum of a SolverParameter, by NVIDIA's momentum_policy: "fixed"; "poly", from momentum to max_momentum as
+    (iteration / max_iter)^momentum_power; or "opt", (1 - sqrt(rate) / 2)^2, at most max_momentum if that is given."""
+
+    def __init__(self, param: proto.SolverParameter, where: str | None = None):
+        """Raises ConfigError for an unknown policy."""
+        if param.momentum_policy not in MOMENTUM_POLICIES:
+            known = suggestion(param.momentum_policy, MOMENTUM_POLICIES)
+            raise ConfigError(f"unknown momentum_policy '{param.momentum_policy}'{known}", where)
+        self._param = param
+        self._poly = _poly_from_to(param, "momentum", param.max_momentum, param.momentum_power)
+
+    def __call__(self, iteration: int, rate: float | None) -> float:
+        """The momentum of the update after `iteration` finished ones; rate: of that update, if it is known."""
+        param = self._param
+        if self._poly:
+            return self._poly(iteration)
+        if param.momentum_policy != "opt" or rate is None:
+            return param.momentum
+        momentum = (1 - 0.5 * math.sqrt(rate)) ** 2
+        return min(momentum, param.max_momentum) if param.HasField("max_momentum") else momentum
+
+
+MOMENTUM_POLICIES = ("fixed", "opt", "poly")
+WEIGHT_DECAY_POLICIES = ("fixed", "poly")
+
+
+def _poly_from_to(param: proto.SolverParameter, field: str, last: float, power: float) -> Rate | None:
+    """NVIDIA's policy "poly" of a field; None if it has another."""
+    if getattr(param, f"{field}_policy") != "poly":
+        return None
+    first, iterations = getattr(param, field), max(1, param.max_iter)
+    return lambda iteration: first + (last - first) * (iteration / iterations) ** power
 
 
 class BatchGrowth:
@@ -216,7 +258,17 @@ def _constant(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.warmup_start_lr
 
 
-_warmups: dict[str, Callable[[proto.SolverParameter], Rate]] = {"linear": _linear, "constant": _constant}
+def _quadratic(param: proto.SolverParameter) -> Rate:
+    """NVIDIA's rampup: the square of the linear one's way."""
+    start = param.warmup_start_lr
+    return lambda iteration: start + (param.base_lr - start) * (iteration / param.warmup_iter) ** 2
+
+
+_warmups: dict[str, Callable[[proto.SolverParameter], Rate]] = {
+    "linear": _linear,
+    "constant": _constant,
+    "quadratic": _quadratic,
+}
 WARMUPS = tuple(_warmups)
 
 

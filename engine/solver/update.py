@@ -80,25 +80,37 @@ def make_updater(
     gradients: np.ndarray,
     histories: list[np.ndarray],
     weight_decay: float,
+    momentum: float,
 ) -> _core.Updater:
     """Makes what updates the parameters of a net by the rule of a SolverParameter.
 
-    The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay: of the first
-    steps. Raises ConfigError if there is no such rule.
+    The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay, momentum: of the
+    first steps. Raises ConfigError if there is no such rule.
     """
     from engine.host import _core
 
     rule = rule_of(param)
     multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
+    every = param.clamp_weights_lower, param.clamp_weights_upper  # happynear's
+    clamps = param.HasField("clamp_weights_lower") or param.HasField("clamp_weights_upper")
+    bounds = {placed.name: every if clamps else placed.parameter.bounds for placed in net.parameters}
     return _core.Updater(
         rule.name,
         weights,
         gradients,
         histories,
-        parameter_ranges(buckets, multipliers),
-        {field: getattr(param, field) for field in rule.constants},
+        parameter_ranges(buckets, multipliers, bounds),
+        {field: momentum if field == "momentum" else getattr(param, field) for field in rule.constants},
         weight_decay=weight_decay,
         l1=param.regularization_type == "L1",
-        local_ratio=param.local_gw_ratio if param.local_lr_auto else 0.0,
+        local_ratio=local_ratio(param, momentum),
         local_clip=param.larc_policy == "clip",
+        local_decays=not param.larc,
     )
+
+
+def local_ratio(param: proto.SolverParameter, momentum: float) -> float:
+    """What layer-wise rates are multiplied by; 0 where there are none. NVIDIA's larc makes up for the momentum."""
+    if param.larc:
+        return param.larc_eta * (1 - momentum)
+    return param.local_gw_ratio if param.local_lr_auto else 0.0

@@ -15,7 +15,7 @@ from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver.resolve import in_epochs, is_given, resolve, twins
-from engine.solver.schedules import WARMUPS, LearningRate, WeightDecay
+from engine.solver.schedules import MOMENTUM_POLICIES, WARMUPS, WEIGHT_DECAY_POLICIES, LearningRate, WeightDecay
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
     yield from _epochs(param)
     yield from _schedules(param)
     yield from _rule(param)
+    yield from _policies(param)
     if param.regularization_type not in REGULARIZATIONS:
         known = suggestion(param.regularization_type, REGULARIZATIONS)
         yield "regularization_type", f"unknown regularization_type '{param.regularization_type}'{known}"
@@ -241,15 +242,43 @@ def _rule(param: proto.SolverParameter) -> Iterator[Complaint]:
         yield "momentum", f"type {param.type} has no momentum; leave it out"
 
 
+def _policies(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """NVIDIA's, of momentum and weight decay."""
+    for field, known in (("momentum", MOMENTUM_POLICIES), ("weight_decay", WEIGHT_DECAY_POLICIES)):
+        name = getattr(param, f"{field}_policy")
+        if name not in known:
+            yield f"{field}_policy", f"unknown {field}_policy '{name}'{suggestion(name, known)}"
+        elif name == "poly" and not (param.HasField("max_iter") or param.HasField("max_epoch")):
+            yield f"{field}_policy", f"{field}_policy 'poly' needs max_iter"
+    if param.momentum_policy != "fixed" and (rule := find_rule(param)) and "momentum" not in rule.constants:
+        yield "momentum_policy", f"type {param.type} has no momentum; leave momentum_policy out"
+    if param.momentum_policy != "fixed" and not 0 <= param.max_momentum < 1:
+        yield "max_momentum", f"max_momentum: expected 0 or more and less than 1, got {param.max_momentum:g}"
+    if param.weight_decay_policy == "poly" and param.HasField("weight_decay_schedule"):
+        yield "weight_decay_policy", "weight_decay_policy and weight_decay_schedule are both given; keep one of them"
+    if not param.clamp_weights_lower <= 0 <= param.clamp_weights_upper:
+        low, high = param.clamp_weights_lower, param.clamp_weights_upper
+        yield (
+            "clamp_weights_lower",
+            f"clamp_weights_lower and _upper: expected bounds around 0, got {low:g} to {high:g}",
+        )
+    for field in ("momentum_power", "weight_decay_power", "max_weight_decay"):
+        if getattr(param, field) < 0:
+            yield field, f"{field}: expected 0 or more, got {getattr(param, field):g}"
+
+
 def _local_rates(param: proto.SolverParameter) -> Iterator[Complaint]:
     """LARS."""
-    if param.local_lr_auto and param.local_gw_ratio <= 0:
-        yield "local_gw_ratio", f"local_gw_ratio: expected more than 0, got {param.local_gw_ratio:g}"
+    for on, ratio in (("local_lr_auto", "local_gw_ratio"), ("larc", "larc_eta")):
+        if getattr(param, on) and getattr(param, ratio) <= 0:
+            yield ratio, f"{ratio}: expected more than 0, got {getattr(param, ratio):g}"
+    if param.larc and param.local_lr_auto:
+        yield "larc", "larc and local_lr_auto are both given; keep one of them"
     if param.larc_policy not in LARC_POLICIES:
         known = suggestion(param.larc_policy, LARC_POLICIES)
         yield "larc_policy", f"unknown larc_policy '{param.larc_policy}'{known}"
-    elif param.HasField("larc_policy") and not param.local_lr_auto:
-        yield "larc_policy", "larc_policy is given, but not local_lr_auto: true"
+    elif param.HasField("larc_policy") and not (param.local_lr_auto or param.larc):
+        yield "larc_policy", "larc_policy is given, but neither larc: true nor local_lr_auto: true"
 
 
 def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:

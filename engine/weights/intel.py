@@ -23,7 +23,8 @@ def separated(
     """
     result = dict(blobs)
     for index, layer in enumerate(net.layer):
-        if layer.type != "BatchNorm" or len(blobs.get(layer.name, ())) != len(MERGED):
+        own = layer.batch_norm_param.scale_bias or layer.batch_norm_param.HasField("scale_filler")  # NVIDIA's
+        if layer.type != "BatchNorm" or own or len(blobs.get(layer.name, ())) != len(MERGED):
             continue
         readers = (each for each in list(net.layer)[index + 1 :] if layer.top[0] in each.bottom)
         scale = next(readers, None)

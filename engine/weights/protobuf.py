@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MessageT = TypeVar("MessageT", bound=Message)
 AnyT = TypeVar("AnyT")
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
+_RAW_TYPES = {proto.DOUBLE: "<f8", proto.FLOAT: "<f4", proto.FLOAT16: "<f2"}
 _LEGACY_AXES = ("num", "channels", "height", "width")
 
 
@@ -113,11 +114,16 @@ def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
             checked_shape(shape)
         except ValueError as error:
             raise WeightsError(str(error)) from None
-    data, dtype = (blob.data, "<f4") if blob.data or not blob.double_data else (blob.double_data, "<f8")
+    if blob.HasField("raw_data"):  # NVIDIA's
+        if blob.raw_data_type not in _RAW_TYPES:
+            raise WeightsError(f"values of type {blob.raw_data_type} in raw_data; expected float, double or float16")
+        data, dtype = [blob.raw_data], _RAW_TYPES[blob.raw_data_type]
+    else:
+        data, dtype = (blob.data, "<f4") if blob.data or not blob.double_data else (blob.double_data, "<f8")
     content = b"".join(data)
     values = np.frombuffer(content[: len(content) // int(dtype[2]) * int(dtype[2])], dtype)
     if shape is not None and values.size != math.prod(shape):
-        values = _unpacked(blob)
+        values = values if blob.HasField("raw_data") else _unpacked(blob)
         if values.size != math.prod(shape):
             raise WeightsError(f"{values.size} values for the shape {shape_text(shape)}")
     return values.astype(np.float32).reshape(shape if shape is not None else -1)

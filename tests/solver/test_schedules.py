@@ -7,7 +7,7 @@ import pytest
 from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
-from engine.solver.schedules import LearningRate, WeightDecay, policies
+from engine.solver.schedules import LearningRate, Momentum, WeightDecay, policies
 from engine.solver.state import PlateauState
 from engine.solver.validate import validate
 
@@ -196,3 +196,34 @@ def test_sigmoid_falls_to_nothing():
 
 def test_runs_of_no_iterations():
     assert rate('lr_policy: "poly" base_lr: 0.1 power: 2 max_iter: 0')(0) == pytest.approx(0.1)
+
+
+# NVIDIA's policies
+
+
+def test_quadratic_warm_up():
+    rates = rate('base_lr: 2 rampup_interval: 10 rampup_lr: 1 lr_policy: "poly" power: 2 max_iter: 100 min_lr: 1.1')
+    expected = [max(1.1, 1 + (i / 10) ** 2) for i in range(10)] + [
+        0.9 * (1 - i / 100) ** 2 + 1.1 for i in range(10, 99)
+    ]
+    assert [rates(i) for i in range(99)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", lambda i: 0.5),
+        ('momentum_policy: "poly" max_momentum: 0.9 momentum_power: 2', lambda i: 0.5 + 0.4 * (i / 100) ** 2),
+        ('momentum_policy: "opt"', lambda i: (1 - 0.5 * math.sqrt(0.04)) ** 2),
+        ('momentum_policy: "opt" max_momentum: 0.75', lambda i: 0.75),
+    ],
+)
+def test_momentum(text, expected):
+    momentum = Momentum(parse_solver(f"max_iter: 100 momentum: 0.5 {text}").message)
+    assert [momentum(i, 0.04) for i in range(100)] == pytest.approx([expected(i) for i in range(100)])
+
+
+def test_weight_decay_policy():
+    text = 'max_iter: 100 weight_decay: 0.25 weight_decay_policy: "poly" max_weight_decay: 0.5 weight_decay_power: 2'
+    decay = WeightDecay(parse_solver(text).message)
+    assert [decay(i) for i in range(100)] == pytest.approx([0.25 + 0.25 * (i / 100) ** 2 for i in range(100)])

@@ -48,3 +48,57 @@ def test_decoupled_decay():
         second = np.sqrt(0.001) * np.abs(g)
         step = np.sqrt(0.001) / 0.1 * 0.1 * g / (second + 1e-4) + decay * parameter.decay_mult * w
         np.testing.assert_allclose(after, w - rate * parameter.lr_mult * step, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["scale", "clip"])
+def test_nvidias_layer_wise_rates(policy):
+    """The momentum is made up for, the decay is left out of the denominator."""
+    rate, eta, decay = 0.05, 0.01, 0.01
+    text = f"base_lr: {rate} weight_decay: {decay} momentum: 0.5 larc: true larc_eta: {eta} larc_policy: '{policy}'"
+    for parameter, w, g, after in one_step(text):
+        norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
+        local = 0.5 * eta * norm_w / norm_g if norm_w else 1
+        taken = rate * local if policy == "scale" else min(rate, local)
+        np.testing.assert_allclose(after, w - taken * (g + decay * parameter.decay_mult * w), rtol=1e-5, atol=1e-7)
+
+
+def test_weights_are_clamped():
+    for _, w, _, after in one_step("base_lr: 0.05 clamp_weights_lower: -0.125 clamp_weights_upper: 0.0625"):
+        assert -0.125 <= after.min() and after.max() <= 0.0625
+        assert not w.any() or (w.max() > 0.0625 and (abs(after) < 0.06).any())
+
+
+def test_a_scale_stays_within_its_bounds():
+    net = digits_net().replace(
+        'layer { name: "tanh"',
+        'layer { name: "scale" type: "Scale" bottom: "ip1" top: "ip1" scale_param { min_value: 0.99 max_value: 1.01 } }\n'
+        'layer { name: "tanh"',
+    )
+    solver = make_solver("base_lr: 5", net)
+    solver.feeder.start()
+    solver.step()
+    solver.optimizer.wait()
+    scale = solver.net.params["scale"][0].get()
+    solver.close()
+    assert scale.min() == np.float32(0.99) and scale.max() == np.float32(1.01)
+
+
+def test_momentum_follows_its_policy():
+    """Two steps at momentum 0, then 0.25."""
+    text = 'momentum_policy: "poly" momentum: 0 max_momentum: 0.5 max_iter: 2 base_lr: 0.05'
+    solver = make_solver(text, digits_net())
+    solver.feeder.start()
+    weights = [solver.optimizer.weights.astype(np.float64)]
+    gradients = []
+    for _ in range(2):
+        solver.step()
+        solver.optimizer.wait()
+        weights.append(solver.optimizer.weights.astype(np.float64))
+        gradients.append(solver.optimizer.gradients.astype(np.float64))
+    multiples = np.ones_like(weights[0])
+    for placed in solver.net.parameters:
+        multiples[placed.offset : placed.offset + placed.count] = placed.parameter.lr_mult
+    solver.close()
+    first, second = (0.05 * multiples * gradient for gradient in gradients)
+    np.testing.assert_allclose(weights[0] - weights[1], first, atol=1e-6)
+    np.testing.assert_allclose(weights[1] - weights[2], second + 0.25 * first, atol=1e-6)

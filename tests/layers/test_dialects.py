@@ -1,0 +1,210 @@
+"""Options that forks of Caffe add to layers that BVLC's has, too, against NumPy."""
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.layers.fillers import fill, keyed_generator
+from engine.weights.intel import separated
+from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
+
+RANDOM = np.random.default_rng(33)
+SHAPE = (4, 3, 5, 6)
+
+
+def layer(type, params, bottoms=("x",), top="y"):
+    bottoms = " ".join(f'bottom: "{bottom}"' for bottom in bottoms)
+    return f'layer {{ name: "layer" type: "{type}" {bottoms} top: "{top}" {params} }}'
+
+
+def sample(shape=SHAPE):
+    return RANDOM.normal(1, 2, size=shape).astype(np.float32)
+
+
+# NVIDIA's BatchNorm with scale and shift
+
+FILLERS = 'scale_filler { type: "uniform" min: 0.5 max: 2 } bias_filler { type: "uniform" }'
+NORM = layer("BatchNorm", f"batch_norm_param {{ scale_bias: true {FILLERS} eps: 1e-3 }}")
+
+
+def test_scale_within_batch_norm():
+    x = sample()
+    net = run(NORM, x=x)
+    mean, variance, factor, scale, shift = (tensor.get() for tensor in net.params["layer"])
+    assert factor.shape == (1,) and len(set(scale)) == 3
+    centred = x - x.mean((0, 2, 3), keepdims=True, dtype=np.float64)
+    normalised = centred / np.sqrt(x.var((0, 2, 3), keepdims=True, dtype=np.float64) + 1e-3)
+    expected = normalised * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
+    np.testing.assert_allclose(net.blobs["y"].data, expected, atol=1e-4)
+    check_gradients(net_text(NORM, x=SHAPE), {"x": x})
+
+
+@pytest.mark.parametrize("params, blobs", [("", 3), ("scale_bias: true", 5), ("scale_filler { value: 3 }", 5)])
+def test_blobs_of_batch_norm(params, blobs):
+    net = make_net(net_text(layer("BatchNorm", f"batch_norm_param {{ {params} }}"), x=SHAPE))
+    values = [tensor.get() for tensor in net.params["layer"]]
+    assert len(values) == blobs
+    if blobs == 5:
+        assert (values[3] == (3 if "value" in params else 1)).all() and not values[4].any()
+
+
+def test_batch_norm_with_scale_is_folded_into_a_convolution():
+    conv = (
+        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" convolution_param { num_output: 3 kernel_size: 1 \
+        weight_filler { type: "gaussian" } } }'
+    )
+    text = net_text(conv + NORM.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE)
+    x, values = sample(), [RANDOM.uniform(0.5, 2, 3).astype(np.float32) for _ in range(5)]
+    values[2] = np.ones(1, np.float32)
+    tops = []
+    for keep_all in (True, False):
+        net = make_net(text, proto.TEST, keep_all=keep_all)
+        for tensor, value in zip(net.params["layer"], values, strict=True):
+            tensor.set(value)
+        net.blobs["x"].set(x)
+        tops.append(net.forward()["y"].copy())
+    np.testing.assert_allclose(*tops, rtol=1e-4, atol=1e-4)
+
+
+def test_files_of_five_blobs_stay_together():
+    net = proto.NetParameter()
+    net.layer.add(name="norm", type="BatchNorm", top=["y"]).batch_norm_param.scale_bias = True
+    blobs = {"norm": [np.zeros(3)] * 5}
+    assert separated(net, blobs, "file") == blobs
+
+
+# SegNet's and R-FCN's Dropout
+
+
+def dropout(params):
+    return layer("Dropout", f"dropout_param {{ dropout_ratio: 0.25 {params} }}")
+
+
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
+def test_dropout_that_is_scaled_at_test(phase):
+    x = RANDOM.uniform(1, 2, (20, 50)).astype(np.float32)
+    net = run(dropout("scale_train: false"), phase, x=x)
+    y = net.blobs["y"].data
+    if phase == proto.TEST:
+        np.testing.assert_allclose(y, 0.75 * x, rtol=1e-6)
+        return
+    assert 0.1 < (y == 0).mean() < 0.4
+    np.testing.assert_allclose(y, np.where(y == 0, 0, x), rtol=1e-6)
+    net.set_top_diff("y", x)
+    net.backward()
+    np.testing.assert_allclose(net.blobs["x"].diff, y, rtol=1e-6)
+
+
+def test_dropout_at_test():
+    x = RANDOM.uniform(1, 2, (20, 50)).astype(np.float32)
+    y = run(dropout("sample_weights_test: true"), proto.TEST, x=x).blobs["y"].data
+    assert 0.1 < (y == 0).mean() < 0.4
+    np.testing.assert_allclose(y, np.where(y == 0, 0, x / 0.75), rtol=1e-6)
+
+
+# NVIDIA's ELU
+
+SELU = layer("ELU", "elu_param { alpha: 1.6733 lambda: 1.0507 }")
+
+
+def test_selu():
+    x = sample()
+    expected = 1.0507 * np.where(x > 0, x, 1.6733 * np.expm1(np.minimum(x, 0).astype(np.float64)))
+    np.testing.assert_allclose(run(SELU, x=x).blobs["y"].data, expected, rtol=1e-5, atol=1e-6)
+    check_gradients(net_text(SELU, x=SHAPE), {"x": np.where(abs(x) < 0.1, 1, x)})
+
+
+def test_selu_after_a_convolution():
+    """Which takes over an ELU, but not one with a factor."""
+    conv = (
+        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" convolution_param { num_output: 3 kernel_size: 1 \
+        weight_filler { type: "gaussian" } } }'
+    )
+    text, x = net_text(conv + SELU.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE), sample()
+    tops = []
+    for keep_all in (True, False):
+        net = make_net(text, proto.TEST, keep_all=keep_all)
+        net.blobs["x"].set(x)
+        tops.append(net.forward()["y"].copy())
+    np.testing.assert_allclose(*tops, rtol=1e-5, atol=1e-5)
+
+
+# SegNet's and happynear's weights of classes
+
+WEIGHTS = [0.5, 0, 2, 1.5]
+SEGNETS = "loss_param { weight_by_label_freqs: true ignore_label: 3 " + " ".join(
+    f"class_weighting: {w}" for w in WEIGHTS
+)
+HAPPYNEARS = "loss_param { ignore_label: 3 } softmax_param { " + " ".join(f"class_weight: {w}" for w in WEIGHTS)
+
+
+def loss(params):
+    return layer("SoftmaxWithLoss", params, ("x", "l"))
+
+
+@pytest.mark.parametrize("params", [SEGNETS + " }", HAPPYNEARS + " }"])
+def test_weights_of_classes(params):
+    x = RANDOM.normal(size=(3, 4, 2, 5)).astype(np.float32)
+    labels = RANDOM.integers(0, 4, (3, 2, 5)).astype(np.float32)
+    labels.flat[:4] = range(4)
+    logs = x.astype(np.float64) - np.log(np.exp(x.astype(np.float64)).sum(1, keepdims=True))
+    own = np.take_along_axis(logs, labels[:, None].astype(int), 1)[:, 0]
+    counts = labels != 3
+    expected = -(own * np.take(WEIGHTS, labels.astype(int)) * counts).sum() / counts.sum()
+    assert run(loss(params), x=x, l=labels).blobs["y"].data == pytest.approx(expected, rel=1e-5)
+    check_gradients(net_text(loss(params), x=x.shape, l=labels.shape), {"x": x, "l": labels})
+
+
+@pytest.mark.parametrize(
+    "params, words",
+    [
+        ("loss_param { weight_by_label_freqs: true }", "weight_by_label_freqs needs class_weighting"),
+        ("softmax_param { class_weight: 1 }", "expected a weight for each of 4 classes, got 1"),
+        ("softmax_param { class_weight: [1, 2, 3, -1] }", "expected weights of classes of 0 or more, got -1"),
+    ],
+)
+def test_wrong_weights_of_classes(params, words):
+    assert words in error_of(loss(params), x=(3, 4), l=(3,))
+
+
+# Others
+
+
+def test_accuracy_of_distances():
+    text = layer("Accuracy", "accuracy_param { min_is_better: true }", ("x", "l"))
+    x = np.array([[3, 1, 2], [1, 3, 2], [2, 3, 1]], np.float32)
+    assert run(text, proto.TEST, x=x, l=np.array([1, 1, 2], np.float32)).blobs["y"].data == pytest.approx(2 / 3)
+
+
+def test_parameter_with_a_filler():
+    text = layer("Parameter", "parameter_param { shape { dim: 5 dim: 4 } blob_filler { value: 3 } }", ())
+    assert (make_net(text).params["layer"][0].get() == 3).all()
+
+
+def values(shape, **fields):
+    return fill(shape, proto.FillerParameter(**fields), keyed_generator(1, "layer", 0))
+
+
+def test_diagonal():
+    drawn = values((3, 4, 1, 1), type="diagonal", diag_val=[2, 3])[..., 0, 0]
+    np.testing.assert_array_equal(drawn, [[2, 0, 0, 0], [0, 3, 0, 0], [0, 0, 3, 0]])
+    np.testing.assert_array_equal(values((2, 2), type="diagonal"), np.eye(2))
+
+
+def test_diagonal_that_does_not_fit():
+    from engine.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="filler 'diagonal': expected a blob of at least 2 axes that hold 3 diag_val"):
+        values((2, 4), type="diagonal", diag_val=[1, 2, 3])
+
+
+def test_ball():
+    drawn = values((30, 7, 2), type="gaussian_unitball")
+    np.testing.assert_allclose((drawn**2).sum((1, 2)), 1, rtol=1e-5)
+    assert drawn.min() < -0.3 and drawn.max() > 0.3
+
+
+def test_bounds_of_a_scale_must_be_in_order():
+    assert "expected min_value up to max_value, got 2 and 1" in error_of(
+        layer("Scale", "scale_param { min_value: 2 max_value: 1 }"), x=SHAPE
+    )
