@@ -109,8 +109,24 @@ void ReadyQueue::wait_done(int bucket) {
         throw ParkedError("the queue was closed while bucket " + std::to_string(bucket) + " was in flight");
 }
 
-void ReadyQueue::wait_all_done() {
+bool ReadyQueue::wait_all_done(double timeout) {
+    if (timeout >= 0) {
+        const auto over = [&] {
+            return stopped_.load() || std::none_of(slots_.get(), slots_.get() + buckets_, in_flight);
+        };
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!done_.wait_for(lock, std::chrono::duration<double>(timeout), over)) return false;
+    }
     for (int bucket = 0; bucket < buckets_; ++bucket) wait_done(bucket);
+    return true;
+}
+
+void ReadyQueue::abandon() {
+    for (int bucket = 0; bucket < buckets_; ++bucket) {
+        slots_[bucket].marked.store(-1);
+        slots_[bucket].finished.store(-1);
+    }
+    step_.store(-1);
 }
 
 void ReadyQueue::fail(const std::string& message) {

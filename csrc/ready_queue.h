@@ -39,7 +39,10 @@ public:
     void ready(int bucket);
     // Returns when the update of `bucket` is in the weights, at once if nothing is in flight. Throws ParkedError.
     void wait_done(int bucket);
-    void wait_all_done();
+    // False when the time is over (seconds; negative: no limit).
+    bool wait_all_done(double timeout = -1);
+    // Solver thread, where no server works: forgets the open step, as if it had not begun.
+    void abandon();
 
     // A server. Waits until `bucket` is ready; false when the time is over (seconds; negative: no limit) or the queue
     // has stopped.

@@ -21,6 +21,7 @@ from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
 from engine.config import NetConfig, read_net
 from engine.errors import EngineError
+from engine.host.interrupts import whole
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged, allow_modules
 from engine.layers.python_layer import PythonLayer, Shape
@@ -163,6 +164,7 @@ class Net:
 
     # Running
 
+    @whole()
     def forward(self, blobs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **inputs):
         """Runs the layers `start` to `end` (names, both included; by default all) on `inputs`, arrays by name.
 
@@ -195,6 +197,7 @@ class Net:
                 layer.repeat()
         self._replace(self._config, self._live, keep=self.blobs if first else self.inputs)
 
+    @whole()
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
         """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
 
@@ -261,6 +264,7 @@ class Net:
                 batch[name] = np.concatenate([values, missing])
             yield batch
 
+    @whole()
     def clear_param_diffs(self) -> None:
         self._live.clear_parameter_diffs()
 
@@ -284,6 +288,7 @@ class Net:
             raise EngineError(f"blob '{name}': only inputs ({', '.join(self.inputs)}) can be reshaped; others follow")
         self._pending[name] = np.zeros(shape, np.float32)
 
+    @whole()
     def reshape(self) -> None:
         """Gives all blobs the shapes that follow from the inputs'. Also done by forward()."""
         self._apply_pending()
@@ -319,6 +324,7 @@ class Net:
 
     # Weights
 
+    @whole()
     def share_with(self, other: Net) -> None:
         """Reads the weights of `other`'s layers of the same names from now on, and changes them there.
 
@@ -330,6 +336,7 @@ class Net:
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
         self._replace(self._config, other._live, keep=self.blobs)
 
+    @whole()
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         where shapes differ."""

@@ -43,9 +43,12 @@ def close_with(owner: object, close: Callable[[], None]) -> None:
 
 
 def _close() -> None:
-    for close in _at_exit:
-        close()
-    ranks().close()
+    try:
+        for close in _at_exit:
+            close()
+        ranks().close()
+    except BaseException:
+        _abort(*sys.exc_info())
 
 
 def _abort(kind, error, trace) -> None:

@@ -20,8 +20,10 @@ from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, read_solver
 from engine.errors import ConfigError
+from engine.host.interrupts import undisturbed, whole
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
+from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
 
@@ -47,9 +49,8 @@ class _Solver(EngineSolver):
     def apply_update(self) -> None:
         """The update of an iteration, of gradients that are there; its loss is that of the last forward."""
         self.state.recent_loss.append(self._loss())
-        with self.optimizer.update(self.state):
+        with self.optimizer.update(self.state, self.samples_per_iteration):
             self.optimizer.release()
-        self.state.advance(self.samples_per_iteration)
 
     def rebuild_net(self, config: NetConfig) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
@@ -57,14 +58,28 @@ class _Solver(EngineSolver):
         self.use_net(EngineNet(config, proto.TRAIN, self.net.options, share=self.net, before=self.net))
         return self.net
 
+    def give_up(self) -> None:
+        """After an error: leaves out the iteration that it has met, whose data the next one gets again."""
+        self.optimizer.abandon(f"iteration {self.iteration} has failed or was interrupted: ranks may have parted")
+        for feeder in (self.feeder, *(evaluator.feeder for evaluator in self.evaluators)):
+            feeder.stop()
+
     def close(self) -> None:
+        if self.world.size > 1 and self.optimizer.queue.stopped:
+            self.world.abort(
+                f"engine: [rank {self.world.rank}] training has failed or was interrupted within an iteration"
+            )
         self.feeder.close()
         super().close()
 
 
 class Solver:
     """A solver of its file's type. `net` and `test_nets` are caffe.Nets, their blobs and parameters live; `param` is
-    the SolverParameter. Raises EngineErrors: ConfigErrors for files that cannot be built, and what training raises."""
+    the SolverParameter. Raises EngineErrors: ConfigErrors for files that cannot be built, and what training raises.
+
+    Ctrl-C ends step() and solve() when the iteration is done, on all ranks, and raises KeyboardInterrupt; solve() takes
+    the last snapshot. A second one ends them at once: that iteration is left out. With one rank the solver can go on.
+    """
 
     _type = ""  # of a class that does not go by the file
 
@@ -110,6 +125,28 @@ class Solver:
             net.reshape()
             net._live.push()
 
+    def _run(self, run: Callable[[], bool]) -> bool:
+        """What is to go on after an interrupt or another error. Returns what `run` does: False where it was stopped."""
+        solver = self._solver
+        with solver.signals.interrupt():
+            try:
+                self._push()
+                finished = run()
+                with undisturbed():
+                    self._pull()
+            except BaseException:
+                with undisturbed():
+                    solver.give_up()
+                    if solver.world.size == 1:
+                        self._pull()
+                raise
+            finally:
+                interrupted = solver.signals.interrupted
+                solver.signals.clear(STOP)
+        if interrupted:
+            raise KeyboardInterrupt
+        return finished
+
     def _pull(self) -> None:
         self._solver.optimizer.wait()
         for net in (self.net, *self.test_nets):
@@ -125,23 +162,25 @@ class Solver:
 
     def step(self, iterations: int) -> None:
         """Trains for `iterations`, with the tests and snapshots that fall due. Collective."""
-        self._push()
+        if not self._run(lambda: self._train(iterations)):
+            raise KeyboardInterrupt  # which has come to another rank
+
+    def _train(self, iterations: int) -> bool:
         self._start()
-        self._solver.run(self._solver.iteration + iterations)
-        self._pull()
+        return self._solver.run(self._solver.iteration + iterations)
 
     def solve(self, resume_file: str | os.PathLike | None = None) -> None:
         """Trains up to max_iter, from `resume_file`, a solverstate, if there is one, and writes the last snapshot."""
         if resume_file:
             self.restore(resume_file)
-        self._push()
-        self._solver.solve()
-        self._pull()
+        self._run(self._solver.solve)
 
+    @whole()
     def snapshot(self) -> None:
         self._push()
         self._solver.snapshot()
 
+    @whole()
     def restore(self, path: str | os.PathLike) -> None:
         """Goes on from a solverstate and the weights that it names. Raises WeightsError."""
         self._push()
@@ -152,10 +191,12 @@ class Solver:
 
     def apply_update(self) -> None:
         """An iteration's update, with the gradients that net.params holds."""
-        self._push()
+        self._run(self._update)
+
+    def _update(self) -> bool:
         self._start()
         self._solver.apply_update()
-        self._pull()
+        return True
 
     def share_weights(self, net: Net) -> None:
         """`net` reads this solver's weights from now on."""

@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn, cast
 
@@ -97,9 +97,9 @@ def collective(method: MethodT) -> MethodT:
 
 
 class _MpiAgreement(Agreement):
-    def __init__(self, mpi: ModuleType, comm, flags: int, board: Board):
+    def __init__(self, mpi: ModuleType, comm, flags: Callable[[], int], board: Board):
         self._mpi, self.board = mpi, board
-        self._values = np.array([flags], np.int64)
+        self._values = np.array([flags()], np.int64)
         self._request = comm.Iallreduce(mpi.IN_PLACE, self._values, mpi.BOR)
 
     @collective
@@ -171,7 +171,7 @@ class MpiWorld(World):
         return self._comm.gather(value)
 
     @checked
-    def agree(self, flags: int) -> Agreement:
+    def agree(self, flags: Callable[[], int]) -> Agreement:
         return _MpiAgreement(self._mpi, self._flags_comm, flags, self.board)
 
     @collective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 class Agreement:
-    """A question to all ranks that is under way; one rank has its answer at once."""
+    """A question to all ranks that is under way; one rank is asked when the answer is wanted."""
 
-    def __init__(self, flags: int):
+    def __init__(self, flags: Callable[[], int]):
         self._flags = flags
 
     def finish(self) -> int:
         """Waits; the bitwise or of every rank's flags, the same on all ranks."""
-        return self._flags
+        return self._flags()
 
 
 class Channel:
@@ -112,8 +112,8 @@ class World:
         """Every rank's Python object by rank, on rank 0; None elsewhere."""
         return [value]
 
-    def agree(self, flags: int) -> Agreement:
-        """Starts the bitwise or of `flags` (63 bits) over the ranks without waiting; one question at a time."""
+    def agree(self, flags: Callable[[], int]) -> Agreement:
+        """Starts the bitwise or of `flags()` (63 bits) over the ranks without waiting; one question at a time."""
         return Agreement(flags)
 
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:

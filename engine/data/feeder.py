@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -137,11 +138,21 @@ class Feeder:
     def start(self, start: int = 0) -> None:
         """Endless batches from sample `start` on, counted over all ranks in samples of the first data layer."""
         self.stop()
-        for name, opened in self._opened.items():
-            # Layers with other batch sizes are as many batches ahead as the first.
-            begin = start * opened.batch_size // self.batch_size
-            self._batches[name] = opened.source.batches(opened.batch_size, self._rank, self._ranks, begin)
+        with self._all_or_none():
+            for name, opened in self._opened.items():
+                # Layers with other batch sizes are as many batches ahead as the first.
+                begin = start * opened.batch_size // self.batch_size
+                self._batches[name] = opened.source.batches(opened.batch_size, self._rank, self._ranks, begin)
         self._begin, self._taken = start, 0
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """An interrupt leaves no layer ahead of the others: the next start() begins with all of them."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stop()
+            raise
 
     def start_epoch(self) -> None:
         """Every item exactly once over all ranks, then take() gives None. Raises ConfigError if the layers disagree."""
@@ -163,7 +174,8 @@ class Feeder:
     def take(self) -> Batch | None:
         """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
         self._board.enter(DATA)
-        taken = [batch for batches in self._batches.values() if (batch := next(batches, None)) is not None]
+        with self._all_or_none():
+            taken = [batch for batches in self._batches.values() if (batch := next(batches, None)) is not None]
         self._taken += 1
         if len(taken) < len(self._batches):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ from engine.data.sampler import Share
 from engine.errors import ConfigError, DataError
 from engine.files import reason
 from engine.host.cores import helper_cores, own_cores, sit_on
+from engine.host.interrupts import undisturbed
+from engine.host.memory import require_memory
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class _Slot:
 
 
 MOST_THREADS = 1024
+_CLOSE_SECONDS = 30.0  # that the end of a run waits for data threads
 _EXIT_SECONDS = 1.0  # that a process waits for data threads on its way out
 _open: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
@@ -81,11 +85,12 @@ _open: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 @atexit.register
 def _stop_threads() -> None:
     """A thread that comes back from C++ when Python has ended would abort the process."""
-    end = time.monotonic() + _EXIT_SECONDS
-    for prefetcher in list(_open):
-        prefetcher.stop()
-    for prefetcher in list(_open):
-        prefetcher.join(end - time.monotonic())
+    with undisturbed():
+        end = time.monotonic() + _EXIT_SECONDS
+        for prefetcher in list(_open):
+            prefetcher.stop()
+        for prefetcher in list(_open):
+            prefetcher.join(end - time.monotonic())
 
 
 class Prefetcher:
@@ -109,7 +114,10 @@ class Prefetcher:
         self._reader, self._layer = reader, layer
         self._shares = shares
         # Those that are decoded ahead, and the one in use.
-        self._slots = [_Slot(batch_size, reader.shapes) for _ in range(max(1, reader.depth) + 1)]
+        count = max(1, reader.depth) + 1
+        needed = 4 * count * batch_size * sum(math.prod(shape) for shape in reader.shapes)
+        require_memory(needed, f"the ring of batches of layer '{layer}'", "lower batch_size and raise iter_size")
+        self._slots = [_Slot(batch_size, reader.shapes) for _ in range(count)]
         # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
         self._piece = max(1, min(32, batch_size // (4 * threads)))
         self._changed = threading.Condition()
@@ -120,12 +128,12 @@ class Prefetcher:
         self._exhausted = False
         self._closed = False
         self._cores = helper_cores()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"data-{number}", daemon=True) for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
         _open.add(self)
+        for number in range(threads):
+            thread = threading.Thread(target=self._work, name=f"data-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -166,9 +174,9 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Stops the threads and waits for them."""
+        """Stops the threads and waits for them, but not for ever: one may read from a file system that has gone."""
         self.stop()
-        self.join()
+        self.join(_CLOSE_SECONDS)
 
     def stop(self) -> None:
         """Lets the threads end after the sample that each is at."""
@@ -176,10 +184,10 @@ class Prefetcher:
             self._closed = True
             self._changed.notify_all()
 
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout: float) -> None:
         """Waits until the threads have ended, at most `timeout` seconds for each."""
         for thread in self._threads:
-            thread.join(None if timeout is None else max(0.0, timeout))
+            thread.join(max(0.0, timeout))
 
     def _ready(self, slot: _Slot) -> bool:
         return self._begun > self._taken and slot.pending == 0

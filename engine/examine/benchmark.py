@@ -81,12 +81,11 @@ def step(net: Net, training: Training | None, iteration: int, ends: list[float] 
     if training:
         training.optimizer.wait()
         net.program.zero_gradients()
-        with training.optimizer.update(training.state):
+        with training.optimizer.update(training.state, samples=0):
             net.program.backward()
             computed = time.perf_counter()
         if ends is not None:
             ends.append(time.perf_counter() - computed)
-        training.state.advance(0)
     return time.perf_counter() - begin
 
 

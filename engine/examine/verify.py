@@ -96,7 +96,7 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
             if one:
                 one.step()
                 one.optimizer.wait()
-            world.agree(0).finish()  # the others wait for rank 0, asleep
+            world.agree(lambda: 0).finish()  # the others wait for rank 0, asleep
             many.step()
             many.optimizer.wait()
             keys, losses = world.gather(_taken(many)), world.gather(many.state.recent_loss[-1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.host.interrupts import undisturbed
 from engine.solver.history import History
 
 if TYPE_CHECKING:
@@ -47,21 +48,24 @@ class WeightAverage:
         """When no update is under way."""
         if self._due is None:
             return
-        for begin in range(0, self.weights.size, _CHUNK):
-            part = slice(begin, begin + _CHUNK)
-            _approach(self.weights[part], self._live[part], self._due)
-        self._due = None
+        with undisturbed():
+            for begin in range(0, self.weights.size, _CHUNK):
+                part = slice(begin, begin + _CHUNK)
+                _approach(self.weights[part], self._live[part], self._due)
+            self._due = None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Meanwhile the net has the average in place of its weights, if there is one yet; call catch_up() before."""
         if self._begun:
-            self._swap()
+            with undisturbed():
+                self._swap()
         try:
             yield
         finally:
             if self._begun:
-                self._swap()
+                with undisturbed():
+                    self._swap()
 
     def _swap(self) -> None:
         for begin in range(0, self.weights.size, _CHUNK):

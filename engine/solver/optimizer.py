@@ -12,6 +12,7 @@ from engine.comm.buckets import Bucket, buckets_of
 from engine.comm.factory import make_strategy, settings_of
 from engine.comm.strategies.strategy import Event, Step
 from engine.comm.world import World
+from engine.host.interrupts import undisturbed
 from engine.net import Net
 from engine.net.gates import gates
 from engine.solver.history import History
@@ -29,7 +30,7 @@ class Optimizer:
         optimizer = Optimizer(net, solver_param, world())
         optimizer.wait()                      # nothing may still read the gradients
         net.program.zero_gradients()
-        with optimizer.update(state):
+        with optimizer.update(state, samples):
             net.program.backward()            # its buckets are reduced and applied meanwhile
 
     After it the next forward waits, parameter by parameter, for the updates under way; `wait` before anybody else looks
@@ -86,18 +87,26 @@ class Optimizer:
     # The step
 
     @contextmanager
-    def update(self, state: TrainingState) -> Iterator[float]:
-        """The update of one iteration, around the backward pass that completes its gradients: yields its rate.
+    def update(self, state: TrainingState, samples: int) -> Iterator[float]:
+        """The update of one iteration, around the backward pass that completes its gradients: yields its rate. Then the
+        state has advanced by so many samples over all ranks.
 
-        An error inside ends the servers' wait for gradients that will not come.
+        An error inside leaves the iteration out, on one rank; with several it ends the servers' wait for gradients that
+        will not come.
         """
         try:
             yield self.begin(state)
+            with undisturbed():
+                self.finish()
+                state.advance(samples)
         except BaseException as error:
-            if self.queue.missing():
-                self.queue.fail(f"iteration {state.iteration} has failed: {error}")
+            self.abandon(f"iteration {state.iteration} has failed: {str(error) or type(error).__name__}")
             raise
-        self.finish()
+
+    def abandon(self, reason: str) -> None:
+        """After an error, of which the reason tells: nobody waits any more for what is not in the weights yet. One rank
+        may go on, several may not."""
+        self.strategy.abandon(reason)
 
     def begin(self, state: TrainingState) -> float:
         """Collective. Opens the step with the rate and momentum of this iteration; returns the rate."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from engine.errors import ConfigError
+from engine.host.interrupts import PATIENCE, raises
 
 STOP, SNAPSHOT = 1, 2  # flags, so that ranks agree by a bitwise or
 EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
@@ -14,7 +19,9 @@ EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
 class Signals:
     """Notes signals while it is entered; `flags` holds what is asked for until `clear()`.
 
-    A second SIGINT while stopping raises KeyboardInterrupt, for those who cannot wait for the step to end.
+    A second SIGINT while stopping raises KeyboardInterrupt, for those who cannot wait for the step to end; those that
+    come within PATIENCE after it do nothing. Threads other than the main one cannot take signals over: there they do
+    what they did.
     """
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot"):
@@ -25,6 +32,8 @@ class Signals:
         self._asked: dict[int, bool] = dict.fromkeys((STOP, SNAPSHOT, 0), False)
         # Schedulers end a job's time with SIGTERM: it stops like SIGINT, whatever SIGINT is set to do.
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
+        self.interrupted = False  # SIGINT has asked to stop, since clear()
+        self._raised = float("-inf")  # when KeyboardInterrupt was
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def heed_hangups(self) -> None:
@@ -32,13 +41,27 @@ class Signals:
         signal.signal(signal.SIGHUP, self._note)
 
     def __enter__(self) -> Signals:
-        for number in self._effects:
-            self._before[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in self._effects:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def interrupt(self) -> Iterator[None]:
+        """Meanwhile SIGINT asks to stop, where it would raise KeyboardInterrupt, and nothing else changes: for what a
+        program calls."""
+        taken = raises()
+        if taken:
+            signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            if taken:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @property
     def flags(self) -> int:
@@ -49,8 +72,16 @@ class Signals:
         for effect in (STOP, SNAPSHOT):
             if flags & effect:
                 self._asked[effect] = False
+        if flags & STOP:
+            self.interrupted = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        effect = self._effects[signal.Signals(number)]
         if number == signal.SIGINT and self.flags & STOP:
-            raise KeyboardInterrupt
-        self._asked[self._effects[signal.Signals(number)]] = True
+            if time.monotonic() - self._raised > PATIENCE:
+                self._raised = time.monotonic()
+                raise KeyboardInterrupt
+            return
+        self._asked[effect] = True
+        if number == signal.SIGINT and effect == STOP:
+            self.interrupted = True

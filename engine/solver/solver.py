@@ -191,6 +191,8 @@ class Solver:
         try:
             with self.signals:
                 finished = self.run(self.param.max_iter)
+                if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
+                    self.snapshot()
             if not finished:
                 log("Optimization stopped early.")
                 return False
@@ -209,7 +211,7 @@ class Solver:
         self._begin_observing()
         every = self.param.comm_param.drift_check
         while self.iteration < until:
-            asked = self.world.agree(self.signals.flags)
+            asked = self.world.agree(lambda: self.signals.flags)
             if self._test_is_due():
                 self.test()
             self.step()
@@ -233,10 +235,9 @@ class Solver:
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
         self.signals.clear(flags & SNAPSHOT)
-        stop = bool(flags & STOP)
-        if flags & SNAPSHOT or (stop and self.param.snapshot_after_train):
+        if flags & SNAPSHOT and not self._snapshot_is_due():
             self.snapshot()
-        return not stop
+        return not flags & STOP
 
     def step(self) -> None:
         """One iteration: iter_size micro-batches and an update, which the next forward waits for, parameter by
@@ -261,11 +262,12 @@ class Solver:
                 program.mark_ready(False)
                 program.backward()
                 self._recorder.passed(self.net)
+        iteration, samples = self.iteration, self.samples_per_iteration
         self.state.recent_loss.append(loss / iter_size)
-        wanted = any(observer.wants_figures(self.iteration) for observer in self.observers)
+        wanted = any(observer.wants_figures(iteration) for observer in self.observers)
         if wanted:
-            check_weights(self.optimizer.weights, self.iteration, self.net)
-        with self.optimizer.update(self.state) as rate:
+            check_weights(self.optimizer.weights, iteration, self.net)
+        with self.optimizer.update(self.state, samples) as rate:
             program.mark_ready(self.on_gradients is None)
             program.backward()
             if self.on_gradients is not None:
@@ -273,8 +275,7 @@ class Solver:
                 self.optimizer.release()
         self._recorder.passed(self.net)
         if self.average:
-            self.average.step(self.iteration)
-        self.state.advance(self.samples_per_iteration)
+            self.average.step(iteration)
         record = self._recorder.end(rate, self.state.loss, self._figures() if wanted else None)
         for observer in self.observers:
             observer.step(record)

@@ -24,7 +24,7 @@ def test_one_rank_answers_for_itself():
     world.broadcast(values)
     world.same_on_all_ranks("a", "nothing")
     assert values.tolist() == [0, 1, 2, 3]
-    assert world.gather("x") == ["x"] and world.agree(5).finish() == 5
+    assert world.gather("x") == ["x"] and world.agree(lambda: 5).finish() == 5
     with pytest.raises(SystemExit) as stopped:
         world.abort(status=3)
     assert stopped.value.code == 3
@@ -53,7 +53,7 @@ from engine.comm.world import world
 from engine.errors import CommError
 mpi_channel.MESSAGE_BYTES = 4096  # large arrays travel in several messages
 w = world()
-question = w.agree(1 << w.rank)
+question = w.agree(lambda: 1 << w.rank)
 values = np.full((3, 1111), w.rank + 1, np.float32)
 w.allreduce(values)
 assert (values == w.size * (w.size + 1) / 2).all()

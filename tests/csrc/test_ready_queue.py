@@ -138,3 +138,16 @@ def test_a_bucket_starts_with_its_first_chunk():
         time.sleep(0.01)
         assert queue.wait_ready(0) and queue.times(0)[4] == start >= queue.times(0)[3]
         queue.done(0)
+
+
+def test_an_abandoned_step_may_begin_anew():
+    queue = _core.ReadyQueue(2)
+    queue.begin_step(3)
+    queue.ready(1)
+    assert not queue.wait_all_done(0.01)
+    queue.abandon()
+    assert queue.wait_all_done(0.01)
+    queue.wait_all_done()
+    queue.begin_step(3)
+    queue.ready(1)
+    assert queue.missing() == [0]

@@ -10,5 +10,8 @@ class Local(Strategy):
             self.queue.wait_ready(bucket.index)  # takes it; backward has marked it
         self.apply_all(self.threads)
 
+    def abandon(self, reason: str) -> None:
+        self.queue.abandon()  # nobody else works on it: the iteration may begin anew
+
     def describe(self) -> str:
         return "1 rank, no communication"

@@ -21,11 +21,12 @@ rank.
 
 import os
 import threading
+import time
 from concurrent.futures import Future
 
-from engine.comm.strategies.strategy import Chunk, Strategy
+from engine.comm.strategies.strategy import CLOSING, Chunk, Strategy
 from engine.comm.world import Channel
-from engine.errors import ConfigError
+from engine.errors import CommError, ConfigError
 from engine.host.cores import helper_cores, sit_on
 
 Chunks = dict[int, list[Chunk]]  # what is left of each bucket
@@ -59,8 +60,11 @@ class Servers(Strategy):
 
     def close(self) -> None:
         super().close()
+        end = time.monotonic() + CLOSING
         for thread in self.servers:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in self.servers):
+            raise CommError(f"communication servers have not ended for {CLOSING:g} s: they wait for other ranks")
         for channel in [*self.channels, *(one for channels in self.part_channels for one in channels.values())]:
             channel.close()
 

@@ -17,6 +17,8 @@ from engine.watchdog.board import UPDATE
 if TYPE_CHECKING:
     from engine.host._core import ReadyQueue, Updater
 
+CLOSING = 60.0  # seconds that the end of a run waits for other ranks
+
 
 @dataclass(frozen=True)
 class Step:
@@ -111,10 +113,18 @@ class Strategy:
         self.world.board.enter(UPDATE)
         self.queue.wait_all_done()
 
+    def abandon(self, reason: str) -> None:
+        """Gives the open step up, of which nothing is in the weights yet. With several ranks it is the end of training:
+        others may have gone on. The waiters of this one, and who tries another step, are told the reason."""
+        self.queue.fail(reason)
+
     def close(self) -> None:
-        """Ends what the strategy started. The last step is finished first, unless it has failed."""
-        if not self.queue.stopped:
-            self.queue.wait_all_done()
+        """Ends what the strategy started. The last step is finished first, unless it has failed. Raises CommError where
+        that takes longer than CLOSING."""
+        if not self.queue.stopped and not self.queue.wait_all_done(CLOSING):
+            raise CommError(
+                f"the last updates have not come for {CLOSING:g} s: other ranks have not sent their gradients"
+            )
         self.queue.close()
 
     def record(self, on: bool) -> None:

@@ -1,0 +1,57 @@
+"""SIGINT that waits: for the end of what must not be left half done, or of a call that takes a moment only."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+PATIENCE = 2.0  # seconds that are left to what an interrupt has to bring to an end
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Meanwhile SIGINT does nothing; at the end it does what it would have done. For work that takes no time, and never
+    waits for anybody."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(signal.SIGINT, came[0])
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Meanwhile SIGINT, where it raises KeyboardInterrupt, does so at the end; a second one does so at once."""
+    if not raises():
+        yield
+        return
+    came: list[FrameType | None] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def raises() -> bool:
+    """Whether SIGINT raises KeyboardInterrupt in this thread, as Python and notebooks have it."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
