@@ -23,10 +23,12 @@ class SourceShapes:
 
     def __init__(self, phase: int, note: Callable[[str], None], batch_size: int = 0):
         self._phase, self._note, self._batch_size = phase, note, batch_size
+        self.reads = False  # some layer does
         self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
 
     def __call__(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         """Shapes of the tops, batch included. Raises ConfigError if nothing tells them."""
+        self.reads = True
         reader = find_reader(message.type, where)
         shapes = self._of_item(message, where, reader.source_of(message))
         batch_size = batch_size_of(message, where)

@@ -26,7 +26,8 @@ from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
 from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
-from engine.solver.validate import check_schedules, check_snapshots, notes, validate
+from engine.solver.update import find_rule
+from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 
@@ -132,13 +133,20 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
     model_parts(nets.train, ranks=1)  # raises
-    wrong = bool(report.errors)
+    wrong, rule = bool(report.errors), find_rule(config.message)
+    sets = len(rule.histories if rule else ()) + (config.message.ema > 0)
+    reads: list[bool] = []  # of each net in turn
     for net in (nets.train, *nets.tests):
         state = net.message.state
         shapes_of = SourceShapes(state.phase, report.note)
-        _add_graph(net, state.phase, state.level, list(state.stage), report, shapes_of)
+        _add_graph(net, state.phase, state.level, list(state.stage), report, shapes_of, sets)
+        reads.append(shapes_of.reads)
         if net is nets.train and not wrong:
             _add_outline(config, shapes_of, report)
+    try:
+        check_tests(config.message, reads[1:], config.place)
+    except ConfigError as error:
+        report.fail(error)
 
 
 def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport) -> None:
@@ -206,7 +214,9 @@ def _add_graph(
     stages: list[str],
     report: FileReport,
     shapes_of: SourceShapes | None = None,
+    sets: int = 0,
 ) -> None:
+    """sets: of numbers that the optimizer remembers, one for each that is learned."""
     for text in config.notes:
         report.note(text)
     try:
@@ -217,7 +227,7 @@ def _add_graph(
     except ConfigError as error:
         report.fail(error)
         return
-    needed, free = net.memory.parameters + net.memory.gradients + net.memory.planned, free_memory()
+    needed, free = net.memory.parameters + (1 + sets) * net.memory.gradients + net.memory.planned, free_memory()
     if needed > free:
         size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
         report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")

@@ -18,12 +18,14 @@ from engine.errors import ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
+from engine.layers.fillers import complaint
 from engine.layers.model_parallel import Part
 from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_type
 from engine.layers.weighted import Weighted
 
 TRAIN, TEST = 0, 1
+_PHASES = {TRAIN: "TRAIN", TEST: "TEST"}
 ShapesOf = Callable[[proto.LayerParameter, str], list[Shape]]
 
 
@@ -72,7 +74,7 @@ def build(
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
-    connect = _Connector(graph, config, errors)
+    connect = _Connector(graph, config, lambda each, where: kept(each, phase, level, set(stages), where))
     earlier = {layer.name: layer for layer in before.layers} if before else {}
     for index, message in enumerate(config.message.layer):
         where = config.where(index)
@@ -144,6 +146,8 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
         layer.params = layer.make_params()
         for index, parameter in enumerate(layer.params):
             layer.check_blob(f"parameter {index}", parameter.shape)
+            if parameter.filler is not None and (wrong := complaint(parameter.shape, parameter.filler)):
+                raise layer.error(f"parameter {index}: {wrong}")
     if layer.part:
         for parameter in layer.params:
             parameter.part, parameter.parts = layer.part.index, layer.part.count
@@ -172,7 +176,7 @@ def _param_specs(layer: Layer, connect: _Connector) -> None:
     if len(specs) > len(layer.params):
         raise layer.error(f"{len(specs)} param entries for {len(layer.params)} parameter blobs")
     for index, parameter in enumerate(layer.params):
-        parameter.layer, parameter.index = layer.name, index
+        parameter.layer, parameter.index, parameter.where = layer.name, index, layer.where
         if index >= len(specs):
             continue
         spec = specs[index]
@@ -186,8 +190,9 @@ def _param_specs(layer: Layer, connect: _Connector) -> None:
 class _Connector:
     """Which blob a name means at this point of the file, and who owns a shared parameter."""
 
-    def __init__(self, graph: Graph, config: NetConfig, errors: list[ConfigError]):
-        self.graph, self.config, self.errors = graph, config, errors
+    def __init__(self, graph: Graph, config: NetConfig, keeps: Callable[[proto.LayerParameter, str], bool]):
+        """keeps(layer message, where): whether the graph has that layer."""
+        self.graph, self.config, self.keeps = graph, config, keeps
         self.current: dict[str, Blob] = {}
         self.unknown: set[str] = set()  # tops of layers that could not be built
         self.unshaped: set[Blob] = set()
@@ -211,7 +216,7 @@ class _Connector:
         blobs = []
         for name, shape in zip(names + anonymous, shapes, strict=True):
             if name in self.current and name not in layer.message.bottom:
-                raise layer.error(f"top '{name}' is made by an earlier layer already; give it another name")
+                raise layer.error(self._twice(name))
             blobs.append(Blob(name, tuple(shape)))
         self.current.update({blob.name: blob for blob in blobs[: len(names)]})
         return blobs
@@ -256,9 +261,26 @@ class _Connector:
                 )
             setattr(owner, name, value)
 
+    def _twice(self, name: str) -> str:
+        """What is wrong where two layers make a top."""
+        first = next(layer for layer in self.graph.layers if name in layer.message.top)
+        phase = _PHASES[self.graph.phase]
+        return (
+            f"top '{name}' is made by layer '{first.name}' ({first.where}) already, and both are in phase {phase}; "
+            "give it another name, or each of them one phase: include { phase: TRAIN } and include { phase: TEST }"
+        )
+
     def _missing(self, layer: Layer, index: int, name: str) -> ConfigError:
         """The reason why a bottom is not there: a cycle, a later layer, or nothing makes it."""
-        later = [m for m in list(self.config.message.layer)[index:] if name in m.top]
+        makers = [(i, m) for i, m in enumerate(self.config.message.layer) if name in m.top]
+        later = [m for i, m in makers if i >= index and self.keeps(m, self.config.where(i))]
+        if not later and makers:
+            number, maker = makers[0]
+            return layer.error(
+                f"its bottom '{name}' is made by layer '{maker.name}' ({self.config.where(number)}), whose include and "
+                f"exclude rules leave it out of phase {_PHASES[self.graph.phase]}; add one that makes it there, or "
+                "give this layer the same rules"
+            )
         if not later:
             return layer.error(f"no layer makes its bottom '{name}'{suggestion(name, self.current)}")
         path = self._cycle(layer.message, later[0])

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from engine import proto
 from engine.errors import ConfigError, shape_text
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 Shape = tuple[int, ...]
+SizedParam: TypeAlias = (
+    "proto.ConvolutionParameter | proto.InnerProductParameter | proto.EmbedParameter | proto.RecurrentParameter"
+)
 # What an op can be told. A Callable(backward) is called when the op runs.
 Attribute = int | float | str | Sequence[int] | Sequence[float] | Callable[[bool], None]
 Attributes = dict[str, Attribute]
@@ -58,6 +61,7 @@ class Parameter:
     dims: Shape = ()  # under which an op asks oneDNN for a layout; () for ops that read a row-major array
     row_major: bool = False  # in memory as in files: those who share it ask for different layouts
     layer: str = ""
+    where: str = ""  # the layer's place, file:line:column
     index: int = 0
     permissive: bool = False  # share_mode PERMISSIVE: only counts must match
     owner: Parameter | None = None  # the parameter that this one shares, if any
@@ -185,6 +189,13 @@ class Layer:
     def error(self, message: str, details: str = "") -> ConfigError:
         """Returns the exception to raise. details: further lines."""
         return ConfigError(f"layer '{self.name}' ({self.type}): {message}", self.where, details)
+
+    def check_above_zero(self, param: SizedParam, *fields: str) -> None:
+        """Raises ConfigError for a field of the layer's parameters that is 0, or not there."""
+        for name in fields:
+            if getattr(param, name) == 0:
+                missing = f"{name} is missing; give it, a number above 0"
+                raise self.error(f"expected {name} above 0, got 0" if param.HasField(name) else missing)
 
     def check_blob(self, what: str, shape: Shape) -> None:
         """Raises ConfigError unless a blob can have this shape. what: the blob, in the message's words."""

@@ -47,8 +47,7 @@ class Convolution(Weighted):
     def infer(self) -> list[Shape]:
         self.check_axes()
         shape, param = self.shapes[0], self.param
-        if param.num_output == 0:
-            raise self.error("expected num_output above 0, got 0")
+        self.check_above_zero(param, "num_output")
         for what, channels in (("channels of the bottom", shape[1]), ("num_output", param.num_output)):
             if param.group == 0 or channels % param.group:
                 raise self.error(f"expected group to divide the {what}, {channels}, got group {param.group}")

@@ -24,9 +24,7 @@ class Embed(Layer):
         return self.message.embed_param
 
     def infer(self) -> list[Shape]:
-        for name in ("num_output", "input_dim"):
-            if getattr(self.param, name) == 0:
-                raise self.error(f"expected {name} above 0, got 0")
+        self.check_above_zero(self.param, "num_output", "input_dim")
         return [(*self.shapes[0], self.param.num_output)]
 
     def make_params(self) -> list[Parameter]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError
+from engine.errors import ConfigError, shape_text
 
 if TYPE_CHECKING:
     from engine import proto
@@ -23,25 +23,44 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Filler: TypeAlias = "Callable[[Shape, proto.FillerParameter, np.random.Generator], np.ndarray]"
 
+Fits: TypeAlias = "Callable[[Shape, proto.FillerParameter], bool]"
+
 _fillers: dict[str, Filler] = {}
+_fits: dict[str, tuple[str, Fits]] = {}  # what a filler needs, in words, and whether it has that
 
 
-def filler(name: str) -> Callable[[Filler], Filler]:
-    """Decorator: the function fill(shape, message, generator) -> float32 array for `type: "<name>"`."""
+def filler(name: str, needs: str = "", fits: Fits | None = None) -> Callable[[Filler], Filler]:
+    """Decorator: the function fill(shape, message, generator) -> float32 array for `type: "<name>"`.
+
+    needs, fits: what not every shape and message has, in words and as fits(shape, message).
+    """
 
     def register(function: Filler) -> Filler:
         _fillers[name] = function
+        if fits is not None:
+            _fits[name] = needs, fits
         return function
 
     return register
+
+
+def complaint(shape: Shape, message: proto.FillerParameter) -> str:
+    """Returns what is wrong with a FillerParameter for a blob of this shape, "" if it can be filled."""
+    if message.type not in _fillers:
+        return f"unknown filler '{message.type}'{suggestion(message.type, _fillers)}"
+    needs, fits = _fits.get(message.type, ("", None))
+    if fits is None or fits(shape, message):
+        return ""
+    got = f"{message.min:g} to {message.max:g}" if message.type == "uniform" else shape_text(shape)
+    return f"filler '{message.type}': expected {needs}; got {got}"
 
 
 def fill(
     shape: Shape, message: proto.FillerParameter, generator: np.random.Generator, where: str | None = None
 ) -> np.ndarray:
     """float32 array of `shape` by a FillerParameter. Raises ConfigError for an unknown type or an unfit shape."""
-    if message.type not in _fillers:
-        raise ConfigError(f"unknown filler '{message.type}'{suggestion(message.type, _fillers)}", where)
+    if wrong := complaint(shape, message):
+        raise ConfigError(wrong, where)
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             values = _fillers[message.type](shape, message, generator)
@@ -57,7 +76,8 @@ def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) ->
     if parameter.filler is None:
         return np.zeros(parameter.shape, np.float32)
     generator = keyed_generator(seed, parameter.layer, parameter.index)
-    where = where or f"layer '{parameter.layer}', parameter {parameter.index}"
+    place = f"{parameter.where}: " if parameter.where else ""
+    where = where or f"{place}layer '{parameter.layer}', parameter {parameter.index}"
     return parameter.part_of(fill(parameter.whole_shape, parameter.filler, generator, where))
 
 
@@ -94,22 +114,22 @@ def constant(shape: Shape, message: proto.FillerParameter, generator: np.random.
     return np.full(shape, message.value, np.float32)
 
 
-@filler("diagonal")
+def _holds_diagonal(shape: Shape, message: proto.FillerParameter) -> bool:
+    return len(shape) >= 2 and len(message.diag_val) <= min(shape[:2])
+
+
+@filler("diagonal", "at least 2 axes, the first two no shorter than diag_val", _holds_diagonal)
 def diagonal(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """FlowNet 2's: the matrix of the outputs, shape[0], by the inputs, shape[1], has diag_val[i] at (i, i), or the last
     of them, or 1, at every place of a kernel."""
-    if len(shape) < 2 or len(message.diag_val) > min(shape[:2]):
-        raise ValueError(f"expected a blob of at least 2 axes that hold {len(message.diag_val)} diag_val, got {shape}")
     values, given = np.zeros(shape, np.float32), list(message.diag_val) or [1.0]
     for i in range(min(shape[:2])):
         values[i, i] = given[min(i, len(given) - 1)]
     return values
 
 
-@filler("uniform")
+@filler("uniform", "min up to max", lambda shape, message: message.min <= message.max)
 def uniform(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
-    if message.min > message.max:
-        raise ValueError(f"expected min up to max, got {message.min:g} and {message.max:g}")
     return _uniform(shape, message.min, message.max, generator)
 
 
@@ -147,11 +167,9 @@ def gaussian_unitball(shape: Shape, message: proto.FillerParameter, generator: n
     return values / np.sqrt((values * values).sum(axis=tuple(range(1, len(shape))), keepdims=True))
 
 
-@filler("bilinear")
+@filler("bilinear", "4 axes with a square kernel", lambda shape, _: len(shape) == 4 and shape[2] == shape[3])
 def bilinear(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """The kernel of bilinear interpolation, for a deconvolution that enlarges."""
-    if len(shape) != 4 or shape[2] != shape[3]:
-        raise ValueError(f"expected a blob of 4 axes with a square kernel, got {shape}")
     size = shape[3]
     factor = math.ceil(size / 2)
     center = (2 * factor - 1 - factor % 2) / (2 * factor)
@@ -159,13 +177,11 @@ def bilinear(shape: Shape, message: proto.FillerParameter, generator: np.random.
     return np.broadcast_to(np.outer(line, line).astype(np.float32), shape).copy()
 
 
-@filler("gabor")
+@filler("gabor", "4 axes with a kernel of 3 x 3 at least", lambda shape, _: len(shape) == 4 and min(shape[2:]) >= 3)
 def gabor(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
     """Gratings under a Gaussian window, for the first convolution: each output with a random orientation, wavelength (4
     pixels up to the kernel's size) and phase, the same in all input channels, of mean 0 and standard deviation `std`.
     """
-    if len(shape) != 4 or shape[2] < 3 or shape[3] < 3:
-        raise ValueError(f"expected a blob of 4 axes with a kernel of 3 x 3 at least, got {shape}")
     angle, phase = 2 * math.pi * generator.random((2, shape[0], 1, 1))
     size = max(shape[2:])
     wavelength = min(4, size) + (size - min(4, size)) * generator.random((shape[0], 1, 1))

@@ -34,8 +34,7 @@ class InnerProduct(Weighted):
         return self.axis == 1 and len(self.shapes[0]) <= MAX_KERNEL_AXES
 
     def infer(self) -> list[Shape]:
-        if self.param.num_output == 0:
-            raise self.error("expected num_output above 0, got 0")
+        self.check_above_zero(self.param, "num_output")
         return [(*self.shapes[0][: self.axis], self.param.num_output)]
 
     def make_params(self) -> list[Parameter]:

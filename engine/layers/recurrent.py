@@ -47,8 +47,7 @@ class Recurrent(Layer):
 
     def infer(self) -> list[Shape]:
         x, cont = self.shapes[:2]
-        if self.param.num_output == 0:
-            raise self.error("expected num_output above 0, got 0")
+        self.check_above_zero(self.param, "num_output")
         if len(x) < 2:
             raise self.error(f"expected a bottom of at least 2 axes (T, N, ...), got {x}")
         if cont != x[:2]:

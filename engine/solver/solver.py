@@ -13,7 +13,7 @@ from engine.comm.precision import usable_precision
 from engine.comm.world import World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
-from engine.errors import ConfigError, DataError, WeightsError
+from engine.errors import DataError, WeightsError
 from engine.inference.evaluator import Evaluator
 from engine.net import Counters, Net, NetOptions
 from engine.report.curve import Curve
@@ -32,7 +32,7 @@ from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.validate import check_schedules, saves, validate
+from engine.solver.validate import check_schedules, check_tests, saves, tests, validate
 from engine.watchdog import board
 
 
@@ -103,7 +103,7 @@ class Solver:
         param, options = self.param, NetOptions(seed=self.seed, precision=self.precision)
         if self.every_blob:
             options = options.watched().replace(gradients=True)
-        if not (param.test_interval or param.test_epoch or param.test_iter):
+        if not tests(param):
             return []
         found = [
             Evaluator(
@@ -118,12 +118,7 @@ class Solver:
             )
             for index, config in enumerate(configs)
         ]
-        if not param.test_iter and not all(evaluator.feeder.batch_size for evaluator in found):
-            field = "test_epoch" if param.test_epoch else "test_interval"
-            raise ConfigError(
-                f"{field} without test_iter tests the whole set, once; a test net reads no set: give test_iter",
-                self.config.place(field),
-            )
+        check_tests(param, [bool(evaluator.feeder.batch_size) for evaluator in found], self.config.place)
         return found
 
     def _find_losses(self) -> None:

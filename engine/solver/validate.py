@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,21 @@ def _schedule_errors(
         except NumericalError as error:
             errors.append(ConfigError(str(error)))
     return errors
+
+
+def tests(param: proto.SolverParameter) -> bool:
+    """Whether a run of this solver tests."""
+    return bool(param.test_interval or param.test_epoch or param.test_iter)
+
+
+def check_tests(param: proto.SolverParameter, reads: Sequence[bool], place: Callable[[str], str]) -> None:
+    """Raises ConfigError for tests that have no end. reads: of each test net, whether it reads a set of data."""
+    if tests(param) and not param.test_iter and not all(reads):
+        field = "test_epoch" if param.test_epoch else "test_interval"
+        raise ConfigError(
+            f"{field} without test_iter tests the whole set, once; a test net reads no set: give test_iter",
+            place(field),
+        )
 
 
 def saves(param: proto.SolverParameter) -> bool:

@@ -230,3 +230,21 @@ def test_the_curves_of_two_solvers(net_file, tmp_path):
     assert all(
         f">{word}</text>" in drawn or f"{word}<" in drawn for word in ("learning rate", "a.prototxt", "momentum")
     )
+
+
+def test_a_test_without_an_end_is_found_as_in_training(tmp_path):
+    """Of a net that reads no set of data."""
+    from engine.comm.world import World
+    from engine.config import read_solver
+    from engine.solver.solver import Solver
+
+    text = """net_param { layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 2 dim: 3 } } }
+        layer { name: "z" type: "Reduction" bottom: "x" top: "z" loss_weight: 1 } }
+        base_lr: 1 lr_policy: "fixed" max_iter: 1
+        test_interval: 2 snapshot_after_train: false"""
+    path = tmp_path / "solver.prototxt"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        Solver(read_solver(path), World())
+    expected = f"{path}:4:9: test_interval without test_iter tests the whole set, once; a test net reads no set"
+    assert check_file(str(path)).errors == [str(error.value)] and str(error.value).startswith(expected)

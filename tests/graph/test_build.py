@@ -63,3 +63,40 @@ def test_data_without_values(shape):
     text = 'layer { name: "layer" type: "HDF5Data" top: "x" hdf5_data_param { source: "list" batch_size: 4 } }'
     message = error_of(text, shapes_of=lambda message, where: [shape])
     assert "layer 'layer' (HDF5Data): top 'x' would be " in message and "none of them empty" in message
+
+
+PHASES = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } %s }
+layer { name: "a" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } }
+layer { name: "b" type: "InnerProduct" bottom: "x" top: "%s" inner_product_param { num_output: 2 } }"""
+
+
+def test_a_bottom_of_the_other_phase_says_so():
+    with pytest.raises(ConfigError) as error:
+        build(parse_net(PHASES % ("include { phase: TRAIN }", "z"), "net.prototxt"), 1)
+    assert (
+        "net.prototxt:2:1: layer 'a' (InnerProduct): its bottom 'x' is made by layer 'x' (net.prototxt:1:1), whose "
+        "include and exclude rules leave it out of phase TEST; add one that makes it there" in str(error.value)
+    )
+
+
+def test_two_layers_with_one_top_are_told_how_to_take_turns():
+    with pytest.raises(ConfigError) as error:
+        build(parse_net(PHASES % ("", "y"), "net.prototxt"), 1)
+    expected = (
+        "net.prototxt:3:1: layer 'b' (InnerProduct): top 'y' is made by layer 'a' (net.prototxt:2:1) already, and both "
+        "are in phase TEST; give it another name, or each of them one phase: include { phase: TRAIN }"
+    )
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "filler, message",
+    [
+        ('type: "xaver"', "unknown filler 'xaver'; did you mean 'xavier'?"),
+        ('type: "bilinear"', "filler 'bilinear': expected 4 axes with a square kernel; got 2 x 3"),
+        ('type: "uniform" min: 2 max: 1', "filler 'uniform': expected min up to max; got 2 to 1"),
+    ],
+)
+def test_fillers_are_checked_before_anything_is_filled(filler, message):
+    text = layer("InnerProduct", f"inner_product_param {{ num_output: 2 weight_filler {{ {filler} }} }}")
+    assert f"layer 'layer' (InnerProduct): parameter 0: {message}" in error_of(text, (1, 3))

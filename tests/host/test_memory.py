@@ -13,6 +13,7 @@ from engine.examine.check import check_file
 from engine.host import memory
 from engine.net import Net
 from tests.mpi import REPO, run_ranks
+from tests.solver.harness import digits_net, make_solver
 
 NET = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1000 dim: 1000 } } }
@@ -73,6 +74,24 @@ def test_check_notes_it(monkeypatch, tmp_path):
     note = next(note for note in report.notes if "free" in note)
     assert "in phase TRAIN it needs" in note and "7 MB are free on this host: lower batch_size" in note
     assert report.errors == []
+
+
+def test_check_counts_what_the_optimizer_remembers(monkeypatch, tmp_path):
+    (tmp_path / "solver.prototxt").write_text(
+        f'type: "Adam" base_lr: 1 lr_policy: "fixed" max_iter: 1 ema: 0.9 net_param {{ {NET} }}'
+    )
+    free = 13_000_000  # the net takes 12 MB, what Adam and ema remember 6
+    monkeypatch.setattr("engine.examine.check.free_memory", lambda: free)
+    report = check_file(str(tmp_path / "solver.prototxt"))
+    assert any("it needs 18 MB, 13 MB are free" in note for note in report.notes), report.notes
+
+
+def test_batches_decoded_ahead_that_do_not_fit_are_refused(monkeypatch):
+    solver = make_solver("", digits_net(batch=1000))
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 100_000)
+    with pytest.raises(EngineError, match="the ring of batches of layer 'data' needs"):
+        solver.solve()
 
 
 def test_a_batch_too_large_ends_in_one_line(tmp_path):

@@ -106,7 +106,7 @@ def test_gradients_of_weights_alone():
             "expected group to divide the channels of the bottom, 3, got group 2",
         ),
         ("num_output: 4 kernel_size: 3 group: 3", "expected group to divide the num_output, 4, got group 3"),
-        ("kernel_size: 3", "expected num_output above 0, got 0"),
+        ("kernel_size: 3", "num_output is missing; give it, a number above 0"),
         ("num_output: 4", "kernel_size is missing"),
         ("num_output: 4 kernel_size: 0", "expected kernel of at least 1, got [0, 0]"),
         ("num_output: 4 kernel_size: 3 stride: 0", "expected stride of at least 1, got [0, 0]"),

@@ -55,5 +55,5 @@ def test_a_number_outside():
 
 
 def test_errors():
-    assert "layer 'layer' (Embed): expected num_output above 0, got 0" in error_of(layer("input_dim: 3"), i=(2,))
-    assert "expected input_dim above 0, got 0" in error_of(layer("num_output: 3"), i=(2,))
+    assert "layer 'layer' (Embed): num_output is missing" in error_of(layer("input_dim: 3"), i=(2,))
+    assert "expected input_dim above 0, got 0" in error_of(layer("num_output: 3 input_dim: 0"), i=(2,))

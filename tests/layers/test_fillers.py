@@ -88,9 +88,9 @@ def test_no_filler_is_zero():
 def test_errors():
     with pytest.raises(ConfigError, match=r"a.prototxt:3: unknown filler 'xavir'; did you mean 'xavier'\?"):
         fill((2,), proto.FillerParameter(type="xavir"), keyed_generator(1, "layer"), "a.prototxt:3")
-    with pytest.raises(ConfigError, match=r"filler 'bilinear': expected .* square kernel, got \(2, 1, 3, 4\)"):
+    with pytest.raises(ConfigError, match=r"filler 'bilinear': expected .* square kernel; got 2 x 1 x 3 x 4"):
         values((2, 1, 3, 4), type="bilinear")
-    with pytest.raises(ConfigError, match="filler 'uniform': expected min up to max, got 2 and 1"):
+    with pytest.raises(ConfigError, match="filler 'uniform': expected min up to max; got 2 to 1"):
         values(type="uniform", min=2, max=1)
 
 

@@ -85,5 +85,6 @@ def test_flops():
 
 
 def test_errors():
-    assert "expected num_output above 0, got 0" in error_of(layer(""), x=(2, 3))
+    assert "num_output is missing; give it, a number above 0" in error_of(layer(""), x=(2, 3))
+    assert "expected num_output above 0, got 0" in error_of(layer("num_output: 0"), x=(2, 3))
     assert "axis 2 is out of range for a blob of 2 axes" in error_of(layer("num_output: 2 axis: 2"), x=(2, 3))
