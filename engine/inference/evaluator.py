@@ -10,7 +10,7 @@ import numpy as np
 from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST, ShapesOf
 from engine.net import DEFAULT, Counters, Net, NetOptions
 from engine.report.average_precision import Detections
@@ -126,7 +126,10 @@ class Evaluator:
     def _forward(self, batch: Batch, k: int) -> Outputs:
         net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
         self.feeder.feed(net, batch)
-        outputs = net.forward(Counters(k, batch.first_sample))
+        try:
+            outputs = net.forward(Counters(k, batch.first_sample))
+        except DataError as error:
+            raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch()}".strip()) from None
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
             name: value if name in self._detectors else over_samples(value, batch.size, makers[name].type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -315,8 +316,8 @@ class Net:
             self.program.forward(*self.ops_of(layers))
         except EngineError:  # of a layer written in Python
             raise
-        except RuntimeError as error:  # what an op found in its input: a label out of range
-            raise DataError(str(error)) from None
+        except RuntimeError as error:  # what an op found in its input
+            raise DataError(_with_advice(str(error))) from None
         if self.on_forward:
             self.on_forward(self)
 
@@ -351,6 +352,12 @@ class Net:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False)
             if weight
         ]
+
+
+def _with_advice(error: str) -> str:
+    """The message of an op, with what a label out of range asks for."""
+    found = re.search(r"label (\d+) at position \d+ is outside \[0, (\d+)\)$", error)
+    return f"{error}; the label needs at least {int(found[1]) + 1} outputs, there are {found[2]}" if found else error
 
 
 def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

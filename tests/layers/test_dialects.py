@@ -194,7 +194,7 @@ def test_diagonal():
 def test_diagonal_that_does_not_fit():
     from engine.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="filler 'diagonal': expected a blob of at least 2 axes that hold 3 diag_val"):
+    with pytest.raises(ConfigError, match="filler 'diagonal': expected at least 2 axes, the first two no shorter than diag_val; got"):
         values((2, 4), type="diagonal", diag_val=[1, 2, 3])
 
 
