@@ -1,4 +1,5 @@
-"""Suggestions for an unknown name: the nearest known one, else all known ones if they are few."""
+"""Suggestions for an unknown name: what another framework's word is called here, else the nearest known one, else all
+known ones if they are few."""
 
 from __future__ import annotations
 
@@ -7,10 +8,65 @@ from collections.abc import Iterable
 
 _FEW = 12
 
+# Words of PyTorch and Keras, in lower case without underscores -> (the name here, what goes with it).
+_ELSEWHERE = {
+    # layers
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), ("Convolution", "")),
+    **dict.fromkeys(("convtranspose2d", "conv2dtranspose", "transposedconvolution"), ("Deconvolution", "")),
+    **dict.fromkeys(("linear", "dense", "fullyconnected"), ("InnerProduct", "")),
+    **dict.fromkeys(("maxpool1d", "maxpool2d", "maxpooling2d", "maxpool"), ("Pooling", " with pool: MAX")),
+    **dict.fromkeys(("avgpool1d", "avgpool2d", "averagepooling2d", "avgpool"), ("Pooling", " with pool: AVE")),
+    **dict.fromkeys(
+        ("adaptiveavgpool2d", "globalaveragepooling2d", "globalavgpool"),
+        ("Pooling", " with pool: AVE global_pooling: true"),
+    ),
+    **dict.fromkeys(
+        ("batchnorm1d", "batchnorm2d", "batchnorm3d", "batchnormalization", "syncbatchnorm"),
+        ("BatchNorm", ", then 'Scale' with bias_term: true"),
+    ),
+    **dict.fromkeys(("layernorm", "layernormalization"), ("MVN", " with across_channels: true, then 'Scale'")),
+    **dict.fromkeys(("instancenorm2d", "instancenorm"), ("MVN", ", then 'Scale'")),
+    **dict.fromkeys(("localresponsenorm", "lrn2d"), ("LRN", "")),
+    **dict.fromkeys(("crossentropyloss", "categoricalcrossentropy", "crossentropy"), ("SoftmaxWithLoss", "")),
+    **dict.fromkeys(("bcewithlogitsloss", "binarycrossentropy", "bceloss"), ("SigmoidCrossEntropyLoss", "")),
+    **dict.fromkeys(("nllloss",), ("MultinomialLogisticLoss", ", which takes probabilities")),
+    **dict.fromkeys(("mseloss", "mse"), ("EuclideanLoss", ", half of it, averaged over the batch")),
+    **dict.fromkeys(("leakyrelu",), ("ReLU", " with negative_slope")),
+    **dict.fromkeys(("gelu",), ("Swish", " with beta: 1.702, within 0.021 of it")),
+    **dict.fromkeys(("silu", "hardswish"), ("Swish", "")),
+    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "alphadropout"), ("Dropout", "")),
+    **dict.fromkeys(("embedding",), ("Embed", "")),
+    **dict.fromkeys(("cat", "concatenate"), ("Concat", "")),
+    **dict.fromkeys(("add", "residual"), ("Eltwise", "")),
+    **dict.fromkeys(("view",), ("Reshape", "")),
+    **dict.fromkeys(("logsoftmax",), ("Softmax", ", then 'Log'")),
+    # solver types
+    **dict.fromkeys(("adamw",), ("Adam", " with decoupled_weight_decay: true")),
+    # fillers
+    **dict.fromkeys(
+        ("kaiming", "kaimingnormal", "kaiminguniform", "he", "henormal", "heuniform", "variancescaling"), ("msra", "")
+    ),
+    **dict.fromkeys(("glorot", "glorotuniform", "glorotnormal", "xaviernormal", "xavieruniform"), ("xavier", "")),
+    **dict.fromkeys(("normal", "truncnormal", "randomnormal"), ("gaussian", "")),
+    **dict.fromkeys(("zeros", "ones", "zero"), ("constant", "")),
+    # learning-rate policies
+    **dict.fromkeys(("cosineannealinglr", "cosinedecay", "cosineannealing"), ("cosine", "")),
+    **dict.fromkeys(("cosineannealingwarmrestarts",), ("sgdr", "")),
+    **dict.fromkeys(("steplr",), ("step", "")),
+    **dict.fromkeys(("multisteplr", "piecewiseconstantdecay"), ("multistep", "")),
+    **dict.fromkeys(("exponentiallr", "exponentialdecay", "exponential"), ("exp", "")),
+    **dict.fromkeys(("polynomiallr", "polynomialdecay", "linearlr"), ("poly", "")),
+    **dict.fromkeys(("reducelronplateau",), ("plateau", "")),
+    **dict.fromkeys(("constant", "constantlr"), ("fixed", "")),
+}
+
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """A tail for an error message, such as "; did you mean 'max_iter'?" or "; known: LMDB", or ""."""
     known = sorted(set(known))
+    here, more = _ELSEWHERE.get(name.lower().replace("_", ""), ("", ""))
+    if here in known:
+        return f"; here it is '{here}'{more}"
     lower = {candidate.lower(): candidate for candidate in reversed(known)}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     if near:

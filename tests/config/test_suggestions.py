@@ -1,0 +1,58 @@
+"""Words of other frameworks, met where Caffe's are expected."""
+
+import numpy as np
+import pytest
+
+from engine.config.suggestions import _ELSEWHERE, suggestion
+from engine.layers.fillers import _fillers
+from engine.layers.registry import layer_types
+from engine.solver.schedules import _policies
+from engine.solver.update import solver_types
+
+KNOWN = {
+    "layer": set(layer_types()),
+    "filler": set(_fillers),
+    "policy": set(_policies),
+    "type": set(solver_types()),
+}
+
+
+@pytest.mark.parametrize(
+    "kind, word, expected",
+    [
+        ("layer", "Conv2d", "'Convolution'"),
+        ("layer", "Linear", "'InnerProduct'"),
+        ("layer", "MaxPool2d", "'Pooling' with pool: MAX"),
+        ("layer", "AvgPool2d", "'Pooling' with pool: AVE"),
+        ("layer", "AdaptiveAvgPool2d", "'Pooling' with pool: AVE global_pooling: true"),
+        ("layer", "BatchNorm2d", "'BatchNorm', then 'Scale' with bias_term: true"),
+        ("layer", "CrossEntropyLoss", "'SoftmaxWithLoss'"),
+        ("layer", "BCEWithLogitsLoss", "'SigmoidCrossEntropyLoss'"),
+        ("type", "AdamW", "'Adam' with decoupled_weight_decay: true"),
+        ("filler", "kaiming_normal_", "'msra'"),
+        ("filler", "kaiming", "'msra'"),
+        ("policy", "CosineAnnealingLR", "'cosine'"),
+        ("policy", "constant", "'fixed'"),
+    ],
+)
+def test_pytorch_s_words(kind, word, expected):
+    assert suggestion(word, KNOWN[kind]) == f"; here it is {expected}"
+
+
+def test_words_stand_for_what_is_there():
+    everything = set().union(*KNOWN.values())
+    assert {name for name, _ in _ELSEWHERE.values()} <= everything
+
+
+def test_other_words_are_looked_for_as_before():
+    assert suggestion("Convolutoin", KNOWN["layer"]) == "; did you mean 'Convolution'?"
+    assert suggestion("linear", ["max_iter", "min_iter"]) == "; known: max_iter, min_iter"
+
+
+def test_a_swish_is_near_a_gelu():
+    """As the hint says."""
+    from math import erf, sqrt
+
+    x = np.linspace(-8, 8, 20001)
+    gelu = np.array([v * 0.5 * (1 + erf(v / sqrt(2))) for v in x])
+    assert np.abs(x / (1 + np.exp(-1.702 * x)) - gelu).max() < 0.021
