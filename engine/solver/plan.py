@@ -9,6 +9,7 @@ from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
 from engine.solver.outline import Outline
+from engine.solver.validate import notes
 
 if TYPE_CHECKING:
     from engine.data.feeder import Feeder
@@ -25,6 +26,8 @@ def log_plan(solver: Solver) -> None:
         log(line)
     for doubt in outline.doubts() if solver.world.rank == 0 else ():
         warn(doubt)
+    for note in notes(solver.given) if solver.world.rank == 0 else ():
+        log(f"Note: {note}")
     if solver.model_parallel:
         log(f"Model parallelism: {solver.model_parallel.describe()}")
     _log_cores(solver)

@@ -74,7 +74,7 @@ class Snapshots:
             return
         reason = f"snapshots: a {' and a '.join(kinds)} of this net is more than a protobuf message can hold (2 GB)"
         if importlib.util.find_spec("h5py") is None:
-            raise ConfigError(f"{reason}, and HDF5 needs h5py: pip install engine[hdf5]", self._config.path)
+            raise ConfigError(f"{reason}, and HDF5 needs h5py: pip install prototxt-engine[hdf5]", self._config.path)
         log(f"{reason}: saved as HDF5 instead")
 
     def write(self, state: SolverState) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
-from engine import verbs
+from engine import __version__, verbs
 from engine.errors import printable, shortened
 
 
@@ -19,7 +19,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     words = [_two_dashes(argument) for argument in arguments]
     names = verb_names()
     if words and words[0] in names:
-        parser = _parser_of(words[0])
+        parser = parser_of(words[0])
         parser.check_flags(words[1:])
         options = parser.parse_args(words[1:])
         options.verb = words[0]
@@ -87,6 +87,8 @@ class _Parser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if word == "--":  # the rest are names
                 return
+            if flag in ("--gpu", "--gpus"):
+                self.error(f"{flag}: this engine computes on processors, with all cores that it may use; leave it out")
             if flag.startswith("--") and flag not in known:
                 self.error(f"unrecognized arguments: {flag}{_nearest(flag, known)}")
 
@@ -99,20 +101,15 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Version(argparse.Action):
-    """Prints the version of the installed distribution, which takes a while to find, and ends."""
+    """Prints the version, and ends."""
 
     def __call__(self, parser, *_):
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            found = version("engine")
-        except PackageNotFoundError:
-            found = "(not installed: it runs from its sources)"
-        print(f"engine {found}")
+        print(f"engine {__version__}")
         parser.exit()
 
 
-def _parser_of(verb: str) -> _Parser:
+def parser_of(verb: str) -> _Parser:
+    """Returns the parser of what follows a verb."""
     module = _module_of(verb)
     parser = _Parser(
         prog=f"engine {verb}",

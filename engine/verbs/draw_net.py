@@ -1,6 +1,6 @@
 """Writes a picture of a net in one phase: a box for each layer, together with the in-place layers that follow it, and
-an arrow for each blob, with its shape if the net can be built. Needs pygraphviz (pip install engine[plot]), except for
-.dot.
+an arrow for each blob, with its shape if the net can be built. Needs pygraphviz (pip install prototxt-engine[plot]),
+except for .dot.
 """
 
 from __future__ import annotations

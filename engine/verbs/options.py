@@ -64,6 +64,12 @@ def seconds(text: str) -> str:
     return text
 
 
+def automatic(text: str) -> str:
+    if text != "auto":
+        raise argparse.ArgumentTypeError(f"expected auto, got {text!r}; --snapshot FILE goes on from a .solverstate")
+    return text
+
+
 def positives(text: str) -> list[int]:
     return [positive(word) for word in comma_separated(text)] or [positive(text)]
 

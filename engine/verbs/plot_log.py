@@ -1,5 +1,5 @@
 """Plots training and test loss, the other test results and the learning rate over the iterations, for one log or
-several in the same plot. Needs matplotlib: pip install engine[plot].
+several in the same plot. Needs matplotlib: pip install prototxt-engine[plot].
 """
 
 from __future__ import annotations

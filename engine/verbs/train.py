@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_budget, add_running, add_skip, comma_separated, positive, seconds
+from engine.verbs.options import add_budget, add_running, add_skip, automatic, comma_separated, positive, seconds
 
 ORDER = 10
 SUMMARY = "train a net, or continue training it"
@@ -50,7 +50,8 @@ def _add_start(parser: ArgumentParser) -> None:
     """Where training starts from, and who starts it."""
     parser.add_argument(
         "--resume",
-        choices=["auto"],
+        type=automatic,
+        metavar="auto",
         help="continue from the newest complete snapshot, with the same global batch on any number of ranks; where "
         "there is none, start as without this flag",
     )

@@ -34,7 +34,7 @@ def import_h5py(what: str, kind: type[EngineError], where: str | None = None) ->
     try:
         import h5py
     except ImportError:
-        raise kind(f"{what} h5py: pip install engine[hdf5]", where) from None
+        raise kind(f"{what} h5py: pip install prototxt-engine[hdf5]", where) from None
     return h5py
 
 

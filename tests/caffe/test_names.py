@@ -11,7 +11,7 @@ from tests.mpi import REPO
 
 SCRIPT = """
 assert sorted(caffe.layer_type_list())[:2] == ["AbsVal", "Accuracy"], caffe.layer_type_list()[:2]
-assert (caffe.TRAIN, caffe.TEST, caffe.__version__) == (0, 1, "1.0.0")
+assert (caffe.TRAIN, caffe.TEST) == (0, 1)
 assert caffe.proto.caffe_pb2.Phase.Name(1) == "TEST"
 assert caffe.layers.Convolution(caffe.layers.Input(), num_output=2).to_proto().layer[1].name == "Convolution1"
 assert caffe.params.Pooling.MAX == 0
@@ -45,11 +45,18 @@ def test_imports(way):
 
 
 def test_engine_has_all_of_the_interface():
-    assert engine._INTERFACE | {"layers", "proto"} == {*engine.caffe.__all__, "__version__"}
+    assert engine._INTERFACE | {"layers", "proto"} == {*engine.caffe.__all__}
     for name in engine._INTERFACE:
         assert getattr(engine, name) is getattr(engine.caffe, name)
     with pytest.raises(AttributeError, match="'engine' has no attribute 'Nt'"):
         engine.Nt  # noqa: B018
+
+
+def test_there_is_one_version():
+    """Beside that of Caffe's interface, which scripts compare."""
+    project = (REPO / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project and 'version = { attr = "engine.__version__" }' in project
+    assert engine.__version__ == "0.1.0" and engine.caffe.__version__ == "1.0.0"
 
 
 def test_importing_engine_is_light():

@@ -112,7 +112,7 @@ def _view_of(path: str, where: str | None) -> _View:
         import plyvel
     except ImportError:
         raise DataError(
-            f"LevelDB {path} needs plyvel: pip install engine[leveldb], or convert it to LMDB", where
+            f"LevelDB {path} needs plyvel: pip install prototxt-engine[leveldb], or convert it to LMDB", where
         ) from None
     real_path = os.path.realpath(path)
     with _opening:
