@@ -1,141 +1,304 @@
-"""Image files into an LMDB of Datums, as Caffe's tool of the same name writes them."""
+"""Pictures of any source into an LMDB of Datums, as Caffe's tool of the same name writes them, a tar or TFRecords."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, UndecodableImage, decode_bytes, resized
-from engine.data.image_tree import FolderTree, ZipTree, class_folders, open_tree, read_list
+from engine.data.decode import COLOR, GRAY, ImageError, as_pillow, decode, decode_mask, parse_datum, resized
+from engine.data.image_tree import open_tree, read_list
 from engine.data.limits import check_size, check_within
 from engine.data.lmdb_writer import check_new, new_lmdb
+from engine.data.members import set_labels
 from engine.data.ordered_map import ordered_map
-from engine.data.prefetch import data_threads
-from engine.errors import DataError
+from engine.data.pair import check_pair
+from engine.data.registry import open_source
+from engine.data.shard_writer import image_kind, new_shards, shard_names
+from engine.errors import ConfigError, DataError
+from engine.host.cores import own_cores
 
-_TELL_EVERY = 1000
-_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
+FORMATS = ("lmdb", "tar", "tfrecord")
+LABELS = "labels.txt"
+_TELL_EVERY = 16
+_KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """What pictures become. Sizes are pixels, 0: as they are.
+
+    height, width: of all pictures. shorter_side: to which the shorter side is brought, the shape is kept. max_side: to
+    which a longer side is shrunk. encoded: image files instead of pixels, of the kind encode_type ("jpg", "png",
+    "bmp"), "" for each file's own; quality: of JPEGs.
+    """
+
+    height: int = 0
+    width: int = 0
+    shorter_side: int = 0
+    max_side: int = 0
+    gray: bool = False
+    encoded: bool = False
+    encode_type: str = ""
+    quality: int = 95
+
+    def check(self) -> None:
+        """Raises DataError, ConfigError."""
+        if self.encode_type and self.encode_type not in _KINDS:
+            raise DataError(f"encode_type {self.encode_type!r} is not known; known: {', '.join(_KINDS)}")
+        if bool(self.height) != bool(self.width):
+            raise DataError(f"resize_height and resize_width need each other; got {self.height} and {self.width}")
+        if self.height:
+            check_size(self.height, self.width, "resize_height and resize_width", None)
+        for name in ("shorter_side", "max_side"):
+            if side := getattr(self, name):
+                check_size(side, 1, name, None)
+                if self.height:
+                    raise ConfigError(f"{name} and resize_height exclude each other")
+        if self.shorter_side and self.max_side and self.max_side < self.shorter_side:
+            raise ConfigError(f"max_side {self.max_side} is less than shorter_side {self.shorter_side}")
+        check_within(1, self.quality, 100, "quality", None)
+
+    def size_of(self, image: Image.Image) -> tuple[int, int]:
+        """(width, height) of what an image becomes."""
+        if self.height:
+            return self.width, self.height
+        width, height = image.size
+        if self.shorter_side:
+            scale = self.shorter_side / min(width, height)
+            width, height = max(self.shorter_side, round(width * scale)), max(self.shorter_side, round(height * scale))
+        if self.max_side and max(width, height) > self.max_side:
+            scale = self.max_side / max(width, height)
+            width, height = max(1, round(width * scale)), max(1, round(height * scale))
+        return width, height
+
+    def datum(self, datum: proto.Datum) -> proto.Datum:
+        """What is stored in place of a Datum, with its labels. Raises ImageError."""
+        color = GRAY if self.gray else COLOR
+        original = decode(datum)
+        if isinstance(original, np.ndarray) and not (self.encoded or self.height or self.shorter_side or self.max_side):
+            if original.shape[2] == len(color) or original.dtype != np.uint8:
+                return datum  # numbers that stay as they are
+        original = as_pillow(original)
+        image = original.convert(color) if original.mode != color else original
+        if (size := self.size_of(image)) != image.size:
+            image = resized(image, size, Image.Resampling.BILINEAR)
+        result = proto.Datum()
+        if self.encoded:
+            result.encoded, result.data = True, self._encode(datum, original, image)
+        else:
+            result.channels, result.height, result.width = len(image.mode), image.height, image.width
+            result.data = b"".join(band.tobytes() for band in reversed(image.split()))  # R, G, B become B, G, R
+        if datum.mask:
+            mask = decode_mask(datum.mask)
+            check_pair(mask, original)
+            if mask.size != image.size:
+                mask = resized(mask, image.size, Image.Resampling.NEAREST)
+            encoded = io.BytesIO()
+            mask.save(encoded, "PNG")
+            result.mask = encoded.getvalue()
+        if datum.labels:
+            result.labels.extend(datum.labels)
+        elif datum.HasField("label") or not datum.mask:
+            result.label = datum.label
+        return result
+
+    def _encode(self, datum: proto.Datum, original: Image.Image, image: Image.Image) -> bytes:
+        """The file's own bytes where they are what is asked for: nothing is lost by a second compression."""
+        own = image_kind(datum.data) if datum.encoded else ""
+        kind = _KINDS[self.encode_type or own or "jpg"]
+        if own and _KINDS[own] == kind and image.size == original.size and image.mode == original.mode:
+            return datum.data
+        encoded = io.BytesIO()
+        image.save(encoded, kind, **({"quality": self.quality} if kind == "JPEG" else {}))
+        return encoded.getvalue()
 
 
 @dataclass
 class Conversion:
-    """What convert_imageset did."""
+    """What convert_imageset did. outputs: pictures by path; labels: the same by label, of those that have one. classes:
+    their names, if known."""
 
     images: int = 0
     skipped: dict[str, str] = field(default_factory=dict)  # name -> why it could not be decoded
+    outputs: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, Counter[int]] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
+
+    def table(self) -> list[str]:
+        """A line for each class: its label, its name, and how many pictures each output has of it."""
+        labels = sorted({label for counts in self.labels.values() for label in counts})
+        lines = []
+        for label in labels:
+            name = f" {self.classes[label]}" if 0 <= label < len(self.classes) else ""
+            counts = " + ".join(str(counts[label]) for counts in self.labels.values())
+            lines.append(f"class {label}{name}: {counts} images")
+        return lines
 
 
-@dataclass(frozen=True)
-class _Encoder:
-    """How the images are to be stored."""
+def format_of(db: str) -> str:
+    """ "lmdb", "tar" or "tfrecord", by a name."""
+    extension = os.path.splitext(db)[1].lower()
+    return {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}.get(extension, "lmdb")
 
-    tree: FolderTree | ZipTree
-    root: str
-    color: str
-    height: int
-    width: int
-    encoded: bool
-    encode_type: str
 
-    def __call__(self, entry: tuple[str, int]) -> tuple[str, bytes | DataError]:
-        """(name, serialised Datum or the reason why there is none). Raises DataError for a file that cannot be read."""
-        name, label = entry
-        data = self.tree.read(name)
-        try:
-            datum = self._datum(name, data)
-        except UndecodableImage as error:
-            return name, DataError(f"{self.root}/{name}: {error}")
-        datum.label = label
-        return name, datum.SerializeToString()
+def labels_file(db: str) -> str:
+    """Where the names of a source's classes are: in an LMDB's folder, beside files."""
+    return os.path.join(db, LABELS) if format_of(db) == "lmdb" else f"{os.path.splitext(db)[0]}.{LABELS}"
 
-    def _datum(self, name: str, data: bytes) -> proto.Datum:
-        original = decode_bytes(data)
-        image = original.convert(self.color)
-        if self.height:
-            image = resized(image, (self.width, self.height), Image.Resampling.BILINEAR)
-        if self.encoded:
-            return proto.Datum(encoded=True, data=self._encode(name, data, original, image))
-        planes = b"".join(band.tobytes() for band in reversed(image.split()))  # R, G, B become B, G, R
-        return proto.Datum(channels=len(image.mode), height=image.height, width=image.width, data=planes)
 
-    def _encode(self, name: str, data: bytes, original: Image.Image, image: Image.Image) -> bytes:
-        """The file's own bytes where they are what is asked for: nothing is lost by a second compression."""
-        kind = self.encode_type or Path(name).suffix[1:].lower()
-        if kind not in _FORMATS:
-            kind = "jpg"
-        format = _FORMATS[kind]
-        if image.size == original.size and original.mode == self.color and original.format == format:
-            return data
-        encoded = io.BytesIO()
-        image.save(encoded, format, **({"quality": 95} if format == "JPEG" else {}))
-        return encoded.getvalue()
+def val_name(db: str) -> str:
+    """Of what --val_fraction sets aside."""
+    stem, extension = os.path.splitext(db) if format_of(db) != "lmdb" else (db.rstrip("/"), "")
+    return f"{stem}_val{extension}"
 
 
 def convert_imageset(
     root: str,
     list_file: str | None,
     db: str,
+    output: Output | None = None,
     *,
     shuffle: bool = False,
     seed: int = 1,
-    resize_height: int = 0,
-    resize_width: int = 0,
-    gray: bool = False,
-    encoded: bool = False,
-    encode_type: str = "",
+    shards: int = 0,
+    val_fraction: float = 0.0,
     skip_bad_images: bool = False,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
-    """Writes the images of root to a new LMDB, as Datums of BGR (or grey) bytes, channel by channel.
+    """Writes the pictures of root to a new LMDB, or, where db is named so, a tar or TFRecord file.
 
-    root: a folder, a .zip, or a folder in one (data.zip/train). list_file: lines "relative/path label", or None for
-    the class folders of root in alphabetical order. Keys are "%08d_path", counted after the shuffle.
-    resize_height, resize_width: 0 and 0 keep each image's own size. encoded: store image files instead of bytes, of
-    the kind encode_type ("jpg", "png", "bmp"), "" for each file's own. progress(done, total) is called now and then.
-    The LMDB appears under its name only when it is complete. Raises DataError: db exists, a file is missing or cannot
-    be decoded (unless skip_bad_images), the disk is full. Raises ConfigError for sizes that no picture can have.
+    Args:
+        root: any source (engine/data/sources); with a list a folder, a zip, a tar, or a folder in one.
+        list_file: lines as read_list() reads them.
+        shards: files that a tar or TFRecord is written to, db-000000 and so on; 0: one, of the name db.
+        val_fraction: of the pictures, chosen by the seed, which are written to val_name(db) instead.
+        threads: None for as many as there are cores.
+        progress: is called with (done, total) now and then.
+
+    Keys are "%08d_path", counted after the shuffle. What is written appears under its name only when it is complete.
+    Raises DataError: db exists, a file is missing or cannot be decoded (unless skip_bad_images), the disk is full.
+    Raises ConfigError for sizes that no picture can have, and other values that cannot be.
     """
-    check_new(db)
-    if encode_type and encode_type not in _FORMATS:
-        raise DataError(f"encode_type {encode_type!r} is not known; known: {', '.join(_FORMATS)}")
-    if bool(resize_height) != bool(resize_width):
-        raise DataError(f"resize_height and resize_width need each other; got {resize_height} and {resize_width}")
-    if resize_height:
-        check_size(resize_height, resize_width, "resize_height and resize_width", None)
+    output = output or Output()
+    output.check()
     check_within(0, seed, 2**32 - 1, "seed", None)
-    tree = open_tree(root)
-    entries = read_list(list_file) if list_file else class_folders(tree, root)
-    if shuffle:
-        entries = [entries[i] for i in np.random.RandomState(seed).permutation(len(entries))]
-    color = GRAY if gray else COLOR
-    encode = _Encoder(tree, root, color, resize_height, resize_width, encoded or bool(encode_type), encode_type)
-    conversion = Conversion()
-    items = _items(ordered_map(encode, entries, threads or data_threads()), conversion, skip_bad_images)
-    with contextlib.closing(items), new_lmdb(db) as put:
-        for done, (key, value) in enumerate(items, start=1):
-            put(key, value)
-            if progress and (done % _TELL_EVERY == 0 or done == len(entries)):
-                progress(done, len(entries))
+    check_within(0, val_fraction, 0.99, "val_fraction", None)
+    if shards and format_of(db) == "lmdb":
+        raise ConfigError("shards are of a tar or TFRecord: name DB x.tar or x.tfrecord")
+    check_within(0, shards, 100_000, "shards", None)
+    names = [db, *([val_name(db)] if val_fraction else [])]
+    for name in names:
+        for file in [*shard_names(name, shards), labels_file(name)]:
+            check_new(file)
+    if format_of(db) != "lmdb" or output.encode_type:
+        output = replace(output, encoded=True)
+    pictures = _Listed(root, list_file) if list_file else _Source(root)
+    order = np.random.RandomState(seed).permutation(len(pictures)) if shuffle else np.arange(len(pictures))
+    aside = np.zeros(len(pictures), bool)
+    aside[np.random.RandomState([seed, 1]).permutation(len(pictures))[: round(val_fraction * len(pictures))]] = True
+    conversion = Conversion(classes=pictures.classes)
+
+    def encode(index: int) -> tuple[int, str, proto.Datum | DataError]:
+        name, datum = pictures.read(index)
+        try:
+            return index, name, output.datum(datum)
+        except ImageError as error:
+            return index, name, DataError(f"{root}/{name}: {error}")
+
+    encoded = ordered_map(encode, order.tolist(), threads or len(own_cores()))
+    items = _good(encoded, conversion, skip_bad_images)
+    with contextlib.closing(items), contextlib.ExitStack() as stack:
+        counts = [int(len(order) - aside.sum()), int(aside.sum())]
+        writers = [
+            stack.enter_context(_writer(name, shards, count, conversion.classes))
+            for name, count in zip(names, counts, strict=False)
+        ]
+        conversion.outputs, conversion.labels = Counter(names), {name: Counter() for name in names}
+        conversion.outputs.subtract(names)
+        for done, (number, index, name, datum) in enumerate(items, start=1):
+            to = int(aside[index])
+            writers[to](number, name, datum)
+            conversion.outputs[names[to]] += 1
+            if datum.HasField("label"):
+                conversion.labels[names[to]][datum.label] += 1
+            if progress and (done % _TELL_EVERY == 0 or done == len(order)):
+                progress(done, len(order))
     return conversion
 
 
-def _items(
-    encoded: Iterator[tuple[str, bytes | DataError]], conversion: Conversion, skip_bad_images: bool
-) -> Generator[tuple[bytes, bytes], None, None]:
-    """(key, value) for each image; counts them."""
-    for number, (name, value) in enumerate(encoded):
-        if isinstance(value, DataError):
+class _Source:
+    """Any source, by itself."""
+
+    def __init__(self, root: str):
+        self._source = open_source(root)
+        self.classes = self._source.classes
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> tuple[str, proto.Datum]:
+        key, stored = self._source.item(index)
+        try:
+            return key, parse_datum(stored) if isinstance(stored, bytes) else stored
+        except ImageError as error:
+            raise DataError(f"key '{key}': {error}") from None
+
+
+class _Listed:
+    """Files that a list names."""
+
+    classes: list[str] = []
+
+    def __init__(self, root: str, list_file: str):
+        self._tree, self._entries = open_tree(root), read_list(list_file)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def read(self, index: int) -> tuple[str, proto.Datum]:
+        entry = self._entries[index]
+        datum = proto.Datum(encoded=True, data=self._tree.read(entry.name))
+        if entry.labels:
+            set_labels(datum, entry.labels)
+        if entry.mask:
+            datum.mask = self._tree.read(entry.mask)
+        return entry.name, datum
+
+
+def _good(
+    encoded: Iterator[tuple[int, str, proto.Datum | DataError]], conversion: Conversion, skip_bad_images: bool
+) -> Generator[tuple[int, int, str, proto.Datum], None, None]:
+    """(number, index, name, Datum) of each image that could be decoded; counts them."""
+    for number, (index, name, datum) in enumerate(encoded):
+        if isinstance(datum, DataError):
             if not skip_bad_images:
-                raise value
-            conversion.skipped[name] = str(value)
+                raise datum
+            conversion.skipped[name] = str(datum)
             continue
         conversion.images += 1
-        yield f"{number:08d}_{name}".encode(errors="surrogateescape"), value  # also names that are not UTF-8
+        yield number, index, name, datum
+
+
+@contextlib.contextmanager
+def _writer(db: str, shards: int, count: int, classes: list[str]) -> Iterator[Callable[[int, str, proto.Datum], None]]:
+    """Gives a function that writes a picture: its number, name and Datum. count: of pictures, at most."""
+    names = "".join(f"{name}\n" for name in classes)
+    if format_of(db) == "lmdb":
+        with new_lmdb(db, {LABELS: names} if names else {}) as put:
+            # also names that are not UTF-8
+            yield lambda number, name, datum: put(
+                f"{number:08d}_{name}".encode(errors="surrogateescape"), datum.SerializeToString()
+            )
+    else:
+        extra = {labels_file(db): names} if names else {}
+        with new_shards(format_of(db), shard_names(db, shards), count, classes, extra) as write:
+            yield write

@@ -1,4 +1,4 @@
-"""Files of images under one root: a folder, a .zip, or a folder inside a .zip (data.zip/train)."""
+"""Files of images under one root: a folder, a .zip, a .tar, or a folder inside one (data.zip/train); lists of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple, TypeAlias
 
 from engine import files
-from engine.config.numbers import whole
+from engine.config.numbers import number, whole
 from engine.data.decode import FORMATS
 from engine.data.limits import MAX_BYTES
+from engine.data.members import Member
+from engine.data.shards import Shards
+from engine.data.tar_file import list_shards
 from engine.errors import DataError
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be unpacked within a limit
@@ -56,6 +60,37 @@ class ZipTree:
                 return file.read(info.file_size)  # without a number, what says to be small would be unpacked whole
 
 
+class TarTree:
+    """The same for the members of a tar; the last of one name counts."""
+
+    def __init__(self, path: Path, inside: str):
+        self._shards = Shards([str(path)], None)
+        prefix = "" if inside == "." else f"{inside}/"
+        found = [each for each in list_shards(self._shards) if each.name.startswith(prefix)]
+        self._members: dict[str, Member] = {each.name[len(prefix) :]: each for each in found}
+        tops = {name.partition("/")[0] for name in self._members}
+        if not prefix and len(tops) == 1:  # as of a zip: the only folder in it
+            only = f"{tops.pop()}/"
+            if all(name.startswith(only) for name in self._members):
+                self._members = {name[len(only) :]: each for name, each in self._members.items()}
+        if prefix and not found:
+            raise self._shards.error(0, f"it has no folder {inside}")
+
+    def names(self) -> list[str]:
+        return sorted(self._members)
+
+    def read(self, name: str) -> bytes:
+        """Raises DataError."""
+        member = self._members.get(name)
+        if member is None:
+            raise self._shards.error(0, f"it has no member '{name}'")
+        shard, offset, size = member.place
+        return self._shards.read(shard, offset, size)
+
+
+Tree: TypeAlias = "FolderTree | ZipTree | TarTree"
+
+
 @contextlib.contextmanager
 def _reading(path: Path, failed: str) -> Iterator[None]:
     """Raises DataError for whatever the libraries raise, which is nearly anything for a damaged archive."""
@@ -66,14 +101,18 @@ def _reading(path: Path, failed: str) -> Iterator[None]:
         raise DataError(f"{failed}: {why}", str(path)) from None
 
 
-def open_tree(root: str) -> FolderTree | ZipTree:
-    """Raises DataError where there is no such folder or zip. A zip whose only entry is one folder means that folder."""
+def open_tree(root: str) -> Tree:
+    """Raises DataError where there is no such folder, zip or tar. An archive whose only entry is one folder means that
+    folder."""
     path = Path(root)
     if os.path.isdir(path):
         return FolderTree(path)
     for candidate in (path, *path.parents):
         if files.is_regular(candidate):
-            return _open_zip(candidate, path.relative_to(candidate).as_posix())
+            inside = path.relative_to(candidate).as_posix()
+            if zipfile.is_zipfile(candidate) or candidate.suffix.lower() not in (".tar", ".tgz", ".gz"):
+                return _open_zip(candidate, inside)
+            return TarTree(candidate, inside)
     raise DataError("no such folder or zip file", root)
 
 
@@ -103,33 +142,51 @@ def read_text(path: str, where: str | None = None) -> str:
         raise DataError(str(error), where) from None
 
 
-def class_folders(tree: FolderTree | ZipTree, root: str) -> list[tuple[str, int]]:
-    """(name, label) of all images in root's folders, which are the classes, numbered in alphabetical order.
-    Raises DataError where the images lie elsewhere."""
-    names = [name for name in tree.names() if os.path.splitext(name)[1].lower() in FORMATS]
-    images = {name: PurePosixPath(name).parts for name in names}
-    if not images:
-        raise DataError(f"{root} has no images in it")
-    for name, parts in images.items():
-        if len(parts) == 1:
-            raise DataError(f"{root}/{name} is in no class folder; move it, or give a LIST of `path label` lines")
-        if len(parts) > 2:
-            raise DataError(f"{root}/{name} is too deep for a class folder; did you mean {root}/{parts[0]}?")
-    labels = {folder: label for label, folder in enumerate(sorted({parts[0] for parts in images.values()}))}
-    return [(name, labels[parts[0]]) for name, parts in images.items()]
+class Listed(NamedTuple):
+    """A line of a list: the picture, and its labels or its mask."""
+
+    name: str
+    labels: tuple[float, ...] = ()
+    mask: str = ""
 
 
-def read_list(path: str, where: str | None = None) -> list[tuple[str, int]]:
-    """(name, label) of each line "relative/path label"; the path may hold spaces. Raises DataError."""
-    entries = []
-    for number, line in enumerate(read_text(path, where).splitlines(), 1):
+def read_list(path: str, where: str | None = None, bare: bool = False) -> list[Listed]:
+    """The lines of a list: `relative/path label`, with several labels `a.jpg 1 0 1`, or with a mask `a.jpg a.png`.
+
+    Paths of lines with labels may hold spaces. bare: lines may also be paths alone. Raises DataError, also where lines
+    have different numbers of labels.
+    """
+    entries: list[Listed] = []
+    for line_number, line in enumerate(read_text(path, where).splitlines(), 1):
         if not line.strip():
             continue
-        name, _, text = line.strip().rpartition(" ")
-        label = whole(text, -(2**31), 2**31 - 1)
-        if not name or "\0" in name or label is None:
-            raise DataError(f"expected `relative/path label`; got {line!r}", f"{path}:{number}")
-        entries.append((name.strip(), label))
+        entry = _listed(line.strip(), bare)
+        if entry is None or "\0" in line:
+            raise DataError(f"expected `relative/path label`; got {line!r}", f"{path}:{line_number}")
+        if entries and (len(entry.labels), bool(entry.mask)) != (len(entries[0].labels), bool(entries[0].mask)):
+            first = "a mask" if entries[0].mask else f"{len(entries[0].labels)} labels"
+            raise DataError(f"expected {first}, as on the first line; got {line!r}", f"{path}:{line_number}")
+        entries.append(entry)
     if not entries:
         raise DataError(f"{path} has no lines in it", where)
     return entries
+
+
+def _listed(line: str, bare: bool) -> Listed | None:
+    """None for a line that is none."""
+    name, labels = line, []
+    while (found := name.rpartition(" "))[1] and (label := _label(found[2])) is not None:
+        name, labels = found[0].rstrip(), [label, *labels]
+    if labels:
+        return Listed(name, tuple(labels)) if name else None
+    words = line.split("\t") if "\t" in line else line.split()
+    if len(words) == 2 and all(os.path.splitext(word)[1].lower() in FORMATS for word in words):
+        return Listed(words[0].strip(), (), words[1].strip())
+    is_picture = bare and os.path.splitext(line)[1].lower() in FORMATS
+    return Listed(line) if is_picture else None
+
+
+def _label(text: str) -> float | None:
+    """A whole number of 32 bits, or one with a point or an exponent."""
+    value = whole(text, -(2**31), 2**31 - 1)
+    return number(text) if value is None and any(sign in text for sign in ".eE") else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import lmdb
@@ -23,9 +23,10 @@ def check_new(db: str) -> None:
 
 
 @contextlib.contextmanager
-def new_lmdb(db: str) -> Iterator[Callable[[bytes, bytes], None]]:
+def new_lmdb(db: str, texts: Mapping[str, str] | None = None) -> Iterator[Callable[[bytes, bytes], None]]:
     """Gives a function that puts a key, which must be higher than all before, and its value.
 
+    texts: files that are in the LMDB's folder, too, by name.
     Raises DataError: db exists, a key is too long, the disk is full; then nothing is left behind.
     """
     check_new(db)
@@ -38,6 +39,8 @@ def new_lmdb(db: str) -> Iterator[Callable[[bytes, bytes], None]]:
             yield writer.put
             writer.transaction.commit()
             environment.sync(True)
+        for name, text in (texts or {}).items():
+            (temporary / name).write_text(text, encoding="utf-8", errors="surrogateescape")
         os.rename(temporary, db)
     except OSError as error:
         raise DataError(f"cannot write {db}: {error.strerror}") from None

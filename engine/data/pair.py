@@ -2,8 +2,8 @@
 
 A mask has a class for each pixel. It gets the picture's own resizing (by the nearest pixel: classes cannot be mixed),
 crop and mirror, and nothing that changes values: no colours, mean or scale. Where the picture is padded with a colour
-it holds IGNORED. Numbers are not changed. The steps are the picture's because they draw the same random numbers: those of
-(seed, epoch, sample), in the same order.
+it holds IGNORED. Numbers are not changed. The steps are the picture's because they draw the same random numbers, those
+of (seed, epoch, sample), in the same order.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _GEOMETRY = (
     "crop_h",
     "crop_w",
     "mirror",
+    "pad",
     "resize_param",
     "random_resize_param",
     "random_aspect_ratio_param",
@@ -55,19 +56,25 @@ class MaskTransformer:
             del resize.interp_mode[:]
             resize.interp_mode.extend([proto.ResizeParameter.NEAREST] * modes)
             del resize.pad_value[:]
-            resize.pad_value.append(IGNORED)
         self._transformer = Transformer(mine, phase, where)
 
     def shape(self, mask: AnyImage, picture: AnyImage) -> tuple[int, int, int]:
         """(1, h, w) that a mask becomes. Raises ImageError."""
         check_pair(mask, picture)
-        return self._transformer.shape(mask)
+        return self._transformer.shape(_shifted(mask))
 
     def apply(self, mask: AnyImage, picture: AnyImage, random: KeyedRandom, out: np.ndarray) -> None:
         """Writes the mask to out (1, h, w). random: made with the picture's key, and not drawn from yet. Raises
         ImageError where the two differ in size."""
         check_pair(mask, picture)
-        self._transformer.apply(mask, random, out)
+        self._transformer.apply(_shifted(mask), random, out)
+        np.subtract(out, 1, out=out)
+        out[out < 0] = IGNORED
+
+
+def _shifted(mask: AnyImage) -> np.ndarray:
+    """(h, w, 1) of classes + 1, and 0 for IGNORED: what is padded with 0 becomes that, too."""
+    return np.asarray(mask).reshape(*_size(mask), 1) + np.uint8(1)
 
 
 def check_pair(mask: AnyImage, picture: AnyImage) -> None:

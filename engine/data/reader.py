@@ -78,6 +78,11 @@ class Reader:
         return size
 
     @classmethod
+    def set_batch_size(cls, message: proto.LayerParameter, size: int) -> None:
+        """Raises ConfigError where a type of layer has another one."""
+        getattr(message, cls.field).batch_size = size
+
+    @classmethod
     def top_shapes(cls, shapes: Sequence[Shape], batch_size: int) -> list[Shape]:
         """Shapes of the tops for a batch of items of `shapes`."""
         return [(batch_size, *shape) for shape in shapes]
@@ -133,7 +138,7 @@ class PictureReader(Reader):
 
         return self.read(sample.epoch, sample.index, use)
 
-    def read(self, epoch: int, index: int, use: Callable[[AnyImage, Any, KeyedRandom], None]) -> str:
+    def read(self, epoch: int, index: int, use: Callable[[Any, Any, KeyedRandom], None]) -> str:
         """Calls use(image, label, random) with an item, or with the next one that can be decoded if bad ones are
         skipped; returns the key of the item used. Raises DataError."""
         for _ in range(self.size):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +11,7 @@ import numpy as np
 
 from engine import proto
 from engine.config import NetConfig
+from engine.data.convert_imageset import LABELS, labels_file
 from engine.data.decode import COLOR, GRAY, ImageError, decode_bytes
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
@@ -16,7 +19,7 @@ from engine.data.mean import read_mean
 from engine.data.source_shapes import SourceShapes
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
-from engine.files import read_bytes, read_text
+from engine.files import is_regular, read_bytes, read_text
 from engine.inference.deploy import deploy, input_layer
 from engine.inference.trained import load
 from engine.net import Net
@@ -56,6 +59,10 @@ class Classifier:
             names = ", ".join(blob.name for blob in self._net.graph.outputs)
             raise ConfigError(f"expected one output, the scores of the classes; got {names}", config.path)
 
+    @property
+    def classes(self) -> int:
+        return math.prod(self._net.graph.outputs[0].shape)
+
     def scores(self, picture: str) -> np.ndarray:
         """(classes,) float32 of the net's only output."""
         content = read_bytes(picture, DataError, most=MAX_BYTES)
@@ -74,6 +81,16 @@ class Classifier:
 def read_labels(path: str) -> list[str]:
     """A class on each line. Raises DataError."""
     return read_text(path, DataError).splitlines()
+
+
+def found_labels(config: NetConfig, classes: int) -> list[str]:
+    """The labels.txt that convert_imageset wrote with the net's data, else the one beside the net; [] where there is
+    none, or it is not of so many classes."""
+    sources = [layer.data_param.source for layer in config.message.layer if layer.data_param.source]
+    for path in [*map(labels_file, sources), os.path.join(os.path.dirname(config.path), LABELS)]:
+        if is_regular(path) and len(labels := read_labels(path)) == classes:
+            return labels
+    return []
 
 
 def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator[tuple[float, str]]:

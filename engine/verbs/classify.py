@@ -31,7 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     mean = parser.add_mutually_exclusive_group()
     mean.add_argument("--mean_file", default="", metavar="FILE", help="a mean image to subtract, a .binaryproto")
     mean.add_argument("--mean_value", type=numbers, default=[], metavar="B,G,R", help="a mean for each channel")
-    parser.add_argument("--labels", metavar="FILE", help="names of the classes, one per line (default: their numbers)")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="names of the classes, one per line (default: labels.txt with the net's data or beside the net, else numbers)",
+    )
     parser.add_argument("--input_scale", type=float, metavar="X", help="factor applied after the mean is subtracted")
     parser.add_argument(
         "--images_dim",
@@ -45,15 +49,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.inference.classify import Classifier, Preprocessing, best, read_labels
+    from engine.inference.classify import Classifier, Preprocessing, best, found_labels, read_labels
     from engine.report.log import set_up
     from engine.verbs.runtime import asked_net, show
 
     set_up()
     config = asked_net(options, options.model)
-    labels = read_labels(options.labels) if options.labels else []
     asked = Preprocessing(options.images_dim, options.mean_file, options.mean_value, options.input_scale)
     classifier = Classifier(config, options.weights, asked)
+    labels = read_labels(options.labels) if options.labels else found_labels(config, classifier.classes)
     for image in options.images:
         show(f"---------- Prediction for {image} ----------")
         for score, label in best(classifier.scores(image), options.top, labels):

@@ -1,26 +1,31 @@
-"""Writes the images of ROOT, a folder or a .zip (or a folder inside one: data.zip/train), to a new LMDB. LIST has a
-line 'relative/path label' for each image; without it, the folders in ROOT are the classes, numbered in alphabetical
-order.
+"""Writes the images of ROOT to a new LMDB, or, where DB is named so, a .tar or .tfrecord. ROOT is a folder, a .zip, a
+.tar (or a folder inside one: data.zip/train), or any other source: TFRecords, a .rec, a LevelDB, an LMDB. LIST has a
+line 'relative/path label' for each image, with several labels or the path of a mask in place of the label; without it,
+the folders in ROOT are the classes, numbered in alphabetical order.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import side, uint32
+from engine.verbs.options import number, positive, side, uint32
 
 ORDER = 90
-SUMMARY = "make an LMDB of images"
+SUMMARY = "make an LMDB, a tar or TFRecords of images"
 EXAMPLES = [
     "engine convert_imageset cifar10.zip/cifar10/train cifar10_train_lmdb --shuffle",
     "engine convert_imageset images/ train.txt train_lmdb --encoded --resize_height 256 --resize_width 256",
+    "engine convert_imageset ILSVRC2012_img_train.tar train.tar --shorter_side 256 --quality 90 --shards 64 --shuffle",
 ]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("root", metavar="ROOT", help="a folder or a .zip")
+    parser.add_argument("root", metavar="ROOT", help="a folder, a .zip, a .tar, or any other source")
     parser.add_argument(
-        "paths", nargs="+", metavar="[LIST] DB", help="the list of images, if there is one; the LMDB to create"
+        "paths",
+        nargs="+",
+        metavar="[LIST] DB",
+        help="the list of images, if there is one; the LMDB, .tar or .tfrecord to create",
     )
     parser.add_argument("--shuffle", action="store_true", help="write the images in a random order")
     parser.add_argument("--seed", type=uint32, default=1, help="seed of --shuffle (default: 1)")
@@ -30,6 +35,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--resize_width", type=side, default=0, metavar="N", help="0: keep each image's width (default)"
     )
+    parser.add_argument(
+        "--shorter_side", type=side, default=0, metavar="N", help="bring each image's shorter side to N, keep its shape"
+    )
+    parser.add_argument(
+        "--max_side", type=side, default=0, metavar="N", help="shrink images whose longer side is more than N"
+    )
     parser.add_argument("--gray", action="store_true", help="store one channel")
     parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
     parser.add_argument(
@@ -38,13 +49,24 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="KIND",
         help="format of --encoded: jpg, png, bmp (default: each file's own)",
     )
+    parser.add_argument("--quality", type=positive, default=95, metavar="Q", help="of JPEGs, 1 to 100 (default: 95)")
+    parser.add_argument(
+        "--shards", type=positive, default=0, metavar="N", help="write N files x-000000.tar ... of a .tar or .tfrecord"
+    )
+    parser.add_argument(
+        "--val_fraction",
+        type=number,
+        default=0.0,
+        metavar="F",
+        help="set this fraction of the images, chosen by --seed, aside in DB_val",
+    )
     parser.add_argument(
         "--skip_bad_images", action="store_true", help="leave out images that cannot be decoded, and count them"
     )
 
 
 def run(options: Namespace) -> int:
-    from engine.data.convert_imageset import convert_imageset
+    from engine.data.convert_imageset import Output, convert_imageset
     from engine.errors import ConfigError
     from engine.report.log import log, set_up
     from engine.report.progress import Progress
@@ -54,21 +76,32 @@ def run(options: Namespace) -> int:
     if len(lists) > 1:
         raise ConfigError(f"expected ROOT [LIST] DB, got {len(options.paths) + 1} names")
     set_up()
+    output = Output(
+        height=options.resize_height,
+        width=options.resize_width,
+        shorter_side=options.shorter_side,
+        max_side=options.max_side,
+        gray=options.gray,
+        encoded=options.encoded,
+        encode_type=options.encode_type,
+        quality=options.quality,
+    )
     with Progress("Converting", line="Processed {done} of {total} files.") as progress:
         done = convert_imageset(
             options.root,
             lists[0] if lists else None,
             db,
+            output,
             shuffle=options.shuffle,
             seed=options.seed,
-            resize_height=options.resize_height,
-            resize_width=options.resize_width,
-            gray=options.gray,
-            encoded=options.encoded,
-            encode_type=options.encode_type,
+            shards=options.shards,
+            val_fraction=options.val_fraction,
             skip_bad_images=options.skip_bad_images,
             progress=progress.update,
         )
     log_skipped(done.skipped)
-    log(f"Wrote {done.images} images to {db}")
+    for line in done.table():
+        log(line)
+    for name, images in done.outputs.items():
+        log(f"Wrote {images} images to {name}")
     return 0

@@ -1,7 +1,9 @@
 """convert_imageset and compute_image_mean: from files to LMDBs and mean images, whole or not at all."""
 
+import io
 import re
 import shutil
+import subprocess
 import zipfile
 
 import numpy as np
@@ -10,8 +12,10 @@ from PIL import Image
 
 from engine import proto
 from engine.data.compute_image_mean import compute_image_mean
-from engine.data.convert_imageset import convert_imageset
+from engine.data.convert_imageset import Output, convert_imageset
+from engine.data.decode import as_array, decode
 from engine.data.mean import read_mean
+from engine.data.registry import open_source
 from engine.data.sources.lmdb import LmdbSource
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import bgr, image_bytes, png, random_pixels, raw_datum
@@ -38,7 +42,8 @@ def test_class_folders(image_folder, tmp_path):
     assert (datum.channels, datum.height, datum.width, datum.encoded) == (3, 12, 16, False)
     pixels = np.frombuffer(datum.data, np.uint8).reshape(3, 12, 16)
     assert np.array_equal(pixels, bgr(random_pixels(11)))
-    assert sorted(path.name for path in (tmp_path / "db").iterdir()) == ["data.mdb"]
+    assert sorted(path.name for path in (tmp_path / "db").iterdir()) == ["data.mdb", "labels.txt"]
+    assert (tmp_path / "db/labels.txt").read_text() == "ant\nbee\ncat\n"
 
 
 def test_list_with_spaces_in_names(image_folder, tmp_path):
@@ -83,7 +88,7 @@ def test_shuffle_is_seeded(image_folder, tmp_path):
 
 
 def test_resize_and_gray(image_folder, tmp_path):
-    convert_imageset(str(image_folder), None, str(tmp_path / "db"), resize_height=6, resize_width=5, gray=True)
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(6, 5, gray=True))
     datum = next(iter(items(tmp_path / "db").values()))
     assert (datum.channels, datum.height, datum.width) == (1, 6, 5)
     expected = Image.fromarray(random_pixels(0)).convert("L").resize((5, 6), Image.Resampling.BILINEAR)
@@ -91,18 +96,16 @@ def test_resize_and_gray(image_folder, tmp_path):
 
 
 def test_encoded_keeps_the_bytes_of_files_that_fit(image_folder, tmp_path):
-    convert_imageset(str(image_folder), None, str(tmp_path / "db"), encoded=True)
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(encoded=True))
     datum = items(tmp_path / "db")["00000001_ant/1.png"]
     assert datum.encoded and datum.data == (image_folder / "ant/1.png").read_bytes()
 
 
 def test_encoded_makes_new_bytes_where_they_do_not_fit(image_folder, tmp_path, open_layer):
     (image_folder / "ant/0.png").write_bytes(image_bytes(random_pixels(0, channels=1)))
-    convert_imageset(str(image_folder), None, str(tmp_path / "db"), encoded=True)
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(encoded=True))
     assert open_layer(tmp_path / "db").shapes[0] == (3, 12, 16)
-    convert_imageset(
-        str(image_folder), None, str(tmp_path / "jpg"), encode_type="jpg", resize_height=20, resize_width=20
-    )
+    convert_imageset(str(image_folder), None, str(tmp_path / "jpg"), Output(20, 20, encode_type="jpg"))
     assert all(datum.data[:2] == b"\xff\xd8" for datum in items(tmp_path / "jpg").values())
     assert open_layer(tmp_path / "jpg").shapes[0] == (3, 20, 20)
 
@@ -137,17 +140,17 @@ def test_interruption_leaves_nothing(image_folder, tmp_path):
 def test_wrong_input(image_folder, tmp_path):
     def message(root, list_file=None, **options):
         with pytest.raises(DataError) as caught:
-            convert_imageset(str(root), list_file and str(list_file), str(tmp_path / "db"), **options)
+            convert_imageset(str(root), list_file and str(list_file), str(tmp_path / "db"), Output(**options))
         assert not (tmp_path / "db").exists() and not leftovers(tmp_path)
         return str(caught.value)
 
-    assert "no such folder or zip file" in message(tmp_path / "none")
-    assert "neither a folder nor a zip" in message(image_folder / "ant/0.png")
+    assert "none: no such file or folder" in message(tmp_path / "none")
+    assert "0.png: not a source of any known type" in message(image_folder / "ant/0.png")
     assert f"did you mean {tmp_path}/images?" in message(tmp_path)
     assert "is in no class folder" in message(image_folder / "ant")
     (tmp_path / "hollow").mkdir()
     assert "has no images" in message(tmp_path / "hollow")
-    assert "need each other; got 3 and 0" in message(image_folder, resize_height=3)
+    assert "need each other; got 3 and 0" in message(image_folder, height=3)
     assert "encode_type 'gif' is not known" in message(image_folder, encode_type="gif")
     assert "none.txt: cannot be read: No such file" in message(image_folder, tmp_path / "none.txt")
     list_file = tmp_path / "list.txt"
@@ -164,16 +167,18 @@ def test_wrong_input(image_folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resize_height": -1, "resize_width": -1}, "expected sides of 1 to 65500 pixels, .* got -1 x -1"),
-        ({"resize_height": 5, "resize_width": -1}, "got 5 x -1"),
-        ({"resize_height": 100000, "resize_width": 100000}, "67108864 pixels at most; got 100000 x 100000"),
+        ({"height": -1, "width": -1}, "expected sides of 1 to 65500 pixels, .* got -1 x -1"),
+        ({"height": 5, "width": -1}, "got 5 x -1"),
+        ({"height": 100000, "width": 100000}, "67108864 pixels at most; got 100000 x 100000"),
         ({"shuffle": True, "seed": -1}, "seed: expected 0 to 4294967295, got -1"),
         ({"shuffle": True, "seed": 2**70}, "seed: expected 0"),
     ],
 )
 def test_numbers_that_cannot_be_used(image_folder, tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        convert_imageset(str(image_folder), None, str(tmp_path / "db"), **options)
+        sizes = {key: value for key, value in options.items() if key in ("height", "width")}
+        rest = {key: value for key, value in options.items() if key not in sizes}
+        convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(**sizes), **rest)
     assert not (tmp_path / "db").exists() and not leftovers(tmp_path)
 
 
@@ -187,7 +192,7 @@ def test_pictures_that_are_too_large_can_be_skipped(image_folder, tmp_path):
 
 def test_mean_image(image_folder, tmp_path):
     convert_imageset(str(image_folder), None, str(tmp_path / "db"))
-    convert_imageset(str(image_folder), None, str(tmp_path / "encoded"), encoded=True)
+    convert_imageset(str(image_folder), None, str(tmp_path / "encoded"), Output(encoded=True))
     expected = np.mean(
         [bgr(random_pixels(10 * label + i)) for label in range(3) for i in range(4)], axis=0, dtype=float
     )
@@ -204,3 +209,135 @@ def test_mean_of_images_that_differ_in_size(make_lmdb, tmp_path):
     with pytest.raises(DataError, match=r"key 'b': image of 11 x 16 x 3 .* the others are of 12 x 16 x 3"):
         compute_image_mean(str(path), str(tmp_path / "mean"))
     assert not (tmp_path / "mean").exists()
+
+
+# Other sources, other outputs
+
+
+def pictures_of(path):
+    """[(label, labels, mask, pixels)] of a source's items, decoded."""
+    source = open_source(str(path))
+    found = []
+    for number in range(len(source)):
+        _, stored = source.item(number)
+        datum = proto.Datum.FromString(stored) if isinstance(stored, bytes) else stored
+        found.append((datum.label, list(datum.labels), datum.mask, as_array(decode(datum))))
+    return found
+
+
+def same(a, b):
+    return len(a) == len(b) and all(x[:3] == y[:3] and np.array_equal(x[3], y[3]) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tfrecord", "x_lmdb"])
+def test_from_any_source_to_any_other(image_folder, tmp_path, name):
+    done = convert_imageset(str(image_folder), None, str(tmp_path / name), Output(encoded=True), shuffle=True)
+    assert (done.images, done.outputs) == (12, {str(tmp_path / name): 12})
+    assert done.table() == [f"class {label} {each}: 4 images" for label, each in enumerate(["ant", "bee", "cat"])]
+    first = pictures_of(tmp_path / name)
+    for other in ("y.tar", "y.tfrecord", "y_lmdb", "raw_lmdb"):
+        convert_imageset(str(tmp_path / name), None, str(tmp_path / other), Output(encoded=other[0] == "y"))
+        assert same(pictures_of(tmp_path / other), first)
+    assert sorted(label for label, *_ in first) == [0] * 4 + [1] * 4 + [2] * 4 != [label for label, *_ in first]
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_shards(image_folder, tmp_path, kind):
+    convert_imageset(str(image_folder), None, str(tmp_path / f"all.{kind}"))
+    convert_imageset(str(image_folder), None, str(tmp_path / f"x.{kind}"), shards=5)
+    names = [f"x-00000{number}.{kind}" for number in range(5)]
+    assert sorted(path.name for path in tmp_path.glob(f"x*.{kind}")) == names
+    assert [len(open_source(str(tmp_path / name))) for name in names] == [3, 2, 3, 2, 2]
+    assert same(pictures_of(tmp_path / f"x-{{000000..000004}}.{kind}"), pictures_of(tmp_path / f"all.{kind}"))
+    assert (tmp_path / "x.labels.txt").read_text() == "ant\nbee\ncat\n" and not leftovers(tmp_path)
+    with pytest.raises(DataError, match=rf"x-000002.{kind} exists already"):
+        for other in (0, 1, 3, 4):
+            (tmp_path / names[other]).unlink()
+        convert_imageset(str(image_folder), None, str(tmp_path / f"x.{kind}"), shards=5)
+
+
+def test_programs_of_others_read_what_is_written(image_folder, tmp_path):
+    convert_imageset(str(image_folder), None, str(tmp_path / "x.tar"))
+    listed = subprocess.run(["tar", "tf", tmp_path / "x.tar"], capture_output=True, text=True, check=True).stdout
+    assert listed.split()[:4] == ["00000000.png", "00000000.cls", "00000001.png", "00000001.cls"]
+    loader = pytest.importorskip("tfrecord.reader")
+    convert_imageset(str(image_folder), None, str(tmp_path / "y.tfrecord"))
+    found = list(loader.tfrecord_loader(str(tmp_path / "y.tfrecord"), None))
+    assert [int(each["image/class/label"][0]) for each in found] == [0] * 4 + [1] * 4 + [2] * 4
+    assert bytes(found[5]["image/encoded"]) == (image_folder / "bee/1.png").read_bytes()
+    assert bytes(found[5]["image/filename"]) == b"bee/1.png" and bytes(found[5]["image/class/text"]) == b"bee"
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tfrecord", "x_lmdb"])
+def test_masks_and_several_labels(image_folder, tmp_path, name):
+    mask = np.arange(12 * 16, dtype=np.uint8).reshape(12, 16)
+    Image.fromarray(mask).save(image_folder / "mask.png")
+    (tmp_path / "list.txt").write_text("ant/0.png mask.png\nbee/0.png mask.png\n")
+    convert_imageset(str(image_folder), str(tmp_path / "list.txt"), str(tmp_path / name), Output(shorter_side=6))
+    for label, labels, content, pixels in pictures_of(tmp_path / name):
+        found = np.asarray(Image.open(io.BytesIO(content)))
+        assert (label, labels, pixels.shape) == (0, [], (6, 8, 3))
+        assert np.array_equal(found, mask[1::2, 1::2])
+    (tmp_path / "list.txt").write_text("ant/0.png 1 0 2.5\nbee/0.png 0 0 1\n")
+    convert_imageset(str(image_folder), str(tmp_path / "list.txt"), str(tmp_path / f"l{name}"))
+    assert [labels for _, labels, *_ in pictures_of(tmp_path / f"l{name}")] == [[1, 0, 2.5], [0, 0, 1]]
+
+
+def test_sizes(image_folder, tmp_path):
+    for number, (output, size) in enumerate(
+        {
+            Output(shorter_side=6): (6, 8),
+            Output(shorter_side=24): (24, 32),
+            Output(max_side=8): (6, 8),
+            Output(max_side=20): (12, 16),
+            Output(shorter_side=24, max_side=30): (22, 30),
+        }.items()
+    ):
+        convert_imageset(str(image_folder), None, str(tmp_path / str(number)), output)
+        assert {pixels.shape[:2] for *_, pixels in pictures_of(tmp_path / str(number))} == {size}
+
+
+def test_quality(image_folder, tmp_path):
+    sizes = []
+    for quality in (30, 95):
+        output = Output(encode_type="jpg", quality=quality)
+        convert_imageset(str(image_folder), None, str(tmp_path / str(quality)), output)
+        sizes.append(sum(len(datum.data) for datum in items(tmp_path / str(quality)).values()))
+    assert sizes[0] < 0.95 * sizes[1]
+
+
+@pytest.mark.parametrize("name", ["x_lmdb", "x.tar"])
+def test_a_part_is_set_aside(image_folder, tmp_path, name):
+    options = {"val_fraction": 0.25, "shuffle": True}
+    done = convert_imageset(str(image_folder), None, str(tmp_path / name), **options)
+    assert list(done.outputs.values()) == [9, 3] and all(" + " in line for line in done.table())
+    val = str(tmp_path / ("x_lmdb_val" if name == "x_lmdb" else "x_val.tar"))
+    both = pictures_of(tmp_path / name) + pictures_of(val)
+    whole = pictures_of(image_folder)
+    assert sorted(each[3].tobytes() for each in both) == sorted(each[3].tobytes() for each in whole)
+    convert_imageset(str(image_folder), None, str(tmp_path / f"again{name}"), **options)
+    assert same(pictures_of(tmp_path / f"again{name}"), pictures_of(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "message"),
+    [
+        (Output(shorter_side=5, height=5, width=5), {}, "shorter_side and resize_height exclude each other"),
+        (Output(shorter_side=9, max_side=8), {}, "max_side 8 is less than shorter_side 9"),
+        (Output(quality=101), {}, "quality: expected 1 to 100, got 101"),
+        (Output(), {"shards": 3}, "shards are of a tar or TFRecord"),
+        (Output(), {"val_fraction": 1.0}, "val_fraction: expected 0 to 0.99, got 1"),
+    ],
+)
+def test_options_that_cannot_be(image_folder, tmp_path, output, options, message):
+    with pytest.raises(ConfigError, match=message):
+        convert_imageset(str(image_folder), None, str(tmp_path / "db"), output, **options)
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tfrecord", "x_lmdb"])
+def test_nothing_is_left_where_a_picture_is_bad(image_folder, tmp_path, name):
+    (image_folder / "cat/3.png").write_bytes(b"no picture")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=r"cat/3.png: cannot decode 10 bytes"):
+        convert_imageset(str(image_folder), None, str(tmp_path / name), val_fraction=0.5)
+    assert sorted(tmp_path.iterdir()) == before

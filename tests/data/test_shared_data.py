@@ -10,7 +10,7 @@ from engine import proto
 from engine.config import read_net
 from engine.data import open_data
 from engine.data.compute_image_mean import compute_image_mean
-from engine.data.convert_imageset import convert_imageset
+from engine.data.convert_imageset import Output, convert_imageset
 from tests.shared import SHARED, needs_shared
 
 CIFAR = SHARED / "data/cifar10.zip"
@@ -22,7 +22,7 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 @pytest.fixture
 def imagenet_lmdb(tmp_path):
     labels = IMAGENET / "imagenet-sample/labels.txt"
-    report = convert_imageset(str(IMAGENET), str(labels), str(tmp_path / "imagenet"), encoded=True)
+    report = convert_imageset(str(IMAGENET), str(labels), str(tmp_path / "imagenet"), Output(encoded=True))
     assert report.images == 200
     return tmp_path / "imagenet"
 
@@ -33,7 +33,7 @@ def test_cifar_with_its_mean(tmp_path, open_layer):
         "".join(f"{name}/{i:04d}.jpg {k}\n" for i in range(10) for k, name in enumerate(CLASSES))
     )
     convert_imageset(f"{CIFAR}/cifar10/test", str(tmp_path / "list"), str(tmp_path / "raw"))
-    convert_imageset(f"{CIFAR}/cifar10/test", str(tmp_path / "list"), str(tmp_path / "jpeg"), encoded=True)
+    convert_imageset(f"{CIFAR}/cifar10/test", str(tmp_path / "list"), str(tmp_path / "jpeg"), Output(encoded=True))
     mean = compute_image_mean(str(tmp_path / "raw"), str(tmp_path / "mean.binaryproto"))
     assert mean.shape == (3, 32, 32) and 100 < mean.mean() < 150
     totals = []
@@ -49,11 +49,12 @@ def test_cifar_with_its_mean(tmp_path, open_layer):
 
 @needs_shared("data/cifar10.zip")
 def test_cifar_classes_are_alphabetical():
-    from engine.data.image_tree import class_folders, open_tree
+    from engine.data.registry import open_source
 
-    entries = class_folders(open_tree(f"{CIFAR}/cifar10/test"), "test")
-    assert len(entries) == 10000
-    assert {name.split("/")[0]: label for name, label in entries} == dict(zip(CLASSES, range(10)))
+    source = open_source(f"{CIFAR}/cifar10/test")
+    found = [source.item(number) for number in range(0, len(source), 500)]
+    assert len(source) == 10000 and source.classes == list(CLASSES)
+    assert {key.split("/")[0]: datum.label for key, datum in found} == dict(zip(CLASSES, range(10)))
 
 
 @needs_shared("data/imagenet-sample.zip")

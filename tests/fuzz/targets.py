@@ -11,7 +11,7 @@ from engine import proto, weights
 from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, decode_bytes, parse_datum
-from engine.data.image_tree import class_folders, open_tree, read_list, read_text
+from engine.data.image_tree import open_tree, read_list, read_text
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
 from engine.data.transform import Transformer
@@ -192,7 +192,7 @@ def archive(folder: Path) -> Run:
             except DataError as error:
                 errors.append(error)
         tree = open_tree(path)
-        for name, _ in class_folders(tree, path):
+        for name in tree.names():
             tree.read(name)
 
     return of_file(folder / "x.zip", read)

@@ -100,6 +100,22 @@ def test_the_verb(picture, weights, tmp_path, capsys):
     assert lines[1:] == [f'{scores[i]:.4f} - "n{i:08d} thing {i}"' for i in np.argsort(-scores)[:3]]
 
 
+def test_labels_are_found_with_the_data_and_beside_the_net(picture, weights, tmp_path, capsys):
+    def names(text):
+        (tmp_path / "net.prototxt").write_text(text)
+        arguments = ["--model", str(tmp_path / "net.prototxt"), "--weights", str(weights[0]), "--images_dim", "8,9"]
+        assert main(["classify", *arguments, "--top", "1", str(picture)]) == 0
+        return capsys.readouterr().out.split('"')[1]
+
+    (tmp_path / "x.labels.txt").write_text("".join(f"data {i}\n" for i in range(7)))
+    (tmp_path / "labels.txt").write_text("".join(f"net {i}\n" for i in range(7)))
+    best_one = int(expected(picture, weights[1]).argmax())
+    assert names(DEPLOY) == f"net {best_one}"
+    assert names(TRAIN.replace("not there", f"{tmp_path}/x.tar")).startswith("data ")
+    (tmp_path / "labels.txt").write_text("only\none")
+    assert names(DEPLOY) == str(best_one)
+
+
 def test_what_cannot_be_done(weights, tmp_path):
     with pytest.raises(DataError, match="3 labels for a net of 7 classes"):
         list(best(np.zeros(7), 5, ["a", "b", "c"]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.data.convert_imageset import convert_imageset
+from engine.data.convert_imageset import Output, convert_imageset
 from engine.errors import ConfigError, WeightsError
 from engine.weights import read_solverstate
 from tests.data.pictures import random_pixels
@@ -42,7 +42,7 @@ def photos(tmp_path_factory):
         folder = root / "images" / "abc"[number % 3]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random_pixels(number, 14, 18)).save(folder / f"{number}.jpg")
-    convert_imageset(root / "images", None, root / "lmdb", encoded=True)
+    convert_imageset(root / "images", None, root / "lmdb", Output(encoded=True))
     return PHOTO_NET % (root / "lmdb")
 
 

@@ -1,78 +1,164 @@
-"""ImageData: Image files named in a list, each with one label."""
+"""ImageData: pictures named in a list, or in class folders, each with its label, several labels, or a mask."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+
+import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, AnyImage, decode_bytes, resized
-from engine.data.image_tree import read_list
+from engine.data.decode import COLOR, GRAY, AnyImage, as_pillow, decode, decode_mask, resized
+from engine.data.image_tree import Tree, open_tree, read_list
+from engine.data.index import Index, open_index
 from engine.data.limits import MAX_BYTES, check_size
-from engine.data.reader import PictureReader, Request, Shape, random_first
-from engine.data.registry import reader
+from engine.data.members import set_labels
+from engine.data.pair import Partner, check_pair
+from engine.data.paired_reader import PairedReader
+from engine.data.reader import Request, Shape, random_first
+from engine.data.registry import Stored, open_source, reader, recognised
 from engine.data.transform import Transformer, crop_shape
 from engine.errors import ConfigError, DataError
-from engine.files import read_bytes
+from engine.files import is_regular, read_bytes
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the parameters of all layers that read lists say. size: (width, height) that pictures are resized to, or
+    zeros. bare: lines may be paths alone."""
+
+    source: str
+    root: str
+    size: tuple[int, int] = (0, 0)
+    is_color: bool = True
+    shuffle: bool = False
+    rand_skip: int = 0
+    bare: bool = False
+
+
+class ListedReader(PairedReader):
+    """Pictures of a list, whose paths are joined to a root: a folder, a prefix, or an archive."""
+
+    def open_list(self, listing: Listing, transform: proto.TransformationParameter, request: Request) -> None:
+        """Raises ConfigError, DataError."""
+        if not listing.source:
+            raise ConfigError(f"{self.field}.source is missing", request.where)
+        self._transformer = Transformer(transform, request.phase, request.where)
+        self.name = listing.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self._place = f"{request.where}: {self.name}" if request.where else self.name
+        self._root, self._size = listing.root, listing.size
+        self._color = COLOR if listing.is_color else GRAY
+        self._tree = _archive(listing.root)
+        self._folders = open_source(self.name, request.where, listing.shuffle) if recognised(self.name) else None
+        if self._folders is not None:
+            self.size = len(self._folders)
+        else:
+            self._open_lines(listing.bare, request.where)
+        self.shuffle = listing.shuffle
+        self.own_items = "%#" in listing.source
+        self.first = random_first(listing.rand_skip, request)
+
+    def _open_lines(self, bare: bool, where: str | None) -> None:
+        def build() -> Index:
+            entries = read_list(self.name, where, bare)
+            index = Index({"labels": np.array([each.labels for each in entries], np.float64)})
+            index.add_names("names", (os.fsencode(each.name) for each in entries))
+            index.add_names("masks", (os.fsencode(each.mask) for each in entries))
+            return index
+
+        # A list within a zip has no size and time of its own; it is read anew.
+        index = open_index(self.name, f"LIST {bare}", [self.name], build, where) if is_regular(self.name) else build()
+        self._names, self._masked = index.names("names"), index.names("masks")
+        self._labels = index.columns["labels"]
+        self.size = len(self._names)
+
+    def fetch(self, index: int) -> tuple[str, Stored]:
+        if self._folders is not None:
+            return self._folders.item(index)
+        name, mask = os.fsdecode(self._names[index]), os.fsdecode(self._masked[index])
+        datum = proto.Datum(encoded=True, data=self._read(name))
+        if labels := self._labels[index].tolist():
+            set_labels(datum, labels)
+        if mask:
+            datum.mask = self._read(mask)
+        return name, datum
+
+    def _read(self, name: str) -> bytes:
+        if self._tree is not None:
+            return self._tree.read(name)
+        # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
+        return read_bytes(self._root + name, DataError, self._place, MAX_BYTES)
+
+    def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
+        datum = proto.Datum.FromString(fetched) if isinstance(fetched, bytes) else fetched
+        image = decode(datum, self._color)
+        mask = decode_mask(datum.mask) if datum.mask else None
+        if mask is not None:
+            check_pair(mask, image)
+        if self._size[0]:
+            image = resized(as_pillow(image), self._size, Image.Resampling.BILINEAR)
+            mask = resized(mask, self._size, Image.Resampling.NEAREST) if mask is not None else None
+        if datum.labels:
+            return image, Partner(tuple(datum.labels), mask)
+        return image, Partner((datum.label,) if datum.HasField("label") else (), mask)
+
+    @classmethod
+    def listed_shape(
+        cls, listing: Listing, transform: proto.TransformationParameter, where: str | None
+    ) -> tuple[int, int, int]:
+        """(c, h, w) of a picture by the layer's parameters alone. Raises ConfigError where they do not tell."""
+        crop_h, crop_w = crop_shape(transform, where)
+        height, width = crop_h or listing.size[1], crop_w or listing.size[0]
+        if not height:
+            raise ConfigError(
+                f"the size of the images is unknown: source {listing.source} is not there, and there is neither "
+                "new_height nor crop_size",
+                where,
+            )
+        return 3 if listing.is_color else 1, height, width
 
 
 @reader("ImageData")
-class ImageListReader(PictureReader):
-    """Arrays: the picture (c, h, w), its label (). Lines of the list: `path label`, the path below root_folder."""
+class ImageListReader(ListedReader):
+    """Arrays: those of PairedReader."""
 
     field = "image_data_param"
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
-        param = message.image_data_param
-        if not param.source:
-            raise ConfigError("image_data_param.source is missing", request.where)
-        _check_size(param, request.where)
-        self._transformer = Transformer(message.transform_param, request.phase, request.where)
-        self.name = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
-        self._place = f"{request.where}: {self.name}" if request.where else self.name
-        self._entries = read_list(self.name, request.where)
-        self._root = param.root_folder  # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
-        self._color = COLOR if param.is_color else GRAY
-        self._size = (param.new_width, param.new_height)
-        self.size = len(self._entries)
-        self.shuffle = param.shuffle
-        self.own_items = "%#" in param.source
-        self.first = random_first(param.rand_skip, request)
-        self.shapes = (self.first_shape(self._transformer.shape), ())
-
-    def fetch(self, index: int) -> tuple[str, tuple[bytes, int]]:
-        name, label = self._entries[index]
-        return name, (read_bytes(self._root + name, DataError, self._place, MAX_BYTES), label)
-
-    def decode(self, fetched: tuple[bytes, int]) -> tuple[AnyImage, int]:
-        data, label = fetched
-        image = decode_bytes(data, self._color)
-        if self._size[0]:
-            image = resized(image, self._size, Image.Resampling.BILINEAR)
-        return image, label
+        listing = listing_of(message.image_data_param, self.field, request.where)
+        self.open_list(listing, message.transform_param, request)
+        self.look(message, request)
 
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
-        param = message.image_data_param
-        _check_size(param, where)
-        crop_h, crop_w = crop_shape(message.transform_param, where)
-        height, width = crop_h or param.new_height, crop_w or param.new_width
-        if not height:
-            raise ConfigError(
-                f"the size of the images is unknown: source {param.source} is not there, and there is neither "
-                "new_height nor crop_size",
-                where,
-            )
-        return (3 if param.is_color else 1, height, width), ()
+        listing = listing_of(message.image_data_param, cls.field, where)
+        return cls.listed_shape(listing, message.transform_param, where), ()
 
 
-def _check_size(param: proto.ImageDataParameter, where: str | None) -> None:
+def listing_of(
+    param: proto.ImageDataParameter | proto.DenseImageDataParameter, field: str, where: str | None, bare: bool = False
+) -> Listing:
+    """Raises ConfigError for sizes that cannot be."""
     if bool(param.new_height) != bool(param.new_width):
         raise ConfigError(
             f"new_height and new_width need each other; got {param.new_height} and {param.new_width}", where
         )
     if param.new_height:
         check_size(param.new_height, param.new_width, "new_height and new_width", where)
-    for field in ("min_height", "min_width"):
-        if getattr(param, field):
-            raise ConfigError(f"image_data_param.{field} is not supported; use transform_param.resize_param", where)
+    for name in ("min_height", "min_width"):
+        if getattr(param, name, 0):
+            raise ConfigError(f"{field}.{name} is not supported; use transform_param.resize_param", where)
+    size = (param.new_width, param.new_height)
+    return Listing(param.source, param.root_folder, size, param.is_color, param.shuffle, param.rand_skip, bare)
+
+
+def _archive(root: str) -> Tree | None:
+    """The archive that a root is, or is a folder of; None where it is a folder or a prefix of names."""
+    parts = [root.rstrip("/")]
+    while parts[-1] and not os.path.isdir(parts[-1]):
+        if is_regular(parts[-1]):
+            return open_tree(root.rstrip("/"))
+        parts.append(os.path.dirname(parts[-1]))
+    return None

@@ -47,19 +47,15 @@ class ZipSource(MemberSource):
                 entries = [each for each in archive.infolist() if not each.filename.endswith("/")]
         except Exception as error:  # of nearly any type, for a damaged archive
             raise self._shards.error(0, f"no zip file that can be read: {reason(error)}") from None
-        names = [each.filename for each in entries]
+        names = [each.filename.removeprefix("./") for each in entries]
         prefix = f"{self._inside}/" if self._inside else ""
         skipped = len(prefix) or without_top(names)
-        found = False
-        for name, entry in zip(names, entries, strict=True):
-            if name.startswith(prefix):
-                found = True
-                yield Member(
-                    name[skipped:],
-                    (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, entry.compress_type),
-                )
-        if not found:
-            raise self._shards.error(0, f"it has no folder {self._inside}" if prefix else "it has no files in it")
+        inside = [(name, entry) for name, entry in zip(names, entries, strict=True) if name.startswith(prefix)]
+        if prefix and not inside:
+            raise self._shards.error(0, f"it has no folder {self._inside}")
+        for name, entry in inside:
+            place = (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, entry.compress_type)
+            yield Member(name[skipped:], place)
 
     def read_at(self, name: str, place: Sequence[int]) -> bytes:
         offset, packed, size, checksum, method = place

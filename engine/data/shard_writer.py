@@ -1,0 +1,122 @@
+"""New tars and TFRecords of pictures, in one file or several, which appear when all of them are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO
+
+from engine import proto
+from engine.data.example import record, serialise
+from engine.data.members import LABEL, MASKS
+from engine.errors import DataError
+from engine.files import reason
+
+_SIGNATURES = {b"\xff\xd8": "jpg", b"\x89P": "png", b"BM": "bmp"}
+
+
+def shard_names(db: str, shards: int) -> list[str]:
+    """x.tar, or x-000000.tar and so on."""
+    stem, extension = os.path.splitext(db)
+    return [f"{stem}-{number:06d}{extension}" for number in range(shards)] if shards else [db]
+
+
+def _tar(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Sequence[str]) -> None:
+    """As WebDataset's: 00000012.jpg, 00000012.cls, 00000012.mask.png."""
+    members = {image_kind(datum.data) or "jpg": datum.data}
+    if datum.labels or datum.HasField("label"):
+        members[LABEL] = " ".join(f"{value:.9g}" for value in datum.labels or [datum.label]).encode()
+    if datum.mask:
+        members[MASKS[0]] = datum.mask
+    for extension, content in members.items():
+        info = tarfile.TarInfo(f"{number:08d}.{extension}")
+        info.size = len(content)
+        file.write(info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+
+
+def _tfrecord(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Sequence[str]) -> None:
+    """With the features that TensorFlow's own tools write."""
+    features: dict[str, bytes | Sequence[int] | Sequence[float]] = {
+        "image/encoded": datum.data,
+        "image/format": image_kind(datum.data).replace("jpg", "jpeg").encode(),
+        "image/filename": name.encode(errors="surrogateescape"),
+    }
+    if datum.labels:
+        features["image/class/label"] = list(datum.labels)
+    elif datum.HasField("label"):
+        features["image/class/label"] = [datum.label]
+        if 0 <= datum.label < len(classes):
+            features["image/class/text"] = classes[datum.label].encode(errors="surrogateescape")
+    if datum.mask:
+        features["image/segmentation/class/encoded"] = datum.mask
+    file.write(record(serialise(features)))
+
+
+_WRITERS = {"tar": (_tar, bytes(2 * tarfile.BLOCKSIZE)), "tfrecord": (_tfrecord, b"")}  # and what ends a file
+
+
+def image_kind(content: bytes) -> str:
+    """ "jpg", "png" or "bmp", by an image file's first bytes; "" for other formats."""
+    return _SIGNATURES.get(content[:2], "")
+
+
+@contextlib.contextmanager
+def new_shards(
+    kind: str, names: Sequence[str], count: int, classes: Sequence[str], extra: Mapping[str, str]
+) -> Iterator[Callable[[int, str, proto.Datum], None]]:
+    """Gives a function that writes a picture: its number, name and Datum of an image file.
+
+    Args:
+        kind: "tar" or "tfrecord".
+        count: of pictures, at most, which are divided evenly, in their order.
+        extra: texts that appear with the files, by their names.
+
+    Raises DataError where they cannot be written; then nothing is left behind.
+    """
+    write, end = _WRITERS[kind]
+    suffix = f".{os.getpid()}.{secrets.token_hex(4)}.partial"
+    temporary = {name: os.path.join(os.path.dirname(name), f".{os.path.basename(name)}{suffix}") for name in names}
+    written, file, at = 0, io.BytesIO(), -1
+
+    def put(number: int, name: str, datum: proto.Datum) -> None:
+        nonlocal written, file, at
+        while at < min(len(names) - 1, written * len(names) // max(1, count)):
+            turn()
+        write(file, number, name, datum, classes)
+        written += 1
+
+    def turn() -> None:
+        nonlocal file, at
+        close()
+        at += 1
+        file = open(temporary[names[at]], "xb")
+
+    def close() -> None:
+        if at >= 0 and not file.closed:
+            file.write(end)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+
+    try:
+        os.makedirs(os.path.dirname(names[0]) or ".", exist_ok=True)
+        yield put
+        while at < len(names) - 1:
+            turn()
+        close()
+        for name, text in extra.items():
+            with open(name, "x", encoding="utf-8", errors="surrogateescape") as out:
+                out.write(text)
+        for name in names:
+            os.rename(temporary[name], name)
+    except OSError as error:
+        raise DataError(f"cannot write {names[max(0, at)]}: {reason(error)}") from None
+    finally:
+        file.close()
+        for name in temporary.values():
+            with contextlib.suppress(OSError):
+                os.unlink(name)
