@@ -51,7 +51,7 @@ def set_batch_size(layer_param: LayerParameter, size: int) -> None:
     """Of a layer that has one: see batch_size_of()."""
     from engine.data.registry import find_reader
 
-    getattr(layer_param, find_reader(layer_param.type).field).batch_size = size
+    find_reader(layer_param.type).set_batch_size(layer_param, size)
 
 
 def shapes_without_data(layer_param: LayerParameter, where: str | None = None) -> tuple[Shape, ...]:

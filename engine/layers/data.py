@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 
-@register("Data", "ImageData", "HDF5Data", "MemoryData", "WindowData", "AnnotatedData")
+@register(
+    *("Data", "ImageData", "HDF5Data", "MemoryData", "WindowData", "AnnotatedData"),
+    *("ImageSegData", "DenseImageData", "SegData", "ImageLabelmapData", "VideoData"),
+)
 class Data(Layer):
     """Tops: data (N, C, H, W) and, where asked for, labels; of HDF5Data any. `source_shapes` (batch
     included) is set by whoever opens the source, before `infer`."""

@@ -1,0 +1,223 @@
+"""ImageSegData, DenseImageData, SegData, ImageLabelmapData: pictures named in a list, each with a mask.
+
+They follow the pair rule (engine/data/pair.py) and differ in what the forks of Caffe that have them do with either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from engine import proto
+from engine.data.decode import COLOR, AnyImage, ImageError, as_pillow, canvas
+from engine.data.pair import IGNORED, Partner
+from engine.data.reader import Request, Sample, Shape
+from engine.data.readers.image_list import ListedReader, Listing, listing_of
+from engine.data.registry import Stored, reader
+from engine.data.transform import crop_shape
+from engine.errors import ConfigError
+
+
+class MaskedReader(ListedReader):
+    """Arrays: the picture (c, h, w), its mask (1, h, w)."""
+
+    def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
+        image, partner = super().decode(fetched)
+        if partner.mask is None:
+            raise ImageError("it has no mask: expected lines `relative/path.jpg relative/mask.png`")
+        return image, Partner((), partner.mask)
+
+
+@reader("ImageSegData")
+class ImageSegReader(MaskedReader):
+    """Of DeepLab and PSPNet. A third array: height and width (1, 1, 2) of the picture, without its padding.
+
+    A picture that is smaller than the crop is padded with the mean below and to the right, its mask with
+    ignore_label. label_type PIXEL: the line names the mask; IMAGE: its label is that of all pixels; NONE: all pixels
+    are ignore_label.
+    """
+
+    field = "image_data_param"
+
+    def __init__(self, message: proto.LayerParameter, request: Request):
+        super().__init__(message, request)
+        param, transform = message.image_data_param, message.transform_param
+        if transform.mean_file:
+            raise ConfigError(
+                f"layer '{message.name}': ImageSegData takes no mean_file; give mean_value", request.where
+            )
+        self._type, self._ignored = param.label_type, param.ignore_label
+        if not 0 <= self._ignored <= IGNORED:
+            raise ConfigError(
+                f"image_data_param.ignore_label: expected 0 to {IGNORED}, got {self._ignored}", request.where
+            )
+        self._least = crop_shape(transform, request.where)
+        self._mean = list(transform.mean_value) or [0.0]
+        self.open_list(listing_of(param, self.field, request.where, bare=self._type == param.NONE), transform, request)
+        self.look(message, request)
+        self.shapes = (*self.shapes, (1, 1, 2))
+
+    def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
+        image, partner = super(MaskedReader, self).decode(fetched)
+        picture = as_pillow(image)
+        if self._type == proto.ImageDataParameter.PIXEL:
+            if partner.mask is None:
+                raise ImageError("it has no mask: label_type PIXEL expects lines `path.jpg mask.png`")
+            mask = as_pillow(partner.mask)
+        else:
+            label = self._ignored
+            if self._type == proto.ImageDataParameter.IMAGE:
+                if len(partner.labels) != 1 or not 0 <= partner.labels[0] <= IGNORED:
+                    raise ImageError(
+                        f"label_type IMAGE expects one label of 0 to {IGNORED}, got "
+                        f"{' '.join(f'{each:g}' for each in partner.labels) or 'none'}; set label_type: PIXEL for masks"
+                    )
+                label = int(partner.labels[0])
+            mask = canvas("L", picture.size, label)
+        size = (float(picture.height), float(picture.width))
+        wanted = max(picture.width, self._least[1]), max(picture.height, self._least[0])
+        if wanted != picture.size:
+            colour = tuple(min(255, max(0, round(value))) for value in (self._mean * 3)[:3])[::-1]
+            picture = _padded(picture, wanted, colour if picture.mode == COLOR else colour[-1])
+            mask = _padded(mask, wanted, self._ignored)
+        return picture, Partner(size, mask)
+
+    def look(self, message: proto.LayerParameter, request: Request) -> None:
+        super().look(message, request)
+        self.shapes = self.shapes[:2]
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        def use(image: AnyImage, partner: Partner, random) -> None:
+            assert partner.mask is not None
+            self._masks.apply(partner.mask, image, random.copy(), out[1])
+            self._transformer.apply(image, random, out[0])
+            out[2][0, 0] = np.minimum(partner.labels, out[0].shape[1:])
+
+        return self.read(sample.epoch, sample.index, use)
+
+    @classmethod
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
+        shape = cls.listed_shape(listing_of(message.image_data_param, cls.field, where), message.transform_param, where)
+        return shape, (1, *shape[1:]), (1, 1, 2)
+
+
+def _padded(image: Image.Image, size: tuple[int, int], colour: int | tuple[int, ...]) -> Image.Image:
+    larger = canvas(image.mode, size, colour)
+    larger.paste(image, (0, 0))
+    return larger
+
+
+@reader("DenseImageData")
+class DenseImageReader(MaskedReader):
+    """Of SegNet. Its own mirror and crop are random in both phases, as there."""
+
+    field = "dense_image_data_param"
+
+    def __init__(self, message: proto.LayerParameter, request: Request):
+        super().__init__(message, request)
+        param, transform = message.dense_image_data_param, _dense_transform(message, request.where)
+        own_random = param.mirror or param.crop_height
+        changed = proto.LayerParameter(name=message.name, transform_param=transform)
+        asked = Request(
+            proto.TRAIN if own_random else request.phase,
+            request.seed,
+            request.where,
+            request.skip_bad_images,
+            request.rank,
+            request.ranks,
+        )
+        self.open_list(listing_of(param, self.field, request.where), transform, asked)
+        self.look(changed, asked)
+
+    @classmethod
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
+        listing = listing_of(message.dense_image_data_param, cls.field, where)
+        shape = cls.listed_shape(listing, _dense_transform(message, where), where)
+        return shape, (1, *shape[1:])
+
+
+def _dense_transform(message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
+    """The layer's transform_param with what dense_image_data_param says of the same things."""
+    param, transform = message.dense_image_data_param, proto.TransformationParameter()
+    transform.CopyFrom(message.transform_param)
+    if bool(param.crop_height) != bool(param.crop_width):
+        raise ConfigError(
+            f"crop_height and crop_width need each other; got {param.crop_height} and {param.crop_width}", where
+        )
+    if param.crop_height:
+        transform.crop_h, transform.crop_w = param.crop_height, param.crop_width
+    if param.mirror:
+        transform.mirror = True
+    if param.mean_file:
+        transform.mean_file = param.mean_file
+    return transform
+
+
+@reader("SegData")
+class SegReader(MaskedReader):
+    """Of yjxiong's fork: batches of one picture, of any size that is a multiple of transform_param.stride; here all
+    have the size of the first one, or the crop's."""
+
+    field = "seg_data_param"
+
+    def __init__(self, message: proto.LayerParameter, request: Request):
+        super().__init__(message, request)
+        param, transform = message.seg_data_param, message.transform_param
+        if param.balance:
+            raise ConfigError(
+                "seg_data_param.balance is not supported; repeat the lines of rare classes", request.where
+            )
+        self._stride = max(1, transform.stride)
+        listing = Listing(param.source, param.root_dir, shuffle=param.shuffle)
+        self.open_list(listing, transform, request)
+        self.look(message, request)
+
+    def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
+        image, partner = super().decode(fetched)
+        picture = as_pillow(image)
+        width, height = (side // self._stride * self._stride for side in picture.size)
+        if not (width and height):
+            raise ImageError(f"it has {picture.height} x {picture.width} pixels, fewer than stride {self._stride}")
+        box = (0, 0, width, height)
+        mask = as_pillow(partner.mask) if partner.mask is not None else None
+        return picture.crop(box), Partner((), mask.crop(box) if mask is not None else None)
+
+    @classmethod
+    def batch_size(cls, message: proto.LayerParameter, where: str | None) -> int:
+        return 1
+
+    @classmethod
+    def set_batch_size(cls, message: proto.LayerParameter, size: int) -> None:
+        if size != 1:
+            raise ConfigError(f"layer '{message.name}': batches of SegData are of one picture; got {size}")
+
+    @classmethod
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
+        shape = cls.listed_shape(Listing(message.seg_data_param.source, ""), message.transform_param, where)
+        return shape, (1, *shape[1:])
+
+
+@reader("ImageLabelmapData")
+class ImageLabelmapReader(MaskedReader):
+    """Of HED: masks of edges, 0 to 255, become 0 or 1: 1 from 128 on, which is what more than half of the people who
+    drew them agree on."""
+
+    field = "image_data_param"
+
+    def __init__(self, message: proto.LayerParameter, request: Request):
+        super().__init__(message, request)
+        listing = listing_of(message.image_data_param, self.field, request.where)
+        self.open_list(listing, message.transform_param, request)
+        self.look(message, request)
+
+    def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
+        image, partner = super().decode(fetched)
+        assert partner.mask is not None
+        return image, Partner((), as_pillow(partner.mask).point([value > 127 for value in range(256)]))
+
+    @classmethod
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
+        shape = cls.listed_shape(listing_of(message.image_data_param, cls.field, where), message.transform_param, where)
+        return shape, (1, *shape[1:])

@@ -1,0 +1,174 @@
+"""VideoData: stacks of frames of videos, which lie in folders as image files (temporal segment networks)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from engine import proto
+from engine.config.numbers import whole
+from engine.data.decode import COLOR, GRAY, as_array, decode_bytes, resized
+from engine.data.image_tree import read_text
+from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import MAX_BYTES, check_size
+from engine.data.reader import PictureReader, Request, Sample, Shape, random_first
+from engine.data.registry import reader
+from engine.data.transform import Transformer, crop_shape
+from engine.errors import ConfigError, DataError
+from engine.files import read_bytes
+
+MAX_FRAMES = 10_000  # of one sample
+_RGB, _FLOW = "image_%04d.jpg", "flow_%c_%04d.jpg"
+_NUMBER, _AXIS = re.compile(r"%(0?[1-9])?d"), "%c"
+
+
+class Video(NamedTuple):
+    """A line of the list."""
+
+    folder: str
+    frames: int
+    label: int
+
+
+@reader("VideoData")
+class VideoReader(PictureReader):
+    """Arrays: the stack (channels, h, w), its label (). Lines of the list: `folder number-of-frames label`.
+
+    num_segments snippets of new_length frames each, one from each equal part of the video: at a random place in TRAIN,
+    in the middle in TEST. RGB: three channels a frame, or one with grayscale; FLOW: the files of x and of y of each. A
+    mirrored flow runs the other way: with transform_param.is_flow its x is turned around, 255 - x.
+    """
+
+    field = "video_data_param"
+
+    def __init__(self, message: proto.LayerParameter, request: Request):
+        super().__init__(message, request)
+        param = message.video_data_param
+        _check(param, request.where)
+        self._param, self._training = param, request.phase == proto.TRAIN
+        self._transform = message.transform_param
+        self._transformer = Transformer(message.transform_param, request.phase, request.where)
+        self.name = param.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self._place = f"{request.where}: {self.name}" if request.where else self.name
+        if message.transform_param.is_flow and message.transform_param.mean_file:
+            raise ConfigError("transform_param: is_flow takes mean_value, and no mean_file", request.where)
+        self._flow = param.modality == param.FLOW
+        self._pattern = param.name_pattern or (_FLOW if self._flow else _RGB)
+        self._videos = _read_videos(self.name, request.where)
+        self.size = len(self._videos)
+        self.shuffle = param.shuffle
+        self.own_items = "%#" in param.source
+        self.first = random_first(param.rand_skip, request)
+        self.shapes = (self._first_stack(), ())
+
+    def _first_stack(self) -> Shape:
+        shapes: list[Shape] = []
+        self.read(0, 0, lambda video, label, random: shapes.append(self._transformer.shape(self._stack(video, None))))
+        return shapes[0]
+
+    def fetch(self, index: int) -> tuple[str, Video]:
+        return self._videos[index].folder, self._videos[index]
+
+    def decode(self, fetched: Video) -> tuple[Video, int]:
+        """Nothing yet: which frames are read is drawn."""
+        return fetched, fetched.label
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        def use(video: Video, label: int, random: KeyedRandom) -> None:
+            stack = self._stack(video, random if self._training else None)
+            cut = self._transformer.apply(stack, random, out[0])
+            if cut.mirrored and self._flow and self._transform.is_flow:
+                mean = np.resize(self._transform.mean_value or [0.0], len(out[0]))[::2, None, None]
+                # 255 - value in place of value, of what is (value - mean) * scale now
+                out[0][::2] = (255 - 2 * mean) * self._transform.scale - out[0][::2]
+            out[1][...] = label
+
+        return self.read(sample.epoch, sample.index, use)
+
+    def _stack(self, video: Video, random: KeyedRandom | None) -> np.ndarray:
+        """(h, w, channels) of all frames. random: of the snippets' places; None for the middles."""
+        length, segments = self._param.new_length, self._param.num_segments
+        part = video.frames // segments
+        planes = []
+        for segment in range(segments):
+            spare = part - length
+            if spare < 0:
+                begin = 1
+            elif random is None:
+                begin = (spare + 1) // 2 + segment * part
+            else:
+                begin = random.integer(0, spare) + segment * part
+            for frame in range(begin + 1, begin + length + 1):
+                planes += [self._frame(os.path.join(video.folder, name)) for name in self._names(frame)]
+        return np.concatenate(planes, axis=2)
+
+    def _names(self, frame: int) -> list[str]:
+        named = _NUMBER.sub(lambda match: f"{frame:{match[1] or ''}d}", self._pattern, count=1)
+        return [named.replace(_AXIS, axis) for axis in "xy"] if self._flow else [named]
+
+    def _frame(self, path: str) -> np.ndarray:
+        content = read_bytes(path, DataError, self._place, MAX_BYTES)
+        image = decode_bytes(content, GRAY if self._flow or self._param.grayscale else COLOR)
+        if self._param.new_height:
+            image = resized(image, (self._param.new_width, self._param.new_height), Image.Resampling.BILINEAR)
+        return as_array(image)
+
+    @classmethod
+    def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
+        param = message.video_data_param
+        _check(param, where)
+        crop_h, crop_w = crop_shape(message.transform_param, where)
+        height, width = crop_h or param.new_height, crop_w or param.new_width
+        if not height:
+            raise ConfigError(f"the size of the frames is unknown: source {param.source} is not there", where)
+        each = 2 if param.modality == param.FLOW else 1 if param.grayscale else 3
+        return (each * param.new_length * param.num_segments, height, width), ()
+
+
+def _check(param: proto.VideoDataParameter, where: str | None) -> None:
+    if not param.source:
+        raise ConfigError(
+            "VideoData reads lists of frames: set video_data_param.source to a list of lines `folder frames label`; "
+            "video files and cameras are not read",
+            where,
+        )
+    if not 1 <= param.new_length * param.num_segments <= MAX_FRAMES:
+        raise ConfigError(
+            f"video_data_param: expected 1 to {MAX_FRAMES} frames, got num_segments {param.num_segments} x new_length "
+            f"{param.new_length}",
+            where,
+        )
+    if bool(param.new_height) != bool(param.new_width):
+        raise ConfigError(
+            f"new_height and new_width need each other; got {param.new_height} and {param.new_width}", where
+        )
+    if param.new_height:
+        check_size(param.new_height, param.new_width, "new_height and new_width", where)
+    if param.encoded:
+        raise ConfigError("video_data_param.encoded is not supported: frames are image files", where)
+    pattern = param.name_pattern or (_FLOW if param.modality == param.FLOW else _RGB)
+    if len(_NUMBER.findall(pattern)) != 1 or (_AXIS in pattern) != (param.modality == param.FLOW):
+        wanted = _FLOW if param.modality == param.FLOW else _RGB
+        raise ConfigError(f"video_data_param.name_pattern: expected one such as {wanted}, got {pattern!r}", where)
+
+
+def _read_videos(path: str, where: str | None) -> list[Video]:
+    """Raises DataError."""
+    videos = []
+    for line_number, line in enumerate(read_text(path, where).splitlines(), 1):
+        if not line.strip():
+            continue
+        words = line.strip().rsplit(None, 2)
+        frames = whole(words[-2], 1, 2**31 - 1) if len(words) == 3 else None
+        label = whole(words[-1], -(2**31), 2**31 - 1)
+        if frames is None or label is None or "\0" in line:
+            raise DataError(f"expected `folder frames label`; got {line!r}", f"{path}:{line_number}")
+        videos.append(Video(words[0], frames, label))
+    if not videos:
+        raise DataError(f"{path} has no lines in it", where)
+    return videos
