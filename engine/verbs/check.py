@@ -1,5 +1,6 @@
 """Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, shapes,
-parameters, FLOPs and memory. All errors of all files are reported; the exit status is then 1. Where a data source is
+parameters, FLOPs and memory. Of a source of data (an LMDB, a folder or archive of images, ...) every item is decoded,
+and what is broken is listed. All errors of all files are reported; the exit status is then 1. Where a data source is
 missing, the shape of the images is taken from crop_size and the mean values.
 """
 
@@ -16,6 +17,7 @@ EXAMPLES = [
     "engine check nets/resnet50.prototxt --json",
     "engine check solver.prototxt --ranks 896 --plot schedule.png",
     "engine check --run models/",
+    "engine check train_lmdb",
 ]
 
 
@@ -24,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a net or a solver (recognised by its content), or a folder, for all .prototxt files below it",
+        help="a net or a solver (recognised by its content), a folder, for all .prototxt files below it, or data",
     )
     parser.add_argument(
         "--run",
@@ -47,9 +49,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.examine.check import check_file, draw_schedules, files_below, raise_errors, to_json, to_text
+    from engine.examine.check_data import is_data
     from engine.verbs.runtime import show, write_json
 
-    paths = files_below(options.files)
+    data = [path for path in options.files if not path.endswith(".prototxt") and is_data(path)]
+    broken = _decode_all(data, options.json)
+    if data and len(data) == len(options.files):
+        return broken
+    paths = files_below(path for path in options.files if path not in data)
     if options.run:
         return _take_steps(options, paths)
     reports = [check_file(path, options.set, options.level or 0, options.stage, options.ranks) for path in paths]
@@ -60,7 +67,25 @@ def run(options: Namespace) -> int:
     raise_errors(reports)
     if options.plot:
         draw_schedules(reports, options.plot)
-    return 0
+    return broken
+
+
+def _decode_all(paths: list[str], as_json: bool) -> int:
+    """The exit status: 1 where anything is broken."""
+    from engine.examine.check_data import check_data
+    from engine.report.progress import Progress
+    from engine.verbs.runtime import show, write_json
+
+    broken = 0
+    for path in paths:
+        with Progress("Checking") as progress:
+            report = check_data(path, progress.update)
+        if as_json:
+            write_json(report.to_json(), "-")
+        else:
+            show("\n".join(report.lines()))
+        broken |= bool(report.broken)
+    return int(broken)
 
 
 def _take_steps(options: Namespace, paths: list[str]) -> int:

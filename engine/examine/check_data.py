@@ -1,0 +1,98 @@
+"""`engine check DB`: decodes every item of a source and lists what is broken."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine import proto
+from engine.data.decode import AnyImage, ImageError, as_array, decode, decode_mask, parse_datum
+from engine.data.ordered_map import ordered_map
+from engine.data.pair import check_pair
+from engine.data.registry import open_source, recognised
+from engine.errors import DataError, printable, shape_text
+from engine.host.cores import own_cores
+
+_SHOWN = 5  # sizes, the most frequent first
+_TELL_EVERY = 64
+
+
+@dataclass
+class DataReport:
+    """What was found in a source. shapes: (c, h, w) of the pictures; broken: why, by key."""
+
+    path: str
+    kind: str
+    items: int = 0
+    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    labels: Counter[int] = field(default_factory=Counter)
+    masks: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        shapes = [{"shape": list(shape), "items": count} for shape, count in self.shapes.most_common()]
+        return {**vars(self), "shapes": shapes, "labels": {str(label): self.labels[label] for label in self.labels}}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        shapes = [f"{shape_text(shape)} ({count})" for shape, count in self.shapes.most_common(_SHOWN)]
+        more = f" and {len(self.shapes) - _SHOWN} other sizes" if len(self.shapes) > _SHOWN else ""
+        lines = [f"{self.path}: {self.kind}, {self.items} items: {', '.join(shapes) or 'nothing decoded'}{more}"]
+        if self.labels:
+            least, most = min(self.labels.values()), max(self.labels.values())
+            classes = f"{len(self.labels)} classes, {min(self.labels)} to {max(self.labels)}"
+            lines.append(f"labels: {classes}, {least} to {most} items each")
+        if self.masks:
+            lines.append(f"masks: {self.masks}")
+        lines += [f"broken: '{key}': {why}" for key, why in self.broken.items()]
+        return [printable(line) for line in [*lines, f"broken items: {len(self.broken)}"]]
+
+
+def is_data(path: str) -> bool:
+    """Whether a path names a source of data, and not nets and solvers, or a folder of them."""
+    kind = recognised(path)
+    if kind == "FOLDER":
+        return os.path.isdir(path) and next(Path(path).rglob("*.prototxt"), None) is None
+    return bool(kind)
+
+
+def check_data(path: str, progress: Callable[[int, int], None] | None = None) -> DataReport:
+    """Reads and decodes every item. Raises DataError for a source that cannot be opened."""
+    source = open_source(path)
+    report = DataReport(path, recognised(path), len(source))
+
+    def look(index: int) -> tuple[str, tuple[int, ...], proto.Datum | None, str]:
+        """(key, shape, Datum, what is wrong with it)"""
+        key = f"item {index}"
+        try:
+            key, stored = source.item(index)
+            datum = parse_datum(stored) if isinstance(stored, bytes) else stored
+            if isinstance(stored, bytes) and not (datum.data or datum.float_data):
+                datum = proto.AnnotatedDatum.FromString(stored).datum  # boxes; not raised for: any bytes may be one
+            image = decode(datum)
+            if datum.mask:
+                check_pair(decode_mask(datum.mask), image)
+            return key, _shape(image), datum, ""
+        except (DataError, ImageError, MemoryError, ValueError) as error:
+            return key, (), None, str(error) or type(error).__name__
+
+    for done, (key, shape, datum, wrong) in enumerate(ordered_map(look, range(len(source)), len(own_cores())), start=1):
+        if datum is None:
+            report.broken[key] = wrong
+        else:
+            report.shapes[shape] += 1
+            report.masks += bool(datum.mask)
+            if datum.HasField("label"):
+                report.labels[datum.label] += 1
+        if progress and (done % _TELL_EVERY == 0 or done == len(source)):
+            progress(done, len(source))
+    return report
+
+
+def _shape(image: AnyImage) -> tuple[int, ...]:
+    height, width, channels = as_array(image).shape
+    return channels, height, width

@@ -1,0 +1,61 @@
+"""`engine check DB`: everything is decoded, and what is broken is listed."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.cli import main
+from engine.data.convert_imageset import Output, convert_imageset
+from engine.examine.check_data import is_data
+from tests.data.pictures import image_bytes, random_pixels
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for label, name in enumerate("ab"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(random_pixels(number + 3 * label)).save(tmp_path / f"images/{name}/{number}.png")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("name", ["images", "x.tar", "x.tfrecord", "x_lmdb"])
+def test_what_is_whole(folder, tmp_path, capsys, name):
+    if name != "images":
+        convert_imageset(str(folder), None, str(tmp_path / name), Output(encoded=True))
+    assert main(["check", str(tmp_path / name)]) == 0
+    kind = {"images": "FOLDER", "x.tar": "TAR", "x.tfrecord": "TFRECORD", "x_lmdb": "LMDB"}[name]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path / name}: {kind}, 6 items: 3 x 12 x 16 (6)",
+        "labels: 2 classes, 0 to 1, 3 to 3 items each",
+        "broken items: 0",
+    ]
+
+
+def test_what_is_broken(folder, tmp_path, capsys):
+    (folder / "a/1.png").write_bytes(b"no picture")
+    (folder / "b/2.png").write_bytes(image_bytes(random_pixels(1))[:-30])
+    assert main(["check", str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:16] for line in lines[2:]] == ["broken: 'a/1.png", "broken: 'b/2.png", "broken items: 2"]
+    assert main(["check", "--json", str(folder)]) == 1
+    assert list(json.loads(capsys.readouterr().out)["broken"]) == ["a/1.png", "b/2.png"]
+
+
+def test_a_mask_of_another_size(folder, tmp_path, capsys):
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(folder / "m.png")
+    (tmp_path / "list.txt").write_text("a/0.png m.png\n")
+    import tarfile
+
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.add(folder / "a/0.png", "0.png")
+        tar.add(folder / "m.png", "0.mask.png")
+    assert main(["check", str(tmp_path / "x.tar")]) == 1
+    assert "broken: '0.png': expected a mask of 12 x 16 (h x w), as the picture; got 3 x 3" in capsys.readouterr().out
+
+
+def test_what_is_data(folder, tmp_path):
+    (tmp_path / "net.prototxt").write_text("")
+    assert is_data(str(folder)) and not is_data(str(tmp_path)) and not is_data(str(tmp_path / "net.prototxt"))
