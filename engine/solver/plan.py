@@ -21,6 +21,7 @@ def log_plan(solver: Solver) -> None:
     log(f"Solving {solver.net.name}")
     log(f"Learning Rate Policy: {solver.param.lr_policy}")
     log(_batches(solver))
+    log(_beginning(solver))
     outline = Outline(solver.given, solver.param, solver.calendar, solver.feeder.size)
     for line in outline.lines():
         log(line)
@@ -50,6 +51,13 @@ def _batches(solver: Solver) -> str:
         f"Global batch {samples} = {ranks} x {batch} x iter_size {max(1, solver.param.iter_size)}{epoch}; "
         f"{solver.optimizer.describe()}; {threads} per rank"
     )
+
+
+def _beginning(solver: Solver) -> str:
+    """Which samples come first: two runs that begin alike see the same pictures in the same order."""
+    sample, size = solver.state.samples_seen, solver.calendar.size
+    epoch = f" (epoch {sample / size:.6g})" if size else ""
+    return f"Iteration {solver.iteration} begins with sample {sample}{epoch} of the order of seed {solver.seed}"
 
 
 def _log_cores(solver: Solver) -> None:

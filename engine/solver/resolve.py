@@ -128,6 +128,26 @@ def scaled(param: proto.SolverParameter, batch: int, capped: bool = True) -> flo
     return min(rate, scaling.cap) if capped and scaling.HasField("cap") else rate
 
 
+def shorten(param: proto.SolverParameter, divisor: int) -> None:
+    """Divides the length of a run by `divisor`, and all that is counted in its iterations and epochs: to try a recipe.
+    Iterations are rounded; what was not 0 stays at least 1."""
+    for message, _, epochs, iterations in twins(param):
+        for field in (epochs, iterations):
+            if not is_given(message, field):
+                continue
+            value = getattr(message, field)
+            if hasattr(value, "__len__"):
+                value[:] = [_divided(each, divisor) for each in value]
+            else:
+                setattr(message, field, _divided(value, divisor))
+
+
+def _divided(value: float, divisor: int) -> float:
+    if isinstance(value, int):
+        return max(1, int(value / divisor + 0.5)) if value > 0 else value
+    return value / divisor
+
+
 def _count(message: Message, epochs: str, iterations: str, count: Callable[[float], int]) -> None:
     """Sets a field in iterations from the one in epochs, which goes."""
     value = getattr(message, epochs)

@@ -38,24 +38,17 @@ Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file
 
 @dataclass(frozen=True)
 class Snapshot:
-    """path: of a solverstate. global_batch: samples in an iteration of all ranks, None where the state tells not."""
+    """path: of a solverstate. global_batch: samples in an iteration of all ranks. model: the path of its weights.
+    samples_seen: the position in the sequence of samples. max_iter: where its run was to end. None: the state tells
+    not."""
 
     path: str
     iteration: int
     ranks: int | None
     global_batch: int | None
-
-
-def resume(config: SolverConfig, world: World) -> str | None:
-    """Collective, before the solver is made: the solverstate to go on from, or None; makes the solver's nets keep its
-    global batch, which may change batch_size and iter_size. Raises ConfigError where the batch cannot be held.
-    """
-    found = world.broadcast_object(newest(snapshot_prefix(config, world), _known()) if world.rank == 0 else None)
-    if found is None:
-        log("No snapshot to go on from")
-        return None
-    hold_global_batch(config, world, found)
-    return found.path
+    model: str = ""
+    samples_seen: int | None = None
+    max_iter: int | None = None
 
 
 def snapshot_prefix(config: SolverConfig, world: World) -> str:
@@ -67,23 +60,29 @@ def snapshot_prefix(config: SolverConfig, world: World) -> str:
     return prefix
 
 
-def newest(prefix: str, known: Collection[Identity] = ()) -> Snapshot | None:
+def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None = None) -> Snapshot | None:
     """The whole snapshot of the highest iteration; tells of those that it steps over, whatever is wrong with them.
 
-    known: files that do not count.
+    known: files that do not count. begun_from: only those of runs that began with these weights count.
     """
     for iteration, path in sorted(_states(prefix), reverse=True):
         try:
             if _identity(path) in known:
                 continue
-            state = read_whole(path).state
+            whole = read_whole(path)
+            state = whole.state
             if state.iteration != iteration:
                 raise WeightsError(f"it is of iteration {state.iteration}", path)
+            if begun_from is not None and state.begun_from != begun_from:
+                warn(f"Skipping the snapshot {path}: its run began with other weights than this stage does")
+                continue
         except Exception as error:  # anybody may have put anything there, and the one before it may be good
             told = error if isinstance(error, EngineError) else EngineError(f"cannot be read: {reason(error)}", path)
             warn(f"Skipping a snapshot that is damaged: {told}")
             continue
-        return Snapshot(path, state.iteration, state.ranks, state.global_batch)
+        return Snapshot(
+            path, state.iteration, state.ranks, state.global_batch, whole.model, state.samples_seen, state.max_iter
+        )
     return None
 
 
@@ -103,29 +102,30 @@ def _identity(path: str) -> Identity:
     return path, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _note_known(prefix: str) -> None:
+def note_known(prefixes: Sequence[str]) -> None:
     """At the first start of a run that may be restarted."""
     note = os.environ.get(KNOWN)
     if note and not os.path.exists(note):
-        present = [_identity(path) for _, path in _states(prefix) if is_regular(path)]
+        present = [_identity(path) for prefix in prefixes for _, path in _states(prefix) if is_regular(path)]
         with atomic_write(note) as file:
             file.write(json.dumps(present).encode())
 
 
-def _known() -> set[Identity]:
+def known() -> set[Identity]:
+    """The files that do not count: those that note_known() found."""
     note = os.environ.get(KNOWN)
     return {tuple(each) for each in json.loads(read_text(note))} if note and os.path.exists(note) else set()
 
 
 def take_prefix(config: SolverConfig, world: World) -> None:
     """Before anything is read or written: makes snapshot_prefix this run's own, if it saves anything, and removes what
-    runs that were killed have left. Of the rank that writes. Raises EngineError; see lock_prefix()."""
+    runs that were killed have left. Of the rank that writes, after note_known(). Raises EngineError; see
+    lock_prefix()."""
     if not saves(config.message):
         return
     prefix = snapshot_prefix(config, world)
     check_writable(f"{prefix}_iter_{2**31 - 1}.solverstate.h5")
     locked = lock_prefix(prefix, RESTART_SECONDS if "ENGINE_SUPERVISOR" in os.environ else 0)
-    _note_known(prefix)
     if not locked:  # what seems to be left may be another run's
         return
     folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
@@ -213,6 +213,12 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     train = net_of_solver(config, proto.TRAIN)
     if size != batch and any(layer.type == "BatchNorm" for layer in train.message.layer):
         warn(f"BatchNorm takes its statistics from {size} samples now, not {batch}")
+
+
+def data_batch(config: SolverConfig) -> int:
+    """Samples of one rank in an iteration, as the files have it."""
+    layers = data_layers(config)
+    return (batch_size_of(layers[0]) if layers else 1) * max(1, config.message.iter_size)
 
 
 def share(total: int, ranks: int, batch: int, steps: int, adjustable: bool = True) -> tuple[int, int]:

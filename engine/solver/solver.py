@@ -65,6 +65,7 @@ class Solver:
         validate(self.param, self.config.place)
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
         self.state = TrainingState.new(self.param.average_loss)
+        self.first_sample, self.begun_from = 0, ""  # of a stage: see begin_after()
         train = net_of_solver(config, proto.TRAIN)
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
@@ -152,6 +153,12 @@ class Solver:
         """For fine-tuning: takes values by layer name, file after file; all others keep their initial values."""
         self.snapshots.load_weights(paths)
 
+    def begin_after(self, sample: int, begun_from: str) -> None:
+        """As a stage of several solvers in a row, before restore(). sample: the number of its first one in the whole
+        training, so that no order and no augmentation comes twice. begun_from: the digest of its first weights."""
+        self.first_sample = self.state.samples_seen = sample
+        self.begun_from = begun_from
+
     def restore(self, path: str) -> None:
         """Continues from a solverstate and the weights that it names. The order of samples goes on where it stopped,
         also with another number of ranks. Raises WeightsError."""
@@ -162,7 +169,7 @@ class Solver:
                 "samples"
             )
         refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
-        self.state.restore(saved, self.calendar.samples(saved.iteration))
+        self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
@@ -279,7 +286,8 @@ class Solver:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
         try:
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
-            before = self.calendar.samples(self.iteration) * max(1, self.param.iter_size) // self.calendar.batch
+            samples = self.first_sample + self.calendar.samples(self.iteration)
+            before = samples * max(1, self.param.iter_size) // self.calendar.batch
             self.net.run_forward(Counters(self.iteration, first_sample, before + micro))
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
@@ -344,6 +352,7 @@ class Solver:
         self.world.allreduce(recent_loss)
         saved = self.state.save((recent_loss / self.world.size).tolist())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.calendar.batch
+        saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
         self.snapshots.write(saved)
 
     def _settle(self) -> None:

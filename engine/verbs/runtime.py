@@ -5,13 +5,16 @@ A verb imports this module in its run(), not before."""
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import NetConfig, SolverConfig
+
+_OF_STAGE = re.compile(r"([0-9]{1,6}):(.*)", re.DOTALL)
 
 
 def start(watched: bool = False, output: str | None = None) -> World:
@@ -60,12 +63,33 @@ def allow_python_layers(options: Namespace) -> bool:
     return bool(allowed)
 
 
-def asked_solver(options: Namespace) -> SolverConfig:
-    """The solver of --solver as the options change it."""
+def asked_solvers(options: Namespace) -> list[SolverConfig]:
+    """The solvers of --solver, separated by commas, as the options change them: --set NUMBER:PATH=VALUE the one of this
+    number, from 1. Raises ConfigError for a number beyond them."""
+    from engine.errors import ConfigError
+    from engine.solver.resolve import shorten
+
+    paths = [options.solver] if os.path.exists(options.solver) else options.solver.split(",")
+    asked = [_OF_STAGE.fullmatch(text) for text in options.set]
+    for match in asked:
+        if match and not 1 <= int(match[1]) <= len(paths):
+            raise ConfigError(f"--set {match[0]}: expected a stage from 1 to {len(paths)}")
+    found = []
+    for number, path in enumerate(paths, start=1):
+        texts = zip(options.set, asked, strict=True)
+        mine = [match[2] if match else text for text, match in texts if not match or int(match[1]) == number]
+        found.append(asked_solver(options, path, mine))
+        if options.shorten:
+            shorten(found[-1].message, options.shorten)
+    return found
+
+
+def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | None = None) -> SolverConfig:
+    """The solver of --solver as the options change it. path, overrides: in place of --solver and --set."""
     from engine.config import read_solver
 
     allow_python_layers(options)
-    config = read_solver(options.solver, options.set)
+    config = read_solver(path or options.solver, options.set if overrides is None else overrides)
     message = config.message
     if options.precision:
         message.precision = message.Precision.Value(options.precision.upper())

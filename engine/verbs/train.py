@@ -1,13 +1,21 @@
 """Trains the net that a solver file names: from scratch, from the weights of an earlier training (--weights) or from a
 snapshot (--snapshot, --resume auto). Under mpiexec, every rank takes its share of the global batch: batch_size in the
-net is per rank. SIGINT and SIGTERM stop after the current iteration, with a snapshot.
+net is per rank. SIGINT and SIGTERM stop after the current iteration, with a snapshot. Several solvers, separated by
+commas, run in a row, each from the weights that the one before leaves; --resume auto goes on in the right one.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from engine.verbs.options import add_budget, add_running, add_skip, automatic, comma_separated, positive, seconds
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.config import SolverConfig
+    from engine.solver.signals import Signals
+    from engine.solver.stages import Position
 
 ORDER = 10
 SUMMARY = "train a net, or continue training it"
@@ -17,11 +25,12 @@ EXAMPLES = [
     "engine train --solver solver.prototxt --snapshot net_iter_1000.solverstate",
     "engine train --solver collapse.prototxt --weights net_iter_7638.caffemodel",
     "engine train --solver solver.prototxt --ranks 4 --max_restarts 10",
+    "engine train --solver init.prototxt,cycle.prototxt,collapse.prototxt --resume auto",
 ]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--solver", required=True, metavar="FILE", help="the solver, a prototxt")
+    parser.add_argument("--solver", required=True, metavar="A,B", help="the solver, a prototxt; several run in a row")
     _add_start(parser)
     effects = ("stop", "snapshot", "none")
     parser.add_argument("--sigint_effect", choices=effects, default="stop", help="what SIGINT does (default: stop)")
@@ -40,6 +49,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--layer_times",
         action="store_true",
         help="end with a table of each layer's compute, communication and wait times",
+    )
+    parser.add_argument(
+        "--shorten",
+        type=positive,
+        metavar="N",
+        help="divide all that the solvers count in iterations or epochs by N: to try a recipe",
     )
     add_budget(parser)
     add_skip(parser)
@@ -82,39 +97,78 @@ def run(options: Namespace) -> int:
 
         return supervise(options.arguments, options.ranks or 1, options.max_restarts)
 
+    import gc
     import os
-    from functools import partial
 
     from engine.solver.signals import Signals
-    from engine.verbs.runtime import asked_solver, start
+    from engine.verbs.runtime import asked_solvers, start
 
     signals = Signals(options.sigint_effect, options.sighup_effect)
     signals.heed_hangups()
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
     world = start(watched=True, output=options.timeline)
+    from engine.solver.stages import next_position
+
+    configs = asked_solvers(options)
+    position = _position(options, configs, world)
+    while True:
+        left = _train(options, configs, position, world, signals)
+        if left is None or position.index == len(configs) - 1:
+            return 0
+        options.timeline = None  # of the first stage
+        gc.collect()  # data sources are closed with their last reader
+        position = world.broadcast_object(next_position(configs, position, *left) if world.rank == 0 else position)
+
+
+def _position(options: Namespace, configs: list[SolverConfig], world: World) -> Position:
+    """Checks all solvers before the first of them begins; where in their row to begin, or to go on."""
     from engine.comm.preflight import preflight
     from engine.comm.settings import watchdog_seconds
     from engine.config.config import texts_of
+    from engine.errors import ConfigError
+    from engine.solver.resume import note_known, snapshot_prefix, take_prefix
+    from engine.solver.stages import check_stages, first_position, resume_stages
+    from engine.solver.validate import check_snapshots, saves
+
+    if options.snapshot and len(configs) > 1:
+        raise ConfigError("--snapshot continues one solver; --resume auto finds the stage of several, and its snapshot")
+    check_stages(configs, world)
+    if world.rank == 0:  # which writes
+        for config in configs:
+            check_snapshots(config.message, config.path, config.where(path="snapshot_prefix"))
+        note_known([snapshot_prefix(config, world) for config in configs if saves(config.message)])
+        for config in configs:
+            take_prefix(config, world)
+    texts = [texts_of(config) for config in configs]
+    if len(texts) > 1:
+        texts = [{f"{name} of stage {n}": text for name, text in each.items()} for n, each in enumerate(texts, start=1)]
+    preflight(world, {name: text for each in texts for name, text in each.items()})
+    first = configs[0]
+    world.watch(watchdog_seconds(first.message.comm_param, where=first.where(path="comm_param")))
+    if options.resume:
+        return resume_stages(configs, world, options.weights)
+    return first_position(configs, options.weights)
+
+
+def _train(
+    options: Namespace, configs: list[SolverConfig], position: Position, world: World, signals: Signals
+) -> tuple[str, int] | None:
+    """Trains a stage. Returns the weights that it leaves and its place in the sequence of samples; None if a signal
+    stopped it."""
+    from functools import partial
+
     from engine.data.feeder import Feeder
     from engine.report.display import TrainingBar
     from engine.report.layer_times import LayerTimes
+    from engine.report.log import log
     from engine.report.observer import Observer
     from engine.report.timeline import Timeline
-    from engine.solver.resume import resume, take_prefix
     from engine.solver.solver import Solver
-    from engine.solver.validate import check_snapshots
 
-    config = asked_solver(options)
-    message = config.message
-    if world.rank == 0:  # which writes
-        check_snapshots(message, config.path, config.where(path="snapshot_prefix"))
-        take_prefix(config, world)
-    preflight(world, texts_of(config))
-    world.watch(watchdog_seconds(message.comm_param, where=config.where(path="comm_param")))
-    snapshot = options.snapshot
-    if options.resume:
-        snapshot = resume(config, world) or snapshot
+    config = configs[position.index]
+    if len(configs) > 1:
+        log(f"Stage {position.index + 1} of {len(configs)}: {config.path}")
     observers: list[Observer] = [TrainingBar()]
     if options.layer_times:
         observers.append(LayerTimes())
@@ -127,10 +181,12 @@ def run(options: Namespace) -> int:
         observers=observers,
         feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
     )
-    if snapshot:
+    solver.begin_after(position.first_sample, position.begun_from)
+    if snapshot := position.snapshot or options.snapshot:
         solver.restore(snapshot)
-    elif weights := options.weights or list(message.weights):
-        solver.load_weights(weights)
-    solver.solve()
+    elif position.weights:
+        solver.load_weights(position.weights)
+    finished = solver.solve()
+    left = str(solver.snapshots.names(solver.iteration)[0]), solver.state.samples_seen
     solver.close()
-    return 0
+    return left if finished else None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # Of a state's numbers, which others are computed from: the least that they are, and what they are below.
 _RANGES = {
-    **dict.fromkeys(("iteration", "current_step", "iter_last_event"), (0, 2**31)),
+    **dict.fromkeys(("iteration", "current_step", "iter_last_event", "max_iter"), (0, 2**31)),
     **dict.fromkeys(("ranks", "global_batch"), (1, 2**31)),
     "samples_seen": (0, 2**63),
 }

@@ -29,6 +29,8 @@ class SolverState:
     global_batch: int | None = None  # samples in an iteration of all ranks
     digest: str | None = None  # of the files: see engine.solver.resume.digest
     ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
+    begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of
+    max_iter: int | None = None  # where the run that wrote it was to end
 
 
 # SolverState's names, where they are not the file's.

@@ -78,14 +78,14 @@ def test_two_ranks_do_what_one_does(changing, tmp_path):
 RESUMED = """
 from engine.comm.world import world
 from engine.config import parse_solver
-from engine.solver.resume import resume
+from engine.solver.stages import resume_stages
 from engine.solver.solver import Solver
 from tests.solver.harness import *
 from tests.solver.test_epochs import CHANGING
 world = world()
 text = f'{{CHANGING}} snapshot_prefix: "{folder}/net" net_param {{{{ {{digits_net()}} }}}}'
 config = parse_solver(text, "{folder}/net.prototxt")
-path = resume(config, world)
+path = resume_stages([config], world, []).snapshot
 assert path.endswith("net_iter_15.solverstate")
 solver = Solver(config, world)
 solver.restore(path)

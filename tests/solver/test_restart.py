@@ -14,7 +14,8 @@ from engine.comm.world import World
 from engine.config import parse_solver
 from engine.errors import ConfigError, WeightsError
 from engine.solver.lock import unlock_prefix
-from engine.solver.resume import newest, read_whole, resume, share, take_prefix
+from engine.solver.resume import newest, note_known, read_whole, share, take_prefix
+from engine.solver.stages import resume_stages
 from engine.watchdog.supervise import without
 from engine.weights import read_caffemodel, read_solverstate, write_solverstate
 from tests.mpi import ENVIRON, REPO, mpiexec
@@ -181,15 +182,17 @@ def test_snapshots_of_before_a_supervised_run_do_not_count(two_snapshots, monkey
     config = parse_solver(text, str(two_snapshots / "solver.prototxt"))
     try:
         for _ in range(2):
+            note_known([f"{two_snapshots}/net"])
             take_prefix(config, World())
-            assert resume(config, World()) is None
+            assert resume_stages([config], World(), []).snapshot is None
         solve("max_iter: 4", digits_net(), two_snapshots)
         solve("max_iter: 6", digits_net(), two_snapshots)  # again
         for path in two_snapshots.glob("net_iter_*"):
             os.utime(path, (1, 1))
         (two_snapshots / "net_iter_3.solverstate").touch()
+        note_known([f"{two_snapshots}/net"])
         take_prefix(config, World())
-        assert resume(config, World()) == str(two_snapshots / "net_iter_6.solverstate")
+        assert resume_stages([config], World(), []).snapshot == str(two_snapshots / "net_iter_6.solverstate")
     finally:
         unlock_prefix(f"{two_snapshots}/net")
 

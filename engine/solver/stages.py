@@ -1,0 +1,205 @@
+"""Several solvers in a row, `engine train --solver a,b,c`: each begins with the weights that the one before leaves.
+
+The samples of all stages are one sequence: a stage goes on in it where the one before has stopped, so that no epoch's
+order and no augmentation comes twice. A stage whose solver has `weights` branches off: it begins with those, which an
+earlier stage may have left. The place in the row is in the snapshots: each tells the digest of the weights that its
+stage began with, so that one that another run has left under the same name is not mistaken for this one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from engine import proto
+from engine.config import SolverConfig, net_of_solver
+from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
+from engine.files import is_regular, opened, take_in
+from engine.graph.build import build
+from engine.report.log import log
+from engine.solver.resolve import is_given
+from engine.solver.resume import Snapshot, data_batch, hold_global_batch, known, newest, snapshot_prefix
+from engine.solver.validate import saves, validate
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training in stages goes on.
+
+    index: of the stage. snapshot: its own, to continue from, or None. weights: that it begins, or has begun, with.
+    first_sample: of the stage, in the sequence of all.
+    """
+
+    index: int = 0
+    snapshot: str | None = None
+    weights: list[str] = field(default_factory=list)
+    first_sample: int = 0
+    begun_from: str = ""
+
+
+def check_stages(configs: Sequence[SolverConfig], world: World) -> None:
+    """Before the first of several stages begins: what would end a later one. Raises ConfigError, ConfigErrors."""
+    if len(configs) < 2:
+        return
+    errors: list[ConfigError] = []
+    for number, config in enumerate(configs, start=1):
+        try:
+            validate(config.message, config.place)
+        except ConfigError as error:
+            errors += getattr(error, "errors", [error])
+        if number < len(configs) and not config.message.snapshot_after_train:
+            why = f"stage {number + 1} begins with what stage {number} leaves, and that takes no snapshot at its end"
+            errors.append(
+                ConfigError(f"snapshot_after_train: expected true; {why}", config.place("snapshot_after_train"))
+            )
+    if not errors:
+        errors += [*_same_prefixes(configs, world), *_missing_weights(configs, world), *_misfits(configs, world)]
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
+def _same_prefixes(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:
+    """Stages that would take each other's snapshots for their own."""
+    seen: dict[str, int] = {}
+    for number, config in enumerate(configs, start=1):
+        prefix = snapshot_prefix(config, world)
+        if saves(config.message) and prefix in seen:
+            yield ConfigError(
+                f"stages {seen[prefix]} and {number} have the same snapshot_prefix '{prefix}'; give each its own, or a "
+                "folder for all (--set snapshot_prefix=FOLDER/), in which each has its solver's name",
+                config.place("snapshot_prefix"),
+            )
+        seen.setdefault(prefix, number)
+
+
+def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:
+    """Weights from which a stage is to branch off, and which neither exist nor are an earlier stage's."""
+    prefixes: list[str] = []
+    for number, config in enumerate(configs, start=1):
+        for path in config.message.weights:
+            if _leaver(prefixes, path) is None and not is_regular(path):
+                earlier = "; earlier stages leave " + " or ".join(f"{prefix}_iter_N.caffemodel" for prefix in prefixes)
+                what = f"weights '{path}' of stage {number} are not there{earlier if prefixes else ''}"
+                yield ConfigError(what, config.place("weights"))
+        prefixes.append(snapshot_prefix(config, world))
+
+
+def _leaver(prefixes: Sequence[str], path: str) -> int | None:
+    """The index of the stage that leaves a file of weights."""
+    named = (
+        index for index, prefix in enumerate(prefixes) if re.fullmatch(rf"{re.escape(prefix)}_iter_[0-9]+\D.*", path)
+    )
+    return next(named, None)
+
+
+def _misfits(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:
+    """Nets that cannot begin with the weights of the stage before, or of that from which they branch off."""
+    prefixes = [snapshot_prefix(config, world) for config in configs]
+    shapes: list[dict[str, list[tuple[int, ...]]]] = []
+    for index, config in enumerate(configs):
+        try:
+            net = net_of_solver(config, proto.TRAIN)
+            state = net.message.state
+            shapes_of = SourceShapes(proto.TRAIN, lambda note: None)
+            graph = build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
+        except ConfigError as error:
+            yield from getattr(error, "errors", [error])
+            return
+        shapes.append({layer.name: [param.shape for param in layer.params] for layer in graph.layers if layer.params})
+        given = list(config.message.weights)
+        begins_with = [index - 1] if not given else [_leaver(prefixes[:index], path) for path in given]
+        for before in begins_with:
+            if before is not None and before >= 0:
+                yield from _misfit(shapes[before], shapes[index], before + 1, index + 1, net.path)
+
+
+def _misfit(
+    theirs: dict[str, list[tuple[int, ...]]], ours: dict[str, list[tuple[int, ...]]], before: int, stage: int, path: str
+) -> Iterator[ConfigError]:
+    """The first layer of which the shapes differ. before, stage: numbers, for the message."""
+    shared = [name for name in ours if name in theirs]
+    if not shared:
+        yield ConfigError(f"the net of stage {stage} has no layer in common with that of stage {before}", path)
+    name = next((name for name in shared if ours[name] != theirs[name]), None)
+    if name is not None:
+        there, here = (" and ".join(map(shape_text, shapes[name])) for shapes in (theirs, ours))
+        yield ConfigError(
+            f"layer '{name}' of stage {stage} has parameters of {here}, and it begins with those of stage {before}, of "
+            f"{there}; give it another name",
+            path,
+        )
+
+
+def resume_stages(configs: Sequence[SolverConfig], world: World, weights: Sequence[str]) -> Position:
+    """Collective, for --resume auto: where the row goes on, from its snapshots; makes the solvers to come keep their
+    global batches. weights: that the first stage begins with. Raises ConfigError where a batch cannot be held."""
+    found = _find(configs, world, weights) if world.rank == 0 else (Position(), None, None)
+    position, own, before = world.broadcast_object(found)
+    last = own or before
+    if last is None:
+        log("No snapshot to go on from")
+        return position
+    batches = [data_batch(config) for config in configs]  # as the files have them, of one rank
+    ranks = last.global_batch // batches[position.index - (own is None)] if last.global_batch else last.ranks
+    for index in range(position.index, len(configs)):
+        total = last.global_batch if own and index == position.index else ranks and ranks * batches[index]
+        hold_global_batch(configs[index], world, replace(last, global_batch=total))
+    return position
+
+
+def _find(
+    configs: Sequence[SolverConfig], world: World, weights: Sequence[str]
+) -> tuple[Position, Snapshot | None, Snapshot | None]:
+    """The position, the snapshot there, and that of the end of the stage before. Of the rank that reads."""
+    before, position, old = None, first_position(configs, weights), known()
+    for index, config in enumerate(configs):
+        if before is not None:
+            position = next_position(configs, position, before.model, before.samples_seen or 0)
+        own = newest(snapshot_prefix(config, world), old, position.begun_from if index else None)
+        if own is None or not _is_over(config, own) or index == len(configs) - 1:
+            _tell_of_later(configs[index + 1 :], world)
+            return replace(position, snapshot=own.path if own else None), own, before
+        log(f"Stage {index + 1} of {len(configs)} is done: {own.path}")
+        before = own
+    raise AssertionError("the last stage returns")
+
+
+def _tell_of_later(configs: Sequence[SolverConfig], world: World) -> None:
+    """Snapshots of stages to come are of another run, or their own stage's beginning is lost."""
+    for config in configs:
+        if later := newest(snapshot_prefix(config, world), known()):
+            log(f"The snapshot {later.path} does not count: the stage before it has not come to its end")
+
+
+def _is_over(config: SolverConfig, snapshot: Snapshot) -> bool:
+    """Whether a stage has come to its end, which the solver itself tells if it counts in iterations."""
+    last = config.message.max_iter if is_given(config.message, "max_iter") else snapshot.max_iter
+    return last is not None and snapshot.iteration >= last
+
+
+def first_position(configs: Sequence[SolverConfig], weights: Sequence[str]) -> Position:
+    """The beginning of the row. weights: of --weights, before those of the first solver."""
+    return Position(weights=list(weights or configs[0].message.weights))
+
+
+def next_position(configs: Sequence[SolverConfig], at: Position, model: str, samples_seen: int) -> Position:
+    """After a stage has left `model`, at this place in the sequence of samples. Of the rank that reads."""
+    index = at.index + 1
+    weights = list(configs[index].message.weights) or [model]
+    return Position(index, None, weights, samples_seen, digest_of(weights))
+
+
+def digest_of(paths: Sequence[str]) -> str:
+    """SHA-256 of files of weights, in hexadecimal. Raises WeightsError where one cannot be read."""
+    found = hashlib.sha256()
+    for path in paths:
+        with opened(path, WeightsError) as file:
+            take_in(file, found)
+    return found.hexdigest()

@@ -1,0 +1,285 @@
+"""Several solvers in a row: the weights, the samples, the place after a kill, and what cannot follow what."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from engine.cli import main
+from engine.comm.world import World
+from engine.config import parse_solver
+from engine.data.feeder import Feeder
+from engine.errors import EngineError
+from engine.net import Net
+from engine.solver.stages import check_stages, digest_of
+from engine.weights import read_caffemodel, read_solverstate
+from tests.mpi import ENVIRON, REPO, mpiexec
+from tests.shared import SHARED, needs_shared
+from tests.solver.harness import different, digits_net
+
+STAGES = {  # as in the 72-epoch run: a first part, a cycle, a branch from before it, an end without a snapshot between
+    "one": 'max_iter: 6 base_lr: 0.05 lr_policy: "poly" power: 1 snapshot: 2',
+    "two": 'max_iter: 5 base_lr: 0.03 lr_policy: "poly_cyc" power: 2 lr_iter: 8 snapshot: 2 type: "Nesterov"',
+    "three": 'max_iter: 4 base_lr: 0.02 lr_policy: "fixed" snapshot: 2 weights: "{folder}/one_iter_4.caffemodel"',
+    "four": 'max_epoch: 0.03 base_lr: 0.01 lr_policy: "fixed" snapshot: 2',
+}
+
+
+def files(folder: Path, **changes: str) -> str:
+    """Writes the stages; returns the value of --solver. changes: in place of a stage's text, or "" for none."""
+    (folder / "net.prototxt").write_text(digits_net())
+    texts = {**STAGES, **changes}
+    for name, text in texts.items():
+        common = f'net: "{folder}/net.prototxt" momentum: 0.9 random_seed: 7 snapshot_prefix: "{folder}/{name}"\n'
+        (folder / f"{name}.prototxt").write_text(common + text.replace("{folder}", str(folder)))
+    return ",".join(str(folder / f"{name}.prototxt") for name, text in texts.items() if text)
+
+
+def train(*arguments: str) -> int:
+    return main(["train", *arguments])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every snapshot but for the names of folders in it."""
+    found = {}
+    for path in sorted(folder.glob("*_iter_*")):
+        if path.suffix == ".caffemodel":
+            found[path.name] = {f"{n}{i}": b for n, each in read_caffemodel(path).items() for i, b in enumerate(each)}
+        else:
+            state = read_solverstate(path)
+            found[path.name] = {f"{i}": blob for i, blob in enumerate(state.history)}
+            found[f"{path.name} place"] = (state.iteration, state.samples_seen, state.recent_loss, state.max_iter)
+    return found
+
+
+def same(a: Path, b: Path) -> None:
+    ours, theirs = content(a), content(b)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        if isinstance(value, dict):
+            assert not different(value, theirs[name]), name
+        else:
+            assert value == theirs[name], name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A row that nothing has interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train("--solver", files(folder)) == 0
+    return folder
+
+
+def test_each_stage_begins_where_and_with_what_the_one_before_has_left(whole):
+    ends = {"one": 6, "two": 5, "three": 4, "four": 2}  # 0.03 epochs of 1437 samples: two batches of 16
+    sample, before = 0, None
+    for name, end in ends.items():
+        state = read_solverstate(whole / f"{name}_iter_{end}.solverstate")
+        sample += 16 * end
+        assert (state.samples_seen, state.max_iter) == (sample, end)
+        if before:
+            branch = whole / "one_iter_4.caffemodel" if name == "three" else before
+            assert state.begun_from == digest_of([str(branch)])
+        before = whole / f"{name}_iter_{end}.caffemodel"
+
+
+def test_the_log_says_where_a_run_begins(tmp_path, capfd):
+    assert train("--solver", files(tmp_path, three="", four="")) == 0  # 1437 samples
+    told = capfd.readouterr().err
+    assert f"Stage 2 of 2: {tmp_path}/two.prototxt" in told
+    assert "Iteration 0 begins with sample 0 (epoch 0) of the order of seed 7" in told
+    assert "Iteration 0 begins with sample 96 (epoch 0.0668058) of the order of seed 7" in told
+    assert train("--solver", str(tmp_path / "two.prototxt"), "--weights", f"{tmp_path}/one_iter_6.caffemodel") == 0
+    assert "Iteration 0 begins with sample 0 (epoch 0) of the order of seed 7" in capfd.readouterr().err
+
+
+def test_no_sample_of_an_epoch_comes_twice(tmp_path, monkeypatch):
+    """Each comes with its augmentation, which epoch and index decide. The stages go over the end of an epoch."""
+    read: Counter[tuple[int, str]] = Counter()
+    following = Feeder.next
+
+    def noted(self: Feeder, net: Net) -> int:
+        first = following(self, net)
+        read.update(((first + number) // self.size, key) for number, key in enumerate(self.keys))
+        return first
+
+    monkeypatch.setattr(Feeder, "next", noted)
+    lengths = {"one": "max_iter: 80", "two": "max_iter: 40"}
+    solvers = files(
+        tmp_path,
+        **{name: f'{text} base_lr: 0.01 lr_policy: "fixed"' for name, text in lengths.items()},
+        three="",
+        four="",
+    )
+    assert train("--solver", solvers) == 0
+    assert set(read.values()) == {1} and len(read) == 120 * 16
+
+
+@pytest.mark.parametrize("kill", ["one_iter_2", "one_iter_6", "two_iter_2", "three_iter_2", "four_iter_2"])
+def test_resume_auto_goes_on_in_the_right_stage(whole, tmp_path, kill):
+    """As after a kill just when this snapshot was whole: nothing of later ones is there."""
+    solvers = files(tmp_path)
+    stage, _, last = kill.partition("_iter_")
+    for path in whole.glob("*_iter_*"):
+        name, _, iteration = path.stem.partition("_iter_")
+        earlier = list(STAGES).index(name) < list(STAGES).index(stage)
+        if earlier or (name == stage and int(iteration) <= int(last)):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert train("--solver", solvers, "--resume", "auto") == 0
+    same(whole, tmp_path)
+
+
+def test_snapshots_of_another_run_do_not_count(whole, tmp_path, capfd):
+    """A later stage's that began with other weights, and any whose stage before is not over."""
+    solvers = files(tmp_path)
+    for path in [*whole.glob("two_iter_*"), *whole.glob("one_iter_2.*")]:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
+    told = capfd.readouterr().err
+    assert "two_iter_5.solverstate does not count: the stage before it has not come to its end" in told
+    assert different(
+        {str(i): b for i, b in enumerate(read_caffemodel(whole / "two_iter_5.caffemodel")["ip2"])},
+        {str(i): b for i, b in enumerate(read_caffemodel(tmp_path / "two_iter_5.caffemodel")["ip2"])},
+    )
+    for path in whole.glob("two_iter_*"):  # of the run at a rate of 0.05, after a first stage at 0.04
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for path in [*tmp_path.glob("three_iter_*"), *tmp_path.glob("four_iter_*")]:
+        path.unlink()
+    assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
+    assert "two_iter_5.solverstate: its run began with other weights than this stage does" in capfd.readouterr().err
+
+
+def test_overrides_are_for_all_stages_or_for_one(tmp_path, capfd):
+    solvers = files(tmp_path, three="", four="")
+    sets = ["--set", "max_iter=4", "--set", "2:max_iter=3", "--set", "snapshot_prefix=" + str(tmp_path) + "/"]
+    assert train("--solver", solvers, *sets) == 0
+    assert (tmp_path / "one_iter_4.caffemodel").exists() and (tmp_path / "two_iter_3.caffemodel").exists()
+    assert not (tmp_path / "two_iter_4.caffemodel").exists()
+    assert train("--solver", solvers, "--set", "3:max_iter=4") == 1
+    assert "--set 3:max_iter=4: expected a stage from 1 to 2" in capfd.readouterr().err
+
+
+def test_shorten_divides_all_that_is_counted(tmp_path):
+    from argparse import Namespace
+
+    from engine.verbs.runtime import asked_solvers
+
+    text = "max_iter: 1000 lr_iter: 16 snapshot: 3 stepvalue: 100 stepvalue: 250 warmup_epoch: 5 base_lr: 1 display: 40"
+    solvers = files(tmp_path, one=text + ' lr_policy: "fixed"', two="", three="", four="")
+    options = Namespace(solver=solvers, set=[], shorten=10, precision=None, level=None, stage=[])
+    (config,) = asked_solvers(options)
+    param = config.message
+    assert (param.max_iter, param.lr_iter, param.snapshot, list(param.stepvalue)) == (100, 2, 1, [10, 25])
+    assert param.warmup_epoch == 0.5 and param.display == 4
+
+
+BAD = {
+    "prefixes": ({}, "stages 1 and 2 have the same snapshot_prefix"),
+    "no end": ({"one": STAGES["one"] + " snapshot_after_train: false"}, "stage 2 begins with what stage 1 leaves, and"),
+    "weights": ({"three": STAGES["three"].replace("one_iter_4", "on_iter_4")}, "of stage 3 are not there; earlier st"),
+    "fields": ({"four": "max_epoch: 1 max_iter: 3 base_lr: 1"}, "max_epoch and max_iter are both given"),
+    "rates": ({"two": 'max_iter: 9 base_lr: 1 lr_policy: "inv" gamma: -0.5 power: 0.5'}, "gives no learning rate at"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_row_that_cannot_end_does_not_begin(tmp_path, capfd, kind):
+    changes, message = BAD[kind]
+    same_prefix = ["--set", f"2:snapshot_prefix={tmp_path}/one"] if kind == "prefixes" else []
+    assert train("--solver", files(tmp_path, **changes), *same_prefix) == 1
+    told = capfd.readouterr().err
+    assert message in told and "Traceback" not in told
+    assert not list(tmp_path.glob("*_iter_*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("num_output: 32", "num_output: 31"),
+            r"layer 'ip1' of stage 2 has parameters of 31 x 128 and 31, and it begins",
+        ),
+        (('name: "', 'name: "other_'), "the net of stage 2 has no layer in common with that of stage 1"),
+    ],
+)
+def test_nets_that_do_not_fit_are_refused_before_the_first_begins(tmp_path, change, message):
+    configs = []
+    for number, net in enumerate((digits_net(), digits_net().replace(*change)), start=1):
+        text = f'max_iter: 1 base_lr: 1 lr_policy: "fixed" snapshot_prefix: "{tmp_path}/{number}" net_param {{ {net} }}'
+        configs.append(parse_solver(text, str(tmp_path / f"{number}.prototxt")))
+    with pytest.raises(EngineError, match=message):
+        check_stages(configs, World())
+
+
+def test_one_snapshot_is_not_for_several_solvers(tmp_path, capfd):
+    assert train("--solver", files(tmp_path), "--snapshot", "x.solverstate") == 1
+    assert "--snapshot continues one solver; --resume auto finds the stage" in capfd.readouterr().err
+
+
+def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-m", "engine", "train", *arguments]
+    command = [mpiexec(), "-n", str(ranks), *command] if ranks > 1 else command
+    return subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def kill_when(process: subprocess.Popen, path: Path) -> None:
+    """SIGKILL, launcher and ranks, as soon as a file is there."""
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.mpi
+def test_two_ranks_that_are_killed_come_to_the_same_bits(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    process = start(folders[0], 2, "--solver", files(folders[0]))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    words = ["--solver", files(folders[1]), "--resume", "auto"]
+    for last in ("one_iter_2", "three_iter_2"):
+        kill_when(start(folders[1], 2, *words), folders[1] / f"{last}.solverstate")
+    process = start(folders[1], 2, *words)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    same(*folders)
+
+
+ZOO = SHARED / "zoo/surfsara/models/multinode/resnet50_custom_lr"
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@needs_shared("zoo/surfsara/models/multinode/resnet50_custom_lr")
+@needs_shared("data/imagenet-sample.zip")
+def test_the_five_files_of_the_72_epoch_run_are_one_command(tmp_path):
+    """Unchanged but for paths, the batch and the length; killed in stages 1, 3 and 5."""
+    with zipfile.ZipFile(SHARED / "data/imagenet-sample.zip") as archive:
+        archive.extractall(tmp_path)
+    (labels,) = tmp_path.rglob("labels.txt")
+    assert main(["convert_imageset", str(labels.parent), str(labels), str(tmp_path / "lmdb"), "--encoded"]) == 0
+    names = ("init", "cyc1", "cyc2", "cyc3", "collapse")
+    words = ["--solver", ",".join(str(ZOO / f"solver_{name}.prototxt") for name in names), "--shorten", "1500"]
+    for setting in (f"source={tmp_path}/lmdb", "batch_size=2"):
+        words += ["--set", f"layer[data@TRAIN].data_param.{setting}"]
+    words += ["--set", f"layer[data@TEST].data_param.source={tmp_path}/lmdb", "--set", "snapshot=1"]
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder, kills in zip(folders, ([], ["init_iter_2", "cyc2_iter_1", "collapse_iter_1"])):
+        folder.mkdir()
+        mine = [*words, "--set", f"snapshot_prefix={folder}/", "--resume", "auto"]
+        for kill in kills:
+            kill_when(start(folder, 2, *mine), folder / f"solver_{kill}.solverstate")
+        process = start(folder, 2, *mine)
+        _, errors = process.communicate(timeout=3600)
+        assert process.returncode == 0, errors
+    same(*folders)
