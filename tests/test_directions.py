@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "report": {"files", "config", "graph", "layers"},
     "comm": {"config", "host", "report", "watchdog"},
     "data": {"config", "files", "host", "layers", "proto", "watchdog", "weights"},
+    "exchange": {"config", "data", "files", "graph", "layers", "proto", "weights"},
     "inference": {"comm", "config", "data", "files", "graph", "layers", "net", "proto", "report", "weights"},
     "solver": {
         *("comm", "config", "data", "files", "graph", "host", "inference", "layers", "net", "proto", "report"),
@@ -160,6 +161,7 @@ SPEAKERS = {
     "crc32c": ["data/example.py"],
     "PIL": ["data/"],
     "h5py": ["weights/h5_file.py"],
+    "onnx": ["exchange/onnx_file.py"],
     "matplotlib": ["report/plot.py"],
     "pygraphviz": ["report/draw_net.py"],
     "psutil": ["host/machine.py"],

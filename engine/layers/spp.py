@@ -31,9 +31,9 @@ class SPP(Layer):
             raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {shape}")
         if not 1 <= self.param.pyramid_height <= MOST_LEVELS:
             raise self.error(f"expected pyramid_height of 1 to {MOST_LEVELS}, got {self.param.pyramid_height}")
-        return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in self._levels()))]
+        return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in self.levels()))]
 
-    def _levels(self) -> list[tuple[Pooling, Shape]]:
+    def levels(self) -> list[tuple[Pooling, Shape]]:
         """The pooling of each level, and the shape of its top."""
         poolings = [self._pooling(2**level) for level in range(self.param.pyramid_height)]
         return [(pooling, pooling.infer()[0]) for pooling in poolings]
@@ -52,7 +52,7 @@ class SPP(Layer):
         return pooling
 
     def lower(self, builder: Builder) -> None:
-        x, levels, top = builder.tensor(self.bottoms[0]), self._levels(), self.tops[0]
+        x, levels, top = builder.tensor(self.bottoms[0]), self.levels(), self.tops[0]
         copies = builder.op("Split", self, [x], tops=[], shapes=[self.shapes[0]] * len(levels))
         rows = []
         for copy, (pooling, shape) in zip(copies, levels, strict=True):

@@ -1,0 +1,237 @@
+"""The graph of a net as it is deployed: phase TEST, fed by its inputs, without labels, losses and measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from engine import proto
+from engine.config import NetConfig
+from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError, EngineError, WeightsError, shape_text
+from engine.graph.build import TEST, Graph, build
+from engine.layers.base import Blob, Layer, Parameter, Shape
+from engine.layers.data import Data
+from engine.layers.registry import layer_types
+from engine.layers.softmax_loss_base import SoftmaxLossBase
+from engine.weights import intel, read_caffemodel
+
+# Losses that go on as the probabilities which they compute, and the layer type of these.
+PROBABILITIES = {
+    "SoftmaxWithLoss": "Softmax",
+    "SoftmaxWithLossOHEM": "Softmax",
+    "InfogainLoss": "Softmax",
+    "SigmoidCrossEntropyLoss": "Sigmoid",
+}
+MEASURES = frozenset(
+    {"Accuracy", "SegAccuracy", "DetectionEvaluate", "EvalDetection", "Silence", "HDF5Output", "BoxAnnotatorOHEM"}
+)
+
+
+@dataclass
+class DeployGraph:
+    """layers: in their order. inputs, outputs: blobs. doubled: the same blobs in a net of twice the batch; none where
+    the text holds the batch fixed. refused: layers that cannot go on; what depends on them is
+    left out, too."""
+
+    name: str
+    layers: list[Layer] = field(default_factory=list)
+    inputs: list[Blob] = field(default_factory=list)
+    outputs: list[Blob] = field(default_factory=list)
+    doubled: Mapping[Blob, Blob] = field(default_factory=dict)
+    refused: list[Layer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def dims(self, blob: Blob) -> tuple[int | None, ...]:
+        """Of a blob; None for those that grow with the batch."""
+        other = self.doubled.get(blob, blob).shape
+        return tuple(size if size == twice else None for size, twice in zip(blob.shape, other, strict=True))
+
+    def readers(self) -> dict[Blob, list[Layer]]:
+        found: dict[Blob, list[Layer]] = {}
+        for layer in self.layers:
+            for blob in layer.bottoms:
+                found.setdefault(blob, []).append(layer)
+        return found
+
+
+def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda layer: False) -> DeployGraph:
+    """The deployed net. refused: whether a layer cannot go on; what depends on it does not either.
+
+    Raises ConfigError for a net that does not fit together.
+    """
+    fed = _fed_by_inputs(config)
+    state = config.message.state
+    graph = build(fed, TEST, level=state.level, stages=state.stage, to_look_at=True)
+    result = DeployGraph(graph.name, notes=list(fed.notes))
+    result.doubled = _doubled(fed, graph, result.notes)
+    graph, result.doubled = _with_probabilities(graph, result)
+    _choose(graph, refused, result)
+    if not result.layers:
+        raise ConfigError("nothing of the net is left without its losses and measures", config.path)
+    return result
+
+
+def _fed_by_inputs(config: NetConfig) -> NetConfig:
+    """The net with an Input layer of the same shapes in place of each layer that reads or makes data."""
+    message, notes = proto.NetParameter(), list(config.notes)
+    message.CopyFrom(config.message)
+    shapes_of = SourceShapes(TEST, notes.append)
+    for index, layer in enumerate(message.layer):
+        cls = layer_types().get(layer.type)
+        if cls is not None and (issubclass(cls, Data) or layer.type == "DummyData"):
+            shapes = _shapes(layer, config.where(index), shapes_of)
+            kept = proto.LayerParameter(name=layer.name, type="Input", top=layer.top)
+            kept.include.extend(layer.include)
+            kept.exclude.extend(layer.exclude)
+            for shape in shapes or ():
+                kept.input_param.shape.add(dim=shape)
+            layer.CopyFrom(kept)
+    changed = config.with_message(message)
+    changed.notes = notes
+    return changed
+
+
+def _shapes(layer: proto.LayerParameter, where: str, shapes_of: SourceShapes) -> list[Shape]:
+    """Of the tops of a data layer; of one of phase TRAIN, which the build leaves out, any."""
+    if any(rule.HasField("phase") and rule.phase != TEST for rule in layer.include):
+        return [(1,)]
+    if layer.type == "DummyData":
+        dummy = layer_types()["DummyData"](layer, where, TEST)
+        return dummy.infer()
+    return shapes_of(layer, where)
+
+
+def _doubled(config: NetConfig, graph: Graph, notes: list[str]) -> dict[Blob, Blob]:
+    """Each blob's twin in the net with twice the batch: what grows with it, and how, is seen from there. {} where the
+    net holds its batch fixed."""
+    batch = next((layer.tops[0].shape[0] for layer in graph.layers if not layer.bottoms and layer.tops[0].shape), 0)
+    message = proto.NetParameter()
+    message.CopyFrom(config.message)
+    for layer in message.layer:
+        for shape in layer.input_param.shape if layer.type == "Input" else ():
+            if shape.dim and shape.dim[0] == batch:
+                shape.dim[0] *= 2
+    try:
+        state = config.message.state
+        other = build(config.with_message(message), TEST, level=state.level, stages=state.stage, to_look_at=True)
+        shapes = [[p.shape for p in each.all_params] for each in (graph, other)]
+        pairs = [
+            (blob, twin)
+            for layer, same in zip(graph.layers, other.layers, strict=True)
+            for blob, twin in zip(layer.tops, same.tops, strict=True)
+        ]
+        fits = all(len(blob.shape) == len(twin.shape) for blob, twin in pairs)
+        if shapes[0] == shapes[1] and fits:
+            return dict(pairs)
+        why = "its weights or axes depend on the batch"
+    except EngineError as error:
+        why = str(error).splitlines()[0]
+    notes.append(f"{config.path}: the net holds its batch of {batch} fixed: {why}")
+    return {}
+
+
+def _with_probabilities(graph: Graph, result: DeployGraph) -> tuple[Graph, Mapping[Blob, Blob]]:
+    """The graph with a Softmax or Sigmoid in place of the losses that compute one, unless the net has it already."""
+    doubled, named = dict(result.doubled), set(graph.blobs())
+    layers: list[Layer] = []
+    for layer in graph.layers:
+        kind = PROBABILITIES.get(layer.type)
+        twins = [each for each in graph.layers if each.type == kind and each.bottoms == layer.bottoms[:1]]
+        if kind is None or twins or layer in graph.unshaped:
+            layers.append(layer)
+            continue
+        name = layer.message.top[1] if len(layer.message.top) > 1 else _free("prob", layer.name, named)
+        named.add(name)
+        message = proto.LayerParameter(name=layer.name, type=kind, bottom=layer.message.bottom[:1], top=[name])
+        if kind == "Softmax":
+            message.softmax_param.axis = cast(SoftmaxLossBase, layer).axis
+        other = layer_types()[kind](message, layer.where, TEST, net=layer.net)
+        other.bottoms = layer.bottoms[:1]
+        other.tops = layer.tops[1:2] if len(layer.message.top) > 1 else [Blob(name, layer.bottoms[0].shape)]
+        if layer.bottoms[0] in doubled:
+            doubled[other.tops[0]] = Blob(name, doubled[layer.bottoms[0]].shape)
+        result.notes.append(f"layer '{layer.name}' ({layer.type}) becomes {kind}: top '{name}'")
+        layers.append(other)
+    return Graph(graph.name, graph.phase, layers, all_params=graph.all_params, unshaped=graph.unshaped), doubled
+
+
+def _free(wanted: str, layer: str, named: Collection[str]) -> str:
+    return wanted if wanted not in named else f"{layer}/{wanted}"
+
+
+def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph) -> None:
+    """Fills in which layers stay, and what goes in and comes out."""
+    gone: set[Blob] = set()  # tops of layers that do not stay
+    learned: set[Blob] = set()  # what depends on a parameter: predictions, never labels
+    ends: list[Blob] = []  # what measures would read
+    cut: list[Blob] = []  # what refused layers would read
+    staying: list[Layer] = []
+    made: set[Blob] = set()
+    for layer in graph.layers:
+        if layer.params or learned & set(layer.bottoms):
+            learned.update(layer.tops)
+        if layer.is_loss or any(layer.message.loss_weight) or layer.type in MEASURES:
+            gone.update(layer.tops)
+            ends += [blob for blob in layer.bottoms if blob in learned and blob not in gone]
+            if layer.type != "Silence":
+                result.notes.append(f"layer '{layer.name}' ({layer.type}) is left out")
+        elif layer.type != "Input" and (gone & set(layer.bottoms) or layer in graph.unshaped or refused(layer)):
+            cut += [blob for blob in layer.bottoms if blob in made and blob not in gone]
+            if not gone & set(layer.bottoms) and refused(layer):
+                result.refused.append(layer)
+            gone.update(layer.tops)
+        else:
+            staying.append(layer)
+            if layer.type != "Input":
+                made.update(layer.tops)
+    read = {blob for layer in staying for blob in layer.bottoms}
+    measured = {blob for layer in graph.layers if layer not in staying for blob in layer.bottoms}
+    free = [top for layer in staying if layer.type != "Input" for top in layer.tops if top not in read | measured]
+    outputs = dict.fromkeys([*free, *cut, *(blob for blob in ends if blob not in read)])
+    order = {top: i for i, layer in enumerate(staying) for top in layer.tops}
+    result.outputs = sorted(outputs, key=lambda blob: order[blob])
+    wanted = set(result.outputs)
+    for layer in reversed(staying):
+        if wanted & set(layer.tops):
+            wanted.update(layer.bottoms)
+            result.layers.insert(0, layer)
+    result.inputs = [top for layer in result.layers if layer.type == "Input" for top in layer.tops if top in wanted]
+    result.layers = [layer for layer in result.layers if layer.type != "Input"]
+
+
+def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Parameter, np.ndarray]:
+    """The values of the parameters of a graph's layers, owners only. Raises WeightsError where the file lacks them or
+    has others."""
+    blobs = intel.separated(config.message, read_caffemodel(path), path)
+    found: dict[Parameter, np.ndarray] = {}
+    for layer in graph.layers:
+        stored = blobs.get(layer.name, ())
+        own = [parameter for parameter in layer.params if parameter.owner is None]
+        if own and len(stored) != len(layer.params):
+            what = f"{len(stored)} blobs" if stored else "no such layer"
+            raise WeightsError(f"layer '{layer.name}': the file has {what}, the net {len(layer.params)}", path)
+        for parameter, values in zip(layer.params, stored):
+            owner = parameter.owner or parameter
+            if values is None:
+                continue
+            if values.size != parameter.count or _squeezed(values.shape) != _squeezed(parameter.shape):
+                raise WeightsError(
+                    f"layer '{layer.name}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "
+                    f"{shape_text(parameter.shape)}",
+                    path,
+                )
+            found[owner] = values.reshape(parameter.shape)  # of several that share it, the last, as in Caffe
+    for layer in graph.layers:
+        for parameter in layer.params:
+            if (parameter.owner or parameter) not in found:
+                raise WeightsError(f"layer '{layer.name}', blob {parameter.index}: the file does not have it", path)
+    return found
+
+
+def _squeezed(shape: Shape) -> Shape:
+    """Without axes of 1: files before 2015 have four axes always."""
+    return tuple(size for size in shape if size != 1)

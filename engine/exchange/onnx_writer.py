@@ -1,0 +1,166 @@
+"""An ONNX graph under construction: what the functions of engine/exchange/to_onnx/ write into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.exchange.onnx_file import IR_VERSION, OPSET, import_onnx_package
+from engine.exchange.to_onnx.registry import Inexpressible
+from engine.layers.base import Blob, Layer, Parameter
+
+Dims = tuple["int | None", ...]  # None: grows with the batch
+BATCH = "batch"  # how the file calls it
+
+
+class Writer:
+    """Nodes, weights and the names of values.
+
+    A value is a name; `values` has that of each blob. Arrays and numbers may stand in place of a value everywhere: they
+    become constants. A Caffe layer that works in place makes a new value: the last version of a blob has its name.
+    """
+
+    def __init__(self, dims: Callable[[Blob], Dims], weights: Mapping[Parameter, np.ndarray], last: Mapping[str, Blob]):
+        """dims: of a blob. weights: of owners. last: the last version of each named blob."""
+        self.dims, self._weights, self._last = dims, weights, last
+        self.values: dict[Blob, str] = {}
+        self.onnx = import_onnx_package()
+        self._layer: Layer | None = None
+        self._nodes: list[Any] = []
+        self._initializers: dict[str, Any] = {}
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._names = set(last)  # which are kept for the blobs
+        self._scaled: dict[Layer, list[np.ndarray]] = {}
+
+    # What functions of layers use
+
+    def op(self, type: str, *inputs: str | np.ndarray | float | Sequence[int], **attributes: Any) -> str:
+        """Adds a node of one output; returns its value."""
+        return self.ops(type, 1, *inputs, **attributes)[0]
+
+    def ops(self, type: str, count: int, *inputs: str | np.ndarray | float | Sequence[int], **attributes: Any) -> list:
+        """The same with `count` outputs."""
+        assert self._layer is not None
+        names = [each if isinstance(each, str) else self.constant(np.asarray(each)) for each in inputs]
+        node = self._unique(f"{self._layer.name}/{type}")
+        outputs = [node if i == 0 else self._unique(f"{node}:{i}") for i in range(count)]
+        self._nodes.append(self.onnx.helper.make_node(type, names, outputs, name=node, **attributes))
+        return outputs
+
+    def name(self, wanted: str) -> str:
+        """A name that nothing else in the file has, for graphs within the graph."""
+        assert self._layer is not None
+        return self._unique(f"{self._layer.name}/{wanted}")
+
+    def constant(self, values: np.ndarray, name: str = "") -> str:
+        """The value of an array: floats become float32, whole numbers int64."""
+        dtype = values.dtype if values.dtype == bool else np.float32 if values.dtype.kind == "f" else np.int64
+        assert self._layer is not None
+        name = self._unique(name or f"{self._layer.name}/constant")
+        self._initializers[name] = self.onnx.numpy_helper.from_array(np.ascontiguousarray(values, dtype), name)
+        return name
+
+    def arrays(self, layer: Layer) -> list[np.ndarray]:
+        """The parameters of a layer in Caffe's shapes, with what follows folded in."""
+        if layer in self._scaled:
+            return self._scaled[layer]
+        return [self._weights[p.owner or p].reshape(p.shape) for p in layer.params]
+
+    def fold(self, layer: Layer, arrays: list[np.ndarray]) -> None:
+        """Gives a layer other parameters than the file has."""
+        self._scaled[layer] = arrays
+
+    def params(self, layer: Layer) -> list[str]:
+        """The values of a layer's parameters; layers that share one share the value."""
+        if layer in self._scaled:
+            return [self.constant(array, f"{layer.name}.{i}") for i, array in enumerate(self._scaled[layer])]
+        found = []
+        for parameter, array in zip(layer.params, self.arrays(layer), strict=True):
+            owner = parameter.owner or parameter
+            name = f"{owner.layer}.{owner.index}"
+            if owner.shape != parameter.shape:
+                name = f"{parameter.layer}.{parameter.index}"
+            found.append(name if name in self._initializers else self.constant(array, name))
+        return found
+
+    def target(self, dims: Sequence[int | None]) -> np.ndarray:
+        """Of a Reshape to these dims. Raises Inexpressible where more than one grows with the batch."""
+        if list(dims).count(None) > 1:
+            raise Inexpressible(f"more than one axis of {list(dims)} grows with the batch")
+        return np.array([-1 if dim is None else dim for dim in dims], np.int64)
+
+    def reshape(self, value: str, dims: Sequence[int | None]) -> str:
+        return self.op("Reshape", value, self.target(dims))
+
+    # What the export itself uses
+
+    def layer(self, layer: Layer, write: Callable[..., str | Sequence[str]]) -> None:
+        """Writes one layer. Its last node gets the layer's name, its tops the names of the blobs."""
+        self._layer = layer
+        first = len(self._nodes)
+        found = write(self, layer, *(self.values[blob] for blob in layer.bottoms))
+        tops = [found] if isinstance(found, str) else list(found)
+        for blob, value in zip(layer.tops, tops):
+            self.values[blob] = self._renamed(value, blob, first)
+        if len(self._nodes) > first:
+            self._nodes[-1].name = layer.name
+
+    def alias(self, blob: Blob, value: str) -> None:
+        self.values[blob] = value
+
+    def input(self, blob: Blob) -> None:
+        name = self.values[blob] = self._name_of(blob)
+        self._inputs.append(self._info(name, blob))
+
+    def output(self, blob: Blob) -> None:
+        """Makes a blob an output of its own name."""
+        value, name = self.values[blob], blob.name
+        if value != name:
+            self._nodes.append(self.onnx.helper.make_node("Identity", [value], [name], name=f"{name}/output"))
+        self._outputs.append(self._info(name, blob))
+
+    def model(self, name: str) -> Any:
+        """The model. Raises onnx.checker.ValidationError where it is none, which would be a mistake of ours."""
+        helper = self.onnx.helper
+        used = {value for node in self._nodes for value in _read(node)} | {each.name for each in self._outputs}
+        weights = [tensor for each, tensor in self._initializers.items() if each in used]
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, weights)
+        opsets = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(graph, producer_name="engine", opset_imports=opsets, ir_version=IR_VERSION)
+
+    def _info(self, name: str, blob: Blob) -> Any:
+        dims = [BATCH if dim is None else dim for dim in self.dims(blob)]
+        return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, dims)
+
+    def _unique(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._names:
+            name, count = f"{wanted}_{count}", count + 1
+        self._names.add(name)
+        return name
+
+    def _name_of(self, blob: Blob) -> str:
+        return blob.name if self._last.get(blob.name) is blob else self._unique(f"{blob.name}/before")
+
+    def _renamed(self, value: str, blob: Blob, first: int) -> str:
+        """The value, which a node from `first` on has made, under the blob's own name; others stay."""
+        makers = [(node, i) for node in self._nodes[first:] for i, out in enumerate(node.output) if out == value]
+        if not makers or blob.name.startswith("(automatic)"):
+            return value
+        name = self._name_of(blob)
+        for node in self._nodes[first:]:
+            for i, each in enumerate(node.input):
+                if each == value:
+                    node.input[i] = name
+        node, i = makers[0]
+        node.output[i] = name
+        return name
+
+
+def _read(node: Any) -> list[str]:
+    """All values that a node reads, those of graphs within it included."""
+    inner = [each for attribute in node.attribute for part in attribute.g.node for each in _read(part)]
+    return [*node.input, *inner]

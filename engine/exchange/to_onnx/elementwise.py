@@ -1,0 +1,140 @@
+"""Functions of each element, and sums, products and maxima of blobs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.exchange.to_onnx.registry import exports
+from engine.exchange.to_onnx.weighted import relu
+
+if TYPE_CHECKING:
+    from engine.exchange.onnx_writer import Writer
+    from engine.layers.base import Layer
+    from engine.layers.eltwise import Eltwise
+    from engine.layers.exp import Exp
+    from engine.layers.prelu import PReLU
+
+
+@exports("ReLU")
+def _relu(out: Writer, layer: Layer, x: str) -> str:
+    return relu(out, x, layer.message.relu_param.negative_slope)
+
+
+@exports("ReLU6")
+def _relu6(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Clip", x, 0.0, 6.0)
+
+
+@exports("Clip")
+def _clip(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Clip", x, layer.message.clip_param.min, layer.message.clip_param.max)
+
+
+@exports("PReLU")
+def _prelu(out: Writer, layer: PReLU, x: str) -> str:
+    (slope,) = out.arrays(layer)
+    return out.op("PRelu", x, slope.reshape(-1, *[1] * (len(layer.shapes[0]) - 2)))
+
+
+@exports("ELU")
+def _elu(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Elu", x, alpha=layer.message.elu_param.alpha)
+
+
+@exports("AbsVal")
+def _abs_val(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Abs", x)
+
+
+@exports("Sigmoid")
+def _sigmoid(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Sigmoid", x)
+
+
+@exports("TanH")
+def _tanh(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Tanh", x)
+
+
+@exports("BNLL")
+def _bnll(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Softplus", x)
+
+
+@exports("Swish")
+def _swish(out: Writer, layer: Layer, x: str) -> str:
+    beta = layer.message.swish_param.beta
+    return out.op("Mul", x, out.op("Sigmoid", x if beta == 1 else out.op("Mul", x, beta)))
+
+
+@exports("Threshold")
+def _threshold(out: Writer, layer: Layer, x: str) -> str:
+    return out.op("Cast", out.op("Greater", x, layer.message.threshold_param.threshold), to=1)  # 1: FLOAT
+
+
+@exports("Exp")
+def _exp(out: Writer, layer: Exp, x: str) -> str:
+    attributes = layer.attributes()
+    y = out.op("Exp", scaled(out, x, attributes["rate"]))
+    return scaled(out, y, attributes["factor"])
+
+
+@exports("Log")
+def _log(out: Writer, layer: Layer, x: str) -> str:
+    param = layer.message.log_param
+    factor = 1.0 if param.base == -1 else 1 / math.log(param.base)
+    return scaled(out, out.op("Log", shifted(out, scaled(out, x, param.scale), param.shift)), factor)
+
+
+@exports("Power")
+def _power(out: Writer, layer: Layer, x: str) -> str:
+    param = layer.message.power_param
+    y = shifted(out, scaled(out, x, param.scale), param.shift)
+    return y if param.power == 1 else out.op("Pow", y, param.power)
+
+
+def scaled(out: Writer, x: str, factor: object) -> str:
+    return x if factor == 1 else out.op("Mul", x, np.float32(factor))  # type: ignore[arg-type]
+
+
+def shifted(out: Writer, x: str, term: float) -> str:
+    return x if term == 0 else out.op("Add", x, term)
+
+
+@exports("Eltwise")
+def _eltwise(out: Writer, layer: Eltwise, *bottoms: str) -> str:
+    param = layer.param
+    if param.operation != param.SUM:
+        return _of_two(out, "Mul" if param.operation == param.PROD else "Max", bottoms)
+    coefficients = list(param.coeff) or [1.0] * len(bottoms)
+    return _of_two(out, "Add", [scaled(out, x, factor) for x, factor in zip(bottoms, coefficients, strict=True)])
+
+
+def _of_two(out: Writer, op: str, values: list[str] | tuple[str, ...]) -> str:
+    """All values, two at a time: importers know Add better than Sum."""
+    first, *others = values
+    for each in others:
+        first = out.op(op, first, each)
+    return first
+
+
+@exports("Axpy")
+def _axpy(out: Writer, layer: Layer, a: str, x: str, y: str) -> str:
+    axes = len(layer.shapes[1]) - len(layer.shapes[0])
+    if axes:
+        a = out.op("Unsqueeze", a, list(range(2, 2 + axes)))
+    return out.op("Add", out.op("Mul", x, a), y)
+
+
+@exports("Split")
+def _split(out: Writer, layer: Layer, x: str) -> list[str]:
+    return [x] * len(layer.tops)
+
+
+@exports("Dropout", "SpatialDropout", "Cast")
+def _nothing(out: Writer, layer: Layer, x: str) -> str:
+    """In testing."""
+    return x

@@ -1,0 +1,72 @@
+"""Windows over planes: pooling, pyramids, local responses, regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.exchange.to_onnx.registry import Inexpressible, exports
+
+if TYPE_CHECKING:
+    from engine.exchange.onnx_writer import Writer
+    from engine.layers.lrn import LRN
+    from engine.layers.pooling import Pooling
+    from engine.layers.roi_pooling import ROIPooling
+    from engine.layers.spp import SPP
+
+
+@exports("Pooling")
+def _pooling(out: Writer, layer: Pooling, x: str) -> str:
+    if len(layer.tops) > 1:
+        raise Inexpressible("a second top")
+    if layer.param.global_pooling:
+        return out.op("GlobalMaxPool" if layer.param.pool == layer.param.MAX else "GlobalAveragePool", x)
+    return pooled(out, layer, x, layer.tops[0].shape)
+
+
+def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
+    """Windows of which the last of an axis may reach beyond bottom and padding, which ONNX's may not: here the padding
+    at the end is as much as they need. An average counts what lies within Caffe's padding, no more."""
+    window = layer.window
+    sizes = list(zip(layer.shapes[0][2:], top[2:], window["kernel"], window["stride"], window["pad"], strict=True))
+    ends = [max(0, (count - 1) * stride + kernel - size - pad) for size, count, kernel, stride, pad in sizes]
+    attributes = {"kernel_shape": window["kernel"], "strides": window["stride"]}
+    pads = window["pad"]
+    if layer.param.pool == layer.param.MAX:
+        return out.op("MaxPool", x, **attributes, pads=[*pads, *ends])
+    if not layer.param.avg_include_pad or not any([*pads, *ends]):
+        return out.op("AveragePool", x, **attributes, pads=[*pads, *ends])
+    if all(end <= pad for end, pad in zip(ends, pads, strict=True)):
+        return out.op("AveragePool", x, **attributes, pads=[*pads, *ends], count_include_pad=1)
+    if any(pads):
+        x = out.op("Pad", x, np.array([0, 0, *pads, 0, 0, *pads]), 0.0)
+    beyond = [max(0, end - pad) for end, pad in zip(ends, pads, strict=True)]
+    return out.op("AveragePool", x, **attributes, pads=[*[0] * len(pads), *beyond])
+
+
+@exports("SPP")
+def _spp(out: Writer, layer: SPP, x: str) -> str:
+    rows = [out.op("Flatten", pooled(out, pooling, x, top), axis=1) for pooling, top in layer.levels()]
+    return out.op("Concat", *rows, axis=1) if len(rows) > 1 else rows[0]
+
+
+@exports("LRN")
+def _lrn(out: Writer, layer: LRN, x: str) -> str:
+    param = layer.param
+    if layer.across:
+        return out.op("LRN", x, size=param.local_size, alpha=param.alpha, beta=param.beta, bias=param.k)
+    side, reach = [param.local_size] * 2, [param.local_size // 2] * 4
+    mean = out.op("AveragePool", out.op("Mul", x, x), kernel_shape=side, pads=reach, count_include_pad=1)
+    scale = out.op("Add", out.op("Mul", mean, param.alpha), 1.0)
+    return out.op("Mul", x, out.op("Pow", scale, -param.beta))
+
+
+@exports("ROIPooling")
+def _roi_pooling(out: Writer, layer: ROIPooling, x: str, regions: str) -> str:
+    param = layer.param
+    if len(layer.shapes[1]) != 2:
+        regions = out.reshape(regions, [out.dims(layer.bottoms[1])[0], 5])
+    size = [param.pooled_h, param.pooled_w]
+    return out.op("MaxRoiPool", x, regions, pooled_shape=size, spatial_scale=param.spatial_scale)

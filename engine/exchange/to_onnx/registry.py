@@ -1,0 +1,49 @@
+"""Functions by layer type: what writes a layer of that type with operators of ONNX."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+# (writer, layer, the values of its bottoms) -> the values of its tops; one alone for one top. The layer is of the class
+# that is registered for its type.
+Export: TypeAlias = Callable[..., "str | Sequence[str]"]
+
+_exports: dict[str, Export] = {}
+
+
+class Inexpressible(Exception):
+    """Raised by the function of a layer type for settings that ONNX has no operator for; says which in a few words."""
+
+
+def exports(*types: str) -> Callable[[Export], Export]:
+    """Decorator: the function writes layers of these types."""
+
+    def add(function: Export) -> Export:
+        for name in types:
+            _exports[name] = function
+        return function
+
+    return add
+
+
+@functools.cache
+def _import_all() -> None:
+    package: Any = importlib.import_module("engine.exchange.to_onnx")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"engine.exchange.to_onnx.{module.name}")
+
+
+def export_of(layer_type: str) -> Export | None:
+    """The function for a layer type; None where there is none."""
+    _import_all()
+    return _exports.get(layer_type)
+
+
+def exported_types() -> list[str]:
+    """All layer types that have a function, sorted."""
+    _import_all()
+    return sorted(_exports)

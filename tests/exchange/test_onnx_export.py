@@ -1,0 +1,215 @@
+"""`engine export --onnx`: what goes in and comes out of the model, folding, names, and what cannot be expressed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.config import parse_net
+from engine.errors import EngineError
+from engine.exchange.onnx_export import export_onnx
+from tests.exchange import harness
+from tests.shared import SHARED, needs_shared
+
+CLASSIFIER = """
+layer { name: "data" type: "DummyData" top: "data" top: "label"
+  dummy_data_param { shape { dim: 4 dim: 3 dim: 8 dim: 8 } shape { dim: 4 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param { num_output: 4 kernel_size: 3 } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }
+layer { name: "scale" type: "Scale" bottom: "conv" top: "conv" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "drop" type: "Dropout" bottom: "conv" top: "conv" }
+layer { name: "ip" type: "InnerProduct" bottom: "conv" top: "ip" inner_product_param { num_output: 5 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" }
+"""
+
+
+def export(text: str, folder, **options) -> tuple[list[str], str]:
+    """Notes, and the path of the weights."""
+    harness.runtime()
+    weights = harness.random_weights(parse_net(text, "net.prototxt"), folder / "x.caffemodel")
+    return export_onnx(parse_net(text, "net.prototxt"), weights, folder / "x.onnx", **options), weights
+
+
+def names(model) -> tuple[list[str], list[str]]:
+    return [each.name for each in model.get_inputs()], [each.name for each in model.get_outputs()]
+
+
+def test_a_training_net_loses_its_labels_and_ends_in_probabilities(tmp_path):
+    notes, weights = export(CLASSIFIER, tmp_path)
+    model = harness.session(tmp_path / "x.onnx")
+    assert names(model) == (["data"], ["prob"])
+    assert model.get_inputs()[0].shape == ["batch", 3, 8, 8]
+    assert notes == [
+        "layer 'loss' (SoftmaxWithLoss) becomes Softmax: top 'prob'",
+        "layer 'accuracy' (Accuracy) is left out",
+    ]
+    text = CLASSIFIER.replace("dim: 4", "dim: 7", 2).replace("{ dim: 4 }", "{ dim: 7 }")
+    scores = harness.engine_outputs(text, weights, {})  # DummyData feeds it
+    found = harness.onnx_outputs(tmp_path / "x.onnx", {"data": scores["data"]})["prob"]
+    expected = np.exp(scores["ip"]) / np.exp(scores["ip"]).sum(1, keepdims=True)
+    harness.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_nodes_have_the_names_of_layers_and_norms_are_folded_on_demand(fold, tmp_path):
+    export(CLASSIFIER, tmp_path, fold=fold)
+    found = {node.name: node.op_type for node in harness.nodes(tmp_path / "x.onnx")}
+    assert found["conv"] == "Conv" and found["relu"] == "Relu" and found["ip"] == "Gemm"
+    assert ("BatchNormalization" in found.values()) == (not fold)
+    assert "scale" not in found and "drop" not in found
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "Convolution" convolution_param { num_output: 6 kernel_size: 3 group: 3 bias_term: false }',
+        'type: "DepthwiseConvolution" convolution_param { num_output: 6 kernel_size: 3 }',
+        'type: "Deconvolution" convolution_param { num_output: 4 kernel_size: 2 group: 2 }',
+        'type: "InnerProduct" inner_product_param { num_output: 4 transpose: true }',
+        'type: "InnerProduct" inner_product_param { num_output: 4 bias_term: false }',
+    ],
+)
+@pytest.mark.parametrize(
+    "norm", ['type: "BatchNorm"', 'type: "BN"', 'type: "BN" bn_param { bn_mode: INFERENCE }', 'type: "Scale"']
+)
+def test_folding_changes_no_result(layer, norm, tmp_path):
+    if "BN" in norm and "Inner" in layer:
+        norm += " "  # its parameters are (1, C, 1, 1) all the same
+    text = f"""
+    layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 6 dim: 5 dim: 4 }} }} }}
+    layer {{ name: "a" bottom: "x" top: "a" {layer} }}
+    layer {{ name: "n" bottom: "a" top: "n" {norm} }}
+    layer {{ name: "s" type: "Scale" bottom: "n" top: "s" scale_param {{ bias_term: true }} }}"""
+    _, weights = export(text, tmp_path, fold=True)
+    assert len(harness.nodes(tmp_path / "x.onnx")) <= 3  # an InnerProduct's Flatten, and the output's name
+    inputs = harness.random_inputs({"x": (2, 6, 5, 4)})
+    expected = harness.engine_outputs(text, weights, inputs)["s"]
+    harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", inputs)["s"], expected)
+
+
+def test_a_norm_is_not_folded_where_another_layer_reads_what_lies_between(tmp_path):
+    text = CLASSIFIER.replace('name: "bn" type: "BatchNorm" bottom: "conv" top: "conv"',
+                              'name: "bn" type: "BatchNorm" bottom: "conv" top: "n"')  # fmt: skip
+    text = text.replace('name: "scale" type: "Scale" bottom: "conv" top: "conv"',
+                        'name: "scale" type: "Scale" bottom: "n" top: "n"')  # fmt: skip
+    text += 'layer { name: "sum" type: "Eltwise" bottom: "n" bottom: "conv" top: "sum" }'
+    text = text.replace('name: "relu" type: "ReLU" bottom: "conv" top: "conv"',
+                        'name: "relu" type: "ReLU" bottom: "n" top: "relu"')  # fmt: skip
+    text = text.replace('name: "drop" type: "Dropout" bottom: "conv" top: "conv"',
+                        'name: "drop" type: "Dropout" bottom: "relu" top: "relu"')  # fmt: skip
+    _, weights = export(text, tmp_path, fold=True)
+    scores = harness.engine_outputs(text, weights, {})
+    found = harness.onnx_outputs(tmp_path / "x.onnx", {"data": scores["data"]})
+    harness.assert_close(found["sum"], scores["sum"])
+    assert "BatchNormalization" in {node.op_type for node in harness.nodes(tmp_path / "x.onnx")}
+
+
+def test_a_shared_weight_is_stored_once(tmp_path):
+    import onnx
+
+    shared = 'param { name: "w" } param { name: "b" } inner_product_param { num_output: 6 }'
+    text = f"""
+    layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 6 }} }} }}
+    layer {{ name: "a" type: "InnerProduct" bottom: "x" top: "a" {shared} }}
+    layer {{ name: "b" type: "InnerProduct" bottom: "a" top: "b" {shared} }}"""
+    _, weights = export(text, tmp_path)
+    assert [each.name for each in onnx.load(tmp_path / "x.onnx").graph.initializer] == ["a.0", "a.1"]
+    inputs = harness.random_inputs({"x": (2, 6)})
+    expected = harness.engine_outputs(text, weights, inputs)["b"]
+    harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", inputs)["b"], expected)
+
+
+INEXPRESSIBLE = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 4 dim: 4 } } }
+layer { name: "a" type: "Convolution" bottom: "x" top: "a" convolution_param { num_output: 18 kernel_size: 1 } }
+layer { name: "p" type: "Python" bottom: "a" top: "p" python_param { module: "m" layer: "L" } }
+layer { name: "r" type: "ReLU" bottom: "p" top: "r" }
+layer { name: "rois" type: "Input" top: "rois" input_param { shape { dim: 3 dim: 5 } } }
+layer { name: "q" type: "PSROIPooling" bottom: "a" bottom: "rois" top: "q"
+  psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 3 } }
+layer { name: "s" type: "Sigmoid" bottom: "a" top: "s" }
+"""
+
+
+def test_all_that_cannot_be_expressed_is_named_in_one_line(tmp_path):
+    with pytest.raises(EngineError) as error:
+        (tmp_path / "x.caffemodel").write_bytes(b"")
+        harness.runtime()
+        export_onnx(parse_net(INEXPRESSIBLE, "net.prototxt"), str(tmp_path / "x.caffemodel"), tmp_path / "x.onnx")
+    assert str(error.value) == (
+        "net.prototxt: ONNX cannot express layer 'p' (Python) at net.prototxt:4:1; layer 'q' (PSROIPooling) at "
+        "net.prototxt:7:1; --partial ends the model before them"
+    )
+    assert not (tmp_path / "x.onnx").exists()
+
+
+def test_partial_ends_before_them(tmp_path):
+    harness.runtime()
+    weights = harness.random_weights(
+        parse_net("\n".join(INEXPRESSIBLE.splitlines()[:3]), "net.prototxt"), tmp_path / "x.caffemodel"
+    )
+    export_onnx(parse_net(INEXPRESSIBLE, "net.prototxt"), weights, tmp_path / "x.onnx", partial=True)
+    assert names(harness.session(tmp_path / "x.onnx")) == (["x"], ["a", "s"])
+
+
+def test_a_net_that_holds_its_batch_fixed_says_so(tmp_path):
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 } } }
+    layer { name: "r" type: "Reshape" bottom: "x" top: "r" reshape_param { shape { dim: 3 dim: 4 } } }"""
+    notes, _ = export(text, tmp_path)
+    assert len(notes) == 1 and "holds its batch of 2 fixed" in notes[0] and "layer 'r' (Reshape)" in notes[0]
+    assert harness.session(tmp_path / "x.onnx").get_inputs()[0].shape == [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("blobs", "message"),
+    [
+        ({}, "layer 'conv': the file has no such layer, the net 2"),
+        ({"conv": [np.zeros((4, 3, 3, 3))]}, "layer 'conv': the file has 1 blobs, the net 2"),
+        (
+            {"conv": [np.zeros((4, 3, 5, 3)), np.zeros(4)]},
+            "layer 'conv', blob 0: the file has 4 x 3 x 5 x 3, the net 4 x 3 x 3 x 3",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(blobs, message, tmp_path):
+    from engine.weights import write_caffemodel
+
+    harness.runtime()
+    config = parse_net(CLASSIFIER, "net.prototxt")
+    path = str(tmp_path / "x.caffemodel")
+    write_caffemodel(
+        path, config.message, {name: [np.float32(each) for each in given] for name, given in blobs.items()}
+    )
+    with pytest.raises(EngineError) as error:
+        export_onnx(config, path, tmp_path / "x.onnx")
+    assert str(error.value) == f"{path}: {message}"
+
+
+def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    (tmp_path / "net.prototxt").write_text(CLASSIFIER)
+    assert main(["export", "--onnx", str(tmp_path / "net.prototxt"), "x.caffemodel", str(tmp_path / "x.onnx")]) == 1
+    assert "ONNX files need the onnx package: pip install engine[onnx]" in capsys.readouterr().err
+
+
+@needs_shared("zoo")
+def test_mobilenet_ssd_goes_as_far_as_onnx_does(tmp_path):
+    """All but its DetectionOutput."""
+    harness.runtime()
+    text = (SHARED / "zoo/intel/models/benchmark/ssd_mobilenet/deploy.prototxt").read_text()
+    text = text.replace("dim: 32 dim: 3 dim: 300 dim: 300", "dim: 1 dim: 3 dim: 160 dim: 160")
+    text = text.replace('type: "constant"\n      value: 0.01', 'type: "gaussian"')
+    config = parse_net(text, "deploy.prototxt")
+    weights = harness.random_weights(config, tmp_path / "x.caffemodel")
+    with pytest.raises(EngineError, match=r"cannot express layer 'detection_out' \(DetectionOutput\)"):
+        export_onnx(config, weights, tmp_path / "x.onnx")
+    export_onnx(config, weights, tmp_path / "x.onnx", fold=True, partial=True)
+    model = harness.session(tmp_path / "x.onnx")
+    assert names(model) == (["data"], ["mbox_loc", "mbox_priorbox", "mbox_conf_flatten"])
+    expected = harness.engine_outputs(text, weights, {})
+    for name, values in harness.onnx_outputs(tmp_path / "x.onnx", {"data": expected["data"]}).items():
+        harness.assert_close(values, expected[name])
