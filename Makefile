@@ -46,7 +46,7 @@ demo: $(DEMO)/bin/pip headers
 test: $(DEV)/bin/pip headers
 	@echo "# downloads the dependencies and compiles csrc/, which takes a while the first time"
 	$(call pip,$(DEV),-e ".[$(DEV_EXTRAS)]")
-	. $(DEV)/bin/activate && python -m pytest -m "not slow"
+	. $(DEV)/bin/activate && python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-torch: $(TORCH)/bin/pip headers
 	@echo "# downloads the dependencies, PyTorch among them, and compiles csrc/, which takes a while the first time"

@@ -44,6 +44,16 @@ def open_terminal(columns: int = 80) -> tuple[int, int]:
     return master, slave
 
 
+def written(master: int, end: str) -> str:
+    """What was written on sys.stderr's terminal; it arrives in pieces, the last of which is `end`, written here."""
+    sys.stderr.write(end)
+    sys.stderr.flush()
+    text = b""
+    while not text.endswith(end.encode()):
+        text += os.read(master, 1 << 16)
+    return text.removesuffix(end.encode()).decode()
+
+
 def shown(text: str, columns: int = 80) -> list[str]:
     """The lines that a terminal shows in the end when a program has written this."""
     screen = pyte.Screen(columns, 24)
@@ -124,7 +134,7 @@ def test_a_bar_gives_way_to_log_lines(on_terminal):
         with Progress("Testing") as test:
             test.update(3)
             log("another line")
-    text = os.read(master, 1 << 16).decode()
+    text = written(master, "the end")
     assert "100%" in text and "10/10" in text and r"loss = 1\x1b]0;owned\x07" in text and "Testing: 3it" in text
     found = [LINE.fullmatch(line) for line in shown(text)]
     assert [match and match[9] for match in found] == ["a line", "another line"]  # nothing of the bars is left
