@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Sequence
 
 LONGEST = 600  # characters of a message; what a file holds may be of any length
+FILE, CODE = "file", "code"  # what can be absent
 
 
 def printable(text: str, lines: bool = False) -> str:
@@ -29,12 +30,13 @@ def shortened(text: str, most: int = LONGEST) -> str:
 class EngineError(RuntimeError):
     """Base of everything that engine raises on purpose; a RuntimeError, as those of Caffe's Python interface are. str()
     is one line, the place ("file:line:column") first, without characters that a terminal would obey. details: further
-    lines, such as the traceback of a user's code."""
+    lines, such as the traceback of a user's code. absent: FILE or CODE where nothing is wrong but that a file, or a
+    user's code, is not on this machine; else ""."""
 
-    def __init__(self, message: str, where: str | None = None, details: str = ""):
+    def __init__(self, message: str, where: str | None = None, details: str = "", absent: str = ""):
         line = shortened(printable(f"{where}: {message}" if where else message))
         super().__init__("\n".join([line, *printable(details, lines=True).splitlines()]))
-        self.where = where
+        self.where, self.absent = where, absent
 
 
 class ConfigError(EngineError):
@@ -46,7 +48,7 @@ class ConfigErrors(ConfigError):
 
     def __init__(self, errors: list[ConfigError]):
         Exception.__init__(self, "\n".join(str(error) for error in errors))
-        self.where, self.errors = None, errors
+        self.where, self.absent, self.errors = None, "", errors
 
 
 class DataError(EngineError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from engine.errors import EngineError
+from engine.errors import FILE, EngineError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -56,7 +56,8 @@ def opened(
                 raise kind(f"{named}cannot be read: it is no regular file", place)
             yield file
     except (OSError, ValueError, MemoryError) as error:
-        raise kind(f"{named}cannot be read: {reason(error)}", place) from None
+        absent = FILE if isinstance(error, FileNotFoundError) else ""
+        raise kind(f"{named}cannot be read: {reason(error)}", place, absent=absent) from None
 
 
 def read_bytes(

@@ -16,13 +16,13 @@ UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
 
 
 class SourceShapes:
-    """For build(): from the source where it is, else from the layer's parameters, which `note` is told.
+    """For build(): from the source where it is, else from the layer's parameters, which `absent` is told.
 
-    batch_size: instead of the layers' own, if it is not 0.
+    batch_size: instead of the layers' own, if it is not 0. absent: takes a line for each file that is not here.
     """
 
-    def __init__(self, phase: int, note: Callable[[str], None], batch_size: int = 0):
-        self._phase, self._note, self._batch_size = phase, note, batch_size
+    def __init__(self, phase: int, absent: Callable[[str], None], batch_size: int = 0):
+        self._phase, self._absent, self._batch_size = phase, absent, batch_size
         self.reads = False  # some layer does
         self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
 
@@ -32,6 +32,9 @@ class SourceShapes:
         reader = find_reader(message.type, where)
         shapes = self._of_item(message, where, reader.source_of(message))
         batch_size = batch_size_of(message, where)
+        mean_file = message.transform_param.mean_file
+        if mean_file and not os.path.exists(mean_file):
+            self._absent(f"{where}: mean_file {mean_file} is not here")
         return reader.top_shapes(shapes, self._batch_size or batch_size)[: len(message.top)]
 
     def _of_item(self, message: proto.LayerParameter, where: str, source: str) -> tuple[Shape, ...]:
@@ -44,7 +47,7 @@ class SourceShapes:
             shapes = (_usual(message.type, source), *rest)
             why = "nothing else tells the size of its items, assuming"
         if source:
-            self._note(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
+            self._absent(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
         return shapes
 
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
@@ -53,7 +56,7 @@ class SourceShapes:
         except ConfigError:
             raise
         except EngineError as error:  # so that it is found together with the other errors of the net
-            raise ConfigError(str(error).removeprefix(f"{where}: "), where) from None
+            raise ConfigError(str(error).removeprefix(f"{where}: "), where, absent=error.absent) from None
         if not self.size:
             self.size, self.own_items = source.size, source.reader.own_items
         return source.shapes

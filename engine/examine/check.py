@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -12,7 +12,7 @@ from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
 from engine.data import batch_size_of
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError, ConfigErrors, EngineError, printable, shape_text
+from engine.errors import CODE, FILE, ConfigError, ConfigErrors, EngineError, printable, shape_text
 from engine.graph.build import Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
@@ -65,21 +65,32 @@ class FileReport:
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # Python layers; what depends on them is not checked
+    absent_code: list[str] = field(default_factory=list)  # of Python layers; the same
+    absent_files: list[str] = field(default_factory=list)
     ranks: int = 1
     batch: str = ""  # global, and what it is the product of
     outline: Outline | None = None
 
     def fail(self, error: EngineError) -> None:
-        errors = getattr(error, "errors", [error])
-        for each in errors:
-            if isinstance(each, ModuleRefused):
-                self.refused += [str(each)] if str(each) not in self.refused else []
-        lines = [str(each) for each in errors if not isinstance(each, ModuleRefused)]
-        self.errors += [line for line in lines if line not in self.errors]
+        for each in getattr(error, "errors", [error]):
+            kinds = {FILE: self.absent_files, CODE: self.absent_code}
+            lines = self.refused if isinstance(each, ModuleRefused) else kinds.get(each.absent, self.errors)
+            if str(each) not in lines:
+                lines.append(str(each))
+
+    @property
+    def lacks(self) -> list[str]:
+        """What could not be checked, though nothing is known to be wrong with it."""
+        return [*self.absent_code, *self.refused, *self.absent_files]
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def absent(self, text: str) -> None:
+        """A file that is not here."""
+        if text not in self.absent_files:
+            self.absent_files.append(text)
 
 
 def files_below(paths: Iterable[str]) -> list[str]:
@@ -104,6 +115,10 @@ def check_file(
     report = FileReport(path, ranks=ranks)
     try:
         config = read(path, overrides)
+    except EngineError as error:  # an error also where it is not there
+        report.errors += [str(each) for each in getattr(error, "errors", [error])]
+        return report
+    try:
         report.kind = config.kind
         if config.kind == "solver":
             _check_solver(cast(SolverConfig, config), report)
@@ -129,6 +144,10 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
         check_snapshots(config.message, config.path, config.place("snapshot_prefix"))
     except ConfigError as error:
         report.note(str(error))  # of the machine that trains, which need not be this one
+    for weights in config.message.weights:
+        for file in filter(None, map(str.strip, weights.split(","))):
+            if not os.path.exists(file):
+                report.absent(f"{config.place('weights')}: weights {file} are not here")
     nets = nets_of_solver(config)
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
@@ -138,7 +157,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     reads: list[bool] = []  # of each net in turn
     for net in (nets.train, *nets.tests):
         state = net.message.state
-        shapes_of = SourceShapes(state.phase, report.note)
+        shapes_of = SourceShapes(state.phase, report.absent)
         _add_graph(net, state.phase, state.level, list(state.stage), report, shapes_of, sets)
         reads.append(shapes_of.reads)
         if net is nets.train and not wrong:
@@ -221,7 +240,7 @@ def _add_graph(
         report.note(text)
     try:
         graph = build(
-            config, phase, level=level, stages=stages, shapes_of=shapes_of or SourceShapes(phase, report.note)
+            config, phase, level=level, stages=stages, shapes_of=shapes_of or SourceShapes(phase, report.absent)
         )
         net = _net_report(config, graph)
     except ConfigError as error:
@@ -263,6 +282,8 @@ def to_text(report: FileReport) -> str:
         paragraphs.append(f"learning rate: {rates}")
     paragraphs += ["\n" + _net_text(net) for net in report.nets]
     paragraphs += [f"note: {printable(note)}" for note in (*report.refused, *report.notes)]
+    paragraphs += [f"absent code: {printable(line)}" for line in report.absent_code]
+    paragraphs += [f"absent file: {printable(line)}" for line in report.absent_files]
     return "\n".join(paragraphs)
 
 
@@ -317,6 +338,18 @@ def draw_schedules(reports: Iterable[FileReport], path: str) -> None:
 def all_errors(reports: Iterable[FileReport]) -> Iterator[str]:
     """Without repetition: solvers share nets."""
     yield from dict.fromkeys(error for report in reports for error in report.errors)
+
+
+def summary(reports: Sequence[FileReport]) -> str:
+    """How many files are fine, lack something, or have errors."""
+    fine = sum(not (report.errors or report.lacks) for report in reports)
+    code = sum(bool(report.absent_code or report.refused) and not report.errors for report in reports)
+    files = sum(bool(report.absent_files) and not report.errors for report in reports)
+    wrong = sum(bool(report.errors) for report in reports)
+    return (
+        f"{len(reports)} files: {fine} in order; without errors but lacking files {files}, user code {code}; "
+        f"with errors {wrong}"
+    )
 
 
 def raise_errors(reports: list[FileReport]) -> None:

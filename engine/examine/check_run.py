@@ -33,7 +33,8 @@ _REASONS = (
 
 @dataclass
 class Row:
-    """One file in one phase. stage: how far it came, "reads", "builds" or "runs", "" for a file that cannot be read."""
+    """One file in one phase. stage: how far it came, "reads", "builds" or "runs", "" for a file that cannot be read.
+    lacks: whether nothing is wrong with it but that user code or a file is not here."""
 
     file: str
     kind: str
@@ -42,6 +43,7 @@ class Row:
     reason: str = ""
     message: str = ""
     outcome: Outcome = field(default_factory=Outcome)
+    lacks: bool = False
 
 
 def check_and_run(
@@ -59,12 +61,15 @@ def check_and_run(
 
 def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     phases = _phases(report)
-    problems = [*report.errors, *report.refused]
+    problems = [*report.errors, *report.absent_code, *report.refused]
     if problems or not phases:
         reason, message = "nothing in it", "the net has no layers"
         if problems:
             reason, message = reason_of(problems[0]), problems[0]
-        yield Row(report.file, report.kind, "", "reads" if report.kind else "", reason, message)
+        elif report.absent_files:
+            reason, message = reason_of(report.absent_files[0]), report.absent_files[0]
+        stage, lacks = "reads" if report.kind else "", bool(report.lacks) and not report.errors
+        yield Row(report.file, report.kind, "", stage, reason, message, lacks=lacks)
         return
     for phase in phases:
         outcome = run_apart(Trial(report.file, report.kind, phase, *state))

@@ -1,7 +1,8 @@
 """Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, shapes,
 parameters, FLOPs and memory. Of a source of data (an LMDB, a folder or archive of images, ...) every item is decoded,
-and what is broken is listed. All errors of all files are reported; the exit status is then 1. Where a data source is
-missing, the shape of the images is taken from crop_size and the mean values.
+and what is broken is listed. All errors of all files are reported; the exit status is then 1. User code and files that
+are not on this machine are listed, and are errors with --strict only. Where a data source is absent, the shape of the
+images is taken from crop_size and the mean values.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "that says whether it runs",
     )
     parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit status 1 also where user code (modules of Python layers) or files (data, weights, mean files, nets "
+        "of solvers) are absent",
+    )
+    parser.add_argument(
         "--ranks", type=positive, default=1, metavar="N", help="ranks that the solvers are to run on (default: 1)"
     )
     parser.add_argument(
@@ -48,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.examine.check import check_file, draw_schedules, files_below, raise_errors, to_json, to_text
+    from engine.examine.check import check_file, draw_schedules, files_below, raise_errors, summary, to_json, to_text
     from engine.examine.check_data import is_data
     from engine.verbs.runtime import show, write_json
 
@@ -63,11 +70,12 @@ def run(options: Namespace) -> int:
     if options.json:
         write_json({"files": [to_json(report) for report in reports]}, "-")
     else:
-        show("\n\n".join(to_text(report) for report in reports))
+        show("\n\n".join([*map(to_text, reports), *([summary(reports)] if len(reports) > 1 else [])]))
     raise_errors(reports)
     if options.plot:
         draw_schedules(reports, options.plot)
-    return broken
+    lacks = options.strict and any(report.lacks for report in reports)
+    return int(broken or lacks)
 
 
 def _decode_all(paths: list[str], as_json: bool) -> int:
@@ -103,4 +111,4 @@ def _take_steps(options: Namespace, paths: list[str]) -> int:
         write_json({"runs": [asdict(row) for row in rows]}, "-")
     else:
         show(summary(rows))
-    return 1 if any(row.reason for row in rows) else 0
+    return int(any(row.reason and (options.strict or not row.lacks) for row in rows))

@@ -51,7 +51,7 @@ def test_costs(net_file):
     assert by_name["conv"].flops == 2 * 5 * 16 * (2 * 27 + 1)
     assert by_name["relu"].bytes == 0  # in place
     assert train.parameters == 5 * 27 + 5 + 80 * 7 + 7
-    assert any("/nowhere/lmdb" in note and "3 x 4 x 4" in note for note in report.notes)
+    assert any("/nowhere/lmdb" in note and "3 x 4 x 4" in note for note in report.absent_files)
     text = to_text(report)
     assert re.search(r"^conv +Convolution +2 x 5 x 4 x 4 +140 ", text, re.MULTILINE)
 

@@ -1,0 +1,105 @@
+"""`engine check` tells errors from user code and from files that are not on this machine."""
+
+import json
+
+import pytest
+
+from engine.cli import main
+from engine.config import read_solver
+from engine.examine.check import check_file, summary, to_json, to_text
+
+NET = """
+layer { name: "data" type: "Data" top: "data" top: "label"
+  transform_param { crop_size: 4 %s } data_param { source: "/nowhere/lmdb" backend: LMDB batch_size: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 7 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+PYTHON = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 } } }
+layer { name: "own" type: "Python" bottom: "x" top: "y" python_param { module: "absent.one" layer: "One" } }
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def file(name, text):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return file
+
+
+def test_absent_data_and_means(write):
+    path = write("net.prototxt", NET % 'mean_file: "/nowhere/mean"')
+    report = check_file(path)
+    assert report.errors == report.absent_code == [] and len(report.nets) == 2
+    assert [line.partition(": ")[2] for line in report.absent_files] == [
+        "source /nowhere/lmdb is not here; taking data of 3 x 4 x 4",
+        "mean_file /nowhere/mean is not here",
+    ]
+    assert "\nabsent file: " in to_text(report) and to_json(report)["absent_files"] == report.absent_files
+
+
+def test_absent_code_says_where_to_put_it(write, tmp_path):
+    report = check_file(write("net.prototxt", PYTHON))
+    assert report.errors == report.refused == report.absent_files == []
+    (line,) = report.absent_code
+    assert line == (
+        f"{tmp_path}/net.prototxt:3:1: layer 'own' (Python): module 'absent.one' is neither in PYTHONPATH nor beside "
+        f"the prototxt; put absent/one.py into {tmp_path}, or its folder into PYTHONPATH"
+    )
+    assert "\nabsent code: " in to_text(report)
+
+
+def test_code_that_is_there_is_not_imported(write, tmp_path):
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent/one.py").write_text("raise SystemExit('imported')")
+    report = check_file(write("net.prototxt", PYTHON))
+    assert report.errors == report.absent_code == [] and "--python_layers" in report.refused[0]
+
+
+def test_nets_and_weights_of_a_solver(write):
+    net = write("net.prototxt", NET % "")
+    common = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 3 snapshot_after_train: false'
+    report = check_file(write("a.prototxt", f'net: "else/where.prototxt" {common}'))
+    assert report.errors == [] and "else/where.prototxt' is not in the current folder" in report.absent_files[0]
+    report = check_file(write("b.prototxt", f'net: "{net}" weights: "/nowhere/a.caffemodel,{net}" {common}'))
+    assert report.errors == []
+    assert any(line.endswith("weights /nowhere/a.caffemodel are not here") for line in report.absent_files)
+    assert not any(f"weights {net}" in line for line in report.absent_files)
+    report = check_file(write("c.prototxt", f'net: "else/where.prototxt" {common} momentum: 3'))
+    assert "momentum" in report.errors[0] and len(report.absent_files) == 1
+
+
+def test_status(write, capsys):
+    lacks, code = write("lacks.prototxt", NET % ""), write("code.prototxt", PYTHON)
+    assert main(["check", lacks, code]) == 0
+    assert (
+        "2 files: 0 in order; without errors but lacking files 1, user code 1; with errors 0" in capsys.readouterr().out
+    )
+    assert main(["check", lacks, "--strict"]) == 1 and main(["check", code, "--strict"]) == 1
+    wrong = write("wrong.prototxt", NET.replace("num_output: 7", "num_output: 0") % "")
+    assert main(["check", lacks, wrong]) == 1
+    assert "with errors 1" in summary([check_file(wrong), check_file(lacks)])
+    capsys.readouterr()
+    assert main(["check", code, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"][0]["absent_code"]
+
+
+def test_what_the_user_names_must_be_there(tmp_path):
+    assert main(["check", str(tmp_path / "none.prototxt")]) == 1
+
+
+def test_run_has_the_same_status(write):
+    code = write("code.prototxt", PYTHON)
+    assert main(["check", "--run", code]) == 0 and main(["check", "--run", code, "--strict"]) == 1
+
+
+def test_training_still_fails(write):
+    from engine.config import nets_of_solver
+    from engine.errors import FILE, ConfigError
+
+    path = write("a.prototxt", 'net: "else/where.prototxt"')
+    with pytest.raises(ConfigError) as caught:
+        nets_of_solver(read_solver(path))
+    assert caught.value.absent == FILE
