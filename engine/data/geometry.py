@@ -1,5 +1,5 @@
-"""What changes the size of an image before it is cropped: resize_param, random_resize_param, random_aspect_ratio_param
-and pad.
+"""What changes the size of an image before it is cropped: resize_param, random_resize_param,
+random_aspect_ratio_param, pad, and the fields of NVIDIA's and yjxiong's forks.
 
 Each maker checks its message once and returns a step: (image, random) -> image.
 """
@@ -20,7 +20,12 @@ from engine.data.limits import MAX_SIDE, MAX_TRIALS, check_size, check_within
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.proto import RandomAspectRatioParameter, RandomResizeParameter, ResizeParameter
+    from engine.proto import (
+        RandomAspectRatioParameter,
+        RandomResizeParameter,
+        ResizeParameter,
+        TransformationParameter,
+    )
 
 Step = Callable[[Image.Image, KeyedRandom], Image.Image]
 
@@ -159,3 +164,104 @@ def padded(pixels: np.ndarray, pad: int) -> np.ndarray:
     result = np.zeros((height + 2 * pad, width + 2 * pad, channels), pixels.dtype)
     result[pad : pad + height, pad : pad + width] = pixels
     return result
+
+
+STRETCHES = (  # the fields of NVIDIA's that ask for a random size
+    "img_rand_resize_lower",
+    "img_rand_resize_upper",
+    "rand_resize_ratio_lower",
+    "rand_resize_ratio_upper",
+    "vertical_stretch_lower",
+    "vertical_stretch_upper",
+    "horizontal_stretch_lower",
+    "horizontal_stretch_upper",
+)
+_Transform = proto.TransformationParameter
+_ALGORITHMS = {
+    _Transform.INTER_NEAREST: Image.Resampling.NEAREST,
+    _Transform.INTER_LINEAR: Image.Resampling.BILINEAR,
+    _Transform.INTER_CUBIC: Image.Resampling.BICUBIC,
+    _Transform.INTER_AREA: Image.Resampling.BOX,
+}
+
+
+def make_stretch(param: TransformationParameter, where: str | None) -> Step:
+    """NVIDIA's: the shorter side becomes a random length of img_rand_resize_lower to _upper (or stays), the longer one
+    that times a random ratio of rand_resize_ratio_lower to _upper (or keeps the aspect ratio); then each is multiplied
+    by a random number of its own (vertical_stretch, horizontal_stretch). No side becomes less than crop_size, nor,
+    without allow_upscale, more than it was. Raises ConfigError."""
+    low, high = param.img_rand_resize_lower, param.img_rand_resize_upper
+    if not 0 <= low <= high <= MAX_SIDE or (high and not low):
+        raise ConfigError(
+            f"img_rand_resize_lower and _upper: expected 0 < lower <= upper <= {MAX_SIDE}; got {low} and {high}", where
+        )
+    for name in ("rand_resize_ratio", "vertical_stretch", "horizontal_stretch"):
+        least, most = getattr(param, f"{name}_lower"), getattr(param, f"{name}_upper")
+        if not 0 <= least <= most <= 100:
+            raise ConfigError(f"{name}_lower and _upper: expected 0 <= lower <= upper; got {least:g}, {most:g}", where)
+    ratios = (param.rand_resize_ratio_lower, param.rand_resize_ratio_upper)
+    down, up = _ALGORITHMS[param.interpolation_algo_down], _ALGORITHMS[param.interpolation_algo_up]
+
+    def stretch(image: Image.Image, random: KeyedRandom) -> Image.Image:
+        shorter = random.integer(low, high) if low else min(image.size)
+        width, height = (side * shorter / min(image.size) for side in image.size)
+        if ratios[0] >= 1 and ratios[1] > 1:
+            longer = shorter * random.uniform(*ratios)
+            wide = random.coin() if width == height else width > height
+            width, height = (longer, float(shorter)) if wide else (float(shorter), longer)
+        height *= random.uniform(param.vertical_stretch_lower, param.vertical_stretch_upper) or 1
+        width *= random.uniform(param.horizontal_stretch_lower, param.horizontal_stretch_upper) or 1
+        size = max(param.crop_size, round(width)), max(param.crop_size, round(height))
+        if not param.allow_upscale:
+            size = min(size[0], image.width), min(size[1], image.height)
+        if size == image.size:
+            return image
+        shrinks = size[0] <= image.width and size[1] <= image.height
+        return resized(image, size, down if shrinks else up)
+
+    return stretch
+
+
+_RATIOS = (1.0, 0.875, 0.75, 0.66)  # of a crop to the shorter side, without scale_ratios
+
+
+def make_fixed_crops(param: TransformationParameter, crop_h: int, crop_w: int, where: str | None) -> Step:
+    """yjxiong's, for TRAIN: with multi_scale a crop whose sides are two of scale_ratios, at most max_distort apart in
+    their list, times the shorter side, resized to the crop; with fix_crop at a corner or in the middle, and with
+    more_fix_crop also at the middles of the sides and of the quarters. Raises ConfigError."""
+    if not (crop_h and crop_w):
+        raise ConfigError("fix_crop and multi_scale need crop_size", where)
+    ratios = list(param.scale_ratios) or _RATIOS
+    for ratio in ratios:
+        check_within(0.01, ratio, 1, "scale_ratios", where)
+    pairs = [
+        (ratios[i], ratios[j])
+        for i in range(len(ratios))
+        for j in range(len(ratios))
+        if abs(i - j) <= max(0, param.max_distort)
+    ]
+    places = [(0, 0), (0, 4), (4, 0), (4, 4), (2, 2)]
+    if param.more_fix_crop:
+        places += [(0, 2), (4, 2), (2, 0), (2, 4), (1, 1), (1, 3), (3, 1), (3, 3)]
+
+    def fixed_crop(image: Image.Image, random: KeyedRandom) -> Image.Image:
+        height, width = crop_h, crop_w
+        if param.multi_scale:
+            ratio_h, ratio_w = pairs[random.integer(0, len(pairs) - 1)]
+            height, width = (int(min(image.size) * ratio) for ratio in (ratio_h, ratio_w))
+            height = crop_h if abs(height - crop_h) < 3 else max(1, height)  # as there, where it is as good as the crop
+            width = crop_w if abs(width - crop_w) < 3 else max(1, width)
+        spare_h, spare_w = image.height - height, image.width - width
+        if spare_h < 0 or spare_w < 0:
+            return image  # too small, as the crop says
+        if param.fix_crop:
+            down, right = places[random.integer(0, len(places) - 1)]
+            top, left = spare_h // 4 * down, spare_w // 4 * right
+        else:
+            top, left = random.integer(0, spare_h), random.integer(0, spare_w)
+        box = (left, top, left + width, top + height)
+        if (height, width) == (crop_h, crop_w):
+            return image.crop(box)
+        return resized(image, (crop_w, crop_h), Image.Resampling.BILINEAR, box)
+
+    return fixed_crop

@@ -1,7 +1,8 @@
 """transform_param: from an image to the floats that a net reads.
 
-In this order: resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); mirror (a random
-half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++ (csrc/kernels/image.cpp).
+In this order: resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); random erasing; mirror
+(a random half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++
+(csrc/kernels/image.cpp).
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ import numpy as np
 
 from engine import proto
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow
-from engine.data.geometry import make_random_aspect_ratio, make_random_resize, make_resize, padded
+from engine.data.erase import make_erase
+from engine.data.geometry import (
+    STRETCHES,
+    make_fixed_crops,
+    make_random_aspect_ratio,
+    make_random_resize,
+    make_resize,
+    make_stretch,
+    padded,
+)
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import check_within
 from engine.data.mean import read_mean
@@ -22,7 +32,7 @@ from engine.errors import ConfigError, shape_text
 if TYPE_CHECKING:
     from engine.proto import TransformationParameter
 
-_UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "bgr2rgb")
+_UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "is_flow", "bgr2rgb")
 MAX_PAD = 1024  # pixels on a side
 
 
@@ -80,6 +90,12 @@ class Transformer:
             self._steps.append(make_random_resize(param.random_resize_param, where))
         if param.HasField("random_aspect_ratio_param"):
             self._steps.append(make_random_aspect_ratio(param.random_aspect_ratio_param, *self._crop, where))
+        if any(param.HasField(field) for field in STRETCHES):
+            self._steps.append(make_stretch(param, where))
+        if self._random and (param.fix_crop or param.multi_scale):
+            self._steps.append(make_fixed_crops(param, *self._crop, where))
+        self._erase = make_erase(param, where) if self._random and param.erase_ratio else None
+        self._crops_anywhere = self._random and not param.center_crop
 
     @staticmethod
     def _read_pad(param: TransformationParameter, where: str | None) -> int:
@@ -122,10 +138,12 @@ class Transformer:
             )
         mean = self._mean_for(pixels)
         spare_h, spare_w = pixels.shape[0] - shape[1], pixels.shape[1] - shape[2]
-        if self._random:
+        if self._crops_anywhere:
             top, left = random.integer(0, spare_h), random.integer(0, spare_w)
         else:
             top, left = spare_h // 2, spare_w // 2
+        if self._erase:
+            pixels = self._erase(pixels, (top, left, *shape[1:]), random)
         mirror = self._mirror and random.coin()
         self._transform_image(pixels, top, left, shape[1], shape[2], mirror, mean, self._scale, out)
         height, width = pixels.shape[:2]

@@ -9,6 +9,7 @@ from PIL import Image
 
 from engine import proto
 from engine.data.decode import ImageError, UndecodableImage, decode, parse_datum
+from engine.data.geometry import make_stretch
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import write_mean
 from engine.data.transform import Transformer
@@ -307,3 +308,105 @@ def test_undecodable():
             shape(make(""), datum)
     with pytest.raises(UndecodableImage, match="not a Datum"):
         parse_datum(b"\xff\xff\xff")
+
+
+# Of other forks
+
+
+def many(text, pixels, count=200, phase=proto.TRAIN):
+    transformer, datum = make(text, phase), parse_datum(raw_datum(pixels))
+    return [apply(transformer, datum, KeyedRandom(1, 0, i)) for i in range(count)]
+
+
+def test_a_centre_crop_in_training():
+    pixels = random_pixels(5)
+    expected = apply(make("crop_size: 7"), parse_datum(raw_datum(pixels)))
+    assert all(np.array_equal(each, expected) for each in many("crop_size: 7 center_crop: true", pixels, 20))
+
+
+def sizes(text, height, width, count=300):
+    """Of the images that NVIDIA's random resize makes."""
+    step = make_stretch(text_format.Parse(text, proto.TransformationParameter()), None)
+    image = Image.new("RGB", (width, height))
+    return [step(image, KeyedRandom(1, 0, i)).size[::-1] for i in range(count)]
+
+
+def test_random_size_of_nvidia():
+    got = sizes("img_rand_resize_lower: 10 img_rand_resize_upper: 14", 20, 40)
+    assert {h for h, _ in got} == set(range(10, 15)) and all(w == 2 * h for h, w in got)
+
+
+def test_random_ratio_of_nvidia():
+    got = sizes(
+        "img_rand_resize_lower: 10 img_rand_resize_upper: 10 rand_resize_ratio_lower: 1 rand_resize_ratio_upper: 2",
+        20,
+        20,
+    )
+    assert {min(size) for size in got} == {10} and {max(size) for size in got} == set(range(10, 21))
+    assert any(h > w for h, w in got) and any(w > h for h, w in got)
+
+
+def test_stretches_of_nvidia_keep_the_crop_and_do_not_enlarge():
+    text = "vertical_stretch_lower: 0.5 vertical_stretch_upper: 2 crop_size: 12"
+    got = sizes(text, 20, 30)
+    assert {w for _, w in got} == {30} and min(got)[0] == 12 and max(got)[0] == 20
+    assert max(sizes(text + " allow_upscale: true", 20, 30))[0] > 35
+
+
+def test_random_size_ends_in_a_crop():
+    text = "img_rand_resize_lower: 8 img_rand_resize_upper: 11 crop_size: 8"
+    assert {each.shape for each in many(text, random_pixels(5, 20, 16), 20)} == {(3, 8, 8)}
+
+
+def test_fixed_crops():
+    pixels = random_pixels(5, 20, 24)
+    whole = apply(make(""), parse_datum(raw_datum(pixels)))
+    corners = [(0, 0), (0, 16), (12, 0), (12, 16), (6, 8)]
+    middles = [(0, 8), (12, 8), (6, 0), (6, 16), (3, 4), (3, 12), (9, 4), (9, 12)]
+    for text, places in (("", corners), ("more_fix_crop: true", corners + middles)):
+        expected = {whole[:, y : y + 8, x : x + 8].tobytes() for y, x in places}
+        assert {each.tobytes() for each in many(f"crop_size: 8 fix_crop: true {text}", pixels)} == expected
+    expected = apply(make("crop_size: 8"), parse_datum(raw_datum(pixels)))
+    assert np.array_equal(apply(make("crop_size: 8 fix_crop: true"), parse_datum(raw_datum(pixels))), expected)  # TEST
+
+
+def test_crops_of_several_sizes():
+    """Of a ramp the step between neighbours tells how much of it a crop shows."""
+    ramp = np.broadcast_to(np.arange(0, 240, 4, dtype=np.uint8)[:, None, None], (60, 60, 3)).copy()
+    text = "crop_size: 20 multi_scale: true scale_ratios: 1 scale_ratios: 0.5 max_distort: %d fix_crop: true"
+    for distort, pairs in ((0, 2), (1, 4)):
+        got = many(text % distort, ramp, 100)
+        spans = {round(float(each[0, -1, 0] - each[0, 0, 0]) / 10) for each in got}
+        assert len(spans) == 2  # 60 or 30 rows of 60
+        widths = many(text % distort, ramp.transpose(1, 0, 2).copy(), 100)
+        both = {
+            (round(float(a[0, -1, 0] - a[0, 0, 0]) / 10), round(float(b[0, 0, -1] - b[0, 0, 0]) / 10))
+            for a, b in zip(got, widths, strict=True)
+        }
+        assert len(both) == pairs
+
+
+def test_random_erasing():
+    pixels = np.full((20, 20, 3), 255, np.uint8)
+    text = "erase_ratio: 0.5 scale_min: 0.1 scale_max: 0.2 aspect_min: 0.5 aspect_max: 2"
+    shares = [(each != 255).any(0).mean() for each in many(text, pixels)]
+    erased = [share for share in shares if share]
+    assert 70 < len(erased) < 130 and 0.05 < min(erased) and max(erased) < 0.25
+    assert not any((each != 255).any() for each in many(text, pixels, 20, proto.TEST))
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("img_rand_resize_upper: 5", "img_rand_resize_lower and _upper: expected 0 < lower <= upper"),
+        ("vertical_stretch_lower: 3", "vertical_stretch_lower and _upper: expected 0 <= lower <= upper; got 3, 1"),
+        ("fix_crop: true", "fix_crop and multi_scale need crop_size"),
+        ("multi_scale: true crop_size: 3 scale_ratios: 2", "scale_ratios: expected 0.01 to 1, got 2"),
+        ("erase_ratio: 2", "erase_ratio: expected 0 to 1, got 2"),
+        ("erase_ratio: 1 scale_min: 0.5", "scale_min and scale_max: expected a range in 0 to 1, got 0.5 to 0.4"),
+        ("is_flow: true", "transform_param.is_flow is not supported"),
+    ],
+)
+def test_fields_of_forks_that_do_not_fit(text, words):
+    with pytest.raises(ConfigError, match=words):
+        make(text, proto.TRAIN)
