@@ -347,3 +347,29 @@ def test_missing_folder_and_an_error_of_the_caller(tmp_path):
 def test_folder_in_place_of_a_file(tmp_path):
     with pytest.raises(WeightsError, match="cannot be read: Is a directory"):
         read_caffemodel(tmp_path)
+
+
+# ---- what NVIDIA's Caffe writes
+
+
+def raw_file(path, type_, values, dims=(2, 3)):
+    net = proto.NetParameter()
+    blob = net.layer.add(name="a", type="InnerProduct").blobs.add(raw_data_type=type_, raw_data=values)
+    blob.shape.dim.extend(dims)
+    path.write_bytes(net.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("type_, dtype", [(proto.FLOAT16, "<f2"), (proto.FLOAT, "<f4"), (proto.DOUBLE, "<f8")])
+def test_blobs_of_raw_bytes(tmp_path, type_, dtype):
+    values = np.arange(6, dtype=dtype).reshape(2, 3) / 4
+    blobs = read_caffemodel(raw_file(tmp_path / "raw.caffemodel", type_, values.tobytes()))
+    assert_same(blobs, {"a": [values.astype(np.float32)]})
+
+
+@pytest.mark.parametrize(
+    "type_, size, words", [(proto.FLOAT16, 11, "5 values for the shape 2 x 3"), (proto.INT, 24, "values of type 3")]
+)
+def test_wrong_raw_bytes(tmp_path, type_, size, words):
+    with pytest.raises(WeightsError, match=f"layer 'a', blob 0: {words}"):
+        read_caffemodel(raw_file(tmp_path / "raw.caffemodel", type_, bytes(size)))
