@@ -287,25 +287,57 @@ def _fixed(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.base_lr
 
 
+def _gamma(param: proto.SolverParameter) -> float:
+    """Raises ConfigError for one below 0, as Caffe does."""
+    if param.gamma < 0:
+        raise ConfigError(f"expected gamma of 0 or more, got {param.gamma:g}")
+    return param.gamma
+
+
 @policy("step", "base_lr", "gamma", "stepsize")
 def _step(param: proto.SolverParameter) -> Rate:
-    return lambda iteration: param.base_lr * param.gamma ** (iteration // param.stepsize)
+    gamma = _gamma(param)
+    return lambda iteration: param.base_lr * gamma ** (iteration // param.stepsize)
 
 
 @policy("exp", "base_lr", "gamma")
 def _exp(param: proto.SolverParameter) -> Rate:
-    return lambda iteration: param.base_lr * param.gamma**iteration
+    gamma = _gamma(param)
+    return lambda iteration: param.base_lr * gamma**iteration
 
 
 @policy("inv", "base_lr", "gamma", "power")
 def _inv(param: proto.SolverParameter) -> Rate:
-    return lambda iteration: param.base_lr * (1 + param.gamma * iteration) ** -param.power
+    gamma = _gamma(param)
+    return lambda iteration: param.base_lr * (1 + gamma * iteration) ** -param.power
 
 
 @policy("multistep", "base_lr", "gamma", "stepvalue")
 def _multistep(param: proto.SolverParameter) -> Rate:
-    steps = sorted(param.stepvalue)
-    return lambda iteration: param.base_lr * param.gamma ** bisect.bisect_right(steps, iteration)
+    gamma, steps = _gamma(param), _step_iterations(param)
+    return lambda iteration: param.base_lr * gamma ** bisect.bisect_right(steps, iteration)
+
+
+def _step_iterations(param: proto.SolverParameter, first: int = 0) -> list[int]:
+    """The iterations, from `first` on, at which multistep takes its steps: Caffe takes one in an iteration at most."""
+    found: list[int] = []
+    for value in param.stepvalue:
+        found.append(max(value, found[-1] + 1 if found else first))
+    return found
+
+
+def current_step(param: proto.SolverParameter, iteration: int) -> int:
+    """What Caffe's solver holds under this name, which it goes on from, after `iteration` updates: of step and
+    multistep. In a warm-up it takes no steps."""
+    begin = param.warmup_iter if param.policy_after_warmup else 0
+    last = iteration - 1 - begin  # for which a rate has been asked
+    if last < 0 or iteration <= param.warmup_iter:
+        return 0
+    if param.lr_policy == "step":
+        return last // param.stepsize
+    if param.lr_policy == "multistep":
+        return bisect.bisect_right(_step_iterations(param, max(0, param.warmup_iter - begin)), last)
+    return 0
 
 
 @policy("poly", "base_lr", "power", "max_iter")
@@ -352,8 +384,10 @@ def _poly_cyc(param: proto.SolverParameter) -> Rate:
 
 @policy("sigmoid", "base_lr", "gamma", "stepsize")
 def _sigmoid(param: proto.SolverParameter) -> Rate:
+    gamma = _gamma(param)
+
     def rate(iteration: int) -> float:
-        exponent = -param.gamma * (iteration - param.stepsize)
+        exponent = -gamma * (iteration - param.stepsize)
         return param.base_lr / (1 + math.exp(exponent)) if exponent < 700 else 0.0  # where exp() goes beyond a float
 
     return rate

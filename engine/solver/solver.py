@@ -28,6 +28,7 @@ from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_plan, log_skipped
 from engine.solver.recorder import Recorder
 from engine.solver.resolve import refuse_other_epochs, resolve
+from engine.solver.schedules import current_step
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
@@ -353,6 +354,8 @@ class Solver:
         saved = self.state.save((recent_loss / self.world.size).tolist())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.calendar.batch
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
+        if self.param.lr_policy != "plateau":  # which counts its own
+            saved.current_step = current_step(self.param, self.iteration)
         self.snapshots.write(saved)
 
     def _settle(self) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.solver.solver import Solver
-from engine.weights import read_caffemodel
+from engine.weights import read_caffemodel, read_solverstate
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import distance, learned, make_solver
 
@@ -69,3 +69,16 @@ def test_caffe_s_weights_by_layer_name(case):
     for layer, blobs in weights(arrays, "after10").items():
         for ours, theirs in zip(read[layer], blobs, strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@needs_shared("golden/files")
+def test_the_state_counts_steps_as_caffe_s_does(case, tmp_path):
+    """Caffe goes on from this number: with 0 it would begin at the first rate again."""
+    arrays = dict(np.load(SHARED / f"golden/solvers/{case}.npz"))
+    solver = make_solver(str(arrays["solver"]), str(arrays["net"]), tmp_path)
+    run(solver, 10)
+    solver.snapshot()
+    ours = read_solverstate(tmp_path / "net_iter_10.solverstate")
+    assert ours.current_step == read_solverstate(FILES / f"{case}_iter_10.solverstate").current_step
+    assert ours.current_step == (2 if case in ("policy_step", "policy_multistep") else 0)
+    solver.close()

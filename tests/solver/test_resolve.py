@@ -102,10 +102,13 @@ def test_every_field_in_epochs():
         ('max_iter: 5 warmup_policy: "constant"', "'constant' needs warmup_start_lr"),
         ("max_iter: 5 min_lr: 0.5", "min_lr 0.5 is more than base_lr 0.1"),
         (
-            "max_iter: 5 weight_decay_schedule { policy: 'step' gamma: -1 stepsize: 2 } weight_decay: 1",
+            "max_iter: 5 weight_decay_schedule { policy: 'step' gamma: 1e38 stepsize: 1 } weight_decay: 1",
             "at iteration 2",
         ),
-        ("max_iter: 5 weight_decay_schedule { policy: 'inv' gamma: -1 power: 1 } weight_decay: 1", "at iteration 1"),
+        (
+            "max_iter: 5 weight_decay_schedule { policy: 'inv' gamma: -1 power: 1 } weight_decay: 1",
+            "weight_decay_schedule.policy 'inv': expected gamma of 0 or more",
+        ),
         ("", "max_iter is missing; give it \\(or max_epoch\\)"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
-from engine.solver.schedules import LearningRate, Momentum, WeightDecay, policies
+from engine.solver.schedules import LearningRate, Momentum, WeightDecay, current_step, policies
 from engine.solver.state import PlateauState
 from engine.solver.validate import validate
 
@@ -165,14 +165,10 @@ def test_every_policy_of_the_reference_is_known():
     [
         ('lr_policy: "exp" base_lr: 1 gamma: 1e30', 2),
         ('lr_policy: "step" base_lr: 1 gamma: 0 stepsize: 1', None),
-        ('lr_policy: "inv" base_lr: 1 gamma: -1 power: 1', 1),
-        ('lr_policy: "inv" base_lr: 1 gamma: -0.1 power: 0.5', 10),
         ('lr_policy: "inv" base_lr: 1 gamma: 1 power: -1e30', 1),
         ('lr_policy: "poly" base_lr: 1 power: -1e30', 1),
         ('lr_policy: "poly_cyc" base_lr: 1 power: -1 lr_iter: 5', 5),
-        ('lr_policy: "sigmoid" base_lr: 1 gamma: -1e30 stepsize: 3', None),
-        ('lr_policy: "step" base_lr: 1 gamma: -0.5 stepsize: 7', 7),
-        ('lr_policy: "multistep" base_lr: 1 gamma: -0.5 stepvalue: 3 stepvalue: 9', 3),
+        ('lr_policy: "sigmoid" base_lr: 1 gamma: 1e30 stepsize: 3', None),
         ('lr_policy: "cosine" base_lr: 1 warmup_iter: 3 warmup_start_lr: 1e-3 min_lr: 0', None),
     ],
 )
@@ -188,10 +184,62 @@ def test_formulas_without_a_value(text, at):
         LearningRate(param, "s.prototxt")(at)
 
 
-def test_sigmoid_falls_to_nothing():
+@pytest.mark.parametrize(
+    "policy", ["step stepsize: 100", "exp", "inv power: 1", "multistep stepvalue: 5", "sigmoid stepsize: 100"]
+)
+def test_gamma_below_0_is_caffe_s_error(policy):
+    name, _, fields = policy.partition(" ")
+    text = f'net: "x" base_lr: 0.1 gamma: -1 {fields} max_iter: 900 lr_policy: "{name}"'
+    with pytest.raises(ConfigError, match=rf"^s.prototxt: lr_policy '{name}': expected gamma of 0 or more, got -1$"):
+        validate(parse_solver(text).message, "s.prototxt")
+    validate(parse_solver(text.replace("-1", "0")).message)
+
+
+def test_sigmoid_begins_with_nothing():
     """As in Caffe, whose exp() is infinite there."""
-    policy = rate('lr_policy: "sigmoid" base_lr: 0.1 gamma: -1 stepsize: 100')
-    assert [policy(0), policy(100)] == pytest.approx([0.1, 0.05]) and policy(1000) == 0
+    policy = rate('lr_policy: "sigmoid" base_lr: 0.1 gamma: 1 stepsize: 1000')
+    assert [policy(1000), policy(2000)] == pytest.approx([0.05, 0.1]) and policy(0) == 0
+
+
+class Caffe:
+    """How Caffe's SGDSolver counts steps: one in an iteration at most."""
+
+    def __init__(self, text):
+        self.param, self.iteration, self.step = parse_solver(f'net: "x" {text}').message, 0, 0
+
+    def update(self):
+        values = self.param.stepvalue
+        if self.param.lr_policy == "step":
+            self.step = self.iteration // self.param.stepsize
+        elif self.step < len(values) and self.iteration >= values[self.step]:
+            self.step += 1
+        self.iteration += 1
+        return self.param.base_lr * self.param.gamma**self.step
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'lr_policy: "step" stepsize: 4',
+        'lr_policy: "multistep" stepvalue: 3 stepvalue: 7',
+        'lr_policy: "multistep" stepvalue: 0 stepvalue: 5 stepvalue: 5 stepvalue: 5 stepvalue: 6',
+    ],
+)
+def test_steps_are_counted_as_caffe_does(text):
+    text = f"base_lr: 1 gamma: 0.5 {text}"
+    caffe, mine = Caffe(text), rate(text)
+    for iteration in range(20):
+        assert current_step(caffe.param, iteration) == caffe.step
+        assert mine(iteration) == caffe.update()
+
+
+def test_steps_of_a_warm_up():
+    """Intel's Caffe takes none in it; then, one in an iteration, those that it has missed."""
+    text = 'base_lr: 1 gamma: 0.5 warmup_iter: 6 lr_policy: "multistep" stepvalue: 3 stepvalue: 4 stepvalue: 9'
+    param = parse_solver(f'net: "x" {text}').message
+    assert [current_step(param, iteration) for iteration in range(12)] == [0] * 7 + [1, 2, 2, 3, 3]
+    param.policy_after_warmup = True  # stepvalues 9, 10 and 15 of the run
+    assert [current_step(param, iteration) for iteration in (9, 10, 11, 15, 16)] == [0, 1, 2, 2, 3]
 
 
 def test_runs_of_no_iterations():
