@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.layers.base import Attributes, Parameter, Shape
+from engine.layers.base import Attributes, Blob, Layer, Parameter, Shape
 from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
 if TYPE_CHECKING:
-    from engine.layers.builder import Builder
+    from engine.layers.builder import Builder, Tensor
 
 
 FURTHEST = 16  # pixels between windows, in bf16: from 32 on, kernels of oneDNN 3.2 write outside of the blob
@@ -25,11 +25,14 @@ def grouped(weights: Shape, group: int) -> Shape:
 
 @register("Convolution")
 class Convolution(Weighted):
-    """Bottom (N, C, spatial...), top (N, num_output, spatial...).
+    """Bottoms (N..., C, spatial...), the channels being `axis` (1), all of one shape; tops, one for each, (N...,
+    num_output, spatial...), of the same weights.
 
     params: weights (num_output, C / group, kernel...) and, with `bias_term`, bias (num_output).
     """
 
+    bottom_range = (1, None)
+    top_range = (1, None)
     normalises = True
 
     @property
@@ -37,16 +40,28 @@ class Convolution(Weighted):
         return self.message.convolution_param
 
     def check_axes(self) -> None:
-        """Raises ConfigError unless the bottom is (N, C, spatial...)."""
-        shape, axis = self.shapes[0], self.param.axis
-        if len(shape) < 3:
-            raise self.error(f"expected a bottom of at least 3 axes (N, C, and spatial ones), got {shape}")
-        if self.canonical_axis(axis, len(shape)) != 1:
-            raise self.error(f"expected axis 1 for the channels, the only one supported, got {axis}")
+        """Raises ConfigError unless there is a bottom, all of one shape, for each top."""
+        if len(self.shapes) != len(self.message.top):
+            raise self.error(f"expected a top for each bottom, got {len(self.shapes)} and {len(self.message.top)}")
+        if len(set(self.shapes)) > 1:
+            raise self.error(f"expected bottoms of one shape, got {', '.join(map(str, self.shapes))}")
+        if len(self.shapes[0]) < 2:
+            raise self.error(f"expected a bottom of at least 2 axes (N, C), got {self.shapes[0]}")
+
+    @property
+    def axis(self) -> int:
+        """Of the channels."""
+        return self.canonical_axis(self.param.axis, len(self.shapes[0]))
+
+    @property
+    def seen(self) -> Shape:
+        """The bottom as (N, C, spatial...); there may be no spatial axis."""
+        shape, axis = self.shapes[0], self.axis
+        return (math.prod(shape[:axis]), *shape[axis:])
 
     def infer(self) -> list[Shape]:
         self.check_axes()
-        shape, param = self.shapes[0], self.param
+        shape, param = self.seen, self.param
         self.check_above_zero(param, "num_output")
         for what, channels in (("channels of the bottom", shape[1]), ("num_output", param.num_output)):
             if param.group == 0 or channels % param.group:
@@ -56,13 +71,14 @@ class Convolution(Weighted):
         if param.conv_algorithm not in ("auto", "direct", "winograd"):
             raise self.error(f"expected conv_algorithm auto, direct or winograd, got '{param.conv_algorithm}'")
         self.bf16 = self.bf16 and self._between_windows() <= FURTHEST
-        return [(shape[0], param.num_output, *self._spatial_output(shape[2:]))]
+        top = (*self.shapes[0][: self.axis], param.num_output, *self._spatial_output(shape[2:]))
+        return [top] * len(self.shapes)
 
     def _between_windows(self) -> int:
         """Pixels that no window covers, between two along an axis."""
         window = self.window
         sizes = zip(window["stride"], window["dilation"], window["kernel"], strict=True)
-        return max(stride - dilation * (kernel - 1) - 1 for stride, dilation, kernel in sizes)
+        return max((stride - dilation * (kernel - 1) - 1 for stride, dilation, kernel in sizes), default=0)
 
     def _spatial_output(self, spatial: Shape) -> Shape:
         window = self.window
@@ -73,7 +89,7 @@ class Convolution(Weighted):
             if extent > padded:
                 raise self.error(
                     f"expected a kernel that fits into the padded bottom, got a kernel of {extent} over {padded} "
-                    f"(size {size}, pad {window['pad'][i]}) on axis {i + 2} of {self.shapes[0]}"
+                    f"(size {size}, pad {window['pad'][i]}) on axis {self.axis + 1 + i} of {self.shapes[0]}"
                 )
             sizes.append((padded - extent) // window["stride"][i] + 1)
         return tuple(sizes)
@@ -91,7 +107,7 @@ class Convolution(Weighted):
 
     def _per_axis(self, name: str, values: Sequence[int], default: int | None) -> list[int]:
         """From the repeated field `values`, or from name_h and name_w."""
-        axes = len(self.shapes[0]) - 2
+        axes = len(self.seen) - 2
         pair = [f"{name}_h", f"{name}_w"] if name != "dilation" else []
         given = [field for field in pair if self.param.HasField(field)]
         if given:
@@ -104,31 +120,45 @@ class Convolution(Weighted):
             if len(values) not in (1, axes):
                 raise self.error(f"expected 1 or {axes} values of {name}, one per spatial axis, got {len(values)}")
             result = list(values) if len(values) == axes else list(values) * axes
-        elif default is None:
+        elif default is None and axes:
             raise self.error("kernel_size is missing")
         else:
-            return [default] * axes
-        if name != "pad" and min(result) < 1:
-            raise self.error(f"expected {name} of at least 1, got {result}")
-        self.check_window(name, result)
+            return [default or 0] * axes
+        if name != "pad" and min(values or result, default=1) < 1:
+            raise self.error(f"expected {name} of at least 1, got {result or list(values)}")
+        self.check_window(name, result or [0])
         return result
 
     def make_params(self) -> list[Parameter]:
         param = self.param
-        weights = (param.num_output, self.shapes[0][1] // param.group, *self.window["kernel"])
+        weights = (param.num_output, self.seen[1] // param.group, *self.window["kernel"])
         params = [Parameter(weights, param.weight_filler, dims=grouped(weights, param.group))]
         if param.bias_term:
             params.append(Parameter((param.num_output,), param.bias_filler))
         return params
 
     def attributes(self) -> Attributes:
-        return {**super().attributes(), **self.window, "group": self.param.group}
+        window = self.window if len(self.seen) > 2 else {"kernel": [1], "stride": [1], "pad": [0], "dilation": [1]}
+        return {**super().attributes(), **window, "group": self.param.group}
+
+    def summed_params(self) -> list[Parameter]:
+        return self.params if len(self.tops) > 1 else []
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether the op takes bottoms and tops as they are."""
+        return self.axis == 1 and len(self.shapes[0]) > 2
+
+    def absorb(self, following: Layer) -> bool:
+        return len(self.tops) == 1 and self._is_direct and super().absorb(following)
 
     def by_winograd(self, dtype: str) -> bool:
         """Whether Winograd's algorithm computes it, which takes less time for 3 x 3 pixels of enough channels and
         tiles. Intel's conv_algorithm "direct" rules it out; not given, it is as "auto" and "winograd" are."""
-        param, window, n, channels = self.param, self.window, *self.shapes[0][:2]
+        param, window, n, channels = self.param, self.window, *self.seen[:2]
         if param.HasField("conv_algorithm") and param.conv_algorithm == "direct":
+            return False
+        if not self._is_direct:
             return False
         ones, size = [1, 1], self.tops[0].shape[2:]
         fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
@@ -143,17 +173,30 @@ class Convolution(Weighted):
         if self.part:
             self.lower_part(builder, self.part)
             return
-        inputs = [builder.tensor(blob) for blob in self.bottoms]
+        for i, top in enumerate(self.tops):
+            blobs = self.bottoms if len(self.tops) == 1 else self.bottoms[i : i + 1]  # it may have absorbed a sum
+            self._lower_one(builder, [builder.tensor(blob) for blob in blobs], top)
+
+    def op_type(self, builder: Builder, dtype: str) -> str:
         op = "WinogradConvolution"
-        if not (builder.has(op) and self.by_winograd(inputs[0].dtype)):
-            op = "Convolution"
-        if not self.param.relu:
-            builder.op(op, self, inputs, self.attributes())
-            return
-        y = builder.op(op, self, inputs, self.attributes(), tops=[], shapes=[self.tops[0].shape])
-        builder.op("ReLU", self, y, {"negative_slope": self.param.negative_slope}, params=[])
+        return op if builder.has(op) and self.by_winograd(dtype) else "Convolution"
+
+    def _lower_one(self, builder: Builder, inputs: list[Tensor], top: Blob) -> None:
+        op, attributes, seen = self.op_type(builder, inputs[0].dtype), self.attributes(), top.shape
+        if not self._is_direct:
+            spatial = (1,) if len(self.seen) == 2 else ()
+            inputs = [builder.view(self, x, (*self.seen, *spatial)) for x in inputs]
+            seen = (self.seen[0], *top.shape[self.axis :], *spatial)
+        last = self._is_direct and not self.param.relu
+        y = builder.op(op, self, inputs, attributes, tops=[top] if last else [], shapes=[seen])
+        if self.param.relu:
+            slope = {"negative_slope": self.param.negative_slope}
+            tops = [top] if self._is_direct else []
+            y = builder.op("ReLU", self, y, slope, params=[], tops=tops, shapes=[seen])
+        if not self._is_direct:
+            builder.view(self, y[0], top.shape, top)
 
     def flops(self) -> int:
-        outputs = math.prod(self.tops[0].shape)
+        outputs = math.prod(self.tops[0].shape) * len(self.tops)
         bias = self.param.bias_term or self.norm is not None
         return outputs * (2 * math.prod(self.params[0].shape[1:]) + bias + self.adds + (self.activation is not None))

@@ -13,11 +13,12 @@ class ConvolutionDepthwise(Convolution):
     default, may multiply. params: weights (num_output, 1, kernel...) and, with `bias_term`, bias (num_output)."""
 
     def infer(self) -> list[Shape]:
-        shape, param = self.shapes[0], self.param
-        if len(shape) > 1:
-            if param.HasField("group") and param.group not in (1, shape[1]):
-                raise self.error(f"expected group {shape[1]}, the channels of the bottom, or none, got {param.group}")
-            param.group = shape[1]
+        param = self.param
+        if len(self.shapes[0]) > 1:
+            channels = self.seen[1]
+            if param.HasField("group") and param.group not in (1, channels):
+                raise self.error(f"expected group {channels}, the channels of the bottom, or none, got {param.group}")
+            param.group = channels
             if not param.HasField("num_output"):
-                param.num_output = shape[1]
+                param.num_output = channels
         return super().infer()

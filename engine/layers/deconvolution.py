@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register("Deconvolution")
 class Deconvolution(Convolution):
-    """Bottom (N, C, spatial...), top (N, num_output, spatial...), of stride (size - 1) + dilation (kernel - 1) + 1 -
+    """Bottoms and tops as those of Convolution, but tops are of stride (size - 1) + dilation (kernel - 1) + 1 -
     2 pad along each spatial axis.
 
     params: weights (C, num_output / group, kernel...), those of the convolution that this one reverses, and, with
@@ -30,7 +30,7 @@ class Deconvolution(Convolution):
             enlarged = window["stride"][i] * (size - 1) + extent - 2 * window["pad"][i]
             if enlarged < 1:
                 raise self.error(
-                    f"expected a top of at least 1, got {enlarged} on axis {i + 2} of {self.shapes[0]}; "
+                    f"expected a top of at least 1, got {enlarged} on axis {self.axis + 1 + i} of {self.shapes[0]}; "
                     f"pad {window['pad'][i]} is too large for a kernel of {extent}"
                 )
             sizes.append(enlarged)
@@ -38,7 +38,7 @@ class Deconvolution(Convolution):
 
     def make_params(self) -> list[Parameter]:
         param = self.param
-        weights = (self.shapes[0][1], param.num_output // param.group, *self.window["kernel"])
+        weights = (self.seen[1], param.num_output // param.group, *self.window["kernel"])
         params = [Parameter(weights, param.weight_filler, dims=grouped(weights, param.group))]
         if param.bias_term:
             params.append(Parameter((param.num_output,), param.bias_filler))
@@ -47,9 +47,9 @@ class Deconvolution(Convolution):
     def absorb(self, following: Layer) -> bool:
         return False
 
-    def lower(self, builder: Builder) -> None:
-        builder.op("Deconvolution", self, [builder.tensor(self.bottoms[0])], self.attributes())
+    def op_type(self, builder: Builder, dtype: str) -> str:
+        return "Deconvolution"
 
     def flops(self) -> int:
         products = math.prod(self.shapes[0]) * math.prod(self.params[0].shape[1:])
-        return 2 * products + self.param.bias_term * math.prod(self.tops[0].shape)
+        return len(self.tops) * (2 * products + self.param.bias_term * math.prod(self.tops[0].shape))

@@ -18,7 +18,17 @@ class Im2col(Convolution):
     """Bottom (N, C, spatial...), top (N, C * product of kernel, out...): the window of convolution_param at every
     position, channel by channel; zeros where it lies in padding. No parameters."""
 
+    bottom_range = (1, 1)
+    top_range = (1, 1)
     bf16 = False
+
+    def check_axes(self) -> None:
+        """Raises ConfigError unless the bottom is (N, C, spatial...)."""
+        super().check_axes()
+        if len(self.shapes[0]) < 3:
+            raise self.error(f"expected a bottom of at least 3 axes (N, C, and spatial ones), got {self.shapes[0]}")
+        if self.axis != 1:
+            raise self.error(f"expected axis 1 for the channels, the only one supported, got {self.param.axis}")
 
     def infer(self) -> list[Shape]:
         self.check_axes()

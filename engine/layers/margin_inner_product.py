@@ -30,7 +30,7 @@ class MarginLayer(Layer):
     unit_weights = False
 
     @property
-    def param(self) -> proto.MarginInnerProductParameter:
+    def param(self) -> proto.MarginInnerProductParameter | proto.LargeMarginInnerProductParameter:
         raise NotImplementedError
 
     @property
@@ -98,5 +98,5 @@ class LargeMarginInnerProduct(MarginLayer):
     """As the base; params: weights (num_output, inner)."""
 
     @property
-    def param(self) -> proto.MarginInnerProductParameter:
+    def param(self) -> proto.LargeMarginInnerProductParameter:
         return self.message.largemargin_inner_product_param

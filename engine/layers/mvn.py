@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @register("MVN")
 class MVN(Layer):
-    """Bottom and top (N, C, ...): (x - mean) / (standard deviation + eps) over each (n, c), or, `across_channels`, over
-    each n; with `normalize_variance: false` x - mean."""
+    """Bottom (N, C, ...), top of its shape with 4 axes at least, the last ones of length 1: (x - mean) / (standard
+    deviation + eps) over each (n, c), or, `across_channels`, over each n; with `normalize_variance: false` x - mean.
+    """
 
     @property
     def rows(self) -> int:
@@ -25,12 +26,17 @@ class MVN(Layer):
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) < 2:
             raise self.error(f"expected a bottom of at least 2 axes (N, C), got {self.shapes[0]}")
-        return [self.shapes[0]]
+        return [(*self.shapes[0], 1, 1)[: max(4, len(self.shapes[0]))]]
 
     def lower(self, builder: Builder) -> None:
         param = self.message.mvn_param
         attributes = {"rows": self.rows, "normalize_variance": param.normalize_variance, "eps": param.eps}
-        builder.op("MVN", self, [builder.plain(self, builder.tensor(self.bottoms[0]))], attributes)
+        x, top = builder.plain(self, builder.tensor(self.bottoms[0])), self.tops[0]
+        if self.shapes[0] == top.shape:
+            builder.op("MVN", self, [x], attributes)
+            return
+        y = builder.op("MVN", self, [x], attributes, tops=[], shapes=self.shapes)[0]
+        builder.view(self, y, top.shape, top)
 
     def flops(self) -> int:
         return (5 if self.message.mvn_param.normalize_variance else 2) * math.prod(self.shapes[0])

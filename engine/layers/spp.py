@@ -19,7 +19,7 @@ MOST_LEVELS = 16  # the last has 4^15 cells for each channel
 @register("SPP")
 class SPP(Layer):
     """Bottom (N, C, H, W), top (N, C * (4^pyramid_height - 1) / 3): the plane pooled in 1, 4, 16, ... cells, level
-    after level, each level flattened by itself (He et al. 2014, arXiv 1406.4729)."""
+    after level, each level flattened by itself (He et al. 2014, arXiv 1406.4729); (N, C, 1, 1) of one level."""
 
     @property
     def param(self):
@@ -31,7 +31,12 @@ class SPP(Layer):
             raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {shape}")
         if not 1 <= self.param.pyramid_height <= MOST_LEVELS:
             raise self.error(f"expected pyramid_height of 1 to {MOST_LEVELS}, got {self.param.pyramid_height}")
-        return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in self.levels()))]
+        if self.param.pool == self.param.STOCHASTIC:
+            raise self.error("expected pool MAX or AVE, got STOCHASTIC, which has no padding")
+        levels = self.levels()
+        if len(levels) == 1:
+            return [levels[0][1]]
+        return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in levels))]
 
     def levels(self) -> list[tuple[Pooling, Shape]]:
         """The pooling of each level, and the shape of its top."""
@@ -53,6 +58,9 @@ class SPP(Layer):
 
     def lower(self, builder: Builder) -> None:
         x, levels, top = builder.tensor(self.bottoms[0]), self.levels(), self.tops[0]
+        if len(levels) == 1:
+            builder.op("Pooling", self, [x], levels[0][0].attributes(), tops=[top])
+            return
         copies = builder.op("Split", self, [x], tops=[], shapes=[self.shapes[0]] * len(levels))
         rows = []
         for copy, (pooling, shape) in zip(copies, levels, strict=True):

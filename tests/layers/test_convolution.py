@@ -5,8 +5,8 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.net import Net, NetOptions
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+from engine.net import PASSES, Net, NetOptions
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
 
 RANDOM = np.random.default_rng(8)
 
@@ -116,15 +116,93 @@ def test_gradients_of_weights_alone():
             "num_output: 4 kernel_size: 3 pad: 1 pad: 1 pad: 1",
             "expected 1 or 2 values of pad, one per spatial axis, got 3",
         ),
-        ("num_output: 4 kernel_size: 3 axis: 2", "expected axis 1 for the channels, the only one supported, got 2"),
+        ("num_output: 4 kernel_size: 3 axis: 4", "axis 4 is out of range for a blob of 4 axes"),
     ],
 )
 def test_errors(params, message):
     assert message in error_of(layer(params), x=(2, 3, 5, 7))
 
 
-def test_a_bottom_without_spatial_axes():
-    assert "expected a bottom of at least 3 axes" in error_of(layer("num_output: 4 kernel_size: 3"), x=(2, 3))
+def test_a_bottom_without_channels():
+    assert "expected a bottom of at least 2 axes (N, C), got (2,)" in error_of(layer("num_output: 4"), x=(2,))
+
+
+@pytest.mark.parametrize("params, group", [("num_output: 6", 1), ("num_output: 6 kernel_size: 3 group: 2", 2)])
+def test_without_spatial_axes(params, group):
+    """As in Caffe: an inner product, of weights (num_output, C / group)."""
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    net = run(layer(params), x=x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    assert weights.shape == (6, 4 // group)
+    parts = zip(np.split(x, group, 1), np.split(weights, group), strict=True)
+    expected = np.concatenate([part @ each.T for part, each in parts], 1) + bias
+    np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-4, atol=1e-5)
+    check_gradients(net_text(layer(params), x=x.shape), {"x": x})
+
+
+@pytest.mark.parametrize("axis, shape, seen", [(2, (2, 3, 4, 5, 6), (6, 4, 5, 6)), (0, (4, 5, 6), (1, 4, 5, 6))])
+def test_channels_on_another_axis(axis, shape, seen):
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    text = layer(f"num_output: 3 kernel_size: 3 pad: 1 axis: {axis}")
+    net = run(text, x=x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    assert net.blobs["y"].shape == (*shape[:axis], 3, *shape[axis + 1 :])
+    expected = reference(x.reshape(seen), weights, bias, [1, 1], [1, 1], [1, 1], 1)
+    np.testing.assert_allclose(net.blobs["y"].data.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    check_gradients(net_text(text, x=shape), {"x": x})
+
+
+def several(kind, params):
+    weights = 'weight_filler { type: "gaussian" std: 0.3 } bias_filler { type: "uniform" }'
+    return f"""layer {{ name: "layer" type: "{kind}" bottom: "a" bottom: "b" top: "y" top: "z"
+        convolution_param {{ {params} {weights} }} }}"""
+
+
+@pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])
+def test_several_bottoms_share_the_weights(kind):
+    a, b = np.random.default_rng(2).normal(size=(2, 2, 3, 5, 4)).astype(np.float32)
+    text = several(kind, "num_output: 4 kernel_size: 3 stride: 2 pad: 1")
+    net = run(text, a=a, b=b)
+    alone = (
+        several(kind, "num_output: 4 kernel_size: 3 stride: 2 pad: 1")
+        .replace('bottom: "b"', "")
+        .replace('top: "z"', "")
+    )
+    for top, values in (("y", a), ("z", b)):
+        single = make_net(net_text(alone, a=values.shape))
+        for ours, theirs in zip(single.params["layer"], net.params["layer"], strict=True):
+            ours.set(theirs.get())
+        single.blobs["a"].set(values)
+        np.testing.assert_allclose(net.blobs[top].data, single.forward()["y"], rtol=1e-5, atol=1e-6)
+    check_gradients(net_text(text, a=a.shape, b=b.shape), {"a": a, "b": b})
+
+
+def test_several_bottoms_in_front_of_activations():
+    """What follows one of the tops is not fused into what makes both."""
+    relu = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
+    a, b = np.random.default_rng(2).normal(size=(2, 2, 16, 5, 4)).astype(np.float32)
+    text = several("Convolution", "num_output: 32 kernel_size: 3 pad: 1") + relu
+    nets = [make_net(net_text(text, a=a.shape, b=b.shape), passes=passes) for passes in (PASSES, frozenset())]
+    for net in nets:
+        net.params["layer"][0].set(nets[0].params["layer"][0].get())
+        net.blobs["a"].set(a)
+        net.blobs["b"].set(b)
+        net.forward()
+        net.set_top_diff("y", np.ones((2, 32, 5, 4)))
+        net.set_top_diff("z", np.ones((2, 32, 5, 4)))
+        net.backward()
+        assert net.blobs["z"].data.min() < 0 <= net.blobs["y"].data.min()
+    for found, expected in zip(*(net.params["layer"] for net in nets), strict=True):
+        np.testing.assert_allclose(found.diff.get(), expected.diff.get(), rtol=1e-4, atol=1e-4)
+
+
+def test_errors_of_several_bottoms():
+    text = several("Convolution", "num_output: 4 kernel_size: 1")
+    assert "expected bottoms of one shape, got (1, 2, 3, 4), (1, 2, 3, 5)" in error_of(
+        text, a=(1, 2, 3, 4), b=(1, 2, 3, 5)
+    )
+    shapes = {"a": (1, 2, 3, 4), "b": (1, 2, 3, 4)}
+    assert "expected a top for each bottom, got 2 and 1" in error_of(text.replace('top: "z"', ""), **shapes)
 
 
 def test_a_branch_without_a_loss_has_no_gradient():

@@ -35,9 +35,10 @@ def test_forward_and_gradients(across, variance, eps):
 
 def test_rows_without_variance():
     net = run(layer("eps: 1"), x=np.full((2, 3, 4), 7, np.float32))
-    net.set_top_diff("y", RANDOM.normal(size=(2, 3, 4)))
+    assert net.blobs["y"].shape == (2, 3, 4, 1)  # as Caffe shapes it
+    net.set_top_diff("y", RANDOM.normal(size=(2, 3, 4, 1)))
     net.backward()
-    given = net.blobs["y"].diff
+    given = net.blobs["y"].diff[..., 0]
     assert not net.blobs["y"].data.any()
     np.testing.assert_allclose(net.blobs["x"].diff, given - given.mean(2, keepdims=True), atol=1e-6)
 

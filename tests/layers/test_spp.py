@@ -37,8 +37,16 @@ def test_golden(case):
 def test_forward_and_gradients(levels, spatial, pool):
     x = distinct((2, 3, *spatial)).astype(np.float32)
     text = layer(f"pyramid_height: {levels} pool: {pool}")
-    np.testing.assert_allclose(run(text, x=x).blobs["y"].data, reference(x, levels, pool), rtol=1e-5, atol=1e-5)
+    y = run(text, x=x).blobs["y"].data
+    assert y.ndim == (4 if levels == 1 else 2)  # of one level it is the pooling's, as in Caffe
+    np.testing.assert_allclose(y.reshape(2, -1), reference(x, levels, pool), rtol=1e-5, atol=1e-5)
     check_gradients(net_text(text, x=x.shape), {"x": x}, tolerance=5e-3)
+
+
+def test_chance_has_no_padding():
+    assert "expected pool MAX or AVE, got STOCHASTIC" in error_of(
+        layer("pyramid_height: 2 pool: STOCHASTIC"), x=(1, 2, 4, 4)
+    )
 
 
 def test_blocked():

@@ -39,6 +39,8 @@ def _stride_between_pixels(layer: Layer) -> tuple[int, ...]:
     if layer.type != "Convolution" or len(layer.bottoms) != 1 or len(layer.bottoms[0].shape) != 4:
         return ()
     window = cast(Convolution, layer).window
+    if cast(Convolution, layer).axis != 1 or len(layer.tops) != 1:
+        return ()
     if math.prod(window["kernel"]) != 1 or any(window["pad"]) or math.prod(window["stride"]) == 1:
         return ()
     return tuple(window["stride"])
