@@ -1,0 +1,35 @@
+"""Gated recurrent units (Cho et al. 2014, arXiv 1406.1078), in the form of Synopsys's fork."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Parameter
+from engine.layers.recurrent import Recurrent
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("GRU")
+class GRU(Recurrent):
+    """Top: h (T, N, H), H = num_output, h = g + z (h' - g) with h' that of the step before, sigmoids z and r of
+    W x + b + R h', and g = tanh(W_h x + b_h + R_h (r h')), or, `linear_before_reset`, tanh(W_h x + b_h + r (R_h h' +
+    b')); params: weights of x (3H, I), bias (3H), with a static input its weights (3H, S), R_z, R_r, R_h (H, H each),
+    and b' (H) with linear_before_reset. Rows of W are those of z, r and h. State: h."""
+
+    states = 1
+    gates = 3
+
+    def make_params(self) -> list[Parameter]:
+        units = self.param.num_output
+        recurrent = [Parameter((units, units), self.param.weight_filler) for _ in range(3)]
+        if self.param.linear_before_reset:
+            recurrent.append(Parameter((units,), self.param.bias_filler))
+        return [*super().make_params()[:-1], *recurrent]
+
+    def lower(self, builder: Builder) -> None:
+        linear = self.param.linear_before_reset
+        attributes = {"static": self.has_static, "linear_before_reset": linear}
+        builder.op("GRU", self, self.drives(builder), attributes, params=self.params[-4 if linear else -3 :])

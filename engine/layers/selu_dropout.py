@@ -1,0 +1,43 @@
+"""Dropout that keeps mean and variance of self-normalising nets (Klambauer et al. 2017, arXiv 1706.02515)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.activation import Activation
+from engine.layers.base import Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("SeLuDropout", "SELUDropout", "AlphaDropout")
+class SeLuDropout(Activation):
+    """Bottom and top: any shape, of which the first axis counts samples. At training each x becomes `alpha` with
+    probability p, `dropout_ratio`, and then all a x + b, a = ((1 - p) (1 + p alpha^2))^-1/2, b = -a p alpha."""
+
+    def infer(self) -> list[Shape]:
+        ratio = self.message.selu_dropout_param.dropout_ratio
+        if not 0 <= ratio < 1:
+            raise self.error(f"expected dropout_ratio in [0, 1), got {ratio:g}")
+        if not self.shapes[0]:
+            raise self.error("expected a bottom of at least 1 axis, got a scalar")
+        return super().infer()
+
+    def lower(self, builder: Builder) -> None:
+        param, shape = self.message.selu_dropout_param, self.shapes[0]
+        ratio, alpha = param.dropout_ratio, param.alpha
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        if not self.training:
+            builder.op("Dropout", self, [x], {"ratio": 0.0})
+            return
+        # Dropout gives x m / (1 - p), m being 1 for what stays, and x m + alpha (1 - m) = (x - alpha) m + alpha.
+        scale = ((1 - ratio) * (1 + ratio * alpha**2)) ** -0.5
+        shifted = builder.op("Power", self, [x], {"power": 1.0, "scale": 1.0, "shift": -alpha}, tops=[], shapes=[shape])
+        kept = builder.op("Dropout", self, shifted, {"ratio": ratio}, tops=[], shapes=[shape])
+        shift = scale * alpha * (1 - ratio)
+        builder.op("Power", self, kept, {"power": 1.0, "scale": scale * (1 - ratio), "shift": shift})
+
+    def flops(self) -> int:
+        return 3 * super().flops() if self.training else 0
