@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @register("Eltwise")
 class Eltwise(Layer):
-    """Bottoms: two or more of one shape; top: that shape. `coeff` gives the weights of a SUM (1)."""
+    """Bottoms: blobs of one shape; top: that shape. `coeff` gives the weights of a SUM (1). One bottom, as in FlowNet
+    2's nets, is scaled by its weight."""
 
     bf16 = True
-
-    bottom_range = (2, None)
+    bottom_range = (1, None)
     relu = False  # what `absorb` has taken over
 
     @property
@@ -34,6 +34,7 @@ class Eltwise(Layer):
             raise self.error("expected coeff with operation SUM only")
         if coefficients not in (0, len(self.shapes)):
             raise self.error(f"expected one coeff for each of {len(self.shapes)} bottoms or none, got {coefficients}")
+        self.bf16 = len(self.shapes) > 1
         return [self.shapes[0]]
 
     @property
@@ -44,14 +45,18 @@ class Eltwise(Layer):
 
     def absorb(self, following: Layer) -> bool:
         """A sum takes over a ReLU without slope."""
-        if self.relu or self.param.operation != self.param.SUM:
+        if self.relu or self.param.operation != self.param.SUM or len(self.bottoms) == 1:
             return False
         self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0
         return self.relu
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.tensor(blob) for blob in self.bottoms]
-        if self.param.operation == self.param.SUM:
+        if len(inputs) == 1:
+            scale = self.param.coeff[0] if self.param.coeff else 1.0
+            x = builder.plain(self, inputs[0])
+            builder.op("Power", self, [x], {"power": 1.0, "scale": scale, "shift": 0.0})
+        elif self.param.operation == self.param.SUM:
             coefficients = list(self.param.coeff) or [1.0] * len(inputs)
             builder.op("EltwiseSum", self, inputs, {"coefficients": coefficients, "relu": self.relu})
         else:

@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
-from engine.layers.pair_loss import PairLoss
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Attributes, Shape
+from engine.layers.lpq_loss import FlowLoss
 from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
 
 
 @register("L1Loss")
-class L1Loss(PairLoss):
-    """Bottoms: two blobs (N, ...) of the same count; both may be predictions. Top: sum |a - b| / N."""
+class L1Loss(FlowLoss):
+    """As the base: sum |a - b| / N. With l1_loss_param as in FlowNet 2: of each position the root of the sum over the
+    channels of (a - b)^2 (times 1/C with `l2_prescale_by_channels`) + epsilon, with `l2_per_location`; divided by the
+    number of positions with `normalize_by_num_entries`; values, or sums, below `plateau`, or its square, count as 0.
+    There and with one bottom, what is not a number counts as 0, and not as an entry."""
+
+    @property
+    def _is_flownets(self) -> bool:
+        return self.message.HasField("l1_loss_param") or len(self.bottoms) == 1
+
+    def infer(self) -> list[Shape]:
+        if self._is_flownets:
+            return super().infer()
+        first, second = self.shapes
+        if not first or first[:1] != second[:1]:
+            raise self.error(f"expected bottoms with the same first axis, got {first} and {second}")
+        if math.prod(first) != math.prod(second):
+            raise self.error(f"expected bottoms of the same count, got {first} and {second}")
+        return [()]
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("LpqLoss" if self._is_flownets else "L1Loss", self, inputs, self.attributes())
+
+    def attributes(self) -> Attributes:
+        if not self._is_flownets:
+            return super().attributes()
+        param = self.message.l1_loss_param
+        squares = param.l2_per_location
+        return {
+            **super().attributes(),
+            "begins": [0],
+            "p": [2.0 if squares else 1.0],
+            "q": [0.5 if squares else 1.0],
+            "p_epsilon": 0.0,
+            "q_epsilon": param.epsilon if squares else 0.0,
+            "scale": 1 / self.shapes[0][1] if squares and param.l2_prescale_by_channels else 1.0,
+            "by_entries": param.normalize_by_num_entries,
+            "plateau": param.plateau,
+            "by_value": not squares,
+        }

@@ -1,0 +1,111 @@
+// A loss of each position: (scale sum over the channels of (|a - b| + p_epsilon)^p + q_epsilon)^q, added up and divided
+// by N, or, with `by_entries`, by the numbers among a - b over the channels; what is not a number does not count as
+// one, and is 0. With `plateau` above 0, positions whose sum is below its square, or, `by_value` (p = 1, q = 1, sums of
+// values), values below it, are 0 (FlowNet 2's L1Loss and LpqLoss).
+// inputs: a (N, C, ...), b (as a; 0 where it is not given), row-major; attributes: loss_weight, p, q (one for each
+// episode), begins (of episodes, in iterations), p_epsilon, q_epsilon, scale, by_entries, plateau, by_value.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/common/row_loss.h"
+
+namespace engine {
+namespace {
+
+class LpqLoss : public RowLoss {
+public:
+    explicit LpqLoss(OpSpec spec)
+        : RowLoss(std::move(spec)),
+          channels_(input(0)->shape.size() > 1 ? input(0)->shape[1] : 1),
+          inner_(row_ / channels_),
+          p_epsilon_(spec_.attributes.real("p_epsilon")),
+          q_epsilon_(spec_.attributes.real("q_epsilon")),
+          scale_(spec_.attributes.real("scale")),
+          plateau_(spec_.attributes.real("plateau")),
+          by_entries_(spec_.attributes.flag("by_entries")),
+          by_value_(spec_.attributes.flag("by_value")),
+          sums_(rows_),
+          entries_(rows_) {}
+
+    void forward(const dnnl::stream&) override {
+        choose_episode();
+#pragma omp parallel for
+        for (int64_t n = 0; n < rows_; n++) {
+            sums_[n] = 0;
+            entries_[n] = 0;
+            for (int64_t i = 0; i < inner_; i++) {
+                const double sum = sum_at(n, i, &entries_[n]);
+                sums_[n] += by_value_ ? sum : std::pow((flat(sum) ? 0 : sum) + q_epsilon_, q_);
+            }
+        }
+        double loss = 0, entries = 0;
+        for (int64_t n = 0; n < rows_; n++) {
+            loss += sums_[n];
+            entries += double(entries_[n]);
+        }
+        divisor_ = by_entries_ ? entries / double(channels_) : double(rows_);
+        outputs_[0]->data()[0] = float(loss / divisor_);
+    }
+
+    void backward(const dnnl::stream&) override {
+        const double scale = loss_weight_ / divisor_;
+#pragma omp parallel for
+        for (int64_t n = 0; n < rows_; n++)
+            for (int64_t i = 0; i < inner_; i++) {
+                const double sum = sum_at(n, i, nullptr);
+                double outer = scale * scale_;
+                if (!by_value_) outer *= flat(sum) ? 0 : q_ * std::pow(sum + q_epsilon_, q_ - 1);
+                for (int64_t c = 0; c < channels_; c++) {
+                    const int64_t at = (n * channels_ + c) * inner_ + i;
+                    const double gap = this->gap(at), size = std::abs(gap);
+                    double slope = gap > 0 ? outer : -outer;
+                    if (std::isnan(gap) || (by_value_ && size < plateau_))
+                        slope = 0;
+                    else if (p_ != 1)
+                        slope *= p_ * std::pow(size + p_epsilon_, p_ - 1);
+                    if (input_gradient(0)) input(0)->diff->data()[at] = float(slope);
+                    if (spec_.inputs.size() > 1 && input_gradient(1)) input(1)->diff->data()[at] = float(-slope);
+                }
+            }
+    }
+
+private:
+    double gap(int64_t at) const {
+        const double a = input(0)->data()[at];
+        return spec_.inputs.size() > 1 ? a - double(input(1)->data()[at]) : a;
+    }
+
+    bool flat(double sum) const { return !by_value_ && plateau_ > 0 && sum < plateau_ * plateau_; }
+
+    // Over the channels at a position; adds the numbers among them to `entries`.
+    double sum_at(int64_t n, int64_t i, int64_t* entries) const {
+        double sum = 0;
+        for (int64_t c = 0; c < channels_; c++) {
+            const double gap = this->gap((n * channels_ + c) * inner_ + i), size = std::isnan(gap) ? 0 : std::abs(gap);
+            if (entries) *entries += !std::isnan(gap);
+            if (by_value_ && size < plateau_) continue;
+            sum += p_ == 1 ? size + p_epsilon_ : std::pow(size + p_epsilon_, p_);
+        }
+        return scale_ * sum;
+    }
+
+    void choose_episode() {
+        const Dims begins = spec_.attributes.integers("begins");
+        const auto step = int64_t(spec_.counter->step);
+        size_t episode = 0;
+        while (episode + 1 < begins.size() && begins[episode + 1] <= step) episode++;
+        p_ = spec_.attributes.reals("p")[episode];
+        q_ = spec_.attributes.reals("q")[episode];
+    }
+
+    int64_t channels_, inner_;
+    double p_epsilon_, q_epsilon_, scale_, plateau_, p_ = 1, q_ = 1, divisor_ = 1;
+    bool by_entries_, by_value_;
+    std::vector<double> sums_;
+    std::vector<int64_t> entries_;
+};
+
+static const RegisterOp<LpqLoss> registered("LpqLoss");
+
+}  // namespace
+}  // namespace engine

@@ -1,0 +1,111 @@
+"""How alike the neighbourhoods of two blobs are, for each of many displacements (FlowNet, arXiv 1504.06852)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("Correlation")
+class Correlation(Layer):
+    """Bottoms: a and b (N, C, H, W), padded with `pad` zeros; top (N, D^2, h, w), D = 2 floor(max_displacement /
+    stride_2) + 1, of displacements row by row: the mean over `kernel_size`^2 pixels and C channels of a b, or,
+    `correlation_type: SUBTRACT`, of |a - b|, b being displaced by multiples of stride_2. Windows are stride_1 apart,
+    the first one and the last max_displacement from the padded border.
+
+    Gradients are the formula's, also of SUBTRACT, whose sign the fork takes at the wrong pixel.
+    """
+
+    bottom_range = (2, 2)
+
+    @property
+    def param(self):
+        return self.message.correlation_param
+
+    def infer(self) -> list[Shape]:
+        (first, second), param = self.shapes, self.param
+        if len(first) != 4 or first != second:
+            raise self.error(f"expected two bottoms of one shape (N, C, H, W), got {first} and {second}")
+        if param.kernel_size % 2 != 1 or not param.HasField("max_displacement"):
+            raise self.error(
+                f"expected an odd kernel_size and max_displacement, got kernel_size {param.kernel_size} and "
+                + (f"{param.max_displacement}" if param.HasField("max_displacement") else "no max_displacement")
+            )
+        if min(param.stride_1, param.stride_2) < 1:
+            raise self.error(f"expected stride_1 and stride_2 of at least 1, got {param.stride_1} and {param.stride_2}")
+        fields = ("pad", "kernel_size", "max_displacement", "stride_1", "stride_2")
+        self.check_window(", ".join(fields), [getattr(param, field) for field in fields])
+        size = tuple(
+            -((param.kernel_size - 1 + 2 * reach - each - 2 * pad) // param.stride_1)
+            for each, pad, reach in zip(first[2:], self._pad, self._reach, strict=True)
+        )
+        if min(size) < 1:
+            raise self.error(
+                f"expected windows of {param.kernel_size}, displaced by {param.max_displacement}, that fit into "
+                f"{first} with pad {param.pad}"
+            )
+        return [(first[0], len(self.displacements), *size)]
+
+    @property
+    def _pad(self) -> tuple[int, int]:
+        """Of rows and of columns."""
+        return self.param.pad, self.param.pad
+
+    @property
+    def _reach(self) -> tuple[int, int]:
+        """Of the displacements, along rows and columns."""
+        return self.param.max_displacement, self.param.max_displacement
+
+    @property
+    def displacements(self) -> list[tuple[int, int]]:
+        """Rows and columns, in the order of the top's channels."""
+        radius, step = self.param.max_displacement // self.param.stride_2, self.param.stride_2
+        steps = [step * each for each in range(-radius, radius + 1)]
+        return [(down, across) for down in steps for across in steps]
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        displacements = self.displacements
+        # One step more on both sides, for displacements that lead out of the padding.
+        further = max(max(abs(across) for _, across in displacements) - self._reach[1], 0)
+        attributes = {
+            "pad": [self._pad[0], self._pad[1] + further],
+            "reach": [self._reach[0], self._reach[1] + further],
+            "kernel": self.param.kernel_size,
+            "stride": self.param.stride_1,
+            "down": [down for down, _ in displacements],
+            "across": [across for _, across in displacements],
+            "subtract": self.param.correlation_type == self.param.SUBTRACT,
+        }
+        builder.op("Correlation", self, inputs, attributes)
+
+    def flops(self) -> int:
+        return 2 * math.prod(self.tops[0].shape) * self.param.kernel_size**2 * self.shapes[0][1]
+
+
+@register("Correlation1D")
+class Correlation1D(Correlation):
+    """As Correlation, but displaced and padded along rows only, for stereo; D = 2 r + 1 displacements, r =
+    floor(max_displacement / stride_2), or, with `single_direction`, r + 1: from 0 on for 1, from -(r + 1) to -1 for
+    -1."""
+
+    @property
+    def _pad(self) -> tuple[int, int]:
+        return 0, self.param.pad
+
+    @property
+    def _reach(self) -> tuple[int, int]:
+        return 0, self.param.max_displacement
+
+    @property
+    def displacements(self) -> list[tuple[int, int]]:
+        radius, step = self.param.max_displacement // self.param.stride_2, self.param.stride_2
+        direction = self.param.single_direction
+        first, last = (-radius, radius) if direction == 0 else (0, radius) if direction > 0 else (-radius - 1, -1)
+        return [(0, step * each) for each in range(first, last + 1)]

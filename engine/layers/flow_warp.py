@@ -1,0 +1,35 @@
+"""Moves the pixels of a blob as a flow says (FlowNet 2, arXiv 1612.01925)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("FlowWarp")
+class FlowWarp(Layer):
+    """Bottoms: x (N, C, H, W), flow (N, 2, H, W), of columns and of rows, in pixels; top: x at the place that each
+    pixel's flow leads to, interpolated bilinearly; 0, or what is not a number with `fill_value: NOT_A_NUMBER`, where
+    that lies outside."""
+
+    bottom_range = (2, 2)
+
+    def infer(self) -> list[Shape]:
+        x, flow = self.shapes
+        if len(x) != 4 or flow != (x[0], 2, *x[2:]):
+            raise self.error(f"expected a bottom (N, C, H, W) and a flow (N, 2, H, W), got {x} and {flow}")
+        return [x]
+
+    def lower(self, builder: Builder) -> None:
+        param = self.message.flow_warp_param
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("FlowWarp", self, inputs, {"fill": 0.0 if param.fill_value == param.ZERO else math.nan})
+
+    def flops(self) -> int:
+        return 8 * math.prod(self.shapes[0])

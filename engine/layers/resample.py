@@ -1,0 +1,178 @@
+"""Planes in another size, as FlowNet 2 resizes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.layers.base import Attributes, Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+def taps(
+    size: int, centers: np.ndarray, reach: int, weight: Callable[[np.ndarray], np.ndarray], name: str
+) -> Attributes:
+    """What the op needs to know of an axis: each pixel of the top is a mean of the bottom's within `reach` of the one
+    nearest to its center, by weight(distance); weights add up to 1."""
+    nearest = np.floor(np.abs(centers) + 0.5) * np.sign(centers)  # rounds halves away from 0, as C does
+    places = nearest[:, None].astype(np.int64) + np.arange(-reach, reach + 1)
+    weights = np.where((places >= 0) & (places < size), weight(centers[:, None] - places), 0.0)
+    total = weights.sum(1, keepdims=True)
+    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    return {
+        f"{name}_first": places[:, 0].tolist(),
+        f"{name}_weights": weights.ravel().tolist(),
+        f"{name}_taps": places.shape[1],
+    }
+
+
+class Resizing(Layer):
+    """Bottoms: x (N, C, H, W) and, if given, a blob whose height and width the top gets."""
+
+    bottom_range = (1, 2)
+    constant_bottoms = frozenset({1})
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Of the top: the second bottom's, or what the text says. Raises ConfigError."""
+        if any(len(shape) != 4 for shape in self.shapes):
+            raise self.error(f"expected bottoms of 4 axes (N, C, H, W), got {', '.join(map(str, self.shapes))}")
+        if len(self.shapes) == 2:
+            return self.shapes[1][2:]  # pyright: ignore[reportReturnType]
+        if min(width, height) < 1:
+            raise self.error(f"expected a second bottom, or a height and width of at least 1, got {height} and {width}")
+        return height, width
+
+    def flops(self) -> int:
+        return 8 * math.prod(self.tops[0].shape)
+
+
+def triangle(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(distance), 0)
+
+
+def cubic(distance: np.ndarray) -> np.ndarray:
+    x = np.abs(distance)
+    near, far = x * x * (1.5 * x - 2.5) + 1, x * (x * (2.5 - 0.5 * x) - 4) + 2
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+@register("Resample")
+class Resample(Resizing):
+    """As the base, of `height` and `width` without a second bottom; interpolated as `type` says: NEAREST, LINEAR
+    (default) or CUBIC, and smoothed where it becomes smaller, unless `antialias: false`. Top (N, C, height, width).
+
+    With f = size / top size along each axis, pixel i lies at f_x i + f_y / 2 - 1/2 along x, at f_y i + f_x / 2 - 1/2
+    along y: as the fork has it, which is the pixels' centers where both are equal. Gradients are the formula's; the
+    fork has none.
+    """
+
+    @property
+    def param(self):
+        return self.message.resample_param
+
+    def infer(self) -> list[Shape]:
+        if self.param.type == self.param.AREA:
+            raise self.error("expected type NEAREST, LINEAR or CUBIC, got AREA, which no fork computes")
+        return [(*self.shapes[0][:2], *self.size(self.param.width, self.param.height))]
+
+    def _axis(self, name: str, at: int) -> Attributes:
+        ratios = [size / top for size, top in zip(self.shapes[0][2:], self.tops[0].shape[2:], strict=True)]
+        own, other = ratios[at], ratios[1 - at]
+        size, centers = self.shapes[0][2 + at], np.arange(self.tops[0].shape[2 + at]) * own + other / 2 - 0.5
+        if self.param.type == self.param.NEAREST:
+            centers = np.clip(centers, 0, size - 1)
+            return taps(size, centers, 0, np.ones_like, name)
+        scale = 1 / own if self.param.antialias and max(ratios) > 1 else 1.0
+        kernel, width = (triangle, 2) if self.param.type == self.param.LINEAR else (cubic, 4)
+        reach = 2 if own < 1 else math.ceil(width / scale)
+        return taps(size, centers, reach, lambda distance: kernel(distance * scale), name)
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        builder.op("Resample", self, [x], {**self._axis("row", 0), **self._axis("column", 1), "skip_nan": False})
+
+
+@register("Downsample")
+class Downsample(Resizing):
+    """As the base, of `top_height` and `top_width` without a second bottom; with s = (size - 1) / (top size - 1) along
+    each axis, pixel i is the mean of those within s of i s, by their nearness. What is not a number does not count, and
+    where more than half would not, the result is none. Has no gradient, as in the fork. Top (N, C, height, width)."""
+
+    differentiable = False
+
+    def infer(self) -> list[Shape]:
+        param = self.message.downsample_param
+        top = (*self.shapes[0][:2], *self.size(param.top_width, param.top_height))
+        if top != self.shapes[0] and min(top[2:]) < 2:
+            raise self.error(f"expected a top of at least 2 x 2 pixels, or of the bottom's size, got {top}")
+        return [top]
+
+    def _axis(self, name: str, at: int) -> Attributes:
+        size, top = self.shapes[0][2 + at], self.tops[0].shape[2 + at]
+        step = (size - 1) / (top - 1) if top > 1 else 1.0
+        return taps(size, np.arange(top) * step, math.ceil(step), lambda each: triangle(each / max(step, 1e-30)), name)
+
+    def lower(self, builder: Builder) -> None:
+        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        if self.tops[0].shape == self.shapes[0]:
+            builder.view(self, x, self.shapes[0], self.tops[0])
+            return
+        builder.op("Resample", self, [x], {**self._axis("row", 0), **self._axis("column", 1), "skip_nan": True})
+
+
+@register("Accum")
+class Accum(Layer):
+    """Bottoms (N, C_i, H_i, W_i); top (N, sum of C_i, H, W): all of them, interpolated bilinearly with aligned corners,
+    one after the other. The size is that of the last bottom, which is then no part, with `have_reference`, else the
+    largest one, rounded up to multiples of `size_divisible_by` or raised to `top_height` and `top_width`, where both
+    are larger."""
+
+    bottom_range = (1, None)
+
+    @property
+    def param(self):
+        return self.message.accum_param
+
+    @property
+    def constant_bottoms(self) -> frozenset[int]:
+        return frozenset({len(self.bottoms) - 1} if self.param.have_reference else ())
+
+    @property
+    def _parts(self) -> list[Shape]:
+        return self.shapes[:-1] if self.param.have_reference else self.shapes
+
+    def infer(self) -> list[Shape]:
+        if any(len(shape) != 4 or shape[0] != self.shapes[0][0] for shape in self.shapes):
+            raise self.error(f"expected bottoms (N, C, H, W) of one N, got {', '.join(map(str, self.shapes))}")
+        if not self._parts:
+            raise self.error("expected two bottoms at least with have_reference, the last of which gives the size")
+        size = self.shapes[-1][2:] if self.param.have_reference else self._largest()
+        return [(self.shapes[0][0], sum(shape[1] for shape in self._parts), *size)]
+
+    def _largest(self) -> tuple[int, ...]:
+        largest = tuple(max(shape[axis] for shape in self.shapes) for axis in (2, 3))
+        divisor = self.param.size_divisible_by
+        wanted = (self.param.top_height, self.param.top_width)
+        if divisor:
+            wanted = tuple(-(-size // divisor) * divisor for size in largest)
+        raised = all(each > size for each, size in zip(wanted, largest, strict=True))
+        return wanted if raised else largest
+
+    def lower(self, builder: Builder) -> None:
+        top, parts = self.tops[0], []
+        for blob, shape in zip(self.bottoms, self._parts):
+            x = builder.plain(self, builder.tensor(blob))
+            if shape[2:] != top.shape[2:]:
+                crop = {"crop_begin": 0, "crop_end": 0}
+                x = builder.op("Interp", self, [x], crop, tops=[], shapes=[(*shape[:2], *top.shape[2:])])[0]
+            parts.append(x)
+        builder.op("Concat", self, parts, {"axis": 1})
+
+    def flops(self) -> int:
+        return 9 * math.prod(self.tops[0].shape)
