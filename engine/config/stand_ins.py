@@ -10,28 +10,67 @@ from collections.abc import Callable
 from engine import proto
 
 
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]*)?"
+
+
+def _numbers(text: str, name: str) -> list[float]:
+    """One number, or a list of them, that a param_str gives to a name."""
+    found = re.search(rf"{name}\W+?({_NUMBER}(?:[\s,]+{_NUMBER})*)", text)
+    return [float(number) for number in re.split(r"[\s,]+", found[1])] if found else []
+
+
 def _proposal(layer: proto.LayerParameter) -> None:
     """py-faster-rcnn's: param_str is YAML with feat_stride and scales."""
     text = layer.python_param.param_str
-    stride = re.search(r"feat_stride\W+(\d+)", text)
-    scales = re.search(r"scales[^\[(]*[\[(]([\d., ]+)", text)
     layer.type = "Proposal"
-    layer.proposal_param.feat_stride = int(stride[1]) if stride else 16
-    if scales:
-        layer.proposal_param.scale.extend(float(scale) for scale in scales[1].split(","))
+    layer.proposal_param.feat_stride = int(next(iter(_numbers(text, "feat_stride")), 16))
+    layer.proposal_param.scale.extend(_numbers(text, "scales"))
 
 
 def _spatial_dropout(layer: proto.LayerParameter) -> None:
     """ENet's: param_str is a dictionary with p, the ratio."""
-    ratio = re.search(r"\bp\b\W+([\d.]+)", layer.python_param.param_str)
     layer.type = "SpatialDropout"
-    layer.spatial_dropout_param.dropout_ratio = float(ratio[1]) if ratio else 0.5
+    layer.spatial_dropout_param.dropout_ratio = next(iter(_numbers(layer.python_param.param_str, r"\bp\b")), 0.5)
+
+
+def _anchor_target(layer: proto.LayerParameter) -> None:
+    """py-faster-rcnn's: param_str has feat_stride, scales and, in forks, ratios and allowed_border."""
+    text, param = layer.python_param.param_str, layer.anchor_target_param
+    layer.type = "AnchorTarget"
+    param.feat_stride = int(next(iter(_numbers(text, "feat_stride")), 16))
+    param.scale.extend(_numbers(text, "scales"))
+    param.ratio.extend(_numbers(text, "ratios"))
+    param.allowed_border = int(next(iter(_numbers(text, "allowed_border")), 0))
+
+
+def _proposal_target(layer: proto.LayerParameter) -> None:
+    """py-faster-rcnn's: param_str has num_classes; the rest is that of its end-to-end training."""
+    param = layer.proposal_target_param
+    layer.type = "ProposalTarget"
+    param.num_classes = int(next(iter(_numbers(layer.python_param.param_str, "num_classes")), 21))
+    param.bg_thresh_lo = 0
+
+
+def _roi_data(layer: proto.LayerParameter) -> None:
+    """py-faster-rcnn's, as blobs that whoever runs the net fills: an image, its size and true boxes, or, of Fast R-CNN,
+    images, regions and what is to be said of them."""
+    classes = int(next(iter(_numbers(layer.python_param.param_str, "num_classes")), 21))
+    boxes, offsets = [128, 5], [128, 4 * classes]
+    shapes = [[1, 3, 600, 1000], [1, 3], [100, 5]]
+    if len(layer.top) != 3 or "rois" in layer.top:
+        shapes = [[2, 3, 600, 1000], boxes, [128], offsets, offsets, offsets]
+    layer.type = "Input"
+    for _, shape in zip(layer.top, shapes):
+        layer.input_param.shape.add().dim.extend(shape)
 
 
 # (module, class) -> what turns the layer into a built-in one.
 STAND_INS: dict[tuple[str, str], Callable[[proto.LayerParameter], None]] = {
     ("rpn.proposal_layer", "ProposalLayer"): _proposal,
     ("spatial_dropout", "SpatialDropoutLayer"): _spatial_dropout,
+    ("rpn.anchor_target_layer", "AnchorTargetLayer"): _anchor_target,
+    ("rpn.proposal_target_layer", "ProposalTargetLayer"): _proposal_target,
+    ("roi_data_layer.layer", "RoIDataLayer"): _roi_data,
 }
 
 

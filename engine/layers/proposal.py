@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 RATIOS, SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)  # of py-faster-rcnn, where the text gives none
+
+
+@np.errstate(over="raise", divide="raise", invalid="raise")
+def anchor_boxes(base: int, ratios: Sequence[float], scales: Sequence[float]) -> np.ndarray:
+    """(A, 4): x1, y1, x2, y2 around the first pixel; ratio by ratio, and in it scale by scale."""
+    anchors = []
+    for ratio in ratios or RATIOS:
+        width = np.round(math.sqrt(base * base / ratio))
+        height = np.round(width * ratio)
+        for scale in scales or SCALES:
+            reach = (np.array([width, height]) * scale - 1) / 2
+            center = (base - 1) / 2
+            anchors.append([*(center - reach), *(center + reach)])
+    return np.array(anchors)
 
 
 @register("Proposal")
@@ -37,19 +52,8 @@ class Proposal(Layer):
     def param(self):
         return self.message.proposal_param
 
-    @np.errstate(over="raise", divide="raise", invalid="raise")
     def anchors(self) -> np.ndarray:
-        """(A, 4): x1, y1, x2, y2 around the first pixel; ratio by ratio, and in it scale by scale."""
-        base = self.param.base_size
-        anchors = []
-        for ratio in self.param.ratio or RATIOS:
-            width = np.round(math.sqrt(base * base / ratio))
-            height = np.round(width * ratio)
-            for scale in self.param.scale or SCALES:
-                reach = (np.array([width, height]) * scale - 1) / 2
-                center = (base - 1) / 2
-                anchors.append([*(center - reach), *(center + reach)])
-        return np.array(anchors)
+        return anchor_boxes(self.param.base_size, self.param.ratio, self.param.scale)
 
     def infer(self) -> list[Shape]:
         scores, offsets, sizes = self.shapes
