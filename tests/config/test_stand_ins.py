@@ -1,9 +1,10 @@
 """Nets of py-faster-rcnn without its modules."""
 
+import numpy as np
 import pytest
 
 from engine.config import parse_net, read_net
-from engine.net import Net
+from engine.net import Net, NetOptions
 
 NET = """
 layer { name: "in" type: "Input" top: "score" top: "offset" top: "size" input_param {
@@ -51,3 +52,70 @@ def test_spatial_dropout_of_enet():
     layer = config.message.layer[1]
     assert layer.type == "SpatialDropout" and layer.spatial_dropout_param.dropout_ratio == pytest.approx(0.1)
     assert Net(config, 0).blobs["y"].shape == (2, 3, 4, 4)
+
+
+TRAINING = """
+layer { name: "data" type: "Python" top: "data" top: "im_info" top: "gt_boxes"
+  python_param { module: "roi_data_layer.layer" layer: "RoIDataLayer" param_str: "'num_classes': 4" } }
+layer { name: "features" type: "Pooling" bottom: "data" top: "features" pooling_param {
+  pool: AVE kernel_size: 16 stride: 16 } }
+layer { name: "score" type: "Convolution" bottom: "features" top: "score" convolution_param {
+  num_output: 12 kernel_size: 1 weight_filler { type: "xavier" } } }
+layer { name: "offset" type: "Convolution" bottom: "features" top: "offset" convolution_param {
+  num_output: 24 kernel_size: 1 weight_filler { type: "xavier" } } }
+layer { name: "pairs" type: "Reshape" bottom: "score" top: "pairs" reshape_param {
+  shape { dim: 0 dim: 2 dim: -1 dim: 0 } } }
+layer { name: "anchors" type: "Python" bottom: "score" bottom: "gt_boxes" bottom: "im_info" bottom: "data"
+  top: "labels" top: "targets" top: "inside" top: "outside"
+  python_param { module: "rpn.anchor_target_layer" layer: "AnchorTargetLayer"
+    param_str: "{'feat_stride': 16, 'scales': !!python/tuple [4, 8]}" } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "pairs" bottom: "labels" top: "loss"
+  loss_param { ignore_label: -1 normalize: true } }
+layer { name: "boxes" type: "SmoothL1Loss" bottom: "offset" bottom: "targets" bottom: "inside" bottom: "outside"
+  top: "boxes" loss_weight: 1 }
+layer { name: "prob" type: "Softmax" bottom: "pairs" top: "prob" }
+layer { name: "probs" type: "Reshape" bottom: "prob" top: "probs" reshape_param {
+  shape { dim: 0 dim: 12 dim: -1 dim: 0 } } }
+layer { name: "proposal" type: "Python" bottom: "probs" bottom: "offset" bottom: "im_info" top: "proposals"
+  python_param { module: "rpn.proposal_layer" layer: "ProposalLayer"
+    param_str: "'feat_stride': 16\\n'scales': [4, 8]" } }
+layer { name: "rois" type: "Python" bottom: "proposals" bottom: "gt_boxes"
+  top: "rois" top: "classes" top: "box_targets" top: "box_inside" top: "box_outside"
+  python_param { module: "rpn.proposal_target_layer" layer: "ProposalTargetLayer" param_str: "'num_classes': 4" } }
+"""
+
+
+def test_a_training_net():
+    """Of nothing but built-in layers, and what it computes for one image is finite."""
+    config = parse_net(TRAINING, "net.prototxt")
+    assert [layer.type for layer in config.message.layer if layer.name in ("data", "anchors", "proposal", "rois")] == [
+        "Input",
+        "AnchorTarget",
+        "Proposal",
+        "ProposalTarget",
+    ]
+    anchors = next(layer for layer in config.message.layer if layer.name == "anchors").anchor_target_param
+    assert (anchors.feat_stride, list(anchors.scale)) == (16, [4, 8])
+    net = Net(config, 0, NetOptions(keep_all=True))
+    assert net.blobs["box_targets"].shape == (128, 16) and net.blobs["labels"].shape == (1, 1, 6 * 38, 63)
+    boxes = np.zeros((100, 5), np.float32)
+    boxes[:2] = [[100, 120, 300, 400, 2], [500, 50, 620, 180, 1]]
+    net.blobs["data"].set(np.random.default_rng(1).normal(size=(1, 3, 600, 1000)))
+    net.blobs["im_info"].set(np.array([[600, 1000, 1]]))
+    net.blobs["gt_boxes"].set(boxes)
+    net.forward()
+    net.backward()
+    assert set(net.blobs["labels"].data.ravel()) == {-1, 0, 1}
+    assert {1, 2} <= set(net.blobs["classes"].data) <= {0, 1, 2}  # the true boxes are regions, too
+    assert all(np.isfinite(net.blobs[name].data).all() for name in ("loss", "boxes", "rois", "box_targets"))
+    assert all(np.isfinite(each.diff.get()).all() for layer in ("score", "offset") for each in net.params[layer])
+
+
+def test_data_of_fast_rcnn():
+    tops = " ".join(f'top: "{name}"' for name in ("data", "rois", "labels", "targets", "inside", "outside"))
+    text = (
+        f'layer {{ name: "data" type: "Python" {tops} python_param {{ module: "roi_data_layer.layer" '
+        'layer: "RoIDataLayer" param_str: "\'num_classes\': 21" } }'
+    )
+    net = Net(parse_net(text, "net.prototxt"), 0)
+    assert net.blobs["rois"].shape == (128, 5) and net.blobs["targets"].shape == (128, 84)
