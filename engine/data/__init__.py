@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.data.data_source import DataSource
     from engine.data.reader import Shape
+    from engine.data.staging import Share
     from engine.proto import LayerParameter
 
 
@@ -18,18 +19,20 @@ def open_data(
     skip_bad_images: bool = False,
     rank: int = 0,
     ranks: int = 1,
+    share: Share | None = None,
 ) -> DataSource:
     """Opens the source of a data layer and its transforms.
 
     where: "file:line:column" of the layer, for messages. rank and ranks replace %# and %* in the source's path; a
-    path with %# is the rank's own part of the data and is not divided again.
+    path with %# is the rank's own part of the data and is not divided again. share: with whom a copy on this host is
+    shared; None: the source is read where it is, whatever the layer says.
     Raises ConfigError for parameters that cannot be used, DataError for a source that cannot be read.
     """
     from engine.data.data_source import DataSource
     from engine.data.reader import Request
     from engine.data.registry import find_reader
 
-    request = Request(phase, seed, where, skip_bad_images, rank, ranks)
+    request = Request(phase, seed, where, skip_bad_images, rank, ranks, share)
     return DataSource(find_reader(layer_param.type or "Data", where)(layer_param, request), layer_param.name, request)
 
 

@@ -22,6 +22,14 @@ class DataSource:
         return self.reader.size
 
     @property
+    def own_size(self) -> int:
+        """The items of the source, divided among the ranks that it belongs to."""
+        if self.reader.owners is None:
+            return self.size
+        rank, ranks = self.reader.owners
+        return self.size * (rank + 1) // ranks - self.size * rank // ranks
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         return self.reader.shapes
 
@@ -32,7 +40,7 @@ class DataSource:
 
     def identity(self) -> str:
         """What shows whether ranks read the same items, in a few words; "" where each has its own. Raises DataError."""
-        return "" if self.reader.own_items else self.reader.identity()
+        return "" if self.reader.owners else self.reader.identity()
 
     def top_shapes(self, batch_size: int) -> list[Shape]:
         """Of the layer's tops, batch included."""
@@ -43,13 +51,13 @@ class DataSource:
     ) -> Prefetcher:
         """Endless batches of this rank, beginning at sample `start` (counted over all ranks)."""
         begin = self.reader.first + start
-        shares = self._sampler().shares(batch_size, rank, ranks, begin, own_items=self.reader.own_items)
+        shares = self._sampler().shares(batch_size, rank, ranks, begin, owners=self.reader.owners)
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def epoch(self, batch_size: int, rank: int = 0, ranks: int = 1, threads: int | None = None) -> Prefetcher:
         """Every item exactly once over all ranks, then StopIteration: full batches, and at most one smaller one at the
         end of each rank. The ranks' numbers of batches can differ by one."""
-        shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, own_items=self.reader.own_items)
+        shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, owners=self.reader.owners)
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def _sampler(self) -> Sampler:

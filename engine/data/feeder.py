@@ -14,7 +14,9 @@ from engine.data import batch_size_of, open_data, source_of
 from engine.data.hdf5_writer import HDF5Writer
 from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
+from engine.data.staging import Share
 from engine.errors import ConfigError, DataError
+from engine.host.cores import all_hosts_and_cores
 from engine.watchdog.board import DATA
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Feeder:
 
     def __init__(self, config: NetConfig, phase: int, seed: int, world: World, *, skip_bad_images: bool = False):
         self._config, self._phase, self._seed = config, phase, seed
+        self._world = world
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
         world.hear_faults()  # of files that sources map
@@ -62,12 +65,27 @@ class Feeder:
         if message.name not in self._opened:
             size = batch_size_of(message, where)
             source = open_data(
-                message, self._phase, self._seed, where, self._skip_bad_images, rank=self._rank, ranks=self._ranks
+                message,
+                self._phase,
+                self._seed,
+                where,
+                self._skip_bad_images,
+                rank=self._rank,
+                ranks=self._ranks,
+                share=self._share(message),
             )
             self._opened[message.name] = _Opened(source, size)
             self._paths[message.name] = source_of(message)
         opened = self._opened[message.name]
         return opened.source.top_shapes(opened.batch_size)
+
+    def _share(self, message: proto.LayerParameter) -> Share | None:
+        """Collective where the layer's data are copied to each host: who is on this one."""
+        if not message.data_param.stage:
+            return None
+        hosts = [host for host, _ in all_hosts_and_cores(self._world)]
+        mine, names = hosts[self._rank], list(dict.fromkeys(hosts))
+        return Share(hosts[: self._rank].count(mine), hosts.count(mine), names.index(mine), len(names))
 
     def shapes_for(self, size: int) -> Callable[[proto.LayerParameter, str], list[Shape]]:
         """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
@@ -104,13 +122,13 @@ class Feeder:
 
     @property
     def size(self) -> int:
-        """Items in the source of the first data layer; 0 if there is none."""
-        return next((opened.source.size for opened in self._opened.values()), 0)
+        """Items in the source of the first data layer, only this rank's where own_items says so; 0 if there is none."""
+        return next((opened.source.own_size for opened in self._opened.values()), 0)
 
     @property
     def own_items(self) -> bool:
-        """Whether each rank has a source of its own, of which `size` counts this rank's items only."""
-        return any(opened.source.reader.own_items for opened in self._opened.values())
+        """Whether ranks have sources of their own, of which `size` counts this rank's items only."""
+        return any(opened.source.reader.owners is not None for opened in self._opened.values())
 
     @property
     def sources(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,16 @@ from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
 from engine.files import reason
 
+if TYPE_CHECKING:
+    from engine.data.staging import Share
+
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who reads. where: "file:line:column" of the layer. rank, ranks: those of the program."""
+    """Who reads. where: "file:line:column" of the layer. rank, ranks: those of the program. share: with whom a copy on
+    this host is shared; None: nothing is copied."""
 
     phase: int
     seed: int = 1
@@ -29,6 +33,7 @@ class Request:
     skip_bad_images: bool = False
     rank: int = 0
     ranks: int = 1
+    share: Share | None = None
 
 
 class Sample(NamedTuple):  # made for each sample: a frozen dataclass takes thrice as long
@@ -43,8 +48,8 @@ class Reader:
     """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
 
     size: items. shapes: of one item's arrays, one for each top. Order and prefetch: shuffle (a new permutation in each
-    epoch), first (item that the training begins with), own_items (the source holds this rank's items only), depth
-    (batches read ahead).
+    epoch), first (item that the training begins with), owners (where the source holds the items of some ranks only: the
+    place of this one among them, and how many they are), depth (batches read ahead).
     """
 
     field: ClassVar[str]  # of LayerParameter, which has batch_size
@@ -53,7 +58,7 @@ class Reader:
     shapes: tuple[Shape, ...]
     shuffle = False
     first = 0
-    own_items = False
+    owners: tuple[int, int] | None = None
     depth = 4
 
     def __init__(self, message: proto.LayerParameter, request: Request):

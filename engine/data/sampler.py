@@ -57,15 +57,17 @@ class Sampler:
         ranks: int,
         start: int = 0,
         stop: int | None = None,
-        own_items: bool = False,
+        owners: tuple[int, int] | None = None,
     ) -> Iterator[Share]:
         """The rank's share of each global batch from sample `start` on: endless, or up to item number `stop`, where the
         last global batch may be short and the later ranks may get less of it, or nothing.
 
-        own_items: the source holds this rank's items only, so that it reads all of them.
+        owners: the source holds the items of some ranks only, which share them: the place of this one among them, and
+            how many they are.
         """
         first = start + rank * batch_size
-        begin, stride = (start // ranks, batch_size) if own_items else (first, ranks * batch_size)
+        among, sharing = owners or (rank, ranks)
+        begin, stride = start * sharing // ranks + among * batch_size, sharing * batch_size
         while stop is None or begin < stop:
             end = begin + batch_size if stop is None else min(begin + batch_size, stop)
             yield Share(first, self.samples(begin, end))

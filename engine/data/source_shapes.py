@@ -59,7 +59,7 @@ class SourceShapes:
         except EngineError as error:  # so that it is found together with the other errors of the net
             raise ConfigError(str(error).removeprefix(f"{where}: "), where, absent=error.absent) from None
         if not self.size:
-            self.size, self.own_items = source.size, source.reader.own_items
+            self.size, self.own_items = source.size, source.reader.owners is not None
         return source.shapes
 
 

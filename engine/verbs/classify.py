@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        help="names of the classes, one per line (default: labels.txt with the net's data or beside the net, else numbers)",
+        help="names of the classes, one per line (default: a labels.txt with the data or beside the net)",
     )
     parser.add_argument("--input_scale", type=float, metavar="X", help="factor applied after the mean is subtracted")
     parser.add_argument(

@@ -60,7 +60,7 @@ def test_an_epoch_over_ranks_is_exact(size, batch_size, ranks):
 
 
 def test_a_rank_with_its_own_items_reads_all_of_it():
-    shares = list(islice(Sampler(5, 1, False).shares(2, 1, 2, start=4, own_items=True), 3))
+    shares = list(islice(Sampler(5, 1, False).shares(2, 1, 2, start=4, owners=(0, 1)), 3))
     assert [[index for _, index in share.samples] for share in shares] == [[2, 3], [4, 0], [1, 2]]
     assert [share.first_sample for share in shares] == [6, 10, 14]
 

@@ -11,6 +11,7 @@ from engine.data.pair import Partner
 from engine.data.paired_reader import PairedReader
 from engine.data.reader import Request, Shape, random_first
 from engine.data.registry import Stored, open_source, reader
+from engine.data.staging import staged
 from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError
 
@@ -30,11 +31,20 @@ class DatabaseReader(PairedReader):
         backend = param.DB.Name(param.backend) if param.HasField("backend") else ""
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
         path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        owners = (0, 1) if "%#" in param.source else None
+        share = request.share
+        if param.stage and share is not None:
+            options = {"keep": param.stage_keep, "part": param.stage_part, "where": request.where}
+            path = staged(path, param.stage, share, **options)
+            if param.stage_part:
+                backend, owners = "", (share.rank, share.ranks)
+        elif (param.stage_keep or param.stage_part) and not param.stage:
+            raise ConfigError("stage_keep and stage_part need stage: the folder to copy to", request.where)
         self._source = open_source(path, request.where, param.shuffle, param.field, backend)
         self.name = param.source
         self.size = len(self._source)
         self.shuffle = param.shuffle
-        self.own_items = "%#" in param.source
+        self.owners = owners
         self.depth = param.prefetch
         self.first = random_first(param.rand_skip, request)
 

@@ -38,7 +38,7 @@ class HDF5Reader(Reader):
         self._ends = list(accumulate(len(rows[0]) for _, rows in self._files))
         self.size = self._ends[-1]
         self.shuffle = param.shuffle
-        self.own_items = "%#" in param.source
+        self.owners = (0, 1) if "%#" in param.source else None
         self.shapes = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
 
     def _paths(self) -> list[str]:

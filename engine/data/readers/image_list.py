@@ -56,7 +56,7 @@ class ListedReader(PairedReader):
         else:
             self._open_lines(listing.bare, request.where)
         self.shuffle = listing.shuffle
-        self.own_items = "%#" in listing.source
+        self.owners = (0, 1) if "%#" in listing.source else None
         self.first = random_first(listing.rand_skip, request)
 
     def _open_lines(self, bare: bool, where: str | None) -> None:

@@ -1,0 +1,333 @@
+"""Copies of sources on a disk or in the memory of each host: `stage` of data_param.
+
+One process of a host copies, the others wait. What is in use is always whole: a copy is made under another name,
+compared with its source, gets a list of what it was made of, and is renamed last. It is used again while the sizes and
+times of its source are the same, and removed when the last process of the host that reads it ends, unless it is to be
+kept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.data.host_lock import host_lock
+from engine.data.lmdb_writer import new_lmdb
+from engine.data.registry import Source, open_source, recognised
+from engine.data.shards import expand
+from engine.errors import DataError
+from engine.files import atomic_write, reason
+from engine.host.memory import size_text
+
+LIST, USERS = "engine-stage.json", "engine-stage.users"
+_BLOCK = 8 << 20
+_TELL_SECONDS = 10.0
+_HEAD_START = 0.5  # seconds, of the first rank of a host, whose log is the likeliest to be seen
+_log = logging.getLogger("engine")
+_held: dict[Path, tuple[int, bool]] = {}  # copy -> descriptor that says it is in use, whether to keep it
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which ranks read a copy together: the place of this one among them, how many they are; the host's place among the
+    hosts, and how many those are."""
+
+    rank: int = 0
+    ranks: int = 1
+    host: int = 0
+    hosts: int = 1
+
+
+def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, where: str | None = None) -> str:
+    """The path of the copy of a source, which is made, or waited for, if there is none that is whole.
+
+    Args:
+        stage: the folder that copies are in; on the host's own disk, or in its memory.
+        part: the copy holds the items host, host + hosts, ... only, as an LMDB.
+
+    Raises DataError: the source cannot be read, there is too little space, the copy differs.
+    """
+    files = _files(source, where)
+    stamp = [[file, found.st_size, found.st_mtime_ns] for file in files if (found := _stat(file, where))]
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    inside = os.path.relpath(os.path.abspath(source), folder) if recognised(source) != "FOLDER" else "."
+    which = f"part {share.host} of {share.hosts}" if part else "all"
+    key = hashlib.sha256(f"{os.path.abspath(source)}\0{which}".encode(errors="surrogateescape")).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]", "_", os.path.basename(source.rstrip("/")))[:80]  # no braces or stars
+    copy = Path(stage) / f"{name}.{key}"
+    if share.rank:
+        time.sleep(_HEAD_START)
+    with _errors(stage, where):
+        Path(stage).mkdir(parents=True, exist_ok=True)
+    with host_lock(f"stage {os.path.realpath(copy)}", f"copying {source} to {stage}", lambda: _touched(copy)):
+        with _errors(stage, where):
+            if not _is_whole(copy, stamp):
+                _clear(copy)
+                if part:
+                    _copy_part(source, copy, share, stamp, where)
+                else:
+                    _copy_all(source, files, folder, copy, stamp, where)
+            _use(copy, keep)
+    return str(copy / "part" if part else copy / inside)
+
+
+def release() -> None:
+    """Ends the use of all copies by this process; those that nobody else uses, and that are not to be kept, go."""
+    while _held:
+        copy, (descriptor, keep) = _held.popitem()
+        with contextlib.suppress(OSError, DataError):
+            with host_lock(f"stage {os.path.realpath(copy)}", f"using {copy}"):
+                os.close(descriptor)
+                if not keep and _is_unused(copy):
+                    _clear(copy)
+
+
+atexit.register(release)
+
+
+def _files(source: str, where: str | None) -> list[str]:
+    """All that belongs to a source."""
+    kind = recognised(source)
+    if kind == "LMDB":
+        return [os.path.join(source, "data.mdb") if os.path.isdir(source) else source]
+    if kind == "LEVELDB":
+        return sorted(
+            os.path.join(source, name) for name in os.listdir(source) if name not in ("LOCK", "LOG", "LOG.old")
+        )
+    if kind == "FOLDER":
+        return sorted(os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names)
+    if kind == "ZIP":
+        return [next(str(each) for each in (Path(source), *Path(source).parents) if each.is_file())]
+    if not kind:
+        open_source(source, where)  # raises
+    shards = expand(source, where)
+    indexes = (os.path.splitext(shard)[0] + ".idx" for shard in shards)
+    return [*shards, *(each for each in indexes if kind == "RECORDIO" and os.path.isfile(each))]
+
+
+def _stat(file: str, where: str | None) -> os.stat_result:
+    try:
+        return os.stat(file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {reason(error)}", where) from None
+
+
+@contextlib.contextmanager
+def _errors(stage: str, where: str | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"stage {stage}: {reason(error)}", where) from None
+
+
+def _is_whole(copy: Path, stamp: list[list]) -> bool:
+    """Whether there is a copy of the source as it is now, with all its files of the sizes and times that they had."""
+    try:
+        listed = json.loads((copy / LIST).read_text())
+        if listed["source"] != stamp:
+            return False
+        found = [(os.stat(copy / name), size, time_ns) for name, size, time_ns in listed["copy"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all((each.st_size, each.st_mtime_ns) == (size, time_ns) for each, size, time_ns in found)
+
+
+def _partial(copy: Path) -> Path:
+    return copy.with_name(f".{copy.name}.partial")
+
+
+def _touched(copy: Path) -> object:
+    """What changes while a copy grows."""
+    try:
+        return os.stat(_partial(copy)).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _clear(copy: Path) -> None:
+    """Removes a copy that is not whole, or that nobody needs, and what a process that was killed has left."""
+    for folder in (copy, _partial(copy)):
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            raise DataError(f"{folder} cannot be removed; it is not a whole copy")
+
+
+def _check_space(stage: Path, needed: int, what: str, where: str | None) -> None:
+    free = shutil.disk_usage(stage).free
+    if needed > free:
+        raise DataError(
+            f"stage {stage}: {what} takes {size_text(needed)}, {size_text(free)} are free there; name another place, "
+            "or set stage_part",
+            where,
+        )
+
+
+def _full(stage: Path, done: int, needed: int, where: str | None) -> DataError:
+    return DataError(
+        f"stage {stage}: the disk was full after {size_text(done)} of {size_text(needed)}; "
+        f"{size_text(shutil.disk_usage(stage).free)} are free now that what was copied is gone",
+        where,
+    )
+
+
+class _Teller:
+    """Tells how far a copy is, and shows to those who wait that it grows."""
+
+    def __init__(self, source: str, partial: Path, needed: int):
+        self._what, self._partial, self._needed = f"Staging {source} to {partial.parent}", partial, needed
+        self._begin = self._told = time.monotonic()
+        _log.info(f"{self._what}: {size_text(needed)}")
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS:
+            self._told = now
+            os.utime(self._partial)
+            speed = done / (now - self._begin)
+            left = (self._needed - done) / speed if speed else 0
+            of = f"{size_text(done)} of {size_text(self._needed)}"
+            _log.info(f"{self._what}: {of}, {speed / 1e6:.0f} MB/s, {left:.0f} s left")
+
+    def end(self, done: int) -> None:
+        _log.info(f"{self._what}: {size_text(done)} in {time.monotonic() - self._begin:.1f} s, compared")
+
+
+def _copy_all(source: str, files: Sequence[str], folder: str, copy: Path, stamp: list[list], where: str | None) -> None:
+    needed = sum(size for _, size, _ in stamp)
+    _check_space(copy.parent, needed, source, where)
+    partial = _partial(copy)
+    partial.mkdir()
+    tell, done = _Teller(source, partial, needed), 0
+    try:
+        copied = []
+        for file in files:
+            name = os.path.relpath(os.path.abspath(file), folder)
+            to = partial / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            checksum, size = _copy_file(file, to, lambda more, before=done: tell(before + more))
+            done += size
+            if _checksum(to) != (checksum, size):
+                raise DataError(f"stage {copy.parent}: the copy of {file} differs from it: is the disk sound?", where)
+            copied.append([name, size, os.stat(to).st_mtime_ns])
+        _write_list(partial, stamp, copied)
+        if [[file, found.st_size, found.st_mtime_ns] for file in files if (found := _stat(file, where))] != stamp:
+            raise DataError(f"{source} has changed while it was copied to {copy.parent}", where)
+        os.rename(partial, copy)
+        tell.end(done)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(copy.parent, done, needed, where) from None
+        raise
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _copy_file(file: str, to: Path, tell: Callable[[int], None]) -> tuple[int, int]:
+    """(checksum, size) of what was read."""
+    checksum, size = 0, 0
+    with open(file, "rb") as source, open(to, "xb") as out:
+        while block := source.read(_BLOCK):
+            out.write(block)
+            checksum, size = zlib.crc32(block, checksum), size + len(block)
+            tell(size)
+    return checksum, size
+
+
+def _checksum(file: Path) -> tuple[int, int]:
+    checksum, size = 0, 0
+    with open(file, "rb") as source:
+        while block := source.read(_BLOCK):
+            checksum, size = zlib.crc32(block, checksum), size + len(block)
+    return checksum, size
+
+
+def _write_list(folder: Path, stamp: list[list], copied: list[list]) -> None:
+    with atomic_write(folder / LIST) as out:
+        out.write(json.dumps({"source": stamp, "copy": copied}).encode())
+
+
+def _copy_part(source: str, copy: Path, share: Share, stamp: list[list], where: str | None) -> None:
+    """The items host, host + hosts, ... as an LMDB, in their order."""
+    items = open_source(source, where)
+    mine = range(share.host, len(items), share.hosts)
+    if not len(mine):
+        raise DataError(
+            f"{source} has {len(items)} items for {share.hosts} hosts: stage_part needs one for each", where
+        )
+    needed = sum(size for _, size, _ in stamp) * len(mine) // len(items)
+    _check_space(copy.parent, needed, f"every {share.hosts}th item of {source}", where)
+    partial = _partial(copy)
+    partial.mkdir()
+    tell, done = _Teller(source, partial, needed), 0
+    checksums = np.empty(len(mine), np.uint32)
+    try:
+        with new_lmdb(str(partial / "part")) as put:
+            for number, index in enumerate(mine):
+                key, stored = items.item(index)
+                value = stored if isinstance(stored, bytes) else stored.SerializeToString()
+                put(f"{index:08d}_{key}".encode(errors="surrogateescape"), value)
+                checksums[number], done = zlib.crc32(value), done + len(value)
+                tell(done)
+        _compare(open_source(str(partial / "part"), where), checksums, copy.parent, where)
+        found = os.stat(partial / "part/data.mdb")
+        _write_list(partial, stamp, [["part/data.mdb", found.st_size, found.st_mtime_ns]])
+        os.rename(partial, copy)
+        tell.end(done)
+        _log.info(
+            f"stage_part: this host reads its own {len(mine)} of {len(items)} items, in every epoch the same. They are "
+            "shuffled among themselves only: a global batch is drawn from each host's items, not from all"
+        )
+    except (OSError, DataError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if "No space left" in str(error):
+            raise _full(copy.parent, done, needed, where) from None
+        raise
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _compare(copied: Source, checksums: np.ndarray, stage: Path, where: str | None) -> None:
+    for number in range(len(checksums)):
+        key, value = copied.item(number)
+        if not isinstance(value, bytes) or zlib.crc32(value) != checksums[number]:
+            raise DataError(f"stage {stage}: the copy of '{key}' differs from it: is the disk sound?", where)
+
+
+def _use(copy: Path, keep: bool) -> None:
+    """Says that this process reads the copy; the system takes it back whatever ends the process."""
+    if copy in _held:
+        descriptor, kept = _held[copy]
+        _held[copy] = descriptor, keep or kept
+        return
+    descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    _held[copy] = descriptor, keep
+
+
+def _is_unused(copy: Path) -> bool:
+    descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,249 @@
+"""Copies of a source on each host: whole or not in use, made once, kept or removed."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.data import open_data, staging
+from engine.data.convert_imageset import Output, convert_imageset
+from engine.data.registry import open_source
+from engine.data.staging import Share, release, staged
+from engine.errors import ConfigError, DataError
+from tests.data.test_sources import MAKERS, layer
+from tests.mpi import REPO
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held():
+    yield
+    release()
+
+
+@pytest.fixture
+def made(image_folder, tmp_path):
+    def make(name):
+        _, path, maker = MAKERS[name]
+        if maker:
+            maker(image_folder, tmp_path / path)
+        return f"{tmp_path}/{path}"
+
+    return make
+
+
+def items(path):
+    source = open_source(str(path))
+    found = [source.item(number)[1] for number in range(len(source))]
+    return [proto.Datum.FromString(each) if isinstance(each, bytes) else each for each in found]
+
+
+def copy_of(source, stage, share=None, keep=False, part=False):
+    return staged(source, str(stage), share or Share(), keep=keep, part=part)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_copy_holds_the_same_items_and_goes_at_the_end(made, tmp_path, name):
+    source = made(name)
+    copied = copy_of(source, tmp_path / "stage")
+    assert copied.startswith(str(tmp_path / "stage")) and items(copied) == items(source)
+    release()
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_a_copy_that_is_kept_is_used_again_while_it_is_whole(made, tmp_path):
+    def made_when():
+        copied = copy_of(source, tmp_path / "stage", keep=True)
+        release()
+        (copy,) = (tmp_path / "stage").iterdir()
+        return os.stat(copied).st_ino, copy, copied
+
+    source = made("tar")
+    first, copy, copied = made_when()
+    assert made_when()[0] == first and list((tmp_path / "stage").iterdir()) == [copy]
+    os.truncate(copied, 5000)
+    made_when()
+    assert os.path.getsize(copied) == os.path.getsize(source) > 5000
+    (copy / staging.LIST).write_text("{}")
+    made_when()
+    os.utime(source, ns=(1, 1))
+    made_when()
+    assert json.loads((copy / staging.LIST).read_text())["source"] == [[source, os.path.getsize(source), 1]]
+    assert items(copied) == items(source)
+
+
+def test_the_layer_reads_its_copy(made, tmp_path):
+    source = made("lmdb")
+    message = layer(source, f'stage: "{tmp_path}/stage" stage_keep: true')
+    opened = open_data(message, proto.TEST, share=Share())
+    expected = open_data(layer(source), proto.TEST)
+    assert Path(opened.reader._source.path).parent == tmp_path / "stage"
+    with opened.batches(12) as mine, expected.batches(12) as others:
+        assert np.array_equal(next(mine).arrays["data"][0], next(others).arrays["data"][0])
+    shutil.rmtree(tmp_path / "stage")
+    open_data(message, proto.TEST)  # as `engine check` does: nothing is copied
+    assert not (tmp_path / "stage").exists()
+    for field in ("stage_keep: true", "stage_part: true"):
+        with pytest.raises(ConfigError, match="stage_keep and stage_part need stage: the folder to copy to"):
+            open_data(layer(source, field), proto.TEST)
+
+
+def test_one_copies_and_the_others_wait(made, tmp_path, monkeypatch):
+    source, copies = made("tar"), []
+    original = staging._copy_all
+    monkeypatch.setattr(staging, "_copy_all", lambda *args: (copies.append(1), time.sleep(0.2), original(*args)))
+    found = []
+    threads = [
+        threading.Thread(
+            target=lambda share: found.append(copy_of(source, tmp_path / "stage", share)), args=(Share(rank, 4),)
+        )
+        for rank in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert copies == [1] and len(set(found)) == 1 and len(found) == 4
+
+
+def test_what_another_process_reads_stays(made, tmp_path):
+    source = made("tar")
+    code = (
+        "import sys, time; from engine.data.staging import Share, staged\n"
+        f"print(staged({source!r}, {str(tmp_path / 'stage')!r}, Share(), keep=False, part=False), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin and other.stdout
+        copied = other.stdout.readline().strip()
+        assert copy_of(source, tmp_path / "stage") == copied
+        release()
+        assert os.path.exists(copied), "the other one reads it"
+        other.stdin.close()
+        assert other.wait(60) == 0
+    assert list((tmp_path / "stage").iterdir()) == [], "the last one removes it"
+
+
+def test_a_copy_of_a_process_that_was_killed_is_never_used(made, tmp_path):
+    source = made("tar")
+    code = (
+        "import os, signal; from engine.data import staging\n"
+        "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "staging._write_list = kill\n"
+        f"staging.staged({source!r}, {str(tmp_path / 'stage')!r}, staging.Share(), keep=True, part=False)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (tmp_path / "stage").iterdir()
+    assert left.name.endswith(".partial") and (left / "a.tar").stat().st_size == os.path.getsize(source)
+    (left / "a.tar").write_bytes(b"half")
+    copied = copy_of(source, tmp_path / "stage")
+    assert items(copied) == items(source) and not left.exists()
+
+
+def test_too_little_space_is_said_before(made, tmp_path, monkeypatch):
+    source = made("tar")
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5_000))
+    with pytest.raises(DataError, match=r"stage .*stage: .*a.tar takes 0 MB, 0 MB are free there; name another place"):
+        copy_of(source, tmp_path / "stage")
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_a_disk_that_is_full_in_the_middle(made, tmp_path, monkeypatch, part):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = made("tar")
+    if part:
+        from engine.data import lmdb_writer
+
+        monkeypatch.setattr(lmdb_writer._Writer, "put", full)
+    else:
+        monkeypatch.setattr(staging, "_copy_file", full)
+    with pytest.raises(
+        DataError, match=r"the disk was full after 0 MB of \d+ MB; .* are free now that what was copied"
+    ):
+        copy_of(source, tmp_path / "stage", part=part)
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_a_copy_that_differs_is_refused(made, tmp_path, monkeypatch):
+    source = made("tar")
+    monkeypatch.setattr(staging, "_checksum", lambda path: (1, os.path.getsize(path)))
+    with pytest.raises(DataError, match=r"the copy of .*a.tar differs from it: is the disk sound\?"):
+        copy_of(source, tmp_path / "stage")
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_a_source_that_changes_while_it_is_copied(made, tmp_path, monkeypatch):
+    source, original = made("tar"), staging._write_list
+    monkeypatch.setattr(staging, "_write_list", lambda *args: (original(*args), os.utime(source, ns=(1, 1))))
+    with pytest.raises(DataError, match=r"a.tar has changed while it was copied"):
+        copy_of(source, tmp_path / "stage")
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+@pytest.mark.parametrize("stage", ["file/below", "file"])
+def test_where_no_copy_can_be(made, tmp_path, stage):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"stage .*file.*: (Not a directory|File exists)"):
+        copy_of(made("tar"), tmp_path / stage)
+
+
+# stage_part
+
+
+@pytest.mark.parametrize("name", ["lmdb", "tar", "leveldb"])
+def test_parts_are_the_items_of_one_host_each(made, tmp_path, name):
+    source = made(name)
+    parts = [copy_of(source, tmp_path / f"stage{host}", Share(0, 1, host, 5), part=True) for host in range(5)]
+    assert [items(part) for part in parts] == [items(source)[host::5] for host in range(5)]
+    with pytest.raises(DataError, match=r"has 12 items for 13 hosts: stage_part needs one for each"):
+        copy_of(source, tmp_path / "stage", Share(0, 1, 12, 13), part=True)
+
+
+def test_ranks_of_a_host_share_its_part(made, tmp_path):
+    """Two hosts with two ranks each: an epoch of a host is its own half, each item once, and a run resumes."""
+    source = made("lmdb")
+
+    def open_rank(rank):
+        message = layer(source, f'shuffle: true stage: "{tmp_path}/stage{rank // 2}" stage_part: true stage_keep: true')
+        share = Share(rank % 2, 2, rank // 2, 2)
+        return open_data(message, proto.TRAIN, seed=5, rank=rank, ranks=4, share=share)
+
+    def keys(rank, start=0, batches=6):
+        with open_rank(rank).batches(1, rank, 4, start) as found:
+            return [next(found).keys[0] for _ in range(batches)]
+
+    original = [key for key, _ in map(open_source(source).item, range(12))]
+    by_rank = [keys(rank) for rank in range(4)]
+    for host in range(2):
+        mixed = [key for pair in zip(*by_rank[2 * host : 2 * host + 2]) for key in pair]
+        for epoch in (mixed[:6], mixed[6:]):
+            assert sorted(key[9:] for key in epoch) == original[host::2]
+        assert mixed[:6] != mixed[6:]
+    assert [keys(rank, start=8, batches=4) for rank in range(4)] == [each[2:] for each in by_rank]
+    assert [open_rank(rank).own_size for rank in range(4)] == [3] * 4
+
+
+def test_sizes_of_parts_add_up(image_folder, tmp_path):
+    (image_folder / "ant/0.png").unlink()
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(encoded=True))
+    sizes = []
+    for rank in range(6):
+        message = layer(tmp_path / "db", f'stage: "{tmp_path}/stage{rank // 3}" stage_part: true stage_keep: true')
+        sizes.append(
+            open_data(message, proto.TRAIN, rank=rank, ranks=6, share=Share(rank % 3, 3, rank // 3, 2)).own_size
+        )
+    assert sum(sizes) == 11 and max(sizes) == 2
