@@ -31,10 +31,10 @@ ShapesOf = Callable[[proto.LayerParameter, str], list[Shape]]
 
 @dataclass(eq=False)
 class Graph:
-    """Layers in execution order. `outputs` are the named blobs that nobody reads, sorted. `all_params` are the parameters
-    of every layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone. `fused`
-    are the layers that others compute within their own op. `unshaped` are the layers, in a graph to look at, whose
-    shapes are not known: their tops, and what follows, have none."""
+    """Layers in execution order. `outputs` are the named blobs that nobody reads, sorted. `all_params` are the
+    parameters of every layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone.
+    `fused` are the layers that others compute within their own op. `unshaped` are the layers, in a graph to look at,
+    whose shapes are not known: their tops, and what follows, have none."""
 
     name: str
     phase: int

@@ -19,9 +19,9 @@ class Pooling(Layer):
     """Bottom (N, C, spatial...), top (N, C, pooled...), sizes rounded up unless `round_mode: FLOOR`. A second top of
     MAX: where in the bottom's plane each maximum was, row * W + column (the mask that Upsample reads).
 
-    The last window of an axis is dropped if it starts beyond bottom and padding; where nothing is padded it stays, as in
-    Caffe, and its maximum is the lowest float32. MAX ignores padding; AVE divides by the part of the window that lies
-    within bottom and padding, or with `avg_include_pad: false` within the bottom. STOCHASTIC takes a value with a
+    The last window of an axis is dropped if it starts beyond bottom and padding; where nothing is padded it stays, as
+    in Caffe, and its maximum is the lowest float32. MAX ignores padding; AVE divides by the part of the window that
+    lies within bottom and padding, or with `avg_include_pad: false` within the bottom. STOCHASTIC takes a value with a
     probability that is its share of the window's sum, and in TEST the mean weighted by these shares.
     """
 

@@ -108,8 +108,8 @@ def _picture(text: str, suffix: str, target: str) -> bytes:
     try:
         import pygraphviz
     except ImportError:
-        message = "drawing needs pygraphviz: pip install prototxt-engine[plot]; or name a .dot, and give it to graphviz's dot"
-        raise EngineError(message, target) from None
+        way = "pip install prototxt-engine[plot]; or name a .dot, and give it to graphviz's dot"
+        raise EngineError(f"drawing needs pygraphviz: {way}", target) from None
     try:
         return cast(bytes, pygraphviz.AGraph(string=text).draw(format=suffix[1:], prog="dot"))
     except ValueError as error:  # DotError, too

@@ -144,7 +144,8 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
         raise ConfigError(f"snapshot_prefix '{prefix}': folder {folder} cannot be written to", where)
     if param.snapshot_format == param.HDF5 and importlib.util.find_spec("h5py") is None:
         raise ConfigError(
-            "snapshot_format HDF5 needs h5py: pip install prototxt-engine[hdf5], or --set snapshot_format=BINARYPROTO", where
+            "snapshot_format HDF5 needs h5py: pip install prototxt-engine[hdf5], or --set snapshot_format=BINARYPROTO",
+            where,
         )
     try:
         check_writable(f"{prefix}_iter_{param.max_iter}.solverstate.h5")

@@ -157,7 +157,8 @@ def test_the_shorter_side_of_pictures():
     assert (param.min_size, param.max_size) == (40, 40)
     with pytest.raises(ConfigError, match="both random_resize_param and NVIDIA's short_side"):
         net(
-            'type: "ImageData" image_data_param { short_side: 4 } transform_param { random_resize_param { min_size: 3 } }'
+            'type: "ImageData" image_data_param { short_side: 4 } '
+            "transform_param { random_resize_param { min_size: 3 } }"
         )
 
 

@@ -47,7 +47,8 @@ def test_other_python_layers_stay():
 def test_spatial_dropout_of_enet():
     text = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }
     layer { name: "drop" type: "Python" bottom: "x" top: "y" python_param {
-      module: "spatial_dropout" layer: "SpatialDropoutLayer" param_str: "{\\'phase\\': \\'TRAIN\\', \\'p\\': \\'0.1\\'}" } }"""
+      module: "spatial_dropout" layer: "SpatialDropoutLayer"
+      param_str: "{\\'phase\\': \\'TRAIN\\', \\'p\\': \\'0.1\\'}" } }"""
     config = parse_net(text, "net.prototxt")
     layer = config.message.layer[1]
     assert layer.type == "SpatialDropout" and layer.spatial_dropout_param.dropout_ratio == pytest.approx(0.1)

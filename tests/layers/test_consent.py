@@ -130,6 +130,7 @@ def test_check_finds_what_is_wrong_elsewhere(folder, monkeypatch):
     assert len(report.errors) == 1 and "nothing" in report.errors[0] and len(report.refused) == 1
 
 
+@pytest.mark.skipif("ENGINE_SANITIZED" in os.environ, reason="the sanitizer maps more than a trial may have")
 def test_check_run_with_consent_takes_a_step(folder):
     done = run(folder, "check", "--run", "--python_layers", "net.prototxt")
     assert done.returncode == 0 and "TRAIN: runs" in done.stdout, done.stdout + done.stderr

@@ -50,8 +50,8 @@ def test_blobs_of_batch_norm(params, blobs):
 
 def test_batch_norm_with_scale_is_folded_into_a_convolution():
     conv = (
-        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" convolution_param { num_output: 3 kernel_size: 1 \
-        weight_filler { type: "gaussian" } } }'
+        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" '
+        'convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "gaussian" } } }'
     )
     text = net_text(conv + NORM.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE)
     x, values = sample(), [RANDOM.uniform(0.5, 2, 3).astype(np.float32) for _ in range(5)]
@@ -117,8 +117,8 @@ def test_selu():
 def test_selu_after_a_convolution():
     """Which takes over an ELU, but not one with a factor."""
     conv = (
-        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" convolution_param { num_output: 3 kernel_size: 1 \
-        weight_filler { type: "gaussian" } } }'
+        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" '
+        'convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "gaussian" } } }'
     )
     text, x = net_text(conv + SELU.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE), sample()
     tops = []
@@ -194,7 +194,7 @@ def test_diagonal():
 def test_diagonal_that_does_not_fit():
     from engine.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="filler 'diagonal': expected at least 2 axes, the first two no shorter than diag_val; got"):
+    with pytest.raises(ConfigError, match="filler 'diagonal': expected at least 2 axes, the first two no shorter than"):
         values((2, 4), type="diagonal", diag_val=[1, 2, 3])
 
 

@@ -71,7 +71,8 @@ def test_weights_are_clamped():
 def test_a_scale_stays_within_its_bounds():
     net = digits_net().replace(
         'layer { name: "tanh"',
-        'layer { name: "scale" type: "Scale" bottom: "ip1" top: "ip1" scale_param { min_value: 0.99 max_value: 1.01 } }\n'
+        'layer { name: "scale" type: "Scale" bottom: "ip1" top: "ip1" '
+        "scale_param { min_value: 0.99 max_value: 1.01 } }\n"
         'layer { name: "tanh"',
     )
     solver = make_solver("base_lr: 5", net)
