@@ -19,8 +19,8 @@ DEMO := .venv
 DEV := .venv-dev
 TORCH := .venv-torch
 DEMO_EXTRAS := mpich,plot
-DEV_EXTRAS := mpich,hdf5,leveldb,onnx,plot,test
-TORCH_EXTRAS := mpich,hdf5,onnx,test,torch
+DEV_EXTRAS := mpich,leveldb,onnx,plot,test
+TORCH_EXTRAS := mpich,onnx,test,torch
 CPP = $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
 # Prints a pip command, then runs it, with pip's output reduced to what is being collected, built and installed.

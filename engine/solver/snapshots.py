@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import numpy as np
 
 from engine import proto, weights
 from engine.config import SolverConfig
-from engine.errors import ConfigError
 from engine.report.log import log
 from engine.solver.lock import lock_prefix, unlock_prefix
 from engine.solver.resume import finish, read_whole, snapshot_prefix
@@ -66,15 +64,13 @@ class Snapshots:
         )
 
     def check_size(self) -> None:
-        """Before training: says what will be HDF5 because of its size. Raises ConfigError if h5py is not there."""
+        """Before training: says what will be HDF5 because of its size."""
         if self._hdf5_is_asked_for() or not saves(self._param):
             return
         kinds = [kind for kind, fits in zip(("caffemodel", "solverstate"), self._fit_protobuf()) if not fits]
         if not kinds:
             return
         reason = f"snapshots: a {' and a '.join(kinds)} of this net is more than a protobuf message can hold (2 GB)"
-        if importlib.util.find_spec("h5py") is None:
-            raise ConfigError(f"{reason}, and HDF5 needs h5py: pip install prototxt-engine[hdf5]", self._config.path)
         log(f"{reason}: saved as HDF5 instead")
 
     def write(self, state: SolverState) -> None:

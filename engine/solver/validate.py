@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,8 +122,7 @@ def saves(param: proto.SolverParameter) -> bool:
 
 
 def check_snapshots(param: proto.SolverParameter, path: str, where: str | None = None) -> None:
-    """Raises ConfigError now, not at the first snapshot, if there is no folder for it, or none that can be written to,
-    or if it is to be HDF5 and h5py is not there.
+    """Raises ConfigError now, not at the first snapshot, if there is no folder for it, or none that can be written to.
     `path` is the solver's file, beside which snapshots go if no prefix is given."""
     if not saves(param):
         return
@@ -142,11 +140,6 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"snapshot_prefix '{prefix}': folder {folder} cannot be written to", where)
-    if param.snapshot_format == param.HDF5 and importlib.util.find_spec("h5py") is None:
-        raise ConfigError(
-            "snapshot_format HDF5 needs h5py: pip install prototxt-engine[hdf5], or --set snapshot_format=BINARYPROTO",
-            where,
-        )
     try:
         check_writable(f"{prefix}_iter_{param.max_iter}.solverstate.h5")
     except EngineError as error:

@@ -30,11 +30,12 @@ _BYTES_MORE = 64 << 20
 
 
 def import_h5py(what: str, kind: type[EngineError], where: str | None = None) -> ModuleType:
-    """Returns h5py, which is an extra. Raises an EngineError of the type `kind`, which says how to install it."""
+    """Returns h5py, which takes long to import. Raises an EngineError of the type `kind` where it is broken: its HDF5
+    may not fit the host's."""
     try:
         import h5py
-    except ImportError:
-        raise kind(f"{what} h5py: pip install prototxt-engine[hdf5]", where) from None
+    except ImportError as error:
+        raise kind(f"{what} h5py, which cannot be imported ({error}); pip install h5py brings it back", where) from None
     return h5py
 
 

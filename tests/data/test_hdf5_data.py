@@ -163,7 +163,7 @@ def test_what_ranks_compare(listed):
 
 def test_without_h5py(listed, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(DataError, match=r"HDF5Data needs h5py: pip install engine\[hdf5\]"):
+    with pytest.raises(DataError, match="HDF5Data needs h5py, which cannot be imported"):
         open_data(layer_of(listed), proto.TEST)
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from engine.data.convert_imageset import Output, convert_imageset
-from engine.errors import ConfigError, WeightsError
+from engine.errors import WeightsError
 from engine.weights import read_solverstate
 from tests.data.pictures import random_pixels
 from tests.mpi import REPO, run_ranks
@@ -96,13 +96,6 @@ def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, 
     monkeypatch.undo()
     resumed = solve(MOMENTUM, photos, tmp_path, restore=tmp_path / "net_iter_9.solverstate.h5")
     assert different(whole, in_files(tmp_path, 20)) == [] and resumed.iteration == 20
-
-
-def test_what_is_too_large_is_known_before_training(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.weights.protobuf.PROTOBUF_LIMIT", 5_000)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"HDF5 needs h5py: pip install engine\[hdf5\]"):
-        make_solver(MOMENTUM, photos, tmp_path).snapshots.check_size()
 
 
 def test_weights_that_moved_with_their_state(photos, tmp_path):

@@ -87,15 +87,6 @@ def test_notes():
     assert list(notes(message)) == [f"momentum2 {reason}", f"rms_decay {reason}"]
 
 
-def test_hdf5_snapshots_without_h5py_are_refused_before_training(tmp_path, monkeypatch):
-    import importlib.util
-
-    param = parse_solver(f'net: "n" snapshot_format: HDF5 snapshot_prefix: "{tmp_path}/x"').message
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"s.prototxt:1: snapshot_format HDF5 needs h5py: pip install engine\[hdf5\]"):
-        check_snapshots(param, "s.prototxt", "s.prototxt:1")
-
-
 @pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 3000 + "a"])
 def test_a_snapshot_prefix_that_is_too_long_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
