@@ -156,10 +156,7 @@ def test_the_shorter_side_of_pictures():
     param = net('type: "ImageData" image_data_param { short_side: 40 }').transform_param.random_resize_param
     assert (param.min_size, param.max_size) == (40, 40)
     with pytest.raises(ConfigError, match="both random_resize_param and NVIDIA's short_side"):
-        net(
-            'type: "ImageData" image_data_param { short_side: 4 } '
-            "transform_param { random_resize_param { min_size: 3 } }"
-        )
+        net("image_data_param { short_side: 4 } transform_param { random_resize_param { min_size: 3 } }")
 
 
 def test_a_ramp_is_a_quadratic_warm_up():
@@ -174,7 +171,7 @@ def test_a_ramp_is_a_quadratic_warm_up():
 @pytest.mark.parametrize("field", ["crop_width: 3", "stride: 2", "upper_size: 9"])
 def test_fields_for_pairs_of_pictures(field):
     net(f'type: "ImageSegData" transform_param {{ {field} }}')
-    with pytest.raises(ConfigError, match="layer 'l': transform_param.* not for Data"):
+    with pytest.raises(ConfigError, match=r"layer 'l': transform_param.* not for Data"):
         net(f'type: "Data" transform_param {{ {field} }}')
 
 
@@ -211,9 +208,9 @@ def test_layer_types_that_are_not_here():
 
 def test_overrides_are_held_to_the_same():
     text = 'layer { name: "a" type: "Pooling" }'
-    with pytest.raises(ConfigError, match="^--set .*torch_pooling is NVIDIA's"):
+    with pytest.raises(ConfigError, match=r"^--set .*torch_pooling is NVIDIA's"):
         parse_net(text, overrides=["layer[a].pooling_param.torch_pooling=true"])
-    with pytest.raises(ConfigError, match="^--set .*torch_pooling is NVIDIA's"):
+    with pytest.raises(ConfigError, match=r"^--set .*torch_pooling is NVIDIA's"):
         parse_net(text, overrides=["layer[a].pooling_param={ kernel_size: 2 torch_pooling: true }"])
     parse_net(text, overrides=["layer[a].pooling_param.torch_pooling=false"])
 

@@ -12,6 +12,10 @@ RANDOM = np.random.default_rng(33)
 SHAPE = (4, 3, 5, 6)
 
 
+CONVOLUTION = """layer { name: "conv" type: "Convolution" bottom: "x" top: "x2"
+  convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "gaussian" } } }"""
+
+
 def layer(type, params, bottoms=("x",), top="y"):
     bottoms = " ".join(f'bottom: "{bottom}"' for bottom in bottoms)
     return f'layer {{ name: "layer" type: "{type}" {bottoms} top: "{top}" {params} }}'
@@ -30,7 +34,7 @@ NORM = layer("BatchNorm", f"batch_norm_param {{ scale_bias: true {FILLERS} eps: 
 def test_scale_within_batch_norm():
     x = sample()
     net = run(NORM, x=x)
-    mean, variance, factor, scale, shift = (tensor.get() for tensor in net.params["layer"])
+    *_, factor, scale, shift = (tensor.get() for tensor in net.params["layer"])
     assert factor.shape == (1,) and len(set(scale)) == 3
     centred = x - x.mean((0, 2, 3), keepdims=True, dtype=np.float64)
     normalised = centred / np.sqrt(x.var((0, 2, 3), keepdims=True, dtype=np.float64) + 1e-3)
@@ -49,11 +53,7 @@ def test_blobs_of_batch_norm(params, blobs):
 
 
 def test_batch_norm_with_scale_is_folded_into_a_convolution():
-    conv = (
-        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" '
-        'convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "gaussian" } } }'
-    )
-    text = net_text(conv + NORM.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE)
+    text = net_text(CONVOLUTION + NORM.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE)
     x, values = sample(), [RANDOM.uniform(0.5, 2, 3).astype(np.float32) for _ in range(5)]
     values[2] = np.ones(1, np.float32)
     tops = []
@@ -116,11 +116,7 @@ def test_selu():
 
 def test_selu_after_a_convolution():
     """Which takes over an ELU, but not one with a factor."""
-    conv = (
-        'layer { name: "conv" type: "Convolution" bottom: "x" top: "x2" '
-        'convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "gaussian" } } }'
-    )
-    text, x = net_text(conv + SELU.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE), sample()
+    text, x = net_text(CONVOLUTION + SELU.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE), sample()
     tops = []
     for keep_all in (True, False):
         net = make_net(text, proto.TEST, keep_all=keep_all)
@@ -142,7 +138,7 @@ def loss(params):
     return layer("SoftmaxWithLoss", params, ("x", "l"))
 
 
-@pytest.mark.parametrize("params", [SEGNETS + " }", HAPPYNEARS + " }"])
+@pytest.mark.parametrize("params", [SEGNETS, HAPPYNEARS])
 def test_weights_of_classes(params):
     x = RANDOM.normal(size=(3, 4, 2, 5)).astype(np.float32)
     labels = RANDOM.integers(0, 4, (3, 2, 5)).astype(np.float32)
