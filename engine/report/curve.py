@@ -1,33 +1,96 @@
-"""The curve of a run, a picture beside its snapshots."""
+"""The curve of a run: a table and a picture beside its snapshots, of all its parts where it was resumed."""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 from collections.abc import Callable
 
+from engine.errors import DataError, EngineError
+from engine.files import atomic_write, read_text
 from engine.report import plot
+from engine.report.log import warn
 from engine.report.observer import Observer, Run, StepRecord, TestRecord
+
+HEADER = ["loss", "name", "iteration", "value"]
 
 
 class Curve(Observer):
-    """A point of loss and rate for iterations that are `due`, and one for each test; rank 0 draws them at the end."""
+    """A point of loss for iterations that are `due`, one for each test, and the learning rate where it changes. Rank 0
+    draws them at the end. What a run has shown so far is in <prefix>_curve.csv: a run that goes on from a snapshot
+    begins with what that snapshot's run had shown by then."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
+        self._table, self._begun = "", False  # the path, "" for none; whether rows are there
 
     def begin(self, run: Run) -> None:
         self._run = run
-        self._points = plot.CurvePoints(run.net.name)
+        self._points = plot.CurvePoints(run.net.name, run.average_loss)
+        if run.world.rank == 0 and run.prefix:
+            self._table = f"{run.prefix}_curve.csv"
+            if run.first > 0 and os.path.exists(self._table):
+                self._take_table(run.first)
+
+    def _take_table(self, first: int) -> None:
+        try:
+            self._points.take(read_table(self._table))
+        except EngineError as error:
+            warn(f"The curve begins at iteration {first}: {error}")
+        self._points.cut(first)
 
     def wants_figures(self, iteration: int) -> bool:
         return self._due(iteration)
 
     def step(self, record: StepRecord) -> None:
+        self._points.rate(record.iteration, record.rate)
         if record.figures is not None and self.wants_figures(record.iteration):
-            self._points.train(record.iteration, record.figures.loss, record.rate)
+            self._points.train(record.iteration, record.figures.loss)
+            self._write()
 
     def test(self, record: TestRecord) -> None:
         self._points.test(record.iteration, record.outputs, record.loss_weights, record.index)
+        self._write()
+
+    def finished(self, iteration: int, loss: float) -> None:
+        self._points.train(iteration, loss)
+        self._write()
 
     def end(self, trace) -> None:
         if self._run.world.rank == 0 and self._run.prefix:
             plot.write_curve(self._points, self._run.prefix)
+
+    def _write(self) -> None:
+        """Adds to the table what is not in it yet. The first rows replace a table that was there before."""
+        if not self._table:
+            return
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        if not self._begun:
+            rows.writerow(HEADER)
+        rows.writerows((int(is_loss), name, at, repr(value)) for is_loss, name, at, value in self._points.fresh)
+        try:
+            if self._begun:
+                with open(self._table, "ab") as file:
+                    file.write(text.getvalue().encode())
+            else:
+                with atomic_write(self._table) as file:
+                    file.write(text.getvalue().encode())
+        except (EngineError, OSError) as error:
+            warn(f"The curve's table ends here: {error}")
+            self._table = ""
+        self._begun, self._points.fresh = True, []
+
+
+def read_table(path: str) -> list[plot.Row]:
+    """The rows of a table, but for a last one that was not written to its end. Raises DataError for a file that is
+    none."""
+    whole, _, _ = read_text(path, DataError).rpartition("\n")
+    rows = list(csv.reader(io.StringIO(whole)))
+    try:
+        if rows[:1] != [HEADER]:
+            raise ValueError(f"expected the columns {', '.join(HEADER)}")
+        return [(bool(int(is_loss)), name, int(at), float(value)) for is_loss, name, at, value in rows[1:]]
+    except ValueError as error:
+        raise DataError(f"no curve's table: {error}", path) from None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,15 +21,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = (".png", ".svg", ".pdf")
+TRAIN_LOSS, RATE = "train loss", "learning rate"
+VISIBLE = 0.003  # of a learning rate
+MOST_NAMES = 3  # of test outputs that an axis names
+MARKERS = "os^DvPX*"
+Row = tuple[bool, str, int, float]  # whether it is a loss, name, iteration, value
 
 
 @dataclass
 class Series:
-    """One line of a panel; `marked` draws its points, too."""
+    """One line of a panel. marked: its points are drawn, too, and the line between them is dashed. steps: a value holds
+    until the next one. run: among those of the picture, which have a colour each; None: the line has one of its own."""
 
     name: str
     points: list[tuple[float, float]] = field(default_factory=list)
     marked: bool = False
+    steps: bool = False
+    run: int | None = None
 
     def finite(self) -> list[tuple[float, float]]:
         return [(x, y) for x, y in self.points if np.isfinite(y)]
@@ -36,23 +45,37 @@ class Series:
 
 @dataclass
 class Panel:
+    """What stands above each other over the iterations. title: names its axis."""
+
     title: str
     series: list[Series]
 
 
 class CurvePoints:
-    """What a run has shown so far; filled by the solver on rank 0."""
+    """What a run has shown so far; filled by the solver on rank 0. smoothed: iterations that a train loss is the mean
+    of, 1 where nobody knows."""
 
-    def __init__(self, title: str):
-        self.title = title
-        self._loss = Series("train loss (smoothed)")
-        self._rate = Series("learning rate")
+    def __init__(self, title: str, smoothed: int = 1, run: int = 0):
+        self.title, self._smoothed, self._run = title, smoothed, run
+        self._loss = Series(TRAIN_LOSS, run=run)
+        self._rate = Series(RATE, steps=True, run=run)
         self._tests: dict[str, Series] = {}
         self._losses: set[str] = set()
+        self.fresh: list[Row] = []  # since somebody has emptied it
 
-    def train(self, iteration: int, loss: float, rate: float) -> None:
-        self._loss.points.append((iteration, loss))
-        self._rate.points.append((iteration, rate))
+    def _add(self, series: Series, iteration: int, value: float) -> None:
+        series.points.append((iteration, value))
+        self.fresh.append((series is self._loss or series.name in self._losses, series.name, iteration, value))
+
+    def train(self, iteration: int, loss: float, rate: float | None = None) -> None:
+        self._add(self._loss, iteration, loss)
+        if rate is not None:
+            self.rate(iteration, rate)
+
+    def rate(self, iteration: int, rate: float) -> None:
+        """Leaves out what no eye can tell from the rate before."""
+        if not self._rate.points or not abs(rate - self._rate.points[-1][1]) <= VISIBLE * abs(rate):
+            self._add(self._rate, iteration, rate)
 
     def test(
         self, iteration: int, values: Mapping[str, np.ndarray], losses: Collection[str] = (), net: int = 0
@@ -63,18 +86,41 @@ class CurvePoints:
         for name, value in elements(values):
             element = seen[name] = seen.get(name, -1) + 1
             label = f"test{f' #{net}' if net else ''} {name}" + (f"[{element}]" if counts[name] > 1 else "")
-            self._tests.setdefault(label, Series(label, marked=True)).points.append((iteration, value))
-            if name in losses:
-                self._losses.add(label)
+            self._add(self._test_series(label, name in losses), iteration, value)
+
+    def _test_series(self, label: str, is_loss: bool) -> Series:
+        if is_loss:
+            self._losses.add(label)
+        return self._tests.setdefault(label, Series(label, marked=True, run=self._run))
 
     def panels(self) -> list[Panel]:
         """Those that have something to show."""
         losses = [series for name, series in self._tests.items() if name in self._losses]
         others = [series for name, series in self._tests.items() if name not in self._losses]
-        panels = [Panel("loss", [self._loss, *losses]), Panel("test", others), Panel("learning rate", [self._rate])]
+        names = list(dict.fromkeys(series.name for series in others))
+        test = ", ".join(names) if len(names) <= MOST_NAMES else "test"
+        rate = replace(self._rate, points=list(self._rate.points))
+        end = max((points[-1][0] for series in (self._loss, *losses, *others) if (points := series.points)), default=0)
+        if rate.points and rate.points[-1][0] < end:  # up to where the run is
+            rate.points.append((end, rate.points[-1][1]))
+        mean = f" (mean of {self._smoothed})" if self._smoothed > 1 else ""
+        loss = replace(self._loss, name=f"{self._loss.name}{mean}")
+        panels = [Panel("loss", [loss, *losses]), Panel(test, others), Panel("learning rate", [rate])]
         for panel in panels:
             panel.series = [series for series in panel.series if series.finite()]
         return [panel for panel in panels if panel.series]
+
+    def take(self, rows: Iterable[Row]) -> None:
+        """Adds what was `fresh` in an earlier part of the run."""
+        for is_loss, name, iteration, value in rows:
+            own = {TRAIN_LOSS: self._loss, RATE: self._rate}.get(name)
+            self._add(own or self._test_series(name, is_loss), iteration, value)
+
+    def cut(self, iteration: int) -> None:
+        """Forgets what came at an iteration or later: the run goes on from there."""
+        for series in (self._loss, self._rate, *self._tests.values()):
+            series.points = [point for point in series.points if point[0] < iteration]
+        self.fresh = [row for row in self.fresh if row[2] < iteration]
 
 
 def write_curve(history: CurvePoints, prefix: str) -> None:
@@ -106,7 +152,7 @@ def write_panels(path: str, title: str, panels: list[Panel]) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise EngineError("drawing needs matplotlib: pip install engine[plot]", path) from None
+        raise EngineError("drawing needs matplotlib: pip install prototxt-engine[plot]", path) from None
 
     # Names are no formulas, and an SVG holds them as text.
     with rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
@@ -121,9 +167,15 @@ def _draw(figure: Figure, title: str, panels: list[Panel]) -> None:
     figure.suptitle(title)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
+        markers: Counter[int | None] = Counter()  # of each run so far
         for series in panel.series:
             x, y = zip(*series.finite(), strict=True)
-            axis.plot(x, y, label=series.name, linewidth=1.4, marker="o" if series.marked else None, markersize=3)
+            style: dict[str, Any] = {} if series.run is None else {"color": f"C{series.run % 10}"}
+            if series.marked:
+                style |= {"marker": MARKERS[markers[series.run] % len(MARKERS)], "markersize": 4, "linestyle": "--"}
+                markers[series.run] += 1
+            shape = "steps-post" if series.steps else "default"
+            axis.plot(x, y, label=series.name, linewidth=1.4, drawstyle=shape, **style)
         axis.set_ylabel(panel.title)
         axis.grid(True, alpha=0.3)
         axis.legend(loc="best", fontsize="small")

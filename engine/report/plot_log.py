@@ -23,8 +23,8 @@ def plot_logs(paths: Sequence[str], target: str) -> None:
         )
     names = _names(paths)
     panels: dict[str, Panel] = {}
-    for path, name in zip(paths, names, strict=True):
-        for panel in _history(read_log(path)).panels():
+    for number, (path, name) in enumerate(zip(paths, names, strict=True)):
+        for panel in _history(read_log(path), number).panels():
             for series in panel.series:
                 if len(paths) > 1:
                     series.name = f"{name}: {series.name}"
@@ -49,8 +49,8 @@ def _names(paths: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(paths)
 
 
-def _history(run: RunLog) -> CurvePoints:
-    history = CurvePoints("")
+def _history(run: RunLog, number: int) -> CurvePoints:
+    history = CurvePoints("", run=number)
     for row in run.train:
         loss, rate = (math.nan if value is None else value for value in (row.loss, row.rate))
         history.train(row.iteration, loss, rate)

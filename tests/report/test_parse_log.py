@@ -84,7 +84,7 @@ def test_curves(tmp_path):
         (tmp_path / name).write_text(CAFFE)
     plot_logs([str(tmp_path / "a.log"), str(tmp_path / "b.log")], str(tmp_path / "x.svg"))
     texts = {e.text for e in ElementTree.parse(tmp_path / "x.svg").iter("{http://www.w3.org/2000/svg}text")}
-    assert {"a.log: train loss (smoothed)", "b.log: test accuracy", "a.log: learning rate"} <= texts
+    assert {"a.log: train loss", "b.log: test accuracy", "a.log: learning rate", "loss", "learning rate"} <= texts
     plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
@@ -92,7 +92,7 @@ def test_curves(tmp_path):
 def test_curves_that_cannot_be_drawn(tmp_path, monkeypatch):
     (tmp_path / "a.log").write_text(CAFFE)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(EngineError, match=r"x.png: drawing needs matplotlib: pip install engine\[plot\]"):
+    with pytest.raises(EngineError, match=r"x.png: drawing needs matplotlib: pip install prototxt-engine\[plot\]"):
         plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
 
 

@@ -7,7 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from engine.report.curve import Curve, read_table
 from engine.report.plot import CurvePoints, write_curve, write_panels
+from tests.solver.harness import digits_net, make_solver
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,8 +35,8 @@ def history() -> CurvePoints:
 def test_panels_hold_losses_apart_from_other_figures():
     panels = {panel.title: [series.name for series in panel.series] for panel in history().panels()}
     assert panels == {
-        "loss": ["train loss (smoothed)", "test loss"],
-        "test": ["test accuracy"],
+        "loss": ["train loss", "test loss"],
+        "test accuracy": ["test accuracy"],
         "learning rate": ["learning rate"],
     }
 
@@ -52,7 +54,7 @@ def test_names_are_text_in_an_svg(tmp_path, capfd):
     run.test(100, {"日本 $x_^": np.array([1.0])})
     write_panels(f"{tmp_path}/x.svg", "<$net_^>", run.panels())
     texts = {element.text for element in ElementTree.parse(tmp_path / "x.svg").iter(f"{SVG}text")}
-    assert {"<$net_^>", "test 日本 $x_^", "train loss (smoothed)", "learning rate", "iteration"} <= texts
+    assert {"<$net_^>", "test 日本 $x_^", "train loss", "learning rate", "iteration"} <= texts
     assert capfd.readouterr().err == ""
 
 
@@ -76,7 +78,7 @@ def test_a_run_does_not_fail_for_its_curve(tmp_path, told, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib.figure", None)
         write_curve(history(), f"{tmp_path}/x")
-    assert "x_curve.png: drawing needs matplotlib: pip install engine[plot]" in told.pop()
+    assert "x_curve.png: drawing needs matplotlib: pip install prototxt-engine[plot]" in told.pop()
     pytest.importorskip("matplotlib")
     write_curve(history(), f"{tmp_path}/none/x")
     assert "none/x_curve.png: cannot be written" in told.pop()
@@ -84,3 +86,51 @@ def test_a_run_does_not_fail_for_its_curve(tmp_path, told, monkeypatch):
     write_curve(history(), f"{tmp_path}/x")
     assert "The curve is left out: ZeroDivisionError" in told.pop()
     assert list(tmp_path.iterdir()) == []
+
+
+TWO_PARTS = (
+    "max_iter: 12 display: 3 test_interval: 6 test_iter: 1 average_loss: 2 snapshot: 6 stepvalue: 5 stepvalue: 9"
+)
+
+
+def curve_of(folder, iterations, snapshot=""):
+    text = TWO_PARTS.replace("max_iter: 12", f"max_iter: {iterations}") + ' lr_policy: "multistep" gamma: 0.1'
+    solver = make_solver(text, digits_net(), folder)
+    if snapshot:
+        solver.restore(str(folder / snapshot))
+    solver.solve()
+    solver.close()
+    return next(each for each in solver.observers if isinstance(each, Curve))._points
+
+
+def test_a_resumed_run_draws_all_of_it(tmp_path):
+    """And no run draws what it has lost: this one was killed after iteration 9, and goes on from 6."""
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = curve_of(tmp_path / "whole", 12)
+    curve_of(tmp_path / "parts", 9)
+    resumed = curve_of(tmp_path / "parts", 12, "net_iter_6.solverstate")
+    assert [vars(panel) for panel in resumed.panels()] == [vars(panel) for panel in whole.panels()]
+    loss, test, rate = whole.panels()
+    assert [point[0] for point in loss.series[0].points] == [0, 3, 6, 9, 12]  # the last one, too
+    assert loss.series[0].name == "train loss (mean of 2)"
+    rates = [(0, 1e-2), (5, 1e-3), (9, 1e-4), (12, 1e-4)]
+    assert rate.series[0].points == [(at, pytest.approx(value)) for at, value in rates]
+    assert rate.series[0].steps and test.title == "test accuracy"
+    assert read_table(tmp_path / "parts/net_curve.csv") == read_table(tmp_path / "whole/net_curve.csv")
+
+
+@pytest.mark.parametrize("content", ["", "no table\n", "loss,name,iteration,value\n1,x,y,0.5\n", "\x00"])
+def test_a_damaged_table_is_left_out(tmp_path, content, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr("engine.report.curve.warn", told.append)
+    curve_of(tmp_path, 6)
+    (tmp_path / "net_curve.csv").write_text(content)
+    resumed = curve_of(tmp_path, 9, "net_iter_6.solverstate")
+    assert resumed.panels()[0].series[0].points[0][0] == 6
+    assert len(told) == 1 and "The curve begins at iteration 6" in told[0] and "net_curve.csv: no curve's" in told[0]
+
+
+def test_a_row_that_was_not_written_to_its_end_is_left_out(tmp_path):
+    (tmp_path / "x.csv").write_text("loss,name,iteration,value\n1,train loss,3,0.5\n1,train loss,6,0.")
+    assert read_table(tmp_path / "x.csv") == [(True, "train loss", 3, 0.5)]
