@@ -10,6 +10,7 @@ from engine.report.metrics import output_lines
 from engine.report.observer import Observer, Run, StepRecord, TestRecord
 from engine.report.progress import Progress
 from engine.report.step_times import StepTimes
+from engine.report.table import duration
 
 
 class Display(Observer):
@@ -22,6 +23,7 @@ class Display(Observer):
     def begin(self, run: Run) -> None:
         self._world = run.world
         self._shown = time.monotonic(), run.first  # when the last lines came, and at which iteration
+        self._begun, self._last = self._shown, run.last
 
     def wants_figures(self, iteration: int) -> bool:
         return self._due(iteration)
@@ -42,6 +44,12 @@ class Display(Observer):
         line = self._times.line(self._world)
         if line:
             log(f"    {line}")
+            log(f"    {self._times_left(now, number + 1)}")
+
+    def _times_left(self, now: float, done: int) -> str:
+        begin, first = self._begun
+        left = (now - begin) * (self._last - done) / (done - first)
+        return f"{duration(now - begin)} have passed" + (f", {duration(left)} are left" if left > 0 else "")
 
     def test(self, record: TestRecord) -> None:
         for line in output_lines("Test", record.outputs, record.loss_weights):

@@ -18,6 +18,8 @@ import time
 from typing import Any, Protocol, TextIO
 
 from engine.errors import EngineError, printable
+from engine.host.launch import detect
+from engine.host.terminal import columns_of, launchers_terminal
 
 _logger = logging.getLogger("engine")
 
@@ -57,15 +59,19 @@ class Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def is_terminal(self) -> bool:
-        """Whether there is a terminal that can draw, and that knows its size."""
-        if self._stream is None:
-            return False
+    def columns(self) -> int:
+        """The width of the terminal that shows this stream, directly or by way of a launcher; 0 if there is none, or
+        none that can draw."""
+        if self._stream is None or os.environ.get("TERM") == "dumb":
+            return 0
         try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns
+            return os.get_terminal_size(self._stream.fileno()).columns
         except (AttributeError, OSError, ValueError):
-            return False
-        return columns > 0 and os.environ.get("TERM") != "dumb"
+            pass
+        if self._stream is not sys.stderr or detect() is None:
+            return 0
+        device = launchers_terminal()
+        return columns_of(device) if device else 0
 
     def write(self, text: str) -> None:
         self._try("write", text)
@@ -113,7 +119,7 @@ class Console(logging.StreamHandler):
         """stream: stderr where it is None."""
         super().__init__(Output(stream or sys.stderr))
         self.setFormatter(GlogFormatter())
-        self.is_terminal = self.stream.is_terminal()
+        self.is_terminal = self.stream.columns() > 0
         self._bars: list[Bar] = []
 
     def emit(self, record: logging.LogRecord) -> None:

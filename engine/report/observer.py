@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained. first, last: iterations. prefix: of the snapshots' names, "" for a run that saves nothing."""
+    """What is trained. first, last: iterations. prefix: of the snapshots' names, "" for a run that saves nothing.
+    average_loss: iterations that a loss is the mean of."""
 
     world: World
     net: Net
@@ -32,6 +33,7 @@ class Run:
     first: int
     last: int
     prefix: str = ""
+    average_loss: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ class StepRecord:
     """One iteration of this rank; times in nanoseconds of time.monotonic_ns(), from the first batch until backward is
     over and every server knows of its gradients.
 
-    loss: smoothed, of this rank. waited_data, waited_ranks: how long the solver's thread stood still for data, and for
-    reduced gradients or other ranks' parts. decoded: when data threads worked on each micro-batch. figures, trace: for
-    observers that want them.
+    loss: smoothed, of this rank. samples: of all ranks. waited_data, waited_ranks: how long the solver's thread stood
+    still for data, and for reduced gradients or other ranks' parts. decoded: when data threads worked on each
+    micro-batch. figures, trace: for observers that want them.
     """
 
     iteration: int
@@ -80,6 +82,7 @@ class StepRecord:
     end: int
     waited_data: int
     waited_ranks: int
+    samples: int = 0
     waits: tuple[Wait, ...] = ()
     decoded: tuple[tuple[int, int], ...] = ()
     figures: Figures | None = None
@@ -115,6 +118,12 @@ class Observer:
 
     def test(self, record: TestRecord) -> None:
         """Called after each test of each test net."""
+
+    def saved(self, iteration: int, path: str) -> None:
+        """Called after each snapshot; path: of the weights."""
+
+    def finished(self, iteration: int, loss: float) -> None:
+        """Called after the last iteration, before the last test. loss: the mean over the ranks."""
 
     def end(self, trace: Trace | None) -> None:
         """Called when the run is complete and nothing is in flight. trace: what came after the last record's, if

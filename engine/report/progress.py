@@ -70,9 +70,9 @@ def _bar(console: Console, label: str, total: int, begin: int) -> tqdm:
         initial=begin,
         file=console.stream,
         leave=False,
-        dynamic_ncols=True,
         miniters=1,
         smoothing=0,  # the mean speed: what comes between, as a test does, takes its share of the time that is left
     )
+    bar.dynamic_ncols = lambda _: (console.stream.columns(), None)  # tqdm does not see a launcher's terminal
     console.add(bar)
     return bar

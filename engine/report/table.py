@@ -32,6 +32,17 @@ def _texts(row: Sequence[object]) -> list[str]:
     return [printable(str(cell)) for cell in row]
 
 
+def duration(seconds: float) -> str:
+    """7384 -> "2 h 3 min", 125 -> "2 min 5 s", 9.87 -> "9.9 s"."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
 def human(count: float, unit: str = "") -> str:
     """25557032 -> "25.56 M"; with a unit, "25.56 MB"."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

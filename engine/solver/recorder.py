@@ -51,7 +51,7 @@ class Recorder:
         if self._wants_trace:
             self._spans.append(net.program.spans())
 
-    def end(self, rate: float, loss: float, figures: Figures | None) -> StepRecord:
+    def end(self, rate: float, loss: float, samples: int, figures: Figures | None) -> StepRecord:
         """After an iteration. figures: if some observer wants them."""
         end = time.monotonic_ns()
         waited = [after - before for before, after in zip(self._waited_before, self._waited(), strict=True)]
@@ -63,6 +63,7 @@ class Recorder:
             end=end,
             waited_data=waited[0],
             waited_ranks=waited[1],
+            samples=samples,
             waits=tuple(self._waits),
             decoded=tuple(self._decoded),
             figures=figures,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -14,6 +15,31 @@ from engine.host.interrupts import PATIENCE, raises
 
 STOP, SNAPSHOT = 1, 2  # flags, so that ranks agree by a bitwise or
 EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
+
+
+class _Listener:
+    """Hears of signals when they come: Python's own handlers wait until C++ gives the main thread back. Hears nothing
+    where somebody else does, as asyncio."""
+
+    def __init__(self, tell: Callable[[int], None]):
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+        self._thread = threading.Thread(target=self._listen, args=(tell,), name="signals", daemon=True)
+        self._thread.start()
+
+    def _listen(self, tell: Callable[[int], None]) -> None:
+        while number := os.read(self._read, 1):
+            tell(number[0])
+
+    def close(self) -> None:
+        if (before := signal.set_wakeup_fd(-1)) != self._write:
+            signal.set_wakeup_fd(before)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
 
 
 class Signals:
@@ -34,6 +60,8 @@ class Signals:
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
         self.interrupted = False  # SIGINT has asked to stop, since clear()
         self._raised = float("-inf")  # when KeyboardInterrupt was
+        self.on_stop: Callable[[str], None] | None = None  # called once with the name of the signal, in another thread
+        self._listener: _Listener | None = None
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def heed_hangups(self) -> None:
@@ -44,11 +72,20 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self._effects:
                 self._before[number] = signal.signal(number, self._note)
+            self._listener = _Listener(self._tell)
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+
+    def _tell(self, number: int) -> None:
+        if self.on_stop and self._effects.get(signal.Signals(number)) == STOP:
+            tell, self.on_stop = self.on_stop, None
+            tell(signal.Signals(number).name)
 
     @contextmanager
     def interrupt(self) -> Iterator[None]:

@@ -171,6 +171,7 @@ class Solver:
             )
         refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
+        log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
@@ -192,11 +193,13 @@ class Solver:
         self.share_weights()
         self.feeder.start(self.state.samples_seen)
         try:
+            self.signals.on_stop = self._say_stop
             with self.signals:
                 finished = self.run(self.param.max_iter)
                 if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
                     self.snapshot()
             if not finished:
+                self._end_observing()
                 log("Optimization stopped early.")
                 return False
             self._finish()
@@ -231,9 +234,14 @@ class Solver:
             return
         self._observed = True
         prefix = self.snapshots.prefix() if self.param.snapshot_prefix or saves(self.param) else ""
-        run = Run(self.world, self.net, self.optimizer.buckets, self.iteration, self.param.max_iter, prefix)
+        loss_of = max(1, self.param.average_loss)
+        run = Run(self.world, self.net, self.optimizer.buckets, self.iteration, self.param.max_iter, prefix, loss_of)
         for observer in self.observers:
             observer.begin(run)
+
+    def _say_stop(self, name: str) -> None:
+        then = ", then a snapshot" if self.param.snapshot_after_train else ""
+        log(f"{name}: finishing iteration {self.iteration}{then}; Ctrl-C ends it at once")
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
@@ -279,7 +287,7 @@ class Solver:
         self._recorder.passed(self.net)
         if self.average:
             self.average.step(iteration)
-        record = self._recorder.end(rate, self.state.loss, self._figures() if wanted else None)
+        record = self._recorder.end(rate, self.state.loss, samples, self._figures() if wanted else None)
         for observer in self.observers:
             observer.step(record)
 
@@ -357,6 +365,8 @@ class Solver:
         if self.param.lr_policy != "plateau":  # which counts its own
             saved.current_step = current_step(self.param, self.iteration)
         self.snapshots.write(saved)
+        for observer in self.observers:
+            observer.saved(self.iteration, str(self.snapshots.names(self.iteration)[0]))
 
     def _settle(self) -> None:
         """Every update is in the weights, and statistics are the ranks' mean."""
@@ -376,9 +386,15 @@ class Solver:
         if self.param.snapshot_after_train and not self._snapshot_is_due():
             self.snapshot()
         if self.state.recent_loss:
-            log(f"Iteration {self.iteration}, loss = {self.optimizer.mean_loss(self.state):.6g}")
+            loss = self.optimizer.mean_loss(self.state)
+            log(f"Iteration {self.iteration}, loss = {loss:.6g}")
+            for observer in self.observers:
+                observer.finished(self.iteration, loss)
         if self.evaluators:
             self.test()
+        self._end_observing()
+
+    def _end_observing(self) -> None:
         self.optimizer.wait()
         self.world.board.enter(board.END)
         end_all(self.observers, self._recorder.trace())

@@ -163,13 +163,14 @@ def _train(
     from engine.report.layer_times import LayerTimes
     from engine.report.log import log
     from engine.report.observer import Observer
+    from engine.report.summary import Summary
     from engine.report.timeline import Timeline
     from engine.solver.solver import Solver
 
     config = configs[position.index]
     if len(configs) > 1:
         log(f"Stage {position.index + 1} of {len(configs)}: {config.path}")
-    observers: list[Observer] = [TrainingBar()]
+    observers: list[Observer] = [TrainingBar(), Summary()]
     if options.layer_times:
         observers.append(LayerTimes())
     if options.timeline:
@@ -187,6 +188,8 @@ def _train(
     elif position.weights:
         solver.load_weights(position.weights)
     finished = solver.solve()
+    if not finished and config.message.snapshot_after_train:
+        log("Continue with --resume auto")
     left = str(solver.snapshots.names(solver.iteration)[0]), solver.state.samples_seen
     solver.close()
     return left if finished else None

@@ -103,7 +103,7 @@ def test_it_wants_a_few_iterations_after_the_warm_up(first):
 def test_a_step_is_shown_with_its_parts(tmp_path):
     timeline = started(tmp_path / "trace.json", warm_up=0)
     spans = [[40, 50], [50, 60], [60, 90], [0, 0]]
-    record = StepRecord(0, 0.1, 1.0, 0, 100_000, 30_000, 0, (Wait("data", 0, 30_000),), ((5_000, 20_000),))
+    record = StepRecord(0, 0.1, 1.0, 0, 100_000, 30_000, 0, 8, (Wait("data", 0, 30_000),), ((5_000, 20_000),))
     timeline.step(dataclasses.replace(record, trace=trace((0, 0, 0, 90_000, 90_000, 95_000, 99_000), spans=spans)))
     timeline.end(None)
     assert sorted(span[:2] for span in spans_of(tmp_path / "trace.json")) == [

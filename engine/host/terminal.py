@@ -1,0 +1,44 @@
+"""The terminal at the other end of a launcher: mpiexec gives its ranks pipes, and shows there what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+# Names of processes, cut off by the system after 15 letters, that pass on what a rank writes to stderr.
+_PASS_ON = re.compile(r"mpiexec.*|mpirun.*|hydra_.*|prterun|prted|orted|orterun")
+
+
+def launchers_terminal() -> str | None:
+    """Returns the device to which what this process writes to stderr comes by way of the launcher that has started it
+    on this host; None if there is none, or if somebody else reads it."""
+    supervisor = os.environ.get("ENGINE_SUPERVISOR", "  ").split(" ")[-2]
+    try:
+        process = os.getppid()
+        while process > 1:
+            folder = Path("/proc", str(process))
+            name, _, rest = (folder / "stat").read_text().partition(" (")[2].rpartition(") ")
+            if not _PASS_ON.fullmatch(name) and str(process) != supervisor:
+                return None
+            target = os.readlink(folder / "fd/2")
+            if target.startswith("/dev/pts/") or target.startswith("/dev/tty"):
+                return target
+            process = int(rest.split()[1])
+    except (OSError, ValueError, IndexError):  # another user's, or gone
+        pass
+    return None
+
+
+def columns_of(device: str) -> int:
+    """Returns the width of a terminal; 0 if it cannot be asked."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        return os.get_terminal_size(descriptor).columns
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""What a run says at its end: how long it took, how fast it was, which test was the best."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from engine.report.log import log
+from engine.report.observer import Observer, Run, StepRecord, TestRecord
+from engine.report.table import duration
+
+
+class Summary(Observer):
+    """The best test is that with the highest first output of the first test net, or, where all outputs are losses, with
+    the lowest of the first."""
+
+    def begin(self, run: Run) -> None:
+        self._begin, self._first, self._last = time.monotonic(), run.first, run.first
+        self._end = self._begin  # so far, without the drawing of a curve
+        self._samples = 0
+        self._best: tuple[float, int, str] | None = None  # value, iteration, name
+        self._sign = 1
+        self._saved: dict[int, str] = {}  # iteration -> weights
+
+    def step(self, record: StepRecord) -> None:
+        self._last, self._samples = record.iteration + 1, self._samples + record.samples
+        self._end = time.monotonic()
+
+    def test(self, record: TestRecord) -> None:
+        self._end = time.monotonic()
+        if record.index > 0 or not record.outputs:
+            return
+        figures = [name for name in record.outputs if name not in record.loss_weights]
+        name = figures[0] if figures else next(iter(record.outputs))
+        self._sign = 1 if figures else -1
+        value = float(np.ravel(record.outputs[name])[0])
+        if self._best is None or self._sign * value > self._sign * self._best[0]:
+            self._best = value, record.iteration, name
+
+    def saved(self, iteration: int, path: str) -> None:
+        self._saved[iteration] = path
+        self._end = time.monotonic()
+
+    def end(self, trace) -> None:
+        seconds, count = self._end - self._begin, self._last - self._first
+        if count:
+            rates = f"{count / seconds:.4g} iterations/s, {self._samples / seconds:.4g} samples/s"
+            log(f"Trained iterations {self._first} to {self._last} in {duration(seconds)}, with tests and all: {rates}")
+        if self._best:
+            value, iteration, name = self._best
+            path = self._saved.get(iteration)
+            where = f"saved in {path}" if path else "not saved: snapshot and test at the same iterations to keep it"
+            log(f"Best test: {name} = {value:.6g} at iteration {iteration} ({where})")
