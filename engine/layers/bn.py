@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from engine import proto
@@ -10,7 +11,7 @@ from engine.layers.batch_norm import BatchNorm
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    from engine.layers.builder import Builder
+    from engine.layers.builder import Builder, Tensor
 
 
 @register("BN")
@@ -19,8 +20,11 @@ class BN(BatchNorm):
     of which a step keeps `momentum`; in TEST, or `frozen`, they are what is normalised by.
 
     SegNet's form (scale_filler, shift_filler or bn_mode given) has scale and shift only: statistics are the batch's in
-    TEST, too, unless `bn_mode: INFERENCE` says that scale and shift are all there is to do.
+    TEST, too, unless `bn_mode: INFERENCE` says that scale and shift are all there is to do. Its second and third tops
+    are the batch's mean and variance (1, C, 1, 1), which its scripts average for INFERENCE.
     """
+
+    top_range = (1, 3)
 
     scale = shift = True
 
@@ -52,7 +56,10 @@ class BN(BatchNorm):
     def infer(self) -> list[Shape]:
         if self.net.bn_sync and self.training and not (self.use_global_stats or self.is_affine):
             raise self.error("expected no bn_sync: only layers of type BatchNorm have statistics of all ranks")
-        return super().infer()
+        if len(self.message.top) > 1 and (not self.is_segnets or self.is_affine):
+            raise self.error("expected one top: only SegNet's form, without bn_mode INFERENCE, gives statistics")
+        statistics = (1, self.shapes[0][1], 1, 1) if len(self.shapes[0]) > 1 else ()
+        return [*super().infer(), statistics, statistics][: len(self.message.top)]
 
     def make_params(self) -> list[Parameter]:
         param, shape = self.param, (1, self.shapes[0][1], 1, 1)
@@ -70,7 +77,30 @@ class BN(BatchNorm):
         if self.is_affine:
             builder.op("Scale", self, inputs, {"axis": 1, "num_axes": 1, "bias": True})
         else:
-            builder.op("BatchNorm", self, inputs, self.attributes(), params=[*self.params[2:], *self.params[:2]])
+            params = [*self.params[2:], *self.params[:2]]
+            builder.op("BatchNorm", self, inputs, self.attributes(), params=params, tops=self.tops[:1])
+            self._lower_statistics(builder, inputs[0].without_diff())
+
+    def _lower_statistics(self, builder: Builder, x: Tensor) -> None:
+        """Further tops: the mean, and the mean of squares less the mean's square."""
+        if len(self.tops) == 1:
+            return
+        n, channels = self.shapes[0][:2]
+        size = math.prod(self.shapes[0][2:])
+        x = builder.view(self, x, (n, channels, size))
+        x = builder.op("Permute", self, [x], {"order": [1, 0, 2]}, params=[], tops=[], shapes=[(channels, n, size)])[0]
+        means = []
+        for term in ("value", "square"):
+            attributes = {"term": term, "coefficient": 1 / (n * size)}
+            means += builder.op("Reduction", self, [x], attributes, params=[], tops=[], shapes=[(channels,)])
+        builder.view(self, means[0], self.tops[1].shape, self.tops[1])
+        if len(self.tops) == 3:
+            square = builder.op("EltwiseProduct", self, [means[0]] * 2, params=[], tops=[], shapes=[(channels,)])
+            difference = {"coefficients": [1.0, -1.0], "relu": False}
+            variance = builder.op(
+                "EltwiseSum", self, [means[1], *square], difference, params=[], tops=[], shapes=[(channels,)]
+            )
+            builder.view(self, variance[0], self.tops[2].shape, self.tops[2])
 
     def attributes(self) -> Attributes:
         eps = self.param.eps if self.param.HasField("eps") else 1e-9 if self.is_segnets else 1e-5

@@ -18,7 +18,11 @@ MAX_KERNEL_AXES = 5  # of oneDNN's inner product
 @register("InnerProduct")
 class InnerProduct(Weighted):
     """Bottom (outer..., inner...), split at `axis`; top (outer..., num_output); params: weights (num_output, inner), or
-    (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output)."""
+    (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output).
+
+    `normalize`, of happynear's fork: each forward first scales the rows of the weights to length 1. Their gradient is
+    that of the product alone.
+    """
 
     @property
     def param(self):
@@ -35,6 +39,8 @@ class InnerProduct(Weighted):
 
     def infer(self) -> list[Shape]:
         self.check_above_zero(self.param, "num_output")
+        if self.param.normalize and self.param.transpose:
+            raise self.error("expected normalize without transpose: it scales rows of the weights")
         return [(*self.shapes[0][: self.axis], self.param.num_output)]
 
     def make_params(self) -> list[Parameter]:
@@ -48,6 +54,8 @@ class InnerProduct(Weighted):
         return params
 
     def lower(self, builder: Builder) -> None:
+        if self.param.normalize:
+            builder.op("UnitRows", self, [], params=self.params[:1], tops=[], shapes=[])
         if self.part:
             self.lower_part(builder, self.part)
             return

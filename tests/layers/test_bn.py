@@ -78,6 +78,20 @@ def test_segnets_form_takes_statistics_of_the_batch(phase):
         check_gradients(net_text(layer(SEGNETS), x=SHAPE), {"x": x})
 
 
+def test_segnets_statistics():
+    """Tops of their own, as compute_bn_statistics.py asks for them."""
+    x = sample()
+    text = layer(SEGNETS).replace('top: "y"', 'top: "y" top: "mean" top: "variance"')
+    net = run(text, x=x)
+    for name, expected in zip(("mean", "variance"), statistics(x), strict=True):
+        assert net.blobs[name].shape == (1, 3, 1, 1)
+        np.testing.assert_allclose(net.blobs[name].data.ravel(), expected, rtol=1e-4)
+    check_gradients(net_text(text, x=SHAPE), {"x": x}, ignore=["mean", "variance"])
+    assert "expected one top: only SegNet's form, without bn_mode INFERENCE" in error_of(
+        layer().replace('top: "y"', 'top: "y" top: "m"'), x=SHAPE
+    )
+
+
 def test_segnets_inference():
     x, text = sample(), layer(SEGNETS + " bn_mode: INFERENCE")
     net = run(text, x=x)

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+from engine import proto
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
 
 RANDOM = np.random.default_rng(9)
 
@@ -88,3 +89,24 @@ def test_errors():
     assert "num_output is missing; give it, a number above 0" in error_of(layer(""), x=(2, 3))
     assert "expected num_output above 0, got 0" in error_of(layer("num_output: 0"), x=(2, 3))
     assert "axis 2 is out of range for a blob of 2 axes" in error_of(layer("num_output: 2 axis: 2"), x=(2, 3))
+
+
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
+def test_rows_of_length_1(phase):
+    """happynear's: the weights themselves are scaled, and their gradient is that of the product."""
+    text = """layer { name: "layer" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 4
+        normalize: true bias_term: false weight_filler { type: "gaussian" std: 2 } } }"""
+    x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
+    net = run(text, phase, x=x)
+    weights = net.params["layer"][0].get()
+    np.testing.assert_allclose(np.linalg.norm(weights, axis=1), 1, rtol=1e-4)
+    np.testing.assert_allclose(net.blobs["y"].data, x @ weights.T, rtol=1e-4, atol=1e-5)
+    if phase == proto.TRAIN:
+        given = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
+        net.set_top_diff("y", given)
+        net.backward()
+        np.testing.assert_allclose(net.params["layer"][0].diff.get(), given.T @ x, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(net.blobs["x"].diff, given @ weights, rtol=1e-4, atol=1e-5)
+    assert "expected normalize without transpose" in error_of(
+        text.replace("num_output", "transpose: true num_output"), x=(3, 5)
+    )

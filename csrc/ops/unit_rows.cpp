@@ -1,0 +1,30 @@
+// The rows of a parameter are scaled to length 1, in place, before each forward: w / sqrt(sum of w^2 + 1e-6).
+// params: w (rows, ...); no inputs, outputs or gradient: what reads w after it finds the result.
+#include <cmath>
+
+#include "op.h"
+
+namespace engine {
+namespace {
+
+class UnitRows : public Op {
+public:
+    explicit UnitRows(OpSpec spec) : Op(std::move(spec)) { plain_param(0); }
+
+    void forward(const dnnl::stream&) override {
+        const int64_t rows = param(0)->shape.at(0), size = param(0)->count() / rows;
+        float* const w = param(0)->data();
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < rows; i++) {
+            double sum = 1e-6;
+            for (int64_t k = i * size; k < (i + 1) * size; k++) sum += double(w[k]) * double(w[k]);
+            const float factor = float(1 / std::sqrt(sum));
+            for (int64_t k = i * size; k < (i + 1) * size; k++) w[k] *= factor;
+        }
+    }
+};
+
+static const RegisterOp<UnitRows> registered("UnitRows");
+
+}  // namespace
+}  // namespace engine
