@@ -76,5 +76,6 @@ def __getattr__(name: str):
 REQUIRED = {
     message.name: [field.name for field in message.field if field.label == _LABEL_REQUIRED]
     for file in _schema.file
-    for message in file.message_type
+    for outer in file.message_type
+    for message in (outer, *outer.nested_type)
 }
