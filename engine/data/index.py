@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from engine.files import atomic_write, reason
 SMALLEST = 10_000  # items; fewer are listed in milliseconds, each time anew
 _MAGIC = b"engine index 1\n"
 _ALIGNED = 64
+_AT_ONCE = 4096
 
 
 @dataclass
@@ -37,12 +40,12 @@ class Index:
 
     def add_names(self, column: str, names: Iterable[bytes]) -> None:
         """A column of texts, which can be read with names()."""
-        text, ends = bytearray(), [0]
-        for name in names:
-            text += name
-            ends.append(len(text))
+        text, ends, names = bytearray(), array("q", [0]), iter(names)
+        while several := list(islice(names, _AT_ONCE)):  # a name at a time takes thrice as long
+            ends.extend(list(accumulate(map(len, several), initial=len(text)))[1:])
+            text += b"".join(several)
         self.columns[column] = np.frombuffer(text, np.uint8)
-        self.columns[f"{column}.ends"] = np.array(ends, np.int64)
+        self.columns[f"{column}.ends"] = np.frombuffer(ends, np.int64)
 
 
 class Names:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from weakref import WeakValueDictionary
 
 import lmdb
@@ -20,6 +21,7 @@ from engine.host import _core
 _environments: WeakValueDictionary[str, lmdb.Environment] = WeakValueDictionary()
 _opening = threading.Lock()
 _MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")  # of either order of bytes
+_AT_ONCE = 4096  # keys
 _LEAST_BYTES = 10  # of an item in a file: its node's header, and where the node is in its page
 
 
@@ -78,11 +80,12 @@ class LmdbSource:
         found, size = 0, 0
         with self._guarded(f"cannot list the keys of LMDB {self.path}"):
             with self._environment.begin() as transaction, transaction.cursor() as cursor:
-                for key in cursor.iternext(keys=True, values=False):
-                    found, size = found + 1, size + len(key)
+                keys = cursor.iternext(keys=True, values=False)
+                while several := list(islice(keys, _AT_ONCE)):
+                    found, size = found + len(several), size + sum(map(len, several))
                     if found > self._size or size > self._bytes:  # it may go round in circles
                         raise self._damaged(f"its tree has more than the {self._size} items that its header says")
-                    yield key
+                    yield from several
         if found != self._size:
             raise self._damaged(f"its tree has {found} of the {self._size} items that its header says")
 
