@@ -1,22 +1,41 @@
 // Pictures into batches.
 #include "bind.h"
+#include "jpeg.h"
 #include "kernels/image.h"
+#include "kernels/picture.h"
 
 namespace engine {
+
+template <typename T>
+static ImageView<T> view_of(const py::array& pixels) {
+    const auto stride = [&](int axis) { return std::ptrdiff_t(pixels.strides(axis) / py::ssize_t(sizeof(T))); };
+    return {static_cast<const T*>(pixels.data()),
+            int(pixels.shape(2)),
+            int(pixels.shape(0)),
+            int(pixels.shape(1)),
+            stride(2),
+            stride(0),
+            stride(1)};
+}
+
+// values: what keeps the mean's numbers alive.
+static Mean mean_of(const py::object& mean, py::ssize_t channels, py::ssize_t height, py::ssize_t width,
+                    FloatArray& values) {
+    if (mean.is_none()) return {Mean::Kind::kNone, nullptr};
+    values = py::cast<FloatArray>(mean);
+    const bool image = values.ndim() == 3;
+    const bool fits = image ? values.shape(0) == channels && values.shape(1) == height && values.shape(2) == width
+                            : values.size() == channels;
+    if (!fits) throw py::value_error("the mean must be one value for each channel or of the image's size");
+    return {image ? Mean::Kind::kImage : Mean::Kind::kChannel, values.data()};
+}
 
 // One image into one slot of a batch. pixels: (H, W, C) of uint8 or float32 with any strides; out: (C, crop_h, crop_w),
 // dense.
 template <typename T>
 static void transform_pixels(const py::array& pixels, const CropWindow& window, const Mean& mean, float scale,
                              float* out) {
-    const auto stride = [&](int axis) { return std::ptrdiff_t(pixels.strides(axis) / py::ssize_t(sizeof(T))); };
-    const ImageView<T> view{static_cast<const T*>(pixels.data()),
-                            int(pixels.shape(2)),
-                            int(pixels.shape(0)),
-                            int(pixels.shape(1)),
-                            stride(2),
-                            stride(0),
-                            stride(1)};
+    const ImageView<T> view = view_of<T>(pixels);
     py::gil_scoped_release release;
     transform_image(view, window, mean, scale, out);
 }
@@ -28,17 +47,8 @@ static void transform(const py::array& pixels, int top, int left, int crop_h, in
     if (!inside) throw py::value_error("the crop window must lie inside an image of three axes");
     if (out.size() != pixels.shape(2) * crop_h * crop_w)
         throw py::value_error("out must be (channels, crop_h, crop_w)");
-    Mean subtract{Mean::Kind::kNone, nullptr};
     FloatArray values;
-    if (!mean.is_none()) {
-        values = py::cast<FloatArray>(mean);
-        const bool image = values.ndim() == 3;
-        const bool fits = image ? values.shape(0) == pixels.shape(2) && values.shape(1) == pixels.shape(0) &&
-                                      values.shape(2) == pixels.shape(1)
-                                : values.size() == pixels.shape(2);
-        if (!fits) throw py::value_error("the mean must be one value for each channel or of the image's size");
-        subtract = {image ? Mean::Kind::kImage : Mean::Kind::kChannel, values.data()};
-    }
+    const Mean subtract = mean_of(mean, pixels.shape(2), pixels.shape(0), pixels.shape(1), values);
     const CropWindow window{top, left, crop_h, crop_w, mirror};
     if (pixels.dtype().is(py::dtype::of<uint8_t>()))
         transform_pixels<uint8_t>(pixels, window, subtract, scale, out.mutable_data());
@@ -48,9 +58,99 @@ static void transform(const py::array& pixels, int top, int left, int crop_h, in
         throw py::value_error("pixels must be uint8 or float32");
 }
 
+using Header = std::tuple<int, int, int, int64_t>;
+using Box = std::tuple<double, double, double, double>;
+using Size = std::tuple<int, int>;
+using Window = std::tuple<int, int, int, int, bool>;
+
+// What becomes of a picture of width x height. values: what keeps the mean's numbers alive.
+struct Task {
+    int width, height;
+    Resizing resizing;
+    CropWindow window;
+    Target target;
+    FloatArray values;
+};
+
+static Task task_of(int width, int height, const Box& box, const Size& size, int filter, const Window& window,
+                    const py::object& mean, float scale, py::array& out) {
+    Task task{width, height, {}, {}, {}, {}};
+    const auto [left, top, right, bottom] = box;
+    const auto [out_width, out_height] = size;
+    const bool inside = 0 <= left && left < right && right <= width && 0 <= top && top < bottom && bottom <= height;
+    if (!inside) throw py::value_error("the box must lie inside the picture");
+    if (filter < 0 || filter > int(Filter::kLanczos)) throw py::value_error("there is no such filter");
+    task.resizing = {Filter(filter), left, top, right, bottom, out_width, out_height};
+    const auto [row, column, rows, columns, mirror] = window;
+    task.window = {row, column, rows, columns, mirror};
+    if (row < 0 || column < 0 || rows < 1 || columns < 1 || row + rows > out_height || column + columns > out_width)
+        throw py::value_error("the crop window must lie inside the resized picture");
+    const bool floats = out.dtype().is(py::dtype::of<float>());
+    if (!(floats || out.dtype().is(py::dtype::of<uint8_t>())) || out.ndim() != 3 || !out.writeable() ||
+        !(out.flags() & py::array::c_style))
+        throw py::value_error("out must be float32 or uint8, of three axes, dense and writable");
+    const int axis = floats ? 1 : 0;  // of the rows
+    const py::ssize_t channels = out.shape(floats ? 0 : 2);
+    if (out.shape(axis) != rows || out.shape(axis + 1) != columns || (channels != 1 && channels != 3))
+        throw py::value_error("out must have the window's size and 1 or 3 channels");
+    const Mean subtract = mean_of(mean, channels, out_height, out_width, task.values);
+    task.target = {int(channels),
+                   floats ? static_cast<float*>(out.mutable_data()) : nullptr,
+                   floats ? nullptr : static_cast<uint8_t*>(out.mutable_data()),
+                   subtract,
+                   out_height,
+                   out_width,
+                   scale};
+    return task;
+}
+
+// A picture in memory, (H, W, 1 or 3) of uint8 with any strides, resized, cropped and so on into out.
+static void fill_from_pixels(const py::array& pixels, const Box& box, const Size& size, int filter,
+                             const Window& window, const py::object& mean, float scale, py::array out, bool plain) {
+    if (pixels.ndim() != 3 || !pixels.dtype().is(py::dtype::of<uint8_t>()) ||
+        (pixels.shape(2) != 1 && pixels.shape(2) != 3))
+        throw py::value_error("pixels must be (height, width, 1 or 3) of uint8");
+    const ImageView<uint8_t> view = view_of<uint8_t>(pixels);
+    const Task task = task_of(view.width, view.height, box, size, filter, window, mean, scale, out);
+    py::gil_scoped_release release;
+    Resampler resampler(view.width, view.height, task.resizing, task.window, task.target,
+                        view.channels > task.target.channels, plain);
+    read_pixels(view, resampler.part(), resampler);
+}
+
+// The same of a JPEG, which is decoded as far as it is needed. Returns false where it is damaged.
+static bool fill_from_jpeg(const py::bytes& data, const Header& found, const Box& box, const Size& size, int filter,
+                           const Window& window, const py::object& mean, float scale, py::array out, bool plain) {
+    const auto [width, height, channels, scans] = found;
+    const JpegHeader header{width, height, channels, scans};
+    const Task task = task_of(width, height, box, size, filter, window, mean, scale, out);
+    const std::string_view bytes = data;
+    py::gil_scoped_release release;
+    const int shrink = shrink_for(task.resizing);
+    Resizing resizing = task.resizing;
+    resizing.left /= shrink, resizing.right /= shrink, resizing.top /= shrink, resizing.bottom /= shrink;
+    Resampler resampler((width + shrink - 1) / shrink, (height + shrink - 1) / shrink, resizing, task.window,
+                        task.target, channels > task.target.channels, plain);
+    return read_jpeg(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), header, shrink, resampler.part(),
+                     resampler);
+}
+
+static std::optional<Header> header_of(const py::bytes& data) {
+    const std::string_view bytes = data;
+    const auto header = jpeg_header(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+    if (!header) return {};
+    return Header{header->width, header->height, header->channels, header->scans};
+}
+
 void bind_image(py::module_& m) {
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
+    m.def("load_jpeg_library", &load_jpeg_library, "path"_a);
+    m.def("jpeg_header", &header_of, "data"_a);
+    m.def("fill_from_pixels", &fill_from_pixels, "pixels"_a, "box"_a, "size"_a, "filter"_a, "window"_a,
+          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false);
+    m.def("fill_from_jpeg", &fill_from_jpeg, "data"_a, "header"_a, "box"_a, "size"_a, "filter"_a, "window"_a,
+          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false);
 }
 
 }  // namespace engine

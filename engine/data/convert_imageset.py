@@ -13,7 +13,17 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, ImageError, as_pillow, decode, decode_mask, parse_datum, resized
+from engine.data.decode import (
+    COLOR,
+    GRAY,
+    ImageError,
+    as_pillow,
+    decode,
+    decode_bytes,
+    decode_mask,
+    parse_datum,
+    resized,
+)
 from engine.data.image_tree import open_tree, read_list
 from engine.data.limits import check_size, check_within
 from engine.data.lmdb_writer import check_new, new_lmdb
@@ -82,7 +92,7 @@ class Output:
     def datum(self, datum: proto.Datum) -> proto.Datum:
         """What is stored in place of a Datum, with its labels. Raises ImageError."""
         color = GRAY if self.gray else COLOR
-        original = decode(datum)
+        original = decode_bytes(datum.data) if datum.encoded else decode(datum)
         if isinstance(original, np.ndarray) and not (self.encoded or self.height or self.shorter_side or self.max_side):
             if original.shape[2] == len(color) or original.dtype != np.uint8:
                 return datum  # numbers that stay as they are

@@ -38,6 +38,11 @@ class DataSource:
         """Key -> reason of the undecodable images met so far, with skip_bad_images."""
         return self.reader.skipped
 
+    @property
+    def recoloured(self) -> int:
+        """Items met so far that were grey among coloured ones, or the other way around."""
+        return len(self.reader.recoloured)
+
     def identity(self) -> str:
         """What shows whether ranks read the same items, in a few words; "" where each has its own. Raises DataError."""
         return "" if self.reader.owners else self.reader.identity()

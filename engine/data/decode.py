@@ -1,18 +1,22 @@
 """From a Datum to an image: raw bytes, raw floats, or a file in one of the formats below.
 
-The only module that opens, makes and resizes Pillow's images: what it makes stays within engine/data/limits.py.
+JPEGs are decoded in C++, by the library that Pillow brings along, as far as they are needed; what that does not take,
+other formats and damaged files, Pillow decodes. This is the only module that opens, makes and resizes images: what it
+makes stays within engine/data/limits.py.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 from math import prod
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from PIL import Image
+from PIL import Image, _imaging
 
 from engine import proto
 from engine.data.limits import MAX_PIXELS, MAX_SCANNED, MAX_SIDE, fits
@@ -22,11 +26,15 @@ from engine.files import reason
 if TYPE_CHECKING:
     from engine.proto import Datum
 
-# Either a Pillow image of mode L or RGB, or an array (h, w, c) of uint8 or float32 with any strides, channels in
-# Caffe's order (B, G, R). Each form is made where it costs no copy, and turned into the other where that is needed.
-AnyImage: TypeAlias = "Image.Image | np.ndarray"
+# Either a Picture, or a Pillow image of mode L or RGB, or an array (h, w, c) of uint8 or float32 with any strides,
+# channels in Caffe's order (B, G, R). Each form is made where it costs no copy, and turned into another where needed.
+AnyImage: TypeAlias = "Picture | Image.Image | np.ndarray"
 
 COLOR, GRAY = "RGB", "L"  # Pillow's modes; as_array() turns its R, G, B around to Caffe's B, G, R
+
+# How a picture is resized: as Pillow does it, which widens filters where a picture shrinks. Numbers of Filter in
+# csrc/kernels/picture.h.
+NEAREST, BOX, LINEAR, CUBIC, LANCZOS = range(5)
 
 # What is decoded, by the names that such files have. Pillow knows 40 formats more; one of them starts Ghostscript.
 FORMATS = {
@@ -47,6 +55,115 @@ class UndecodableImage(ImageError):
     """Bytes that are no image, not all of one, or one that is too large. Such images can be skipped."""
 
 
+class Picture:
+    """A picture of 1 or 3 channels of bytes on its way to the net.
+
+    What is asked of it is remembered, and done at once, in C++ and without the GIL, for the pixels that are wanted in
+    the end: a JPEG is decoded only then, and only as far as that takes.
+    """
+
+    __slots__ = ("_box", "_filter", "_header", "_source", "_source_size", "height", "mode", "width")
+
+    def __init__(self, source: bytes | np.ndarray, mode: str, size: tuple[int, int], header: Header | None = None):
+        """source: a JPEG of that header, or pixels (h, w, 1 or 3) in Caffe's order. mode: COLOR or GRAY, which it
+        becomes. size: (width, height) of the source."""
+        self._source, self._header = source, header
+        self.mode, self._source_size = mode, size
+        self.width, self.height = size
+        self._box = (0, 0, *size)
+        self._filter: int | None = None  # None: it is not resized
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height)."""
+        return self.width, self.height
+
+    def _like(self) -> Picture:
+        picture = Picture(self._source, self.mode, self._source_size, self._header)
+        picture._box, picture._filter = self._box, self._filter
+        picture.width, picture.height = self.width, self.height
+        return picture
+
+    def coloured(self, mode: str) -> Picture:
+        """The same in another mode. Raises UndecodableImage."""
+        picture = self._like() if self._filter is None else Picture(self.pixels(), self.mode, self.size)
+        picture.mode = mode
+        return picture
+
+    def resized(
+        self, size: tuple[int, int], resample: int, box: tuple[float, float, float, float] | None = None
+    ) -> Picture:
+        """The picture, or the part of it in `box`, in another size (width, height).
+
+        Raises UndecodableImage: the picture is too large, before or after, or in between.
+        """
+        _check_resizing(self.size, size)
+        picture = self._like() if self._filter is None else Picture(self.pixels(), self.mode, self.size)
+        picture._box, picture._filter = box or (0, 0, *self.size), resample
+        picture.width, picture.height = size
+        return picture
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something left to do before it has pixels."""
+        source = self._source
+        return not isinstance(source, np.ndarray) or self._filter is not None or source.shape[2] != len(self.mode)
+
+    def pixels(self) -> np.ndarray:
+        """(h, w, c) uint8. Raises UndecodableImage."""
+        if isinstance(self._source, np.ndarray) and not self.pending:
+            return self._source
+        out = np.empty((self.height, self.width, len(self.mode)), np.uint8)
+        self.write((0, 0, self.height, self.width, False), None, 1.0, out)
+        return out
+
+    def write(
+        self, window: tuple[int, int, int, int, bool], mean: np.ndarray | None, scale: float, out: np.ndarray
+    ) -> None:
+        """Writes a part, window (top, left, height, width, mirrored), to out: float32 (c, h, w), from which mean, (c,)
+        or (c, height, width), is subtracted before they are multiplied by scale; or uint8 (h, w, c) as they are.
+        Raises UndecodableImage."""
+        core = _decoder()
+        resample = NEAREST if self._filter is None else self._filter
+        how = (self._box, self.size, resample, window, mean, scale, out)
+        if self._header is not None:
+            if core.fill_from_jpeg(self._source, self._header, *how):
+                return
+            # It is damaged. Pillow says how, or makes the best of it.
+            decoded = decode_bytes(bytes(self._source), self.mode)
+            if decoded.size != self._source_size:  # what is to become of it was decided by the other
+                raise UndecodableImage(f"it has {self._source_size} pixels by its header, and {decoded.size} in fact")
+            self._source, self._header = as_array(decoded), None
+        core.fill_from_pixels(self._source, *how)
+
+
+Header: TypeAlias = "tuple[int, int, int, int]"  # width, height, channels, scans, as jpeg_header() finds them
+
+
+@functools.cache
+def _decoder() -> ModuleType:
+    """The extension, which has been shown Pillow's libjpeg. Where that is linked into Pillow so that nobody else can
+    call it, jpeg_header() knows no JPEG, and Pillow decodes them all."""
+    from engine.host import _core
+
+    _core.load_jpeg_library(_imaging.__file__)
+    return _core
+
+
+def open_image(data: bytes, color: str | None = None) -> Picture:
+    """The image of a file. color: COLOR or GRAY to force one; None keeps grey grey. Raises UndecodableImage."""
+    header: Header | None = _decoder().jpeg_header(data)
+    if header is None:
+        return as_picture(decode_bytes(data, color))
+    width, height, channels, scans = header
+    try:
+        _check_size("it has", width, height)
+        _check_scans(scans, width, height)
+    except UndecodableImage as error:
+        raise _undecodable(data, str(error)) from None
+    return Picture(data, color or (GRAY if channels == 1 else COLOR), (width, height), header)
+
+
 def parse_datum(value: bytes) -> Datum:
     """Raises UndecodableImage."""
     try:
@@ -62,7 +179,7 @@ def decode(datum: Datum, color: str | None = None) -> AnyImage:
     """
     data = datum.data
     if datum.encoded:
-        return decode_bytes(data, color)
+        return open_image(data, color)
     image = _raw_pixels(datum, data)
     if color is None or image.shape[2] == len(color):
         return image
@@ -74,7 +191,7 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size("it has", *image.size)
-        _check_scans(image, data)
+        _check_scans(_scans(data) if image.info.get("progressive") else 1, *image.size)
         image.load()
         if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -82,7 +199,11 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
         return image if image.mode == color else image.convert(color)
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
         why = reason(error).split(" <_io.")[0]  # Pillow would name the buffer in memory
-        raise UndecodableImage(f"cannot decode {len(data)} bytes as an image: {why}") from None
+        raise _undecodable(data, why) from None
+
+
+def _undecodable(data: bytes, why: str) -> UndecodableImage:
+    return UndecodableImage(f"cannot decode {len(data)} bytes as an image: {why}")
 
 
 def decode_mask(data: bytes) -> Image.Image:
@@ -93,7 +214,7 @@ def decode_mask(data: bytes) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size("it has", *image.size)
-        _check_scans(image, data)
+        _check_scans(_scans(data) if image.info.get("progressive") else 1, *image.size)
         image.load()
         if image.mode in ("P", "1"):
             return Image.fromarray(np.asarray(image).astype(np.uint8))
@@ -120,9 +241,7 @@ def resized(
 
     Raises UndecodableImage: the image is too large, before or after, or in between: Pillow resizes rows first.
     """
-    _check_size("it would be resized to", *size)
-    _check_size("it would be resized by way of", size[0], image.height)
-    _check_size("it would be resized from", image.width, 1)
+    _check_resizing(image.size, size)
     return image.resize(size, resample, box)
 
 
@@ -139,13 +258,21 @@ def _check_size(what: str, width: int, height: int) -> None:
         )
 
 
-def _check_scans(image: Image.Image, data: bytes) -> None:
+def _check_resizing(before: tuple[int, int], after: tuple[int, int]) -> None:
+    _check_size("it would be resized to", *after)
+    _check_size("it would be resized by way of", after[0], before[1])
+    _check_size("it would be resized from", before[0], 1)
+
+
+def _check_scans(scans: int, width: int, height: int) -> None:
     """Of a progressive JPEG 34 bytes can be a scan, which goes over all its pixels."""
-    if image.info.get("progressive"):
-        content = np.frombuffer(data, np.uint8)
-        scans = int(np.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA)))
-        if scans * image.width * image.height > MAX_SCANNED:
-            raise UndecodableImage(f"it has {scans} scans of {image.width} x {image.height} pixels")
+    if scans * width * height > MAX_SCANNED:
+        raise UndecodableImage(f"it has {scans} scans of {width} x {height} pixels")
+
+
+def _scans(data: bytes) -> int:
+    content = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA)))
 
 
 def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:
@@ -161,22 +288,39 @@ def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:
     return pixels.reshape(shape).transpose(1, 2, 0)
 
 
-def as_pillow(image: AnyImage) -> Image.Image:
-    """Mode L or RGB. Raises ImageError for what Pillow has no mode for: floats, and 2 or more than 3 channels."""
-    if not isinstance(image, np.ndarray):
+def as_picture(image: AnyImage) -> Picture:
+    """Raises ImageError for what cannot be resized: floats, and 2 or more than 3 channels; UndecodableImage."""
+    if isinstance(image, Picture):
         return image
+    pixels = as_array(image)
+    _check_pixels(pixels)
+    return Picture(pixels, COLOR if pixels.shape[2] == 3 else GRAY, (pixels.shape[1], pixels.shape[0]))
+
+
+def _check_pixels(image: np.ndarray) -> None:
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
         raise ImageError(
             f"an image of {image.shape[2]} {image.dtype} channels cannot be resized or change its colours; "
             "that takes 1 or 3 channels of bytes"
         )
-    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in image.transpose(2, 0, 1)]
+
+
+def as_pillow(image: AnyImage) -> Image.Image:
+    """Mode L or RGB. Raises ImageError for what Pillow has no mode for: floats, and 2 or more than 3 channels;
+    UndecodableImage."""
+    if isinstance(image, Image.Image):
+        return image
+    pixels = as_array(image)
+    _check_pixels(pixels)
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in pixels.transpose(2, 0, 1)]
     return planes[0] if len(planes) == 1 else Image.merge(COLOR, planes[::-1])
 
 
 def as_array(image: AnyImage) -> np.ndarray:
-    """(h, w, c), channels in the order B, G, R."""
+    """(h, w, c), channels in the order B, G, R. Raises UndecodableImage."""
     if isinstance(image, np.ndarray):
         return image
+    if isinstance(image, Picture):
+        return image.pixels()
     packed = image.tobytes() if image.mode == GRAY else image.tobytes("raw", "BGR")
     return np.frombuffer(packed, np.uint8).reshape(image.height, image.width, len(image.mode))

@@ -149,6 +149,11 @@ class Feeder:
         return {key: why for opened in self._opened.values() for key, why in opened.source.skipped.items()}
 
     @property
+    def recoloured(self) -> int:
+        """Images of this rank that were given the colours of the first one: see DataSource."""
+        return sum(opened.source.recoloured for opened in self._opened.values())
+
+    @property
     def wait_seconds(self) -> float:
         """How long this rank has waited for data since start()."""
         return sum(batches.wait_seconds for batches in self._batches.values())

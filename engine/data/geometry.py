@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from engine import proto
-from engine.data.decode import as_array, as_pillow, resized
+from engine.data.decode import BOX, CUBIC, LANCZOS, LINEAR, NEAREST, Picture, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_SIDE, MAX_TRIALS, check_size, check_within
 from engine.errors import ConfigError
@@ -27,33 +26,33 @@ if TYPE_CHECKING:
         TransformationParameter,
     )
 
-Step = Callable[[Image.Image, KeyedRandom], Image.Image]
+Step = Callable[[Picture, KeyedRandom], Picture]
 
 _Resize = proto.ResizeParameter
-# Pillow's filters widen with the reduction, so none of them aliases where an image shrinks.
+# They widen with the reduction, so none of them but NEAREST aliases where an image shrinks.
 _FILTERS = {
-    _Resize.LINEAR: Image.Resampling.BILINEAR,
-    _Resize.AREA: Image.Resampling.BOX,
-    _Resize.NEAREST: Image.Resampling.NEAREST,
-    _Resize.CUBIC: Image.Resampling.BICUBIC,
-    _Resize.LANCZOS4: Image.Resampling.LANCZOS,
+    _Resize.LINEAR: LINEAR,
+    _Resize.AREA: BOX,
+    _Resize.NEAREST: NEAREST,
+    _Resize.CUBIC: CUBIC,
+    _Resize.LANCZOS4: LANCZOS,
 }
 
 
-def _filter_choice(param: ResizeParameter) -> Callable[[KeyedRandom], Image.Resampling]:
+def _filter_choice(param: ResizeParameter) -> Callable[[KeyedRandom], int]:
     """One of the interp_modes at random where there are several; LINEAR, as in OpenCV, where there is none."""
-    filters = [_FILTERS[mode] for mode in param.interp_mode] or [Image.Resampling.BILINEAR]
+    filters = [_FILTERS[mode] for mode in param.interp_mode] or [LINEAR]
     if len(filters) == 1:
         return lambda random: filters[0]
     return lambda random: filters[random.integer(0, len(filters) - 1)]
 
 
-def _resize_shorter(image: Image.Image, size: int, resample: Image.Resampling) -> Image.Image:
+def _resize_shorter(image: Picture, size: int, resample: int) -> Picture:
     shorter = min(image.size)
     if shorter == size:
         return image
     width, height = (side * size // shorter for side in image.size)
-    return resized(image, (width, height), resample)
+    return image.resized((width, height), resample)
 
 
 def make_resize(param: ResizeParameter, where: str | None) -> Step:
@@ -67,17 +66,17 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
         fit = _make_fit_and_pad(param, where)
     elif param.resize_mode == _Resize.FIT_SMALL_SIZE:
 
-        def fit(image: Image.Image, resample: Image.Resampling) -> Image.Image:
+        def fit(image: Picture, resample: int) -> Picture:
             """The smallest size of the same aspect ratio that covers height x width."""
             scale = max(height / image.height, width / image.width)
             size = (max(width, int(image.width * scale)), max(height, int(image.height * scale)))
-            return resized(image, size, resample)
+            return image.resized(size, resample)
     else:
 
-        def fit(image: Image.Image, resample: Image.Resampling) -> Image.Image:
-            return resized(image, (width, height), resample)
+        def fit(image: Picture, resample: int) -> Picture:
+            return image.resized((width, height), resample)
 
-    def resize(image: Image.Image, random: KeyedRandom) -> Image.Image:
+    def resize(image: Picture, random: KeyedRandom) -> Picture:
         if param.prob < 1 and random.uniform(0, 1) >= param.prob:
             return image
         return fit(image, choose_filter(random))
@@ -85,7 +84,7 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
     return resize
 
 
-def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[..., Image.Image]:
+def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[..., Picture]:
     """The largest size of the same aspect ratio that height x width holds, in the middle of that."""
     height, width = param.height, param.width
     for value in param.pad_value:
@@ -96,18 +95,18 @@ def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[...
     modes = {_Resize.CONSTANT: None, _Resize.MIRRORED: "reflect", _Resize.REPEAT_NEAREST: "edge"}
     mode = modes[param.pad_mode]
 
-    def fit_and_pad(image: Image.Image, resample: Image.Resampling) -> Image.Image:
+    def fit_and_pad(image: Picture, resample: int) -> Picture:
         scale = min(height / image.height, width / image.width)
         inner_w, inner_h = min(width, round(image.width * scale)), min(height, round(image.height * scale))
-        pixels = as_array(resized(image, (max(1, inner_w), max(1, inner_h)), resample))
+        pixels = image.resized((max(1, inner_w), max(1, inner_h)), resample).pixels()
         above, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
         below, right = height - pixels.shape[0] - above, width - pixels.shape[1] - left
         if mode:
-            return as_pillow(np.pad(pixels, ((above, below), (left, right), (0, 0)), mode=mode))
+            return as_picture(np.pad(pixels, ((above, below), (left, right), (0, 0)), mode=mode))
         padded = np.empty((height, width, pixels.shape[2]), np.uint8)
         padded[:] = values if pixels.shape[2] == len(values) else values[0]
         padded[above : height - below, left : width - right] = pixels
-        return as_pillow(padded)
+        return as_picture(padded)
 
     return fit_and_pad
 
@@ -141,7 +140,7 @@ def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, cro
     narrow, wide = sorted((change, 1 / change))
     choose_filter = _filter_choice(param.resize_param)
 
-    def random_aspect_ratio(image: Image.Image, random: KeyedRandom) -> Image.Image:
+    def random_aspect_ratio(image: Picture, random: KeyedRandom) -> Picture:
         resample = choose_filter(random)
         for _ in range(param.max_attempt):
             area = image.width * image.height * random.uniform(param.min_area_ratio, param.max_area_ratio)
@@ -152,7 +151,7 @@ def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, cro
             if 0 < height <= image.height and 0 < width <= image.width:
                 top = random.integer(0, image.height - height)
                 left = random.integer(0, image.width - width)
-                return resized(image, (crop_w, crop_h), resample, (left, top, left + width, top + height))
+                return image.resized((crop_w, crop_h), resample, (left, top, left + width, top + height))
         return _resize_shorter(image, max(crop_h, crop_w), resample)
 
     return random_aspect_ratio
@@ -178,10 +177,10 @@ STRETCHES = (  # the fields of NVIDIA's that ask for a random size
 )
 _Transform = proto.TransformationParameter
 _ALGORITHMS = {
-    _Transform.INTER_NEAREST: Image.Resampling.NEAREST,
-    _Transform.INTER_LINEAR: Image.Resampling.BILINEAR,
-    _Transform.INTER_CUBIC: Image.Resampling.BICUBIC,
-    _Transform.INTER_AREA: Image.Resampling.BOX,
+    _Transform.INTER_NEAREST: NEAREST,
+    _Transform.INTER_LINEAR: LINEAR,
+    _Transform.INTER_CUBIC: CUBIC,
+    _Transform.INTER_AREA: BOX,
 }
 
 
@@ -202,7 +201,7 @@ def make_stretch(param: TransformationParameter, where: str | None) -> Step:
     ratios = (param.rand_resize_ratio_lower, param.rand_resize_ratio_upper)
     down, up = _ALGORITHMS[param.interpolation_algo_down], _ALGORITHMS[param.interpolation_algo_up]
 
-    def stretch(image: Image.Image, random: KeyedRandom) -> Image.Image:
+    def stretch(image: Picture, random: KeyedRandom) -> Picture:
         shorter = random.integer(low, high) if low else min(image.size)
         width, height = (side * shorter / min(image.size) for side in image.size)
         if ratios[0] >= 1 and ratios[1] > 1:
@@ -217,7 +216,7 @@ def make_stretch(param: TransformationParameter, where: str | None) -> Step:
         if size == image.size:
             return image
         shrinks = size[0] <= image.width and size[1] <= image.height
-        return resized(image, size, down if shrinks else up)
+        return image.resized(size, down if shrinks else up)
 
     return stretch
 
@@ -244,7 +243,7 @@ def make_fixed_crops(param: TransformationParameter, crop_h: int, crop_w: int, w
     if param.more_fix_crop:
         places += [(0, 2), (4, 2), (2, 0), (2, 4), (1, 1), (1, 3), (3, 1), (3, 3)]
 
-    def fixed_crop(image: Image.Image, random: KeyedRandom) -> Image.Image:
+    def fixed_crop(image: Picture, random: KeyedRandom) -> Picture:
         height, width = crop_h, crop_w
         if param.multi_scale:
             ratio_h, ratio_w = pairs[random.integer(0, len(pairs) - 1)]
@@ -261,7 +260,7 @@ def make_fixed_crops(param: TransformationParameter, crop_h: int, crop_w: int, w
             top, left = random.integer(0, spare_h), random.integer(0, spare_w)
         box = (left, top, left + width, top + height)
         if (height, width) == (crop_h, crop_w):
-            return image.crop(box)
-        return resized(image, (crop_w, crop_h), Image.Resampling.BILINEAR, box)
+            return image.resized((crop_w, crop_h), NEAREST, box)  # of the same size: the pixels as they are
+        return image.resized((crop_w, crop_h), LINEAR, box)
 
     return fixed_crop

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from engine import proto
-from engine.data.decode import AnyImage, ImageError, UndecodableImage
+from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, UndecodableImage, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
@@ -64,6 +64,7 @@ class Reader:
     def __init__(self, message: proto.LayerParameter, request: Request):
         """Opens what a LayerParameter names. Raises ConfigError, DataError."""
         self.skipped: dict[str, str] = {}  # key -> reason of undecodable images met so far, with skip_bad_images
+        self.recoloured: set[int] = set()  # items of which the first one's colours have been made
         self._where = request.where
 
     def identity(self) -> str:
@@ -150,7 +151,7 @@ class PictureReader(Reader):
             key, fetched = self.fetch(index)
             try:
                 image, label = self.decode(fetched)
-                use(image, label, KeyedRandom(self._seed, epoch, index))
+                use(self._in_first_colours(image, index), label, KeyedRandom(self._seed, epoch, index))
                 return key
             except ImageError as error:
                 if not (self._skip_bad_images and isinstance(error, UndecodableImage)):
@@ -161,6 +162,20 @@ class PictureReader(Reader):
                 raise DataError(f"{self.name}: key '{key}': {reason(error)}", self._where) from None
             index = (index + 1) % self.size
         raise DataError(f"{self.name}: none of its {self.size} images can be decoded", self._where)
+
+    def _in_first_colours(self, image: AnyImage, index: int) -> AnyImage:
+        """Grey among coloured images, or the other way around, where transform_param does not say what they become."""
+        if self._transformer.color is not None or not hasattr(self, "shapes"):
+            return image
+        mode = {1: GRAY, 3: COLOR}.get(self.shapes[0][0])
+        if isinstance(image, np.ndarray):
+            differs = image.dtype == np.uint8 and image.shape[2] in (1, 3) and image.shape[2] != self.shapes[0][0]
+        else:
+            differs = image.mode != mode
+        if mode is None or not differs:
+            return image
+        self.recoloured.add(index)
+        return as_picture(image).coloured(mode)
 
     def first_shape(self, shape_of: Callable[[AnyImage], Shape]) -> Shape:
         """Of the first item that can be decoded, as Caffe takes the first."""

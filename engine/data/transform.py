@@ -1,7 +1,9 @@
 """transform_param: from an image to the floats that a net reads.
 
 In this order: resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); random erasing; mirror
-(a random half in TRAIN); subtract the mean; multiply by scale. The last four are one pass in C++
+(a random half in TRAIN); subtract the mean; multiply by scale. Decoding a JPEG, the last resize and what follows it are
+one pass over its rows in C++ (csrc/jpeg.cpp, csrc/kernels/picture.cpp), except where it is padded or erased; where
+nothing is decoded or resized, the crop and what follows it are one
 (csrc/kernels/image.cpp).
 """
 
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow
+from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, as_array, as_picture
 from engine.data.erase import make_erase
 from engine.data.geometry import (
     STRETCHES,
@@ -114,45 +116,51 @@ class Transformer:
             return read_mean(param.mean_file, where)
         return np.array(param.mean_value, np.float32) if param.mean_value else None
 
-    def _prepare(self, image: AnyImage, random: KeyedRandom) -> np.ndarray:
-        """(h, w, c) pixels, ready to be cropped."""
+    def _prepare(self, image: AnyImage, random: KeyedRandom) -> Picture | np.ndarray:
+        """What is ready to be cropped: pixels (h, w, c), or a Picture, of which only the crop will be made."""
         for step in self._steps:
-            image = step(as_pillow(image), random)
-        return padded(as_array(image), self._pad) if self._pad else as_array(image)
+            image = step(as_picture(image), random)
+        if self._pad:
+            return padded(as_array(image), self._pad)
+        return image if isinstance(image, Picture) and image.pending and not self._erase else as_array(image)
 
     def shape(self, image: AnyImage) -> tuple[int, int, int]:
         """(c, h, w) that this image becomes; with a crop, or images of one size, all others too. Raises ImageError."""
-        pixels = self._prepare(image, KeyedRandom(0, 0, 0))
-        self._mean_for(pixels)
-        return self._cropped_shape(pixels)
+        size = _size(as_array(self._prepare(image, KeyedRandom(0, 0, 0))))  # decoded: others follow a good one
+        self._mean_for(size)
+        return self._cropped_shape(size)
 
     def apply(self, image: AnyImage, random: KeyedRandom, out: np.ndarray) -> Cut:
         """Writes the transformed image to out (c, h, w) float32, C-contiguous; returns how it was cut. Raises
         ImageError."""
-        pixels = self._prepare(image, random)
-        shape = self._cropped_shape(pixels)
+        prepared = self._prepare(image, random)
+        size = _size(prepared)
+        shape = self._cropped_shape(size)
         if shape != out.shape:
             hint = "set force_color or force_gray" if shape[1:] == out.shape[1:] else "set crop_size or resize_param"
             raise ImageError(
                 f"expected an image of {shape_text(out.shape)}, like the first one; got {shape_text(shape)}; {hint}"
             )
-        mean = self._mean_for(pixels)
-        spare_h, spare_w = pixels.shape[0] - shape[1], pixels.shape[1] - shape[2]
+        mean = self._mean_for(size)
+        _, height, width = size
+        spare_h, spare_w = height - shape[1], width - shape[2]
         if self._crops_anywhere:
             top, left = random.integer(0, spare_h), random.integer(0, spare_w)
         else:
             top, left = spare_h // 2, spare_w // 2
         if self._erase:
-            pixels = self._erase(pixels, (top, left, *shape[1:]), random)
+            prepared = self._erase(as_array(prepared), (top, left, *shape[1:]), random)
         mirror = self._mirror and random.coin()
-        self._transform_image(pixels, top, left, shape[1], shape[2], mirror, mean, self._scale, out)
-        height, width = pixels.shape[:2]
+        if isinstance(prepared, Picture):
+            prepared.write((top, left, shape[1], shape[2], mirror), mean, self._scale, out)
+        else:
+            self._transform_image(prepared, top, left, shape[1], shape[2], mirror, mean, self._scale, out)
         patch = (left / width, top / height, (left + shape[2]) / width, (top + shape[1]) / height)
         return Cut(patch, bool(mirror))
 
-    def _cropped_shape(self, pixels: np.ndarray) -> tuple[int, int, int]:
-        """(c, h, w) after the crop. Raises ImageError where the image is too small for it."""
-        height, width, channels = pixels.shape
+    def _cropped_shape(self, size: tuple[int, int, int]) -> tuple[int, int, int]:
+        """(c, h, w) after the crop of an image of `size`. Raises ImageError where the image is too small for it."""
+        channels, height, width = size
         crop_h, crop_w = self._crop[0] or height, self._crop[1] or width
         if crop_h > height or crop_w > width:
             raise ImageError(
@@ -161,11 +169,11 @@ class Transformer:
             )
         return channels, crop_h, crop_w
 
-    def _mean_for(self, pixels: np.ndarray) -> np.ndarray | None:
-        """The mean, checked against an image: None, (c,) or (c, h, w)."""
+    def _mean_for(self, size: tuple[int, int, int]) -> np.ndarray | None:
+        """The mean, checked against an image of `size` (c, h, w): None, (c,) or (c, h, w)."""
         if self._mean is None:
             return None
-        height, width, channels = pixels.shape
+        channels, height, width = size
         if self._mean.ndim == 3:
             if self._mean.shape != (channels, height, width):
                 raise ImageError(
@@ -178,3 +186,11 @@ class Transformer:
         if self._mean.size != channels:
             raise ImageError(f"{self._mean.size} mean_value fields for an image of {channels} channels")
         return self._mean
+
+
+def _size(image: Picture | np.ndarray) -> tuple[int, int, int]:
+    """(c, h, w)."""
+    if isinstance(image, Picture):
+        return len(image.mode), image.height, image.width
+    height, width, channels = image.shape
+    return channels, height, width

@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'flush_denormals', 'has_bf16', 'hold_stderr', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'speak_as', 'sum_bf16', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'speak_as', 'sum_bf16', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -276,6 +276,10 @@ def bound_cores() -> list[int]:
     """
 def done_reading() -> None:
     ...
+def fill_from_jpeg(data: bytes, header: tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex], box: tuple[float, float, float, float], size: tuple[typing.SupportsIndex, typing.SupportsIndex], filter: typing.SupportsIndex, window: tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, bool], mean: typing.Any, scale: float, out: numpy.ndarray, plain: bool = False) -> bool:
+    ...
+def fill_from_pixels(pixels: numpy.ndarray, box: tuple[float, float, float, float], size: tuple[typing.SupportsIndex, typing.SupportsIndex], filter: typing.SupportsIndex, window: tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, bool], mean: typing.Any, scale: float, out: numpy.ndarray, plain: bool = False) -> None:
+    ...
 def flush_denormals() -> None:
     """
     Denormals count as zero in this thread, for good.
@@ -286,6 +290,10 @@ def hold_stderr(on: bool) -> None:
     """
     Whether what C libraries write to stderr waits, and is lost in a fault.
     """
+def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
+    ...
+def load_jpeg_library(path: str) -> str:
+    ...
 def onednn_isa() -> str:
     """
     The best instruction set that oneDNN uses on this processor.

@@ -12,7 +12,7 @@ import numpy as np
 from engine import proto
 from engine.config import NetConfig
 from engine.data.convert_imageset import LABELS, labels_file
-from engine.data.decode import COLOR, GRAY, ImageError, decode_bytes
+from engine.data.decode import COLOR, GRAY, ImageError, open_image
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
@@ -69,7 +69,7 @@ class Classifier:
         try:
             pixels = np.empty(self._shape, np.float32)
             self._transformer.apply(
-                decode_bytes(content, GRAY if self._shape[0] == 1 else COLOR), KeyedRandom(0, 0, 0), pixels
+                open_image(content, GRAY if self._shape[0] == 1 else COLOR), KeyedRandom(0, 0, 0), pixels
             )
         except ImageError as error:
             raise DataError(str(error), picture) from None

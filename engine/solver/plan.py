@@ -81,7 +81,9 @@ def _log_cores(solver: Solver) -> None:
 
 
 def log_skipped(feeder: Feeder) -> None:
-    """The images of this rank that --skip_bad_images left out, after a run."""
+    """The images of this rank that --skip_bad_images left out, and those of other colours, after a run."""
+    if feeder.recoloured:
+        log(f"{feeder.recoloured} images were given the colours of the first one: grey, or not.")
     skipped = feeder.skipped
     for key, reason in list(skipped.items())[:10]:
         warn(f"Skipped '{key}': {reason}")

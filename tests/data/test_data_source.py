@@ -285,3 +285,27 @@ def test_several_labels_as_a_datum_of_floats(make_lmdb, open_layer):
     }
     with open_layer(make_lmdb(items), "scale: 2").batches(3) as batches:
         assert np.array_equal(batches.next().arrays["data"][0], 2 * labels.reshape(3, 5, 1, 1))
+
+
+@pytest.mark.parametrize("first", ["grey", "coloured"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "raw"])
+def test_others_get_the_colours_of_the_first(make_lmdb, open_layer, kind, first):
+    pictures = [random_pixels(1, channels=1), random_pixels(2), random_pixels(3, channels=1), random_pixels(4)]
+    if first == "coloured":
+        pictures = pictures[1:]
+    store = raw_datum if kind == "raw" else lambda pixels: encoded_datum(pixels, kind)
+    source = open_layer(make_lmdb({f"{n}": store(pixels) for n, pixels in enumerate(pictures)}), "crop_size: 10")
+    with source.batches(len(pictures)) as batches:
+        data = batches.next().arrays["data"][0]
+    alike = [n for n, pixels in enumerate(pictures) if pixels.shape == pictures[0].shape]
+    assert data.shape == (len(pictures), pictures[0].shape[2], 10, 10)
+    assert source.recoloured == len(pictures) - len(alike)
+    greys = [pixels if pixels.shape[2] == 1 else pixels @ [0.299, 0.587, 0.114] for pixels in pictures]
+    for n, grey in enumerate(greys):
+        inner = grey.reshape(12, 16)[1:11, 3:13]
+        got = (
+            data[n]
+            if len(data[n]) == 1 or pictures[n].shape[2] == 1
+            else data[n].transpose(1, 2, 0) @ [0.114, 0.587, 0.299]
+        )
+        assert np.abs(got - inner).mean() < (3 if kind == "JPEG" else 0.6)

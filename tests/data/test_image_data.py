@@ -54,7 +54,7 @@ def test_resize_grey_and_transforms(listed, image_folder):
     with source.batches(1) as batches:
         data = batches.next().arrays["data"][0]
     image = Image.open(image_folder / "ant/0.png").convert("L").resize((8, 10), Image.Resampling.BILINEAR)
-    assert np.array_equal(data[0, 0], as_array(image)[2:8, 1:7, 0])
+    assert np.abs(data[0, 0] - as_array(image)[2:8, 1:7, 0]).max() <= 1
 
 
 def test_rand_skip_begins_later_in_training_only(listed):

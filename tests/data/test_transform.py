@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import ImageError, UndecodableImage, decode, parse_datum
+from engine.data.decode import ImageError, UndecodableImage, as_array, decode, parse_datum
 from engine.data.geometry import make_stretch
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import write_mean
@@ -193,7 +193,7 @@ def test_random_resize_stays_in_its_range():
     """The shorter side is what is left for the window to move in."""
     datum = parse_datum(raw_datum(random_pixels(5)))
     transformer = make("random_resize_param { min_size: 4 max_size: 6 }")
-    sizes = {transformer._prepare(decode(datum), KeyedRandom(1, 0, index)).shape for index in range(60)}
+    sizes = {as_array(transformer._prepare(decode(datum), KeyedRandom(1, 0, index))).shape for index in range(60)}
     assert sizes == {(4, 5, 3), (5, 6, 3), (6, 8, 3)}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from engine import proto, weights
 from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary
-from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, decode_bytes, parse_datum
+from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, open_image, parse_datum
 from engine.data.image_tree import open_tree, read_list, read_text
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
@@ -156,7 +156,7 @@ def transformed(image: Callable[[str | None], AnyImage]) -> None:
 
 @target(500, seeds=seeds.pictures)
 def picture(folder: Path) -> Run:
-    return lambda data: transformed(lambda color: decode_bytes(data, color))
+    return lambda data: transformed(lambda color: open_image(data, color))
 
 
 @target(1000, seeds=seeds.datums)

@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, AnyImage, as_pillow, decode, decode_mask, resized
+from engine.data.decode import COLOR, GRAY, LINEAR, NEAREST, AnyImage, as_picture, decode, decode_mask
 from engine.data.image_tree import Tree, open_tree, read_list
 from engine.data.index import Index, open_index
 from engine.data.limits import MAX_BYTES, check_size
@@ -97,8 +96,8 @@ class ListedReader(PairedReader):
         if mask is not None:
             check_pair(mask, image)
         if self._size[0]:
-            image = resized(as_pillow(image), self._size, Image.Resampling.BILINEAR)
-            mask = resized(mask, self._size, Image.Resampling.NEAREST) if mask is not None else None
+            image = as_picture(image).resized(self._size, LINEAR)
+            mask = as_picture(mask).resized(self._size, NEAREST).pixels() if mask is not None else None
         if datum.labels:
             return image, Partner(tuple(datum.labels), mask)
         return image, Partner((datum.label,) if datum.HasField("label") else (), mask)

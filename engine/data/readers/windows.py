@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, ImageError, as_array, decode_bytes, resized
+from engine.data.decode import COLOR, LINEAR, ImageError, Picture, open_image
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES, check_size, check_within
 from engine.data.mean import read_mean
@@ -66,7 +65,7 @@ class WindowReader(Reader):
         mirrored = self._mirror and random.coin()
         content = read_bytes(path, DataError, self._place, MAX_BYTES)
         try:
-            self._crop.fill(out[0], decode_bytes(content, COLOR), window, mirrored, self._mean, self._scale)
+            self._crop.fill(out[0], open_image(content, COLOR), window, mirrored, self._mean, self._scale)
         except ImageError as error:
             raise DataError(f"{path}: {error}", self._place) from None
         out[1][...] = window.label if is_foreground else 0
@@ -120,7 +119,7 @@ class _Crop:
         return left, top, right, bottom
 
     def fill(
-        self, out: np.ndarray, picture: Image.Image, window: Window, mirrored: bool, mean: np.ndarray, scale: float
+        self, out: np.ndarray, picture: Picture, window: Window, mirrored: bool, mean: np.ndarray, scale: float
     ) -> None:
         """Raises ImageError for a window that lies outside of its picture."""
         x1, y1, x2, y2 = self.region(window)
@@ -129,7 +128,7 @@ class _Crop:
         box = (max(x1, 0), max(y1, 0), min(x2, picture.width - 1) + 1, min(y2, picture.height - 1) + 1)
         if box[0] >= box[2] or box[1] >= box[3]:
             raise ImageError(f"window {window.box} lies outside of the picture of {picture.width} x {picture.height}")
-        pixels = as_array(resized(picture, (width, height), Image.Resampling.BILINEAR, box))
+        pixels = picture.resized((width, height), LINEAR, box).pixels()
         if mirrored:
             pixels = pixels[:, ::-1]
             left = self.size - left - width

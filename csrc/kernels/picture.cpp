@@ -1,0 +1,404 @@
+#include "kernels/picture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels/vectorised.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace engine {
+
+namespace {
+
+// Weights are whole numbers, of which the sum is one.
+constexpr int weight_bits = 14;
+constexpr int one = 1 << weight_bits;
+constexpr int group = 4;  // pixels that are multiplied at once: rows of weights are filled up with zeros
+
+// What each pixel of a result is made of along one axis: `counts[i]` pixels of the source from `firsts[i]` on.
+struct Axis {
+    std::vector<int> firsts, counts;
+    std::vector<int16_t> weights;  // `stride` for each pixel of the result
+    int stride = 0;
+    int begin = 0, end = 0;  // of the source's pixels that are needed
+    int most = 0;            // the largest count
+
+    const int16_t* weights_of(int i) const { return weights.data() + std::ptrdiff_t(i) * stride; }
+};
+
+}  // namespace
+
+// Memory of one thread, from picture to picture.
+struct Scratch {
+    Axis x, y;
+    std::vector<double> wanted;
+    std::vector<uint8_t> packed, greys;  // two rows each
+    std::vector<uint32_t> rows;          // resized; as many as one row of the result needs, and one more
+    std::vector<uint32_t> finished;
+    std::vector<const uint8_t*> sources;
+    std::ptrdiff_t row_pixels = 0;
+};
+
+namespace {
+
+Scratch& own_scratch() {
+    thread_local const auto scratch = std::make_unique<Scratch>();  // a pointer: threads have little room of their own
+    return *scratch;
+}
+
+// sin(pi x) for |x| <= 3, by its series. (The C library's differs in its last bit between processors.)
+double sine_of_half_turns(double x) {
+    x -= 2 * std::floor(x / 2 + 0.5);  // -1..1
+    if (x > 0.5) x = 1 - x;
+    if (x < -0.5) x = -1 - x;
+    const double angle = x * 3.14159265358979323846, square = angle * angle;
+    double sum = 1;
+    for (int n = 20; n >= 2; n -= 2) sum = 1 - square / (n * (n + 1)) * sum;
+    return angle * sum;
+}
+
+double sinc(double x) { return x == 0 ? 1 : sine_of_half_turns(x) / (x * 3.14159265358979323846); }
+
+double support_of(Filter filter) {
+    switch (filter) {
+        case Filter::kNearest:
+        case Filter::kBox:
+            return 0.5;
+        case Filter::kLinear:
+            return 1;
+        case Filter::kCubic:
+            return 2;
+        default:
+            return 3;
+    }
+}
+
+double weight_at(Filter filter, double x) {
+    if (filter == Filter::kBox) return x > -0.5 && x <= 0.5 ? 1 : 0;
+    const double far = std::fabs(x);
+    switch (filter) {
+        case Filter::kLinear:
+            return far < 1 ? 1 - far : 0;
+        case Filter::kCubic:  // Keys, "Cubic convolution interpolation for digital image processing", with a = -0.5
+            if (far < 1) return (1.5 * far - 2.5) * far * far + 1;
+            return far < 2 ? ((-0.5 * far + 2.5) * far - 4) * far + 2 : 0;
+        default:
+            return far < 3 ? sinc(x) * sinc(x / 3) : 0;
+    }
+}
+
+// Weights of one pixel of the result as whole numbers. Rounding their running sum keeps the sum exact, also of very
+// many small ones. Zeros at both ends are left out.
+void round_weights(const std::vector<double>& wanted, int first, Axis& axis, int i) {
+    double total = 0;
+    for (const double weight : wanted) total += weight;
+    int16_t* out = axis.weights.data() + std::ptrdiff_t(i) * axis.stride;
+    double running = 0;
+    int before = 0, zeros = 0, count = 0;
+    for (const double weight : wanted) {
+        running += weight / total;
+        const int sum = int(std::floor(running * one + 0.5));
+        out[count] = int16_t(std::clamp(sum - before, -32768, 32767));
+        before = sum;
+        if (count == 0 && out[0] == 0) {
+            ++zeros;
+        } else {
+            ++count;
+        }
+    }
+    while (count > 1 && out[count - 1] == 0) --count;
+    std::fill(out + count, out + axis.stride, int16_t(0));
+    axis.firsts[std::size_t(i)] = first + zeros;
+    axis.counts[std::size_t(i)] = count;
+}
+
+// Pixels `from` to `from + count` of `size` that low..high of `length` pixels become; backwards if mirrored.
+void make_axis(Filter filter, double low, double high, int length, int size, int from, int count, bool mirrored,
+               std::vector<double>& wanted, Axis& axis) {
+    const double scale = (high - low) / size, wide = std::max(1.0, scale), support = support_of(filter) * wide;
+    axis.stride = (2 * int(std::ceil(support)) + 1 + group - 1) / group * group;
+    axis.firsts.resize(std::size_t(count));
+    axis.counts.resize(std::size_t(count));
+    axis.weights.resize(std::size_t(count) * std::size_t(axis.stride));
+    axis.begin = length;
+    axis.end = axis.most = 0;
+    double nearest = low + scale * 0.5;  // adds up, as Pillow's does
+    for (int step = 0; filter == Filter::kNearest && step < from; ++step) nearest += scale;
+    for (int step = 0; step < count; ++step, nearest += scale) {
+        const int i = mirrored ? count - 1 - step : step;
+        const double centre = low + (from + step + 0.5) * scale;
+        int first = std::max(0, int(centre - support + 0.5)), last = std::min(length, int(centre + support + 0.5));
+        wanted.clear();
+        if (filter == Filter::kNearest) {
+            first = std::clamp(int(nearest), 0, length - 1);
+            wanted.push_back(1);
+        } else {
+            for (int at = first; at < last; ++at) wanted.push_back(weight_at(filter, (at - centre + 0.5) / wide));
+        }
+        round_weights(wanted, first, axis, i);
+        axis.begin = std::min(axis.begin, axis.firsts[std::size_t(i)]);
+        axis.end = std::max(axis.end, axis.firsts[std::size_t(i)] + axis.counts[std::size_t(i)]);
+        axis.most = std::max(axis.most, axis.counts[std::size_t(i)]);
+    }
+}
+
+uint8_t to_byte(int sum) { return uint8_t(std::clamp((sum + one / 2) >> weight_bits, 0, 255)); }
+
+// Pixels of a row, each a sum of neighbours. pixels: from axis.begin on.
+void resize_row_plain(const uint8_t* pixels, const Axis& axis, int count, uint8_t* out) {
+    for (int i = 0; i < count; ++i, out += 4) {
+        const uint8_t* source = pixels + 4 * (axis.firsts[std::size_t(i)] - axis.begin);
+        const int16_t* weights = axis.weights_of(i);
+        int sums[4] = {};
+        for (int k = 0; k < axis.counts[std::size_t(i)]; ++k)
+            for (int c = 0; c < 4; ++c) sums[c] += weights[k] * source[4 * k + c];
+        for (int c = 0; c < 4; ++c) out[c] = to_byte(sums[c]);
+    }
+}
+
+// A row of which each byte is a sum over rows. rows: an even number of them.
+void sum_rows_plain(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out) {
+    for (int i = 0; i < bytes; ++i) {
+        int sum = 0;
+        for (int k = 0; k < count; ++k) sum += weights[k] * rows[k][i];
+        out[i] = to_byte(sum);
+    }
+}
+
+#if defined(__x86_64__)
+// Two rows at once, one in each half of a register.
+__attribute__((target("avx2"))) void resize_rows_avx2(const uint8_t* upper, const uint8_t* lower, const Axis& axis,
+                                                      int count, uint8_t* upper_out, uint8_t* lower_out) {
+    // Two pixels become pairs of 16 bits for each colour, which one instruction multiplies and adds.
+    const __m256i front = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1,  //
+                                           0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
+    const __m256i back = _mm256_add_epi8(front, _mm256_set1_epi16(8));
+    const __m256i half = _mm256_set1_epi32(one / 2);
+    const int16_t* weights = axis.weights.data();
+    for (int i = 0; i < count; ++i, upper_out += 4, lower_out += 4, weights += axis.stride) {
+        const std::ptrdiff_t at = 4 * std::ptrdiff_t(axis.firsts[std::size_t(i)] - axis.begin);
+        const int groups = (axis.counts[std::size_t(i)] + group - 1) / group;
+        __m256i sums = half;
+        for (int k = 0; k < groups; ++k) {
+            const __m128i up = _mm_loadu_si128(reinterpret_cast<const __m128i*>(upper + at + 16 * k));
+            const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(lower + at + 16 * k));
+            const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(up), low, 1);
+            int pairs[2];
+            std::memcpy(pairs, weights + group * k, 8);
+            const __m256i first = _mm256_madd_epi16(_mm256_shuffle_epi8(both, front), _mm256_set1_epi32(pairs[0]));
+            const __m256i second = _mm256_madd_epi16(_mm256_shuffle_epi8(both, back), _mm256_set1_epi32(pairs[1]));
+            sums = _mm256_add_epi32(sums, _mm256_add_epi32(first, second));
+        }
+        sums = _mm256_srai_epi32(sums, weight_bits);
+        sums = _mm256_packs_epi32(sums, sums);
+        sums = _mm256_packus_epi16(sums, sums);
+        const int up = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+        const int low = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
+        std::memcpy(upper_out, &up, 4);
+        std::memcpy(lower_out, &low, 4);
+    }
+}
+
+// Writes up to 31 bytes more than it is asked for.
+__attribute__((target("avx2"))) void sum_rows_avx2(const uint8_t* const* rows, const int16_t* weights, int count,
+                                                   int bytes, uint8_t* out) {
+    const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(one / 2);
+    for (int i = 0; i < bytes; i += 32) {
+        __m256i a = half, b = half, c = half, d = half;
+        for (int k = 0; k < count; k += 2) {
+            int pair;
+            std::memcpy(&pair, weights + k, 4);
+            const __m256i factors = _mm256_set1_epi32(pair);
+            const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[k] + i));
+            const __m256i lower = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[k + 1] + i));
+            const __m256i low = _mm256_unpacklo_epi8(upper, lower), high = _mm256_unpackhi_epi8(upper, lower);
+            a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), factors));
+            b = _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), factors));
+            c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), factors));
+            d = _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), factors));
+        }
+        const __m256i front = _mm256_packs_epi32(_mm256_srai_epi32(a, weight_bits), _mm256_srai_epi32(b, weight_bits));
+        const __m256i back = _mm256_packs_epi32(_mm256_srai_epi32(c, weight_bits), _mm256_srai_epi32(d, weight_bits));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_packus_epi16(front, back));
+    }
+}
+
+bool has_avx2() {
+    static const bool has = __builtin_cpu_supports("avx2");
+    return has;
+}
+#endif
+
+void resize_rows(const uint8_t* upper, const uint8_t* lower, const Axis& axis, int count, uint8_t* upper_out,
+                 uint8_t* lower_out, bool plain) {
+    if (axis.most == 1) {
+        for (int i = 0; i < count; ++i) {
+            const std::ptrdiff_t at = 4 * std::ptrdiff_t(axis.firsts[std::size_t(i)] - axis.begin);
+            std::memcpy(upper_out + 4 * std::ptrdiff_t(i), upper + at, 4);
+            std::memcpy(lower_out + 4 * std::ptrdiff_t(i), lower + at, 4);
+        }
+        return;
+    }
+#if defined(__x86_64__)
+    if (!plain && has_avx2()) return resize_rows_avx2(upper, lower, axis, count, upper_out, lower_out);
+#endif
+    (void)plain;
+    resize_row_plain(upper, axis, count, upper_out);
+    resize_row_plain(lower, axis, count, lower_out);
+}
+
+void sum_rows(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out, bool plain) {
+#if defined(__x86_64__)
+    if (!plain && has_avx2()) return sum_rows_avx2(rows, weights, count, bytes, out);
+#endif
+    (void)plain;
+    sum_rows_plain(rows, weights, count, bytes, out);
+}
+
+// Pillow's brightness of a colour, in place of the three.
+ENGINE_VECTORISED void to_brightness(const uint8_t* pixels, int count, uint8_t* out) {
+    for (int i = 0; i < count; ++i) {
+        uint32_t pixel;
+        std::memcpy(&pixel, pixels + 4 * i, 4);
+        const uint32_t blue = pixel & 255, green = pixel >> 8 & 255, red = pixel >> 16 & 255;
+        const uint32_t grey = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16;
+        pixel = grey * 0x10101;
+        std::memcpy(out + 4 * i, &pixel, 4);
+    }
+}
+
+// One colour of a row of pixels, (pixel - mean) * scale.
+template <typename MeanAt>
+inline __attribute__((always_inline)) void write_colour(const uint32_t* pixels, int shift, std::ptrdiff_t count,
+                                                        MeanAt mean_at, float scale, float* out) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) out[i] = (float(int(pixels[i] >> shift & 255)) - mean_at(i)) * scale;
+}
+
+ENGINE_VECTORISED void less_value(const uint32_t* pixels, int shift, std::ptrdiff_t count, float mean, float scale,
+                                  float* out) {
+    write_colour(pixels, shift, count, [=](std::ptrdiff_t) { return mean; }, scale, out);
+}
+
+ENGINE_VECTORISED void less_row(const uint32_t* pixels, int shift, std::ptrdiff_t count, const float* mean, float scale,
+                                float* out) {
+    write_colour(pixels, shift, count, [=](std::ptrdiff_t i) { return mean[i]; }, scale, out);
+}
+
+ENGINE_VECTORISED void less_mirrored_row(const uint32_t* pixels, int shift, std::ptrdiff_t count, const float* mean,
+                                         float scale, float* out) {
+    write_colour(pixels, shift, count, [=](std::ptrdiff_t i) { return mean[count - 1 - i]; }, scale, out);
+}
+
+}  // namespace
+
+int shrink_for(const Resizing& r) {
+    // The smaller picture of a JPEG is sharper than a filter's, which must have enough left to do to hide that: from
+    // 2.5 times on all but the box do, to half a grey level on average; at 1 the difference is four times as large.
+    constexpr double rest = 2.5;
+    if (r.filter == Filter::kNearest || r.filter == Filter::kBox) return 1;
+    const double times = std::min((r.right - r.left) / r.width, (r.bottom - r.top) / r.height) / rest;
+    return times >= 8 ? 8 : times >= 4 ? 4 : times >= 2 ? 2 : 1;
+}
+
+Resampler::Resampler(int width, int height, const Resizing& resizing, const CropWindow& window, const Target& target,
+                     bool to_gray, bool plain)
+    : window_(window), target_(target), to_gray_(to_gray), plain_(plain), scratch_(own_scratch()) {
+    Scratch& s = scratch_;
+    make_axis(resizing.filter, resizing.left, resizing.right, width, resizing.width, window.left, window.width,
+              window.mirror, s.wanted, s.x);
+    make_axis(resizing.filter, resizing.top, resizing.bottom, height, resizing.height, window.top, window.height, false,
+              s.wanted, s.y);
+    s.row_pixels = window.width + std::ptrdiff_t(row_slack) / 4;
+    // Buffers only grow. What lies behind their pixels is multiplied by zero.
+    const auto grow = [](auto& memory, std::ptrdiff_t size) {
+        memory.resize(std::max(memory.size(), std::size_t(size)));
+    };
+    grow(s.rows, s.row_pixels * (s.y.most + 1));
+    grow(s.finished, s.row_pixels);
+    grow(s.sources, s.y.most + 1);
+    if (to_gray) grow(s.greys, 2 * (4 * std::ptrdiff_t(s.x.end - s.x.begin) + std::ptrdiff_t(row_slack)));
+}
+
+Part Resampler::part() const {
+    const Axis &x = scratch_.x, &y = scratch_.y;
+    return {x.begin, y.begin, x.end - x.begin, y.end - y.begin};
+}
+
+void Resampler::row(const uint8_t* pixels) {
+    Scratch& s = scratch_;
+    const int width = s.x.end - s.x.begin, height = s.y.end - s.y.begin;
+    if (to_gray_) {
+        uint8_t* grey = s.greys.data() + taken_ % 2 * (4 * std::ptrdiff_t(width) + std::ptrdiff_t(row_slack));
+        to_brightness(pixels, width, grey);
+        pixels = grey;
+    }
+    const uint8_t* upper = before_;
+    before_ = pixels;
+    ++taken_;
+    const bool odd = taken_ % 2;
+    if (odd && taken_ < height) return;  // rows are resized in pairs
+    const auto kept = [&](int y) {       // y: in the part
+        return reinterpret_cast<uint8_t*>(s.rows.data() + y % (s.y.most + 1) * s.row_pixels);
+    };
+    resize_rows(odd ? pixels : upper, pixels, s.x, window_.width, kept(odd ? taken_ - 1 : taken_ - 2), kept(taken_ - 1),
+                plain_);
+    for (; written_ < window_.height; ++written_) {
+        const int first = s.y.firsts[std::size_t(written_)] - s.y.begin, count = s.y.counts[std::size_t(written_)];
+        if (first + count > taken_) break;
+        if (count == 1) {
+            finish(written_, s.rows.data() + first % (s.y.most + 1) * s.row_pixels);
+            continue;
+        }
+        for (int k = 0; k < count; ++k) s.sources[std::size_t(k)] = kept(first + k);
+        s.sources[std::size_t(count)] = s.sources[0];  // the second of a pair, with the weight 0
+        sum_rows(s.sources.data(), s.y.weights_of(written_), count + count % 2, 4 * window_.width,
+                 reinterpret_cast<uint8_t*>(s.finished.data()), plain_);
+        finish(written_, s.finished.data());
+    }
+}
+
+void Resampler::finish(int y, const uint32_t* pixels) const {
+    const int width = window_.width;
+    if (!target_.floats) {
+        uint8_t* out = target_.bytes + std::ptrdiff_t(y) * width * target_.channels;
+        for (int x = 0; x < width; ++x)
+            for (int c = 0; c < target_.channels; ++c) *out++ = uint8_t(pixels[x] >> 8 * c);
+        return;
+    }
+    for (int c = 0; c < target_.channels; ++c) {
+        float* out = target_.floats + (std::ptrdiff_t(c) * window_.height + y) * width;
+        if (target_.mean.kind != Mean::Kind::kImage) {
+            const float mean = target_.mean.kind == Mean::Kind::kChannel ? target_.mean.values[c] : 0.0f;
+            less_value(pixels, 8 * c, width, mean, target_.scale, out);
+            continue;
+        }
+        const std::ptrdiff_t line = std::ptrdiff_t(c) * target_.mean_height + window_.top + y;
+        const float* mean = target_.mean.values + line * target_.mean_width + window_.left;
+        (window_.mirror ? less_mirrored_row : less_row)(pixels, 8 * c, width, mean, target_.scale, out);
+    }
+}
+
+void read_pixels(const ImageView<uint8_t>& image, const Part& part, RowSink& sink) {
+    std::vector<uint8_t>& packed = own_scratch().packed;
+    const std::size_t row_bytes = std::size_t(part.width) * 4 + row_slack;
+    packed.resize(std::max(packed.size(), 2 * row_bytes));
+    const std::ptrdiff_t step = image.column_stride, channel = image.channels > 1 ? image.channel_stride : 0;
+    for (int y = 0; y < part.height; ++y) {
+        const uint8_t* source = image.data + (part.top + y) * image.row_stride + part.left * step;
+        uint8_t* row = packed.data() + std::size_t(y % 2) * row_bytes;
+        for (uint8_t *out = row, *end = row + 4 * std::ptrdiff_t(part.width); out < end; source += step, out += 4) {
+            out[0] = source[0];
+            out[1] = source[channel];
+            out[2] = source[2 * channel];
+        }
+        sink.row(row);
+    }
+}
+
+}  // namespace engine
