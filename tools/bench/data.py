@@ -1,0 +1,425 @@
+#!/usr/bin/env python3
+"""Compares how fast engine turns JPEGs into a net's input with what others do, in turn within one session: on a shared
+machine only ratios are meaningful.
+
+    python tools/bench/data.py --images imagenet-sample.zip --rounds 5 --baseline /a/checkout/of/an/older/engine \\
+        --python torchvision=/path/to/a/venv/bin/python --json data.json
+    python tools/bench/data.py --images folder/of/jpegs --nets resnet50,alexnet --precisions fp32,bf16 --iterations 20
+
+The work is that of nets/resnet50.prototxt: a random part of 8% to 100% of the area, resized to 224 x 224 by a cubic and
+by a linear filter, mirrored half of the time, less the mean, scaled, as floats (3, 224, 224). The others get the bytes
+of the files, engine reads an LMDB of them through its Data layer, on one thread; OpenCV's filters alias where pictures
+shrink, all others' do not. Every contender is a process of its own, which is asked for one pass over the pictures at a
+time; what counts is its processor time. Those that cannot be imported are left out. The last row is engine on two
+threads, of which elapsed time counts.
+
+With --nets, nets are trained instead, from an LMDB of the JPEGs and on synthetic input: the step of both, the share of
+it that the first waited for data, and its decoding's processor time.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ENGINE, TWO, BASELINE = "engine", "engine, 2 threads", "engine, baseline"
+RIVALS = ("Pillow", "OpenCV", "simplejpeg + OpenCV", "simplejpeg, DCT scaling + OpenCV", "torchvision", "DALI")
+SIZE, MEAN, SCALE = 224, (104.0, 117.0, 123.0), 0.0078125
+FILTERS = ("CUBIC", "LINEAR")
+DATA = """
+transform_param {{ crop_size: 224 mirror: true mean_value: 104 mean_value: 117 mean_value: 123 scale: 0.0078125
+  random_aspect_ratio_param {{ min_area_ratio: 0.08 max_area_ratio: 1 aspect_ratio_change: 0.75
+    resize_param {{ interp_mode: {filter} }} }} }}
+data_param {{ source: "{source}" batch_size: 25 shuffle: true }}
+"""
+
+
+def pictures(path: Path) -> Iterator[bytes]:
+    """The JPEGs of a folder or a zip, in the order of their names."""
+    if path.is_dir():
+        yield from (file.read_bytes() for file in sorted(path.rglob("*")) if file.suffix.lower() in (".jpg", ".jpeg"))
+        return
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(archive.namelist()):
+            if name.lower().endswith((".jpg", ".jpeg")):
+                yield archive.read(name)
+
+
+# Contenders: each is made once and returns a function that goes once over all pictures
+
+
+def random_part(width: int, height: int, dice: random.Random) -> tuple[int, int, int, int]:
+    """left, top, width, height of a part, as random_aspect_ratio_param draws it."""
+    for _ in range(10):
+        side, stretch = math.sqrt(width * height * dice.uniform(0.08, 1)), dice.uniform(0.75, 1 / 0.75)
+        w, h = int(side / stretch), int(side * stretch)
+        if dice.random() < 0.5:
+            w, h = h, w
+        if 0 < w <= width and 0 < h <= height:
+            return dice.randint(0, width - w), dice.randint(0, height - h), w, h
+    return 0, 0, width, height
+
+
+def engine(files: list[bytes], folder: Path, kind: str, threads: int) -> Callable[[], None]:
+    from google.protobuf import text_format
+
+    from engine import proto
+    from engine.data import open_data
+
+    layer = proto.LayerParameter(name="data", type="Data")
+    text_format.Parse(DATA.format(filter=kind, source=folder / "lmdb"), layer)
+    source = open_data(layer, proto.TRAIN)
+
+    def go() -> None:
+        with source.epoch(25, threads=threads) as batches:  # which decodes nothing before it is asked, or afterwards
+            for _ in batches:
+                pass
+
+    return go
+
+
+def by_arrays(files: list[bytes], decode_and_resize: Callable, channels: slice) -> Callable[[], None]:
+    """decode_and_resize(data, dice) -> (224, 224, 3) bytes; the rest by NumPy. channels: their order, as slice."""
+    import numpy as np
+
+    out = np.empty((3, SIZE, SIZE), np.float32)
+    mean = np.array(MEAN, np.float32).reshape(3, 1, 1)
+    dice = random.Random(1)
+
+    def go() -> None:
+        for data in files:
+            pixels = decode_and_resize(data, dice)[:, :, channels]
+            if dice.random() < 0.5:
+                pixels = pixels[:, ::-1]
+            np.subtract(pixels.transpose(2, 0, 1), mean, out=out)
+            np.multiply(out, np.float32(SCALE), out=out)
+
+    return go
+
+
+def pillow(files: list[bytes], kind: str) -> Callable[[], None]:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    resample = {"CUBIC": Image.Resampling.BICUBIC, "LINEAR": Image.Resampling.BILINEAR}[kind]
+
+    def get(data: bytes, dice: random.Random):
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        left, top, w, h = random_part(*image.size, dice)
+        return np.asarray(image.resize((SIZE, SIZE), resample, (left, top, left + w, top + h)))
+
+    return by_arrays(files, get, slice(None, None, -1))
+
+
+def opencv(files: list[bytes], kind: str, decoder: str) -> Callable[[], None]:
+    import cv2
+    import numpy as np
+
+    cv2.setNumThreads(1)
+    how = {"CUBIC": cv2.INTER_CUBIC, "LINEAR": cv2.INTER_LINEAR}[kind]
+    if decoder == "OpenCV":
+
+        def decode(data: bytes):
+            return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    else:
+        import simplejpeg
+
+        least = {"min_height": SIZE, "min_width": SIZE} if "DCT" in decoder else {}
+
+        def decode(data: bytes):
+            return simplejpeg.decode_jpeg(data, "BGR", **least)
+
+    def get(data: bytes, dice: random.Random):
+        image = decode(data)
+        left, top, w, h = random_part(image.shape[1], image.shape[0], dice)
+        return cv2.resize(image[top : top + h, left : left + w], (SIZE, SIZE), interpolation=how)
+
+    return by_arrays(files, get, slice(None))
+
+
+def torchvision(files: list[bytes], kind: str) -> Callable[[], None]:
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional
+
+    torch.set_num_threads(1)
+    how = {"CUBIC": InterpolationMode.BICUBIC, "LINEAR": InterpolationMode.BILINEAR}[kind]
+    mean, deviation = [value / 255 for value in reversed(MEAN)], [1 / 255 / SCALE] * 3
+    raw, dice = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files], random.Random(1)
+
+    def go() -> None:
+        for data in raw:
+            image = decode_jpeg(data, ImageReadMode.RGB)
+            left, top, w, h = random_part(image.shape[2], image.shape[1], dice)
+            image = functional.resized_crop(image, top, left, h, w, [SIZE, SIZE], how, antialias=True)
+            if dice.random() < 0.5:
+                image = functional.horizontal_flip(image)
+            functional.normalize(functional.to_dtype(image, torch.float32, scale=True), mean, deviation)
+
+    return go
+
+
+def dali(files: list[bytes], kind: str) -> Callable[[], None]:
+    import numpy as np
+    from nvidia.dali import fn, pipeline_def, types
+
+    how = {"CUBIC": types.INTERP_CUBIC, "LINEAR": types.INTERP_LINEAR}[kind]
+    arrays = [np.frombuffer(data, np.uint8) for data in files]
+
+    def batches() -> Iterator[list]:
+        at = 0
+        while True:
+            yield [arrays[(at + k) % len(arrays)] for k in range(25)]
+            at += 25
+
+    @pipeline_def(batch_size=25, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def work():
+        data = fn.external_source(source=batches(), dtype=types.UINT8)
+        image = fn.decoders.image_random_crop(data, random_aspect_ratio=[0.56, 1.78], random_area=[0.08, 1])
+        image = fn.resize(image, size=[SIZE, SIZE], interp_type=how, antialias=True)
+        mirror = fn.random.coin_flip()
+        mean, deviation = list(reversed(MEAN)), [1 / SCALE] * 3
+        return fn.crop_mirror_normalize(
+            image, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=deviation, mirror=mirror
+        )
+
+    pipeline = work()
+    pipeline.build()
+
+    def go() -> None:
+        for _ in range(math.ceil(len(files) / 25)):
+            pipeline.run()
+
+    return go
+
+
+def contender(name: str, files: list[bytes], folder: Path, kind: str) -> Callable[[], None]:
+    if name in (ENGINE, BASELINE):
+        return engine(files, folder, kind, 1)
+    if name == TWO:
+        return engine(files, folder, kind, 2)
+    if name == "Pillow":
+        return pillow(files, kind)
+    if name == "torchvision":
+        return torchvision(files, kind)
+    if name == "DALI":
+        return dali(files, kind)
+    return opencv(files, kind, name)
+
+
+def work(name: str, images: Path, folder: Path, kind: str) -> None:
+    """The process of one contender: a line is asked for, a line with (processor, elapsed) seconds answers."""
+    files = list(pictures(images))
+    go = contender(name, files, folder, kind)
+    go()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        processor, elapsed = time.process_time(), time.perf_counter()
+        go()
+        print(time.process_time() - processor, time.perf_counter() - elapsed, flush=True)
+
+
+class Contender:
+    """A process that runs work(). Raises RuntimeError, with its last words, where it does not start."""
+
+    def __init__(self, name: str, options: argparse.Namespace, folder: Path, kind: str):
+        root = options.baseline if name == BASELINE else ROOT
+        python = dict(entry.split("=", 1) for entry in options.python).get(name, sys.executable)
+        command = [python, __file__, "--images", options.images, "--worker", name, folder, kind]
+        environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [str(part) for part in command],
+            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
+            **{"text": True, "env": environ},
+        )
+        if self._process.stdout.readline() != "ready\n":
+            raise RuntimeError((self._process.stderr.read().strip().splitlines() or ["it ended"])[-1])
+
+    def measure(self) -> tuple[float, float]:
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        processor, elapsed = self._process.stdout.readline().split()
+        return float(processor), float(elapsed)
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def write_lmdb(images: Path, folder: Path) -> int:
+    """folder/lmdb; returns the number of pictures."""
+    import lmdb
+
+    from engine import proto
+
+    count = 0
+    with lmdb.open(str(folder / "lmdb"), map_size=1 << 40) as db, db.begin(write=True) as out:
+        for count, data in enumerate(pictures(images), 1):
+            datum = proto.Datum(data=data, encoded=True, label=count % 1000)
+            out.put(f"{count:08d}".encode(), datum.SerializeToString())
+    return count
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    middle = f"{statistics.median(values):.{digits}f}"
+    return middle + (f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else "")
+
+
+def compare(options: argparse.Namespace, folder: Path, count: int) -> list[dict]:
+    """Rounds over all contenders; a run is a dict of names, rounds and images per second."""
+    names = [ENGINE, *([BASELINE] if options.baseline else []), *RIVALS, TWO]
+    runs: list[dict] = []
+    for kind in options.filters.split(","):
+        running: dict[str, Contender] = {}
+        for name in names:
+            try:
+                running[name] = Contender(name, options, folder, kind)
+            except RuntimeError as error:
+                say(f"{name} is left out: {error}")
+        for number in range(options.rounds):
+            for name, process in running.items():
+                processor, elapsed = process.measure()
+                rate, wall = count / processor, count / elapsed
+                say(f"{kind}, round {number + 1}, {name}: {rate:.0f} images per core-second, {wall:.0f} images/s")
+                entry = {"filter": kind, "round": number, "contender": name}
+                runs.append({**entry, "per_core_second": rate, "per_second": wall})
+        for process in running.values():
+            process.close()
+    return runs
+
+
+def print_table(runs: list[dict]) -> None:
+    print(
+        f"{date.today()}, {processor_name()}, images per core-second: median (range); ratio: of the rounds' medians.\n"
+    )
+    print("| filter | contender | images per core-second | engine / this | images/s elapsed | two threads / one |")
+    print("|---|---|---|---|---|---|")
+    for kind in dict.fromkeys(run["filter"] for run in runs):
+        by: dict[str, list[dict]] = {}
+        for run in runs:
+            if run["filter"] == kind:
+                by.setdefault(run["contender"], []).append(run)
+        for name, own in by.items():
+            pairs = [(a, b) for a, b in zip(by[ENGINE], own, strict=True)]
+            ratio = statistics.median(a["per_core_second"] / b["per_core_second"] for a, b in pairs)
+            faster = (
+                f"{statistics.median(b['per_second'] / a['per_second'] for a, b in pairs):.2f}" if name == TWO else ""
+            )
+            rates = [[run[field] for run in own] for field in ("per_core_second", "per_second")]
+            print(f"| {kind} | {name} | {spread(rates[0])} | {ratio:.2f} | {spread(rates[1])} | {faster} |")
+
+
+# Nets
+
+
+def train(net: str, precision: str, source: Path, options: argparse.Namespace, folder: Path) -> dict:
+    """`engine train` from the LMDB; the median step, and what of the time was waiting for data, %."""
+    solver = folder / "solver.prototxt"
+    solver.write_text(
+        f'net: "{ROOT}/nets/{net}.prototxt"\nbase_lr: 1e-6\nlr_policy: "fixed"\nmomentum: 0.9\ndisplay: 1\n'
+        f'max_iter: {options.iterations + 3}\nsnapshot: 0\nsnapshot_after_train: false\nsnapshot_prefix: "{folder}/x"\n'
+    )
+    command = [sys.executable, "-m", "engine", "train", "--solver", solver, "--precision", precision]
+    command += ["--set", f"layer[data].data_param.source={source}"]
+    done = engine_run([*command, "--set", f"layer[data].data_param.batch_size={options.batch}"])
+    found = re.search(r"data (\d+(?:\.\d+)?)%", done.stderr)
+    speeds = [float(s) for s in re.findall(r"Iteration \d+ \(([\d.]+) iter/s", done.stderr)][3:]
+    return {"step_ms": 1e3 / statistics.median(speeds), "data": float(found.group(1)) if found else math.nan}
+
+
+def synthetic(net: str, precision: str, options: argparse.Namespace, folder: Path) -> float:
+    """The median step of `engine time`, ms."""
+    report = folder / "time.json"
+    command = [sys.executable, "-m", "engine", "time", "--model", ROOT / f"nets/{net}.prototxt", "--json", report]
+    command += ["--iterations", options.iterations, "--precision", precision]
+    engine_run([*command, "--set", f"layer[data].data_param.batch_size={options.batch}"])
+    return json.loads(report.read_text())["step_ms"]
+
+
+def engine_run(command: list) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environ, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}: {done.stderr.strip().splitlines()[-1]}")
+    return done
+
+
+def compare_nets(options: argparse.Namespace, folder: Path, count: int) -> None:
+    process = Contender(ENGINE, options, folder, "CUBIC")
+    print(
+        "| net | precision | synthetic step, ms | step from JPEGs, ms | longer by | decoding, core-ms a step | data |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for net in options.nets.split(","):
+        for precision in options.precisions.split(","):
+            steps: dict[str, list[float]] = {"synthetic": [], "JPEGs": [], "decoding": [], "data": []}
+            for _ in range(options.rounds):
+                steps["synthetic"].append(synthetic(net, precision, options, folder))
+                trained = train(net, precision, folder / "lmdb", options, folder)
+                steps["JPEGs"].append(trained["step_ms"])
+                steps["data"].append(trained["data"])
+                steps["decoding"].append(1e3 * process.measure()[0] / count * options.batch)
+            longer = statistics.median(b - a for a, b in zip(steps["synthetic"], steps["JPEGs"], strict=True))
+            cells = [spread(steps["synthetic"]), spread(steps["JPEGs"]), f"{longer:.0f} ms", spread(steps["decoding"])]
+            print(f"| {net} | {precision} | {' | '.join(cells)} | {spread(steps['data'], 1)}% |", flush=True)
+    process.close()
+
+
+def processor_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True, help="JPEGs: a folder or a zip")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--filters", default=",".join(FILTERS), help=f"(default: {','.join(FILTERS)})")
+    parser.add_argument("--baseline", type=Path, help="a checkout of engine, built, to compare with")
+    parser.add_argument("--python", metavar="NAME=FILE", action="append", default=[], help="a contender's interpreter")
+    parser.add_argument("--nets", help="of nets/, separated by commas: train these instead")
+    parser.add_argument("--precisions", default="fp32,bf16", help="(default: fp32,bf16)")
+    parser.add_argument("--batch", type=int, default=32, help="images a step of a net (default: 32)")
+    parser.add_argument("--iterations", type=int, default=10, help="steps of a net that count (default: 10)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the raw figures there")
+    parser.add_argument("--worker", nargs=3, metavar=("NAME", "FOLDER", "FILTER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        name, folder, kind = options.worker
+        work(name, options.images, Path(folder), kind)
+        return
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as name:
+        count = write_lmdb(options.images, Path(name))
+        if not count:
+            raise SystemExit(f"{options.images} has no JPEGs")
+        if options.nets:
+            compare_nets(options, Path(name), count)
+            return
+        runs = compare(options, Path(name), count)
+    print_table(runs)
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=1))
+
+
+if __name__ == "__main__":
+    main()
