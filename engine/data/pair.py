@@ -14,9 +14,10 @@ import numpy as np
 
 from engine import proto
 from engine.data.decode import AnyImage, ImageError
+from engine.data.geometry import STRETCHES
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
-from engine.errors import shape_text
+from engine.errors import ConfigError, shape_text
 
 IGNORED = 255
 
@@ -38,7 +39,9 @@ _GEOMETRY = (
     "resize_param",
     "random_resize_param",
     "random_aspect_ratio_param",
+    "center_crop",
 )
+_PICTURES_ONLY = (*STRETCHES, "fix_crop", "multi_scale")  # of forks that have no pairs
 
 
 class MaskTransformer:
@@ -46,6 +49,9 @@ class MaskTransformer:
 
     def __init__(self, param: proto.TransformationParameter, phase: int, where: str | None = None):
         mine = proto.TransformationParameter()
+        for field in _PICTURES_ONLY:
+            if param.HasField(field) and getattr(param, field):
+                raise ConfigError(f"transform_param.{field} is not for pictures with masks", where)
         for field in _GEOMETRY:
             if field.endswith("_param") and param.HasField(field):
                 getattr(mine, field).CopyFrom(getattr(param, field))

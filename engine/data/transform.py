@@ -148,9 +148,9 @@ class Transformer:
             top, left = random.integer(0, spare_h), random.integer(0, spare_w)
         else:
             top, left = spare_h // 2, spare_w // 2
-        if self._erase:
-            prepared = self._erase(as_array(prepared), (top, left, *shape[1:]), random)
         mirror = self._mirror and random.coin()
+        if self._erase:  # draws last: a mask draws what its picture does, but for this
+            prepared = self._erase(as_array(prepared), (top, left, *shape[1:]), random)
         if isinstance(prepared, Picture):
             prepared.write((top, left, shape[1], shape[2], mirror), mean, self._scale, out)
         else:

@@ -237,3 +237,8 @@ def test_twice_on_the_command_line_is_an_error():
 def test_possessive():
     assert possessive("NVIDIA, SSD") == "NVIDIA's, SSD's"
     assert Row("a", "b", "c", "d", "e").field == "b"
+
+
+def test_layers_that_are_here_are_registered():
+    named = {row.meaning for row in rows().values() if row.disposition == "layer"}
+    assert named <= set(layer_types())

@@ -320,3 +320,32 @@ def test_videos_that_cannot_be_read(videos):
         first(video(videos, RGB), size=1)
     with pytest.raises(ConfigError, match=r"VideoData reads lists of frames: set video_data_param.source"):
         first(layer("VideoData", "video_data_param { video_type: WEBCAM }"))
+
+
+def test_image_seg_data_of_several_scales(pairs):
+    """Of the pictures' 12 x 16 pixels: the third array says how much of the crop they fill."""
+    text = image_data(pairs, "label_type: PIXEL")
+    message = layer("ImageSegData", text, "crop_size: 14 scale_factors: 0.5 scale_factors: 1", tops=3)
+    found = [first(message, seed=seed) for seed in range(4)]
+    assert {tuple(size) for _, _, sizes in found for size in sizes.reshape(-1, 2)} == {(6, 8), (12, 14)}
+    for images, masks, sizes in found:
+        for image, mask, (height, width) in zip(images, masks, sizes.reshape(-1, 2).astype(int), strict=True):
+            assert (mask[0, height:] == 255).all() and (mask[0, :, width:] == 255).all()
+            if height == 12:
+                np.testing.assert_array_equal(image[0, :height, :width], mask[0, :height, :width])
+    in_test = first(message, proto.TEST)[2].reshape(-1, 2)
+    assert {tuple(size) for size in in_test} == {(12, 14)}
+
+
+@pytest.mark.parametrize("transform", ["scale_factors: 0 crop_size: 5", "scale_factors: 0.5"])
+def test_image_seg_data_refuses_scales(pairs, transform):
+    with pytest.raises(ConfigError, match="scale_factors"):
+        first(layer("ImageSegData", image_data(pairs, "label_type: PIXEL"), transform, tops=3))
+
+
+@pytest.mark.parametrize(
+    "transform", ["fix_crop: true crop_size: 5", "img_rand_resize_lower: 5 img_rand_resize_upper: 9"]
+)
+def test_what_is_for_pictures_without_masks(pairs, transform):
+    with pytest.raises(ConfigError, match="is not for pictures with masks"):
+        first(layer("ImageSegData", image_data(pairs, "label_type: PIXEL"), transform, tops=3))

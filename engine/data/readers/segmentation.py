@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, AnyImage, ImageError, as_pillow, canvas
+from engine.data.decode import COLOR, AnyImage, ImageError, as_pillow, canvas, resized
 from engine.data.pair import IGNORED, Partner
 from engine.data.reader import Request, Sample, Shape
 from engine.data.readers.image_list import ListedReader, Listing, listing_of
@@ -36,7 +36,8 @@ class ImageSegReader(MaskedReader):
 
     A picture that is smaller than the crop is padded with the mean below and to the right, its mask with
     ignore_label. label_type PIXEL: the line names the mask; IMAGE: its label is that of all pixels; NONE: all pixels
-    are ignore_label.
+    are ignore_label. With transform_param.scale_factors a training picture and its mask are first resized by one of
+    them, at random.
     """
 
     field = "image_data_param"
@@ -53,11 +54,17 @@ class ImageSegReader(MaskedReader):
             raise ConfigError(
                 f"image_data_param.ignore_label: expected 0 to {IGNORED}, got {self._ignored}", request.where
             )
+        self._factors: list[float] = []
+        if any(not 0.01 <= factor <= 100 for factor in transform.scale_factors):
+            raise ConfigError("transform_param.scale_factors: expected 0.01 to 100 each", request.where)
+        if transform.scale_factors and not any(crop_shape(transform, request.where)):
+            raise ConfigError("transform_param.scale_factors need crop_size: the pictures' sizes differ", request.where)
         self._least = crop_shape(transform, request.where)
         self._mean = list(transform.mean_value) or [0.0]
         self.open_list(listing_of(param, self.field, request.where, bare=self._type == param.NONE), transform, request)
         self.look(message, request)
         self.shapes = (*self.shapes, (1, 1, 2))
+        self._factors += transform.scale_factors if request.phase == proto.TRAIN else []
 
     def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
         image, partner = super(MaskedReader, self).decode(fetched)
@@ -76,6 +83,10 @@ class ImageSegReader(MaskedReader):
                     )
                 label = int(partner.labels[0])
             mask = canvas("L", picture.size, label)
+        return (picture, Partner((), mask)) if self._factors else self._fitted(picture, mask)
+
+    def _fitted(self, picture: Image.Image, mask: Image.Image) -> tuple[Image.Image, Partner]:
+        """Padded to the crop, with the size that the picture had."""
         size = (float(picture.height), float(picture.width))
         wanted = max(picture.width, self._least[1]), max(picture.height, self._least[0])
         if wanted != picture.size:
@@ -91,6 +102,13 @@ class ImageSegReader(MaskedReader):
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         def use(image: AnyImage, partner: Partner, random) -> None:
             assert partner.mask is not None
+            if self._factors:
+                factor = self._factors[random.integer(0, len(self._factors) - 1)]
+                picture = as_pillow(image)
+                size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+                picture = resized(picture, size, Image.Resampling.BILINEAR)
+                image, partner = self._fitted(picture, resized(as_pillow(partner.mask), size, Image.Resampling.NEAREST))
+                assert partner.mask is not None
             self._masks.apply(partner.mask, image, random.copy(), out[1])
             self._transformer.apply(image, random, out[0])
             out[2][0, 0] = np.minimum(partner.labels, out[0].shape[1:])

@@ -52,7 +52,7 @@ class VideoReader(PictureReader):
         _check(param, request.where)
         self._param, self._training = param, request.phase == proto.TRAIN
         self._transform = message.transform_param
-        self._transformer = Transformer(message.transform_param, request.phase, request.where)
+        self._transformer = Transformer(message.transform_param, request.phase, request.where, ("is_flow",))
         self.name = param.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         if message.transform_param.is_flow and message.transform_param.mean_file:
