@@ -23,6 +23,7 @@ from engine.errors import ConfigError
 from engine.host.interrupts import undisturbed, whole
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
+from engine.solver.schedules import policies
 from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
@@ -88,6 +89,8 @@ class Solver:
         config = read_solver(solver_file)
         if self._type:
             config.message.type = self._type
+        if not (config.message.HasField("max_iter") or config.message.HasField("max_epoch")):
+            _leave_open(config)
         self._solver = _Solver(config, ranks(), every_blob=True)
         self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
@@ -218,6 +221,12 @@ class Solver:
         for callbacks in self._callbacks:
             callbacks[which]()
         self._push()
+
+
+def _leave_open(config: SolverConfig) -> None:
+    """A script that steps need not say how often: solve() then does nothing, as in Caffe. A rate may need it."""
+    if "max_iter" not in policies().get(config.message.lr_policy, ()):
+        config.message.max_iter = 0
 
 
 @functools.cache

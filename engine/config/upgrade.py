@@ -331,7 +331,14 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
             loss.normalization = loss.VALID if loss.normalize else loss.BATCH_SIZE
         loss.ClearField("normalize")
     if layer.type == "BatchNorm":
+        whole = len(layer.param) >= _BATCH_NORM_STATISTICS  # older nets give all three, with any lr_mult
         for param in layer.param[:_BATCH_NORM_STATISTICS]:
+            if not whole and param.lr_mult:
+                raise ConfigError(
+                    f"layer '{layer.name}' (BatchNorm): no solver updates its statistics: expected param with "
+                    f"lr_mult: 0, or none, got {param.lr_mult:g}",
+                    _where(origin),
+                )
             param.lr_mult = param.decay_mult = 0
 
 

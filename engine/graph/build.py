@@ -169,6 +169,9 @@ def _check_counts(layer: Layer) -> None:
         if len(names) < least or (most is not None and len(names) > most):
             wanted = str(least) if least == most else f"at least {least}" if most is None else f"{least} to {most}"
             raise layer.error(f"expected {wanted} {what} blob{'' if wanted == '1' else 's'}, got {len(names)}")
+    flags, bottoms = len(layer.message.propagate_down), len(layer.message.bottom)
+    if flags not in (0, bottoms):
+        raise layer.error(f"propagate_down is given {flags} times, expected once for each of its {bottoms} bottoms")
 
 
 def _param_specs(layer: Layer, connect: _Connector) -> None:

@@ -61,6 +61,18 @@ def test_the_same_training_as_without_python(tmp_path):
     assert solver.param.max_iter == 6
 
 
+def test_a_script_that_steps_need_not_say_how_often(tmp_path):
+    text = 'base_lr: 0.5 lr_policy: "fixed" display: 1 snapshot_after_train: false'
+    solver = with_input(caffe.SGDSolver(write(tmp_path, text, INPUT_NET)))
+    before = solver.net.params["ip"][0].data.copy()
+    solver.step(3)
+    assert solver.iter == 3 and (solver.net.params["ip"][0].data != before).any()
+    solver.solve()
+    assert solver.iter == 3
+    with pytest.raises(ConfigError, match="max_iter is missing"):
+        caffe.SGDSolver(write(tmp_path, 'base_lr: 0.5 lr_policy: "poly" power: 1', INPUT_NET))
+
+
 def test_what_python_writes_is_trained_on(tmp_path):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
     weights = solver.net.params["ip"][0]

@@ -280,6 +280,19 @@ def test_fields_with_new_names():
     assert [param.lr_mult for param in norm.param] == [0, 0, 0, 2]  # the fourth is a scale (Intel's BatchNorm)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_solver_updates_statistics(count):
+    """Caffe refuses a rate for them, except where a net of an older form names all three."""
+    net = f'layer {{ name: "n" type: "BatchNorm" {count * "param { lr_mult: 0 } "} }}'
+    assert [param.lr_mult for param in parse_net(net).message.layer[0].param] == count * [0]
+    for given in ("lr_mult: 2", ""):
+        wrong = net.replace("lr_mult: 0", given)
+        got = f"expected param with lr_mult: 0, or none, got {2 if given else 1}"
+        assert errors_of(parse_net, wrong) == [
+            f"x.prototxt:1:1: layer 'n' (BatchNorm): no solver updates its statistics: {got}"
+        ]
+
+
 def test_solver_type():
     assert parse_solver("solver_type: ADAM").message.type == "Adam"
     assert parse_solver("").message.type == "SGD"

@@ -100,3 +100,10 @@ def test_two_layers_with_one_top_are_told_how_to_take_turns():
 def test_fillers_are_checked_before_anything_is_filled(filler, message):
     text = layer("InnerProduct", f"inner_product_param {{ num_output: 2 weight_filler {{ {filler} }} }}")
     assert f"layer 'layer' (InnerProduct): parameter 0: {message}" in error_of(text, (1, 3))
+
+
+@pytest.mark.parametrize("flags", ["propagate_down: false", 3 * "propagate_down: true "])
+def test_propagate_down_for_each_bottom(flags):
+    """As Caffe counts them: of a wrong number nobody knows which bottoms are meant."""
+    message = error_of(layer("Eltwise", flags, bottoms=("x", "x1")), (2,), (2,))
+    assert f"propagate_down is given {flags.count('_')} times, expected once for each of its 2 bottoms" in message

@@ -96,7 +96,7 @@ def test_two_readers():
 
 @pytest.mark.parametrize("loss_weight", [0, 1])
 def test_a_loss_that_sends_no_gradient(loss_weight):
-    more = f"propagate_down: false loss_weight: {loss_weight}"
+    more = f"propagate_down: false propagate_down: true loss_weight: {loss_weight}"
     check(WEIGHTED + layer("EuclideanLoss", more, ("c", "x")), WEIGHTED)
 
 

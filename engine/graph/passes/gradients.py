@@ -64,7 +64,7 @@ def _below(graph: Graph) -> set[Blob]:
 
 def _propagates(layer: Layer, i: int) -> bool:
     flags = layer.message.propagate_down
-    return flags[i] if i < len(flags) else True
+    return flags[i] if flags else True
 
 
 def _mark_weighted_tops(layer: Layer, wanted: set[Blob]) -> None:
