@@ -101,7 +101,7 @@ class Solver:
         self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net)
         self.test_nets = []
         for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):
-            fed = FedBySolver(each.feeder, each.feeder.start)  # tests end the stream: it then begins anew
+            fed = FedBySolver(each.feeder, each.start)  # tests end the stream: it then begins where the next will
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
         close_with(self, solver.close)
 

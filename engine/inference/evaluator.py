@@ -29,8 +29,9 @@ Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 class Evaluator:
     """A net, its data and the ranks that share the work.
 
-    Batch k of a test runs on rank k % ranks, and every test begins at sample 0; results are summed in the order of k.
-    So the result does not depend on the number of ranks. share: the train net whose weights are tested.
+    Batch k of a test runs on rank k % ranks; results are summed in the order of k. So the result does not depend on the
+    number of ranks. A test of so many batches goes on where the one before it ended, as Caffe's do: `samples` is how
+    many they have read. share: the train net whose weights are tested.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Evaluator:
         self._config, self._options = config, options
         self.net = self._make_net(self.feeder.shapes_of, share)
         compare_data(world, self.feeder.identities)
-        self.number = index + 1
+        self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self._ap_version, self._show_per_class = ap_version, show_per_class
@@ -100,9 +101,14 @@ class Evaluator:
                     on_batch(k, {name: value for name, value in outputs.items() if name not in self._detectors})
         finally:
             self.feeder.stop()
+        self.samples += (iterations or 0) * self.feeder.batch_size
         result = self._merge(mine, on_batch if self.world.size > 1 else None)
         self.world.board.net(0)
         return result
+
+    def start(self) -> None:
+        """Batches flow from the sample at which the next test begins."""
+        self.feeder.start(self.samples)
 
     def _batches(self, iterations: int | None) -> Iterator[tuple[int, int, Outputs]]:
         """(k, samples, outputs) of this rank's batches."""
@@ -111,7 +117,7 @@ class Evaluator:
             self.feeder.start_epoch()
             total = -(-self.feeder.size // self.feeder.batch_size)
         else:
-            self.feeder.start()
+            self.start()
             total = iterations
         with Progress("Testing", total) as progress:
             k = rank

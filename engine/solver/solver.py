@@ -171,6 +171,8 @@ class Solver:
             )
         refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
+        for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
+            evaluator.samples = samples
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def share_weights(self) -> None:
@@ -362,6 +364,7 @@ class Solver:
         saved = self.state.save((recent_loss / self.world.size).tolist())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.calendar.batch
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
+        saved.test_samples = [evaluator.samples for evaluator in self.evaluators]
         if self.param.lr_policy != "plateau":  # which counts its own
             saved.current_step = current_step(self.param, self.iteration)
         self.snapshots.write(saved)

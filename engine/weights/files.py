@@ -62,6 +62,9 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
         value = getattr(state, name)
         if value is not None and not least <= value < below:
             raise WeightsError(f"{name} {value}, expected {least} to {below - 1}", str(path))
+    if not all(value in range(2**63) for value in state.test_samples):
+        raise WeightsError(f"test_samples {state.test_samples}, expected whole numbers of 0 or more", str(path))
+    state.test_samples = [int(value) for value in state.test_samples]
     return state
 
 

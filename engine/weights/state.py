@@ -28,6 +28,7 @@ class SolverState:
     last_rate: float | None = None  # learning rate of the last update
     global_batch: int | None = None  # samples in an iteration of all ranks
     digest: str | None = None  # of the files: see engine.solver.resume.digest
+    test_samples: list[int] = field(default_factory=list)  # of each test net, read by tests of test_iter batches so far
     ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
     begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of
     max_iter: int | None = None  # where the run that wrote it was to end

@@ -40,8 +40,21 @@ def test_batches_are_told_and_averaged():
     result = test.run(3, lambda k, outputs: seen.append((k, outputs["accuracy"][0])))
     assert [k for k, _ in seen] == [0, 1, 2]
     assert result["accuracy"][0] == pytest.approx(np.mean([value for _, value in seen]))
-    assert test.run(3)["accuracy"] == result["accuracy"]  # begins at sample 0 again
+    assert test.samples == 300
     assert test.loss_weights == {"loss": 1.0}
+
+
+def test_each_test_goes_on_where_the_last_ended():
+    """As Caffe's do: 3 and 4 batches of 50 of 360 samples, round the end; a test of the whole set does not count."""
+    whole, parts, seen = evaluator(50), evaluator(50), []
+    whole.run(11, lambda k, outputs: seen.append(outputs["loss"][0]))
+    at = 0
+    for count in (3, 4, 1, 3):
+        if count == 1:
+            parts.run()
+        assert parts.run(count)["loss"][0] == pytest.approx(np.mean(seen[at : at + count]), rel=1e-6)
+        at += count
+    assert len(set(np.round(seen[:7], 6))) == 7 and parts.samples == 550
 
 
 def test_a_net_without_an_end_needs_iterations():

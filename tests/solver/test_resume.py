@@ -11,7 +11,8 @@ from PIL import Image
 
 from engine.data.convert_imageset import Output, convert_imageset
 from engine.errors import WeightsError
-from engine.weights import read_solverstate
+from engine.report.observer import Observer
+from engine.weights import SolverState, read_solverstate, write_solverstate
 from tests.data.pictures import random_pixels
 from tests.mpi import REPO, run_ranks
 from tests.solver.harness import different, digits_net, distance, in_files, learned, make_solver, solve
@@ -180,3 +181,38 @@ def test_sigterm_stops_between_two_steps_and_the_run_goes_on(photos, tmp_path):
     _, errors = engine_train(tmp_path, "--set", f"max_iter={until}").communicate(timeout=60)
     assert "Optimization Done." in errors
     assert different(resumed, in_files(tmp_path, until)) == []
+
+
+@pytest.mark.parametrize("format", ["BINARYPROTO", "HDF5"])
+def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
+    """2 tests of 3 batches of 47 samples come before it."""
+    if format == "HDF5":
+        pytest.importorskip("h5py")
+    text = (
+        f"max_iter: 8 test_iter: 3 test_interval: 2 snapshot: 4 snapshot_format: {format} snapshot_after_train: false"
+    )
+
+    class Tests(Observer):
+        def __init__(self):
+            self.losses = {}
+
+        def test(self, record):
+            self.losses[record.iteration] = record.outputs["loss"][0]
+
+    whole, rest = Tests(), Tests()
+    solver = make_solver(text, digits_net(), tmp_path, observers=[whole])
+    assert solver.solve()
+    solver.close()
+    (state,) = tmp_path.glob("*_iter_4.solverstate*")
+    assert read_solverstate(state).test_samples == [2 * 3 * 47]
+    solver = make_solver(text, digits_net(), observers=[rest])
+    solver.restore(str(state))
+    assert solver.solve()
+    solver.close()
+    assert rest.losses == {iteration: loss for iteration, loss in whole.losses.items() if iteration >= 4}
+
+
+def test_a_state_with_impossible_positions_is_refused(tmp_path):
+    write_solverstate(tmp_path / "x.solverstate", SolverState(test_samples=[-1]))
+    with pytest.raises(WeightsError, match=r"x.solverstate: test_samples \[-1\], expected whole numbers of 0 or more"):
+        read_solverstate(tmp_path / "x.solverstate")
