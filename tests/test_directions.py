@@ -48,7 +48,7 @@ ANNOTATIONS = {
     "comm": {"proto"},  # comm_param
     "data": {"comm", "net"},
     "net": {"watchdog"},
-    "report": {"comm", "net", "inference"},
+    "report": {"comm", "net", "inference", "proto"},
 }
 # The extension is built from csrc/ and imports nothing back.
 GENERATED = {"_ext", "_build_info"}
