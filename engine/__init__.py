@@ -11,6 +11,10 @@ _INTERFACE = frozenset(
 _PACKAGES = frozenset({"caffe", "layers", "proto"})  # engine.layers.Convolution is L.Convolution, too
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_INTERFACE, *_PACKAGES})
+
+
 def __getattr__(name: str):
     import importlib
 

@@ -64,6 +64,10 @@ def __getattr__(name: str) -> type[Solver]:
     return getattr(engine.caffe.solver, name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(name for name in dir(engine.caffe.solver) if name.endswith("Solver"))})
+
+
 # What __getattr__ finds.
 AdaDeltaSolver: type[Solver]
 AdaGradSolver: type[Solver]

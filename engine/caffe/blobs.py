@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.errors import EngineError, shape_text
 from engine.layers.python_layer import Blob, Shape, dims
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ class NetBlob(Blob):
 
     def __init__(self, net: Net, name: str):
         self._net, self._name = net, name
+
+    def __repr__(self) -> str:
+        return f"<blob '{self._name}': {shape_text(self.shape)}>"
 
     @property
     def data(self) -> np.ndarray:
@@ -41,6 +44,9 @@ class ParamBlob(Blob):
 
     def __init__(self, net: Net, layer: str, index: int):
         self._net, self._layer, self._index = net, layer, index
+
+    def __repr__(self) -> str:
+        return f"<parameter {self._index} of layer '{self._layer}': {shape_text(self.shape)}>"
 
     def _parameter(self):
         return self._net._parameters[self._layer][self._index]

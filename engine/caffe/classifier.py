@@ -9,6 +9,7 @@ import numpy as np
 from engine.caffe.io import Transformer, resize_image
 from engine.caffe.io import oversample as ten_crops
 from engine.caffe.net import Net
+from engine.errors import ConfigError
 from engine.proto import TEST
 
 
@@ -56,7 +57,14 @@ def image_transformer(
     raw_scale: float | None,
     channel_swap: Sequence[int] | None,
 ) -> Transformer:
-    """For the first input of a net, from images (h, w, channels)."""
+    """For the first input of a net, from images (h, w, channels). Raises ConfigError for a net without one."""
+    if not net.inputs:
+        feeds = ", ".join(f"'{layer.name}' ({layer.type})" for layer in net._live.layers if not layer.bottoms)
+        raise ConfigError(
+            f"its data comes from {feeds}; expected a net for deployment, with an Input layer in its place and without "
+            "losses",
+            net._config.path,
+        )
     name = net.inputs[0]
     transformer = Transformer({name: net.blobs[name].shape})
     transformer.set_transpose(name, (2, 0, 1))

@@ -41,6 +41,10 @@ class LayerView:
     def __init__(self, layer: Layer, blobs: list[ParamBlob]):
         self.type, self.name, self.blobs = layer.type, layer.name, blobs
 
+    def __repr__(self) -> str:
+        blobs = f", {len(self.blobs)} blobs" if self.blobs else ""
+        return f"<layer '{self.name}' ({self.type}){blobs}>"
+
 
 class Net:
     """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
@@ -122,6 +126,11 @@ class Net:
 
     def _layer_view(self, layer: Layer) -> LayerView | PythonLayer:
         return layer.user if isinstance(layer, Python) else LayerView(layer, self.params.get(layer.name, []))
+
+    def __repr__(self) -> str:
+        phase = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}[self._live.net.phase]
+        learned = sum(parameter.count for parameter in self._live.net.graph.params)
+        return f"<{type(self).__name__} '{self.name}', {phase}: {len(self.layers)} layers, {learned:,} parameters>"
 
     @property
     def name(self) -> str:
@@ -214,6 +223,12 @@ class Net:
     def _fill(
         self, names: list[str], given: Mapping[str, ArrayLike], word: str, array_of: Callable[[str], np.ndarray]
     ) -> None:
+        if given and not names:
+            feeds = [f"'{layer.name}' ({layer.type})" for layer in self._live.layers if not layer.bottoms]
+            raise ValueError(
+                f"the net has no Input layer to take {', '.join(sorted(given))}: it is fed by {', '.join(feeds)}; call "
+                "forward() without arrays, or give a net for deployment"
+            )
         if given and set(given) != set(names):
             raise ValueError(f"expected arrays for the {word}s {', '.join(names)}, got {', '.join(sorted(given))}")
         for name, values in given.items():
@@ -269,8 +284,9 @@ class Net:
         self._live.clear_parameter_diffs()
 
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
-        """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. Raises
-        DataError for other shapes."""
+        """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. On several
+        ranks each calls it with the arrays of all, and takes its share of every global batch. Raises DataError for
+        other shapes."""
         self._inputs_of.set_arrays(self._live.net, data, labels)
 
     # Shapes

@@ -105,6 +105,11 @@ class Solver:
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
         close_with(self, solver.close)
 
+    def __repr__(self) -> str:
+        solver = self._solver
+        of = f"iteration {self.iter} of {solver.param.max_iter}"
+        return f"<{solver.param.type}Solver of {solver.config.path}: {of}, net '{self.net.name}'>"
+
     @property
     def iter(self) -> int:
         return self._solver.iteration
@@ -231,7 +236,8 @@ def _leave_open(config: SolverConfig) -> None:
 
 @functools.cache
 def _class_of(kind: str) -> type[Solver]:
-    return type(f"{kind}Solver", (Solver,), {"_type": kind, "__module__": __name__})
+    about = f'A solver of type: "{kind}", whatever its file says. {Solver.__doc__}'
+    return type(f"{kind}Solver", (Solver,), {"_type": kind, "__module__": __name__, "__doc__": about})
 
 
 def __getattr__(name: str) -> type[Solver]:
@@ -240,6 +246,10 @@ def __getattr__(name: str) -> type[Solver]:
     if kind == name or kind.startswith("_") or kind not in solver_types():
         raise AttributeError(f"module 'caffe' has no attribute '{name}'", name=name)
     return _class_of(kind)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *(f"{kind}Solver" for kind in solver_types())])
 
 
 def get_solver(solver_file: str | os.PathLike) -> Solver:

@@ -27,7 +27,7 @@ from engine.solver.resolve import in_epochs, resolve
 from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
 from engine.solver.update import find_rule
-from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, validate
+from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 
@@ -143,7 +143,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     try:
         check_snapshots(config.message, config.path, config.place("snapshot_prefix"))
     except ConfigError as error:
-        report.note(str(error))  # of the machine that trains, which need not be this one
+        report.absent(str(error))  # on this machine, which need not be the one that trains
     for weights in config.message.weights:
         for file in filter(None, map(str.strip, weights.split(","))):
             if not os.path.exists(file):
@@ -164,6 +164,8 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             _add_outline(config, shapes_of, report)
     try:
         check_tests(config.message, reads[1:], config.place)
+        if report.nets and "TRAIN" in report.nets[0].phases and not report.refused + report.absent_code:
+            require_loss(report.nets[0].name, report.nets[0].has_loss, nets.train.path)
     except ConfigError as error:
         report.fail(error)
 

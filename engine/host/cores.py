@@ -119,8 +119,9 @@ def core_plan(
     line = f"Cores {ranges(cores)}{among}; on this rank {', '.join(kinds)}"
     computing = threads * sharers
     if computing > len(cores):
-        fit = max(1, len(cores) // sharers)
-        return line, f"{computing} compute threads on {len(cores)} cores slow each other down: OMP_NUM_THREADS={fit}"
+        fit = len(cores) // sharers
+        advice = f"OMP_NUM_THREADS={fit}" if fit else f"start {_count(len(cores), 'rank')} at most on this host"
+        return line, f"{computing} compute threads on {len(cores)} cores slow each other down: {advice}"
     if servers and (computing == len(cores) or not set(server_cores or cores) - set(bound or cores[:computing])):
         advice = f"OMP_NUM_THREADS={threads - 1} and comm_param {{ affinity }}" if threads > 1 else "start fewer ranks"
         return line, (

@@ -19,11 +19,13 @@ HEADER = ["loss", "name", "iteration", "value"]
 class Curve(Observer):
     """A point of loss for iterations that are `due`, one for each test, and the learning rate where it changes. Rank 0
     draws them at the end. What a run has shown so far is in <prefix>_curve.csv: a run that goes on from a snapshot
-    begins with what that snapshot's run had shown by then."""
+    begins with what that snapshot's run had shown by then. A run that shows nothing, neither losses nor tests, leaves
+    neither table nor picture."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
         self._table, self._begun = "", False  # the path, "" for none; whether rows are there
+        self._shown = False  # something
 
     def begin(self, run: Run) -> None:
         self._run = run
@@ -47,18 +49,21 @@ class Curve(Observer):
         self._points.rate(record.iteration, record.rate)
         if record.figures is not None and self.wants_figures(record.iteration):
             self._points.train(record.iteration, record.figures.loss)
+            self._shown = True
             self._write()
 
     def test(self, record: TestRecord) -> None:
         self._points.test(record.iteration, record.outputs, record.loss_weights, record.index)
+        self._shown = True
         self._write()
 
     def finished(self, iteration: int, loss: float) -> None:
-        self._points.train(iteration, loss)
-        self._write()
+        if self._shown:
+            self._points.train(iteration, loss)
+            self._write()
 
     def end(self, trace) -> None:
-        if self._run.world.rank == 0 and self._run.prefix:
+        if self._run.world.rank == 0 and self._run.prefix and self._shown:
             plot.write_curve(self._points, self._run.prefix)
 
     def _write(self) -> None:

@@ -52,8 +52,7 @@ def _names(paths: Sequence[str]) -> list[str]:
 def _history(run: RunLog, number: int) -> CurvePoints:
     history = CurvePoints("", run=number)
     for row in run.train:
-        loss, rate = (math.nan if value is None else value for value in (row.loss, row.rate))
-        history.train(row.iteration, loss, rate)
+        history.train(row.iteration, math.nan if row.loss is None else row.loss, row.rate)
     for number, rows in run.tests.items():
         for row in rows:
             history.test(row.iteration, {name: np.array([v]) for name, v in row.outputs.items()}, run.losses, number)

@@ -69,7 +69,7 @@ def _log_cores(solver: Solver) -> None:
         host_and_cores(),
         all_hosts_and_cores(world),
         threads=solver.optimizer.threads,
-        servers=0 if alone else settings.servers,
+        servers=solver.optimizer.strategy.server_count,
         server_cores=None if alone else settings.cores,
         decoders=data_threads() if solver.feeder.size else 0,
         bound=_core.bound_cores(),

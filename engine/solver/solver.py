@@ -33,7 +33,7 @@ from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.validate import check_schedules, check_tests, saves, tests, validate
+from engine.solver.validate import check_schedules, check_tests, require_loss, saves, tests, validate
 from engine.watchdog import board
 
 
@@ -81,6 +81,8 @@ class Solver:
         if every_blob:
             self.optimizer.keep_gradients()
         self._find_losses()
+        if not every_blob:  # or a program may set gradients
+            require_loss(self.net.name, bool(self._losses), train.path)
         self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema) if self.param.ema else None
         self.snapshots = Snapshots(self.config, world, self.optimizer, self.model_parallel, self.average)
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)

@@ -116,6 +116,16 @@ def check_tests(param: proto.SolverParameter, reads: Sequence[bool], place: Call
         )
 
 
+def require_loss(net: str, has_loss: bool, where: str) -> None:
+    """Raises ConfigError for a train net without a loss. where: its file."""
+    if not has_loss:
+        raise ConfigError(
+            f"net '{net}' has no loss in phase TRAIN, so that nothing is learned; end it with a layer such as "
+            "SoftmaxWithLoss, or give a top a loss_weight",
+            where,
+        )
+
+
 def saves(param: proto.SolverParameter) -> bool:
     """Whether a run of this solver takes snapshots by itself."""
     return param.snapshot > 0 or param.snapshot_epoch > 0 or param.snapshot_after_train

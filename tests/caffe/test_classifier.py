@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 import engine.caffe as caffe
+from engine.errors import ConfigError
 from tests.caffe.nets import write
 
 MEANS = """
@@ -60,3 +61,23 @@ def test_context_around_a_window(files):
     np.testing.assert_allclose(corner[0], 0.25)  # above the image: the mean
     np.testing.assert_allclose(corner[:, 0], 0.25)
     np.testing.assert_allclose(corner[1:, 1:], 1)
+
+
+@pytest.mark.parametrize("kind", [caffe.Classifier, caffe.Detector])
+def test_a_net_that_is_fed_otherwise_is_refused(tmp_path, kind):
+    shape = "shape { dim: 4 dim: 3 dim: 4 dim: 4 }"
+    model = write(
+        tmp_path,
+        MEANS.replace("Input", "DummyData").replace(f"input_param {{ {shape} }}", f"dummy_data_param {{ {shape} }}"),
+    )
+    weights = str(tmp_path / "means.caffemodel")
+    net = caffe.Net(model, caffe.TEST)
+    net.save(weights)
+    with pytest.raises(
+        ConfigError, match=r"net.prototxt: its data comes from 'data' \(DummyData\); expected a net for"
+    ):
+        kind(model, weights)
+    with pytest.raises(
+        ValueError, match=r"no Input layer to take data: it is fed by 'data' \(DummyData\); call forward"
+    ):
+        net.forward(data=np.zeros((4, 3, 4, 4)))

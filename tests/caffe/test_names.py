@@ -1,5 +1,6 @@
 """The three ways to import the interface."""
 
+import pydoc
 import subprocess
 import sys
 
@@ -50,6 +51,17 @@ def test_engine_has_all_of_the_interface():
         assert getattr(engine, name) is getattr(engine.caffe, name)
     with pytest.raises(AttributeError, match="'engine' has no attribute 'Nt'"):
         engine.Nt  # noqa: B018
+
+
+def test_names_can_be_completed():
+    assert engine._INTERFACE | {"layers", "proto", "caffe", "__version__"} <= {*dir(engine)}
+    solvers = {"SGDSolver", "AdamSolver", "NesterovSolver", "get_solver"}
+    assert solvers <= {*dir(engine.caffe)} and solvers <= {*dir(engine)}
+
+
+def test_a_solver_s_help_says_what_it_does():
+    text = pydoc.plain(pydoc.render_doc(engine.caffe.AdamSolver))
+    assert 'A solver of type: "Adam", whatever its file says.' in text and "Ctrl-C ends step() and solve()" in text
 
 
 def test_there_is_one_version():

@@ -379,6 +379,44 @@ def test_arrays_for_a_memory_layer(tmp_path):
     assert float(solver.net.blobs["loss"].data) < first
 
 
+def test_what_things_say_of_themselves(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    solver.step(2)
+    path = tmp_path / "solver.prototxt"
+    assert repr(solver) == f"<SGDSolver of {path}: iteration 2 of 100, net '{solver.net.name}'>"
+    assert repr(solver.net) == f"<Net '{solver.net.name}', TRAIN: 4 layers, 18 parameters>"
+    assert repr(solver.net.blobs["data"]) == "<blob 'data': 8 x 5>"
+    assert repr(solver.net.params["ip"][0]) == "<parameter 0 of layer 'ip': 3 x 5>"
+    assert repr(solver.net.layer_dict["ip"]) == "<layer 'ip' (InnerProduct), 2 blobs>"
+
+
+@pytest.mark.mpi
+def test_ranks_share_the_arrays_of_a_memory_layer(tmp_path):
+    memory = """layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                  memory_data_param { batch_size: 4 channels: 1 height: 1 width: 5 } }"""
+    path = write(tmp_path, PLAIN_SGD, memory + INPUT_NET[INPUT_NET.index('layer { name: "ip"') :])
+    done = run_ranks(
+        2,
+        f"""
+import numpy as np
+import engine.caffe as caffe
+from engine.comm.world import world
+solver = caffe.SGDSolver({path!r})
+data = np.arange(80, dtype=np.float32).reshape(16, 1, 1, 5) / 80
+solver.net.set_input_arrays(data, np.zeros(16))
+found = []
+for _ in range(2):
+    solver.step(1)
+    found += solver.net.blobs["data"].data[:, 0, 0, 0].tolist()
+parts = world().gather(found)
+if parts:
+    first, second = (np.round(np.array(part) * 16).astype(int).tolist() for part in parts)
+    print(first, second)
+""",
+    )
+    assert done.stdout == "[0, 1, 2, 3, 8, 9, 10, 11] [4, 5, 6, 7, 12, 13, 14, 15]\n", done.stdout + done.stderr
+
+
 def test_sharing_with_a_solver(tmp_path):
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 1 test_interval: 6'
     solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))

@@ -248,3 +248,24 @@ def test_a_test_without_an_end_is_found_as_in_training(tmp_path):
         Solver(read_solver(path), World())
     expected = f"{path}:4:9: test_interval without test_iter tests the whole set, once; a test net reads no set"
     assert check_file(str(path)).errors == [str(error.value)] and str(error.value).startswith(expected)
+
+
+def test_a_net_without_a_loss_is_found_as_in_training(tmp_path):
+    from engine.comm.world import World
+    from engine.config import read_solver
+    from engine.solver.solver import Solver
+
+    path = tmp_path / "solver.prototxt"
+    path.write_text("""base_lr: 1 lr_policy: "fixed" max_iter: 1 snapshot_after_train: false
+        net_param { name: "lossless"
+        layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 2 dim: 3 } } }
+        layer { name: "y" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } } }""")
+    with pytest.raises(ConfigError, match="net 'lossless' has no loss in phase TRAIN") as error:
+        Solver(read_solver(path), World())
+    assert check_file(str(path)).errors == [str(error.value)]
+
+
+def test_a_missing_folder_for_snapshots_is_an_absent_file(tmp_path, net_file):
+    path = tmp_path / "solver.prototxt"
+    path.write_text(f'net: "{net_file}" base_lr: 1 lr_policy: "fixed" max_iter: 1 snapshot_prefix: "{tmp_path}/no/x"')
+    assert any("there is no folder" in line for line in check_file(str(path)).absent_files)

@@ -128,6 +128,13 @@ def test_the_plan_of_cores():
     assert warning == ""
 
 
+def test_more_ranks_than_cores_are_advised_to_be_fewer():
+    assert plan(2, 4)[1].endswith("8 compute threads on 4 cores slow each other down: OMP_NUM_THREADS=2")
+    assert plan(5, 1)[1].endswith(
+        "5 compute threads on 4 cores slow each other down: start 4 ranks at most on this host"
+    )
+
+
 def test_the_plan_of_cores_that_openmp_has_bound():
     line, warning = core_plan(FOUR, [FOUR], threads=3, servers=1, server_cores=None, decoders=2, bound=(0, 1, 2))
     assert line == (

@@ -11,7 +11,7 @@ import pytest
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, read_net, read_solver
-from engine.errors import ConfigError
+from engine.errors import ConfigError, WeightsError
 from engine.graph.build import TEST, build
 from engine.inference.ensemble import Ensemble, log_mean
 from engine.inference.evaluator import Evaluator
@@ -316,6 +316,16 @@ def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"Not in {halves[1]}, so with initial values: conv1, conv2"
     ]
+
+
+def test_weights_of_another_net_are_no_result(members, tmp_path):
+    path, blobs = str(tmp_path / "other.caffemodel"), read_caffemodel(members[0])
+    write_caffemodel(path, read_net("nets/digits.prototxt").message, {"other": blobs["conv1"]})
+    with closing(Evaluator(digits(), World())) as test, pytest.raises(WeightsError) as error:
+        load(test.net, [path])
+    assert "other.caffemodel: none of its layers is one of the net's, which has conv1, conv2, ip1, ip2" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import ConfigError, DataError, EngineError
 from engine.report.parse_log import parse, read_log, write_csv
-from engine.report.plot_log import plot_logs
+from engine.report.plot_log import _history, plot_logs
 
 # As Caffe writes it: the year ends during the run, the second test net has two elements of one output.
 CAFFE = """Log file created at: 2017/12/31 23:59:00
@@ -94,6 +94,13 @@ def test_curves_that_cannot_be_drawn(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(EngineError, match=r"x.png: drawing needs matplotlib: pip install prototxt-engine\[plot\]"):
         plot_logs([str(tmp_path / "a.log")], str(tmp_path / "x.png"))
+
+
+def test_a_constant_rate_is_drawn_to_the_end():
+    """The line of the last loss tells no rate."""
+    lines = ["Iteration 0, loss = 2", "Iteration 0, lr = 0.1", "Iteration 20, loss = 1"]
+    rates = _history(parse(lines), 0).panels()[-1]
+    assert (rates.title, rates.series[0].points) == ("learning rate", [(0, 0.1), (20, 0.1)])
 
 
 def test_a_log_is_never_written_over(tmp_path):

@@ -68,10 +68,14 @@ class Servers(Strategy):
         for channel in [*self.channels, *(one for channels in self.part_channels for one in channels.values())]:
             channel.close()
 
+    @property
+    def server_count(self) -> int:
+        return len(self.servers)
+
     def describe(self) -> str:
         cores = self.settings.cores
         where = f"on cores {','.join(map(str, cores[: len(self.servers)]))}" if cores else "not pinned"
-        servers = f"{len(self.servers)} communication servers each ({where})"
+        servers = f"{self.server_count} communication server{'s' if self.server_count > 1 else ''} each ({where})"
         order = ", the first layers first" if self.settings.priority else ""
         return f"{self.world.size} ranks, {servers}, {self.describe_buckets()}{order}"
 

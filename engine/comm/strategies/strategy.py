@@ -139,6 +139,11 @@ class Strategy:
         """Exposed communication so far: for how long the solver's thread has waited for reduced gradients."""
         return self.queue.waited_ns()
 
+    @property
+    def server_count(self) -> int:
+        """Threads that reduce and update while backward runs."""
+        return 0
+
     def describe(self) -> str:
         """One line for the log."""
         raise NotImplementedError
