@@ -11,7 +11,7 @@ import engine.caffe
 from tests.mpi import REPO
 
 SCRIPT = """
-assert sorted(caffe.layer_type_list())[:2] == ["AbsVal", "Accuracy"], caffe.layer_type_list()[:2]
+assert {"AbsVal", "Accuracy"} <= {*caffe.layer_type_list()} and caffe.layer_type_list()[0] == "AbsVal"
 assert (caffe.TRAIN, caffe.TEST) == (0, 1)
 assert caffe.proto.caffe_pb2.Phase.Name(1) == "TEST"
 assert caffe.layers.Convolution(caffe.layers.Input(), num_output=2).to_proto().layer[1].name == "Convolution1"
