@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine import __version__
+import engine
 from engine.comm.world import difference
 from engine.errors import CommError, DataError, EngineError
 from engine.host.cores import all_hosts_and_cores, ranges
@@ -56,7 +56,7 @@ def engine_version() -> str:
     for path in sorted([*folder.rglob("*.py"), *folder.glob("host/_ext*.so")]):
         if path.stem != "_build_info":  # says where the library was when it was built
             code.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{__version__}, code {code.hexdigest()[:8]}"
+    return f"{engine.__version__}, code {code.hexdigest()[:8]}"
 
 
 def compare_data(world: World, identities: Callable[[], dict[str, str]]) -> None:

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
-from engine import __version__, verbs
+import engine
+from engine import verbs
 from engine.errors import printable, shortened
 
 
@@ -104,7 +105,7 @@ class _Version(argparse.Action):
     """Prints the version, and ends."""
 
     def __call__(self, parser, *_):
-        print(f"engine {__version__}")
+        print(f"engine {engine.__version__}")
         parser.exit()
 
 
