@@ -218,6 +218,8 @@ def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Param
             owner = parameter.owner or parameter
             if values is None:
                 continue
+            if parameter.unread and values.size != parameter.count:
+                values = np.zeros(parameter.shape, np.float32)
             if values.size != parameter.count or _squeezed(values.shape) != _squeezed(parameter.shape):
                 raise WeightsError(
                     f"layer '{layer.name}', blob {parameter.index}: the file has {shape_text(values.shape)}, the net "

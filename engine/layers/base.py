@@ -57,6 +57,7 @@ class Parameter:
     shared_name: str = ""
     statistics: bool = False  # BatchNorm's running sums: averaged over ranks, never updated by the solver
     frozen: bool = False  # never updated, whatever its lr_mult
+    unread: bool = False  # only there because files have it, in any shape
     transposed: bool = False  # the op lays its values out by columns, whatever the shape says
     dims: Shape = ()  # under which an op asks oneDNN for a layout; () for ops that read a row-major array
     row_major: bool = False  # in memory as in files: those who share it ask for different layouts

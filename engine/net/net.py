@@ -275,7 +275,7 @@ class Net:
                     f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source
                 )
             for parameter, values in zip(params, blobs.get(layer, []), strict=False):
-                if values is None:
+                if values is None or (parameter.unread and values.size != parameter.count):
                     continue
                 if not _fits(values.shape, parameter.whole_shape):
                     raise WeightsError(
