@@ -4,6 +4,7 @@ upgrade_net_proto_binary and upgrade_solver_proto_text.
 
 from __future__ import annotations
 
+import os
 from typing import cast
 
 from google.protobuf import text_format
@@ -22,7 +23,7 @@ def upgrade_net_text(source: str, target: str) -> list[str]:
     Raises ConfigError, EngineError.
     """
     config = read_net(source)
-    _write_text(target, config.message)
+    write_text(target, config.message)
     return config.notes
 
 
@@ -37,10 +38,11 @@ def upgrade_net_binary(source: str, target: str) -> list[str]:
 def upgrade_solver_text(source: str, target: str) -> list[str]:
     """The same for a solver: solver_type becomes type. The nets that it names stay as they are."""
     config = read_solver(source)
-    _write_text(target, config.message)
+    write_text(target, config.message)
     return config.notes
 
 
-def _write_text(path: str, message: Message) -> None:
+def write_text(path: str | os.PathLike, message: Message) -> None:
+    """Writes a message as text. Raises EngineError if the file cannot be written."""
     with atomic_write(path) as file:
         file.write(text_format.MessageToString(message).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,10 @@ def runtime():
     """ONNX Runtime; skips the test where it is not installed."""
     pytest.importorskip("onnx", reason="needs the onnx package (pip install engine[onnx])")
     return pytest.importorskip("onnxruntime", reason="needs ONNX Runtime (pip install engine[test])")
+
+
+def has_runtime() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
 
 
 def random_weights(config: NetConfig, path: Path, seed: int = 3) -> str:

@@ -1,0 +1,115 @@
+"""Padding: ONNX's may differ at the two ends of an axis, Caffe's may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.exchange.from_onnx.registry import Unsupported, Value, imports
+from engine.exchange.net_maker import Padded
+from engine.layers.base import Blob
+
+if TYPE_CHECKING:
+    from engine.exchange.onnx_import import Reader
+
+
+@imports("Pad")
+def _pad(
+    reader: Reader,
+    node: Any,
+    x: Value,
+    pads: Value | None = None,
+    value: Value | None = None,
+    axes: Value | None = None,
+) -> Value:
+    """Of zeros along spatial axes: it waits for its reader, which may pad itself."""
+    if reader.attribute(node, "mode", "constant") != "constant":
+        raise Unsupported(f"mode {reader.attribute(node, 'mode')}")
+    filling = float(np.ravel(value)[0]) if isinstance(value, np.ndarray) and value.size else 0.0
+    if reader.attribute(node, "value", filling) != 0:
+        raise Unsupported("padding with anything but zeros")
+    given = reader.attribute(node, "pads") if pads is None else pads
+    if given is None or isinstance(given, Blob | Padded):
+        raise Unsupported("pads that are computed from data")
+    given, rank = [int(each) for each in given], len(x.shape)
+    along = range(rank) if axes is None else [int(axis) % rank for axis in axes]  # type: ignore[union-attr]
+    begins, ends = [0] * rank, [0] * rank
+    for axis, begin, end in zip(along, given[: len(given) // 2], given[len(given) // 2 :], strict=True):
+        begins[axis], ends[axis] = begin, end
+    if not any(begins + ends):
+        return x
+    if rank < 3 or any(begins[:2] + ends[:2]) or min(begins + ends) < 0:
+        raise Unsupported(f"pads {given}: expected none below zero, and none of batch and channels")
+    before = x if isinstance(x, Padded) else Padded(reader.blob(x), [0] * (rank - 2), [0] * (rank - 2))
+    sums = [[a + b for a, b in zip(*each)] for each in ((before.begins, begins[2:]), (before.ends, ends[2:]))]
+    return Padded(before.blob, *sums)
+
+
+def padded(reader: Reader, value: Padded) -> Blob:
+    """Makes a layer of padding: a convolution of each channel with the one kernel that changes nothing."""
+    axes, channels = len(value.begins), value.blob.shape[1]
+    weights = np.ones((channels, 1, *[1] * axes), np.float32)
+    return convolution(reader, "Convolution", value, weights, None, [1] * axes, [1] * axes, [0] * axes, [0] * axes,
+                       channels)  # fmt: skip
+
+
+def taken(x: Value, begins: Sequence[int], ends: Sequence[int]) -> tuple[Value, list[int], list[int]]:
+    """A blob, and the padding that it is to have: that of a Pad before it and what is given."""
+    if not isinstance(x, Padded):
+        return x, list(begins), list(ends)
+    return x.blob, [a + b for a, b in zip(x.begins, begins)], [a + b for a, b in zip(x.ends, ends)]
+
+
+def convolution(
+    reader: Reader,
+    type: str,
+    x: Value,
+    weights: np.ndarray,
+    bias: np.ndarray | None,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    begins: Sequence[int],
+    ends: Sequence[int],
+    group: int,
+) -> Blob:
+    """A convolution with other padding before than behind: the larger of the two at both ends, and a kernel that has
+    zeros where there is too much. It computes the same values."""
+    x, begins, ends = taken(x, begins, ends)
+    pads = [_both(begin, end, step) for begin, end, step in zip(begins, ends, dilation, strict=True)]
+    more = [
+        ((pad - begin) // step, (pad - end) // step)
+        for pad, begin, end, step in zip(pads, begins, ends, dilation, strict=True)
+    ]
+    weights = np.pad(weights, [(0, 0), (0, 0), *more])
+    arrays = [weights] if bias is None else [weights, bias]
+    param = {
+        "num_output": weights.shape[0],
+        "kernel_size": shortest(weights.shape[2:]),
+        "pad": shortest(pads),
+        "stride": shortest(stride),
+        "dilation": shortest(dilation),
+        "group": group,
+        "bias_term": bias is not None,
+    }
+    return reader.layer(type, [x], arrays, convolution_param=without_defaults(param))
+
+
+def shortest(values: Sequence[int]) -> list[int]:
+    """One value for all axes where they agree."""
+    return [int(values[0])] if len(set(values)) == 1 else [int(value) for value in values]
+
+
+def without_defaults(param: dict[str, Any]) -> dict[str, Any]:
+    """ConvolutionParameter's fields that say something."""
+    defaults = {"pad": [0], "stride": [1], "dilation": [1], "group": 1, "bias_term": True}
+    return {name: value for name, value in param.items() if defaults.get(name) != value}
+
+
+def _both(begin: int, end: int, step: int) -> int:
+    """The least padding at both ends that a kernel, whose elements lie `step` apart, can take back at either."""
+    for pad in range(max(begin, end), max(begin, end) + step):
+        if (pad - begin) % step == 0 and (pad - end) % step == 0:
+            return pad
+    raise Unsupported(f"pads of {begin} and {end} with a dilation of {step}")

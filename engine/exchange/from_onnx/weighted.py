@@ -1,0 +1,194 @@
+"""Convolutions, matrix products, embeddings, normalisation by running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.exchange.from_onnx.padding import convolution, shortest, without_defaults
+from engine.exchange.from_onnx.registry import Unsupported, Value, imports
+from engine.layers.base import Blob
+
+if TYPE_CHECKING:
+    from engine.exchange.onnx_import import Reader
+
+
+def constant(value: Value | None, what: str) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise Unsupported(f"{what} that are computed from data")
+    return value
+
+
+def window(reader: Reader, node: Any, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[list, list, list, list]:
+    """Strides, dilations, and the padding before and behind, of a convolution or pooling over a plane of `sizes`."""
+    axes = len(kernel)
+    strides = reader.attribute(node, "strides", [1] * axes)
+    dilations = reader.attribute(node, "dilations", [1] * axes)
+    pads = reader.attribute(node, "pads", [0] * (2 * axes))
+    begins, ends = pads[:axes], pads[axes:]
+    auto = reader.attribute(node, "auto_pad", "NOTSET")
+    if auto == "VALID":
+        begins, ends = [0] * axes, [0] * axes
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):
+        total = [
+            max(0, (-(-size // stride) - 1) * stride + step * (side - 1) + 1 - size)
+            for size, stride, step, side in zip(sizes, strides, dilations, kernel, strict=True)
+        ]
+        less, more = [each // 2 for each in total], [each - each // 2 for each in total]
+        begins, ends = (less, more) if auto == "SAME_UPPER" else (more, less)
+    if min([*begins, *ends]) < 0:
+        raise Unsupported(f"pads below zero, {pads}")
+    return strides, dilations, begins, ends
+
+
+@imports("Conv")
+def _conv(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | None = None) -> Value:
+    weights = constant(weights, "weights")
+    strides, dilations, begins, ends = window(reader, node, x.shape[2:], weights.shape[2:])
+    biases = None if bias is None else constant(bias, "biases")
+    group = reader.attribute(node, "group", 1)
+    return convolution(reader, "Convolution", x, weights, biases, strides, dilations, begins, ends, group)
+
+
+@imports("ConvTranspose")
+def _conv_transpose(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | None = None) -> Value:
+    """Caffe's weights and padding are those of the convolution that this one reverses. What `output_padding` adds
+    behind, zeros at the end of the kernel add, too; padding that differs at the two ends is cut from the top."""
+    weights = constant(weights, "weights")
+    axes, group = weights.ndim - 2, reader.attribute(node, "group", 1)
+    if reader.attribute(node, "output_shape") or reader.attribute(node, "auto_pad", "NOTSET") not in (
+        "NOTSET",
+        "VALID",
+    ):
+        raise Unsupported("output_shape, or auto_pad that follows from it")
+    strides, dilations, begins, ends = window(reader, node, x.shape[2:], weights.shape[2:])
+    more = reader.attribute(node, "output_padding", [0] * axes)
+    if any(added % step for added, step in zip(more, dilations, strict=True)):
+        raise Unsupported(f"output_padding {more} with dilations {dilations}")
+    added = [(0, each // step) for each, step in zip(more, dilations, strict=True)]
+    weights = np.pad(weights, [(0, 0), (0, 0), *added])
+    pads = [min(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    arrays = [weights] if bias is None else [weights, constant(bias, "biases")]
+    param = {
+        "num_output": weights.shape[1] * group,
+        "kernel_size": shortest(weights.shape[2:]),
+        "pad": shortest(pads),
+        "stride": shortest(strides),
+        "dilation": shortest(dilations),
+        "group": group,
+        "bias_term": bias is not None,
+    }
+    top = reader.layer("Deconvolution", [x], arrays, convolution_param=without_defaults(param))
+    for axis, (begin, end, pad) in enumerate(zip(begins, ends, pads, strict=True), start=2):
+        top = reader.slice(top, axis, begin - pad, top.shape[axis] - (end - pad))
+    return top
+
+
+@imports("Gemm")
+def _gemm(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | None = None) -> Value:
+    weights = constant(weights, "weights") * np.float32(reader.attribute(node, "alpha", 1.0))
+    if reader.attribute(node, "transA", 0):
+        raise Unsupported("transA")
+    weights = weights if reader.attribute(node, "transB", 0) else weights.T
+    if bias is None:
+        return inner_product(reader, x, weights, None)
+    factor = np.float32(reader.attribute(node, "beta", 1.0))
+    return inner_product(reader, x, weights, np.broadcast_to(constant(bias, "biases") * factor, (1, len(weights)))[0])
+
+
+@imports("MatMul")
+def _matmul(reader: Reader, node: Any, x: Value, weights: Value) -> Value:
+    weights = constant(weights, "matrices on the right")
+    if weights.ndim != 2:
+        raise Unsupported(f"a matrix of {weights.ndim} axes")
+    return inner_product(reader, x, weights.T, None)
+
+
+def inner_product(reader: Reader, x: Value, weights: np.ndarray, bias: np.ndarray | None) -> Blob:
+    param: dict[str, Any] = {"num_output": len(weights)}
+    if bias is None:
+        param["bias_term"] = False
+    blob = reader.blob(x)
+    if len(blob.shape) != 2:
+        param["axis"] = len(blob.shape) - 1
+    return reader.layer("InnerProduct", [blob], [weights] if bias is None else [weights, bias],
+                        inner_product_param=param)  # fmt: skip
+
+
+@imports("Gather")
+def _gather(reader: Reader, node: Any, data: Value, rows: Value) -> Value:
+    """Rows of a table by numbers that are data; or one place, or places in a row, of an axis."""
+    if isinstance(data, np.ndarray):
+        if data.ndim != 2 or reader.attribute(node, "axis", 0) != 0:
+            raise Unsupported(f"rows of a table of {data.ndim} axes")
+        count, width = data.shape
+        param = {"num_output": width, "input_dim": count, "bias_term": False}
+        return reader.layer("Embed", [rows], [data], embed_param=param)
+    blob = reader.blob(data)
+    axis = reader.attribute(node, "axis", 0) % len(blob.shape)
+    if isinstance(rows, Blob) and axis == 0 and len(rows.shape) == 1:
+        return reader.layer("BatchReindex", [blob, rows])
+    places = constant(rows, "places")
+    wanted = [int(place) % blob.shape[axis] for place in places.ravel()]
+    if wanted != list(range(wanted[0], wanted[0] + len(wanted))):
+        raise Unsupported("places that are not in a row")
+    part = reader.slice(blob, axis, wanted[0], wanted[-1] + 1)
+    return reader.reshape(part, (*blob.shape[:axis], *places.shape, *blob.shape[axis + 1 :]))
+
+
+@imports("BatchNormalization")
+def _batch_normalization(reader: Reader, node: Any, x: Value, *coefficients: Value) -> Value:
+    if reader.attribute(node, "training_mode", 0):
+        raise Unsupported("training_mode")
+    scale, shift, mean, variance = (constant(each, "coefficients") for each in coefficients)
+    eps = reader.attribute(node, "epsilon", 1e-5)
+    y = reader.layer("BatchNorm", [x], [mean, variance, np.ones(1)], batch_norm_param={"eps": eps})
+    return reader.layer("Scale", [y], [scale, shift], scale_param={"bias_term": True}, in_place=True)
+
+
+@imports("InstanceNormalization")
+def _instance_normalization(reader: Reader, node: Any, x: Value, scale: Value, shift: Value) -> Value:
+    """A BatchNorm by the batch's own statistics, for which each channel of each sample is a channel."""
+    blob = reader.blob(x)
+    rows = reader.reshape(blob, (1, blob.shape[0] * blob.shape[1], *blob.shape[2:]))
+    return _scaled(reader, node, blob, rows, 1, scale, shift)
+
+
+@imports("LayerNormalization")
+def _layer_normalization(reader: Reader, node: Any, x: Value, scale: Value, shift: Value | None = None) -> Value:
+    blob = reader.blob(x)
+    axis = reader.attribute(node, "axis", -1) % len(blob.shape)
+    outer, inner = math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:])
+    return _scaled(reader, node, blob, reader.reshape(blob, (1, outer, inner)), axis, scale, shift)
+
+
+def _scaled(reader: Reader, node: Any, like: Blob, rows: Blob, axis: int, scale: Value, shift: Value | None) -> Value:
+    count = rows.shape[1]
+    statistics = [np.zeros(count), np.ones(count), np.ones(1)]
+    eps = reader.attribute(node, "epsilon", 1e-5)
+    y = reader.layer("BatchNorm", [rows], statistics, batch_norm_param={"eps": eps, "use_global_stats": False})
+    y = reader.reshape(y, like.shape)
+    arrays = [constant(scale, "scales")] + ([] if shift is None else [constant(shift, "shifts")])
+    param: dict[str, Any] = {"axis": axis, "num_axes": arrays[0].ndim, "bias_term": len(arrays) == 2}
+    return reader.layer("Scale", [y], arrays, scale_param=param)
+
+
+@imports("LRN")
+def _lrn(reader: Reader, node: Any, x: Value) -> Value:
+    param = {
+        "local_size": reader.attribute(node, "size"),
+        "alpha": reader.attribute(node, "alpha", 1e-4),
+        "beta": reader.attribute(node, "beta", 0.75),
+        "k": reader.attribute(node, "bias", 1.0),
+    }
+    return reader.layer("LRN", [x], lrn_param=param)
+
+
+@imports("MaxRoiPool")
+def _max_roi_pool(reader: Reader, node: Any, x: Value, regions: Value) -> Value:
+    height, width = reader.attribute(node, "pooled_shape")
+    param = {"pooled_h": height, "pooled_w": width, "spatial_scale": reader.attribute(node, "spatial_scale", 1.0)}
+    return reader.layer("ROIPooling", [x, regions], roi_pooling_param=param)

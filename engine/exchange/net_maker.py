@@ -1,0 +1,143 @@
+"""A Caffe net under construction, with its weights: what importers add layers to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine import proto
+from engine.config.upgrade_files import write_text
+from engine.errors import WeightsError, shape_text
+from engine.files import check_writable
+from engine.graph.build import TEST
+from engine.layers.base import Blob, Shape
+from engine.layers.registry import layer_type
+from engine.weights import write_caffemodel
+
+
+@dataclass(eq=False)
+class Padded:
+    """A blob with zeros around it along its spatial axes, so many before and behind; of a Pad that has not been made a
+    layer yet, for most layers can pad themselves."""
+
+    blob: Blob
+    begins: list[int]
+    ends: list[int]
+
+    @property
+    def shape(self) -> Shape:
+        added = [0, 0, *(begin + end for begin, end in zip(self.begins, self.ends, strict=True))]
+        return tuple(size + more for size, more in zip(self.blob.shape, added, strict=True))
+
+
+class NetMaker:
+    """message: the net. weights: arrays by layer name. Every layer is asked for its shapes as it is added, so that
+    what does not fit is found there and then."""
+
+    def __init__(self, name: str, source: str | os.PathLike):
+        self.message = proto.NetParameter(name=name)
+        self.weights: dict[str, list[np.ndarray]] = {}
+        self.source = str(source)
+        self._layers: set[str] = set()
+        self._blobs: set[str] = set()
+
+    def input(self, name: str, shape: Sequence[int]) -> Blob:
+        """Adds an Input layer."""
+        return self.layer(name, "Input", [], input_param={"shape": [{"dim": list(shape)}]})
+
+    def layer(
+        self,
+        name: str,
+        type: str,
+        bottoms: Sequence[Blob],
+        arrays: Sequence[np.ndarray] = (),
+        top: str = "",
+        in_place: bool = False,
+        **fields: Any,
+    ) -> Blob:
+        """Adds a layer of one top; returns that. Raises EngineError where it does not fit.
+
+        Args:
+            name: of the layer; numbered if another layer has it.
+            arrays: its parameters.
+            top: its name, by default that of the layer.
+            in_place: the top takes the bottom's name, which nobody else may read.
+            fields: of LayerParameter, messages as dicts.
+        """
+        name = unique(name, self._layers)
+        top = bottoms[0].name if in_place else unique(top or name, self._blobs)
+        return self._add(name, type, bottoms, arrays, [top], fields)[0]
+
+    def layers(self, name: str, type: str, bottoms: Sequence[Blob], count: int, **fields: Any) -> list[Blob]:
+        """The same of `count` tops, without parameters."""
+        name = unique(name, self._layers)
+        tops = [unique(f"{name}_{i}" if i else name, self._blobs) for i in range(count)]
+        return self._add(name, type, bottoms, (), tops, fields)
+
+    def _add(
+        self,
+        name: str,
+        type: str,
+        bottoms: Sequence[Blob],
+        arrays: Sequence[np.ndarray],
+        tops: list[str],
+        fields: dict[str, Any],
+    ) -> list[Blob]:
+        names = [blob.name for blob in bottoms]
+        message = self.message.layer.add(name=name, type=type, bottom=names, top=tops, **fields)
+        layer = layer_type(type, name, self.source)(message, self.source, TEST, net=self.message)
+        layer.bottoms = list(bottoms)
+        shapes = layer.infer()
+        for top, shape in zip(tops, shapes, strict=False):
+            layer.check_blob(f"top '{top}'", shape)
+        layer.tops = [Blob(top, tuple(shape)) for top, shape in zip(tops, shapes, strict=False)]
+        wanted = [parameter.shape for parameter in layer.make_params()]
+        given = [np.array(array, np.float32, order="C") for array in arrays]
+        if [each.shape for each in given] != wanted:
+            found = ", ".join(shape_text(each.shape) for each in given) or "none"
+            expected = ", ".join(map(shape_text, wanted)) or "none"
+            raise WeightsError(f"layer '{name}' ({type}): expected parameters {expected}, got {found}", self.source)
+        if given:
+            self.weights[name] = given
+        return layer.tops
+
+    def rename(self, blob: Blob, name: str, first: int = 0) -> None:
+        """Gives a blob another name, if no other has that. first: the first layer that may know it."""
+        if name == blob.name or name in self._blobs:
+            return
+        for layer in self.message.layer[first:]:
+            for names in (layer.bottom, layer.top):
+                for i, each in enumerate(names):
+                    if each == blob.name:
+                        names[i] = name
+        self._blobs.add(name)
+        blob.name = name
+
+    def rename_layer(self, index: int, name: str) -> None:
+        """Gives a layer another name, if no other has that."""
+        old = self.message.layer[index].name
+        if name and name not in self._layers:
+            self._layers.add(name)
+            self.message.layer[index].name = name
+            if old in self.weights:
+                self.weights[name] = self.weights.pop(old)
+
+    def write(self, net: str | os.PathLike, weights: str | os.PathLike) -> None:
+        """Writes the net as prototxt, and its weights. Raises EngineError."""
+        check_writable(net)
+        check_writable(weights)
+        write_caffemodel(weights, self.message, self.weights)
+        write_text(net, self.message)
+
+
+def unique(wanted: str, taken: set[str]) -> str:
+    """The name, with a number where it is taken; takes it."""
+    name, count = wanted, 1
+    while name in taken:
+        name, count = f"{wanted}_{count}", count + 1
+    taken.add(name)
+    return name

@@ -1,0 +1,290 @@
+"""`engine import` of ONNX: a model as prototxt and caffemodel.
+
+Shapes are known throughout: those of the inputs are the file's, or given. So whatever is computed from shapes alone
+becomes a constant, and only operators on data become layers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.exchange.from_onnx.registry import Unsupported, Value, import_of
+from engine.exchange.net_maker import NetMaker, Padded
+from engine.exchange.onnx_file import Tensors, evaluate, import_onnx_package, inlined, read_model
+from engine.exchange.onto import transfer
+from engine.files import check_writable, reason
+from engine.layers.base import Blob, Shape
+
+MOST_FOLDED = 1 << 26  # values of a constant that is computed
+_GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot", "EyeLike")
+
+
+def import_onnx(
+    source: str | os.PathLike,
+    net: str | os.PathLike,
+    weights: str | os.PathLike,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch_size: int = 1,
+    onto: bool = False,
+) -> list[str]:
+    """Writes the prototxt `net` and the caffemodel `weights` of an ONNX model; returns notes.
+
+    Args:
+        onto: `net` is there, and takes the weights of the layers that compute the same.
+        shapes: of inputs, by name, where the model leaves axes open.
+        batch_size: of inputs whose first axis alone is open.
+    Raises:
+        EngineError: the file is no model, has operators that no layer computes (one line names them all), or the onnx
+            package is not installed.
+    """
+    check_writable(weights)
+    reader = Reader(source, shapes or {}, batch_size)
+    reader.read()
+    if onto:
+        transfer(reader.maker, net, weights)
+    else:
+        reader.maker.write(net, weights)
+    return reader.notes
+
+
+class Reader:
+    """One model on its way: the values so far, and the net that is made of it."""
+
+    def __init__(self, source: str | os.PathLike, shapes: Mapping[str, Sequence[int]], batch_size: int):
+        self.onnx: Any = import_onnx_package()
+        self.source = str(source)
+        self.model = inlined(read_model(source), self.source)
+        self.tensors = Tensors(source)
+        self.graph = self.model.graph
+        self.maker = NetMaker(self.graph.name or Path(source).stem, source)
+        self.values: dict[str, Value | None] = {"": None}
+        self.notes: list[str] = []
+        self._shapes, self._batch_size = shapes, batch_size
+        self._unknown: dict[str, str] = {}  # operator -> where, and why it cannot be read
+        self._lost: set[str] = set()  # values of such nodes, and what depends on them
+        self.opset = max(
+            (each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), default=1
+        )
+        self._node: Any = None
+        self._count: dict[str, int] = {}  # how often a value is read
+        for node in self.graph.node:
+            for name in node.input:
+                self._count[name] = self._count.get(name, 0) + 1
+        for output in self.graph.output:
+            self._count[output.name] = self._count.get(output.name, 0) + 1
+
+    def read(self) -> None:
+        """Makes the whole net. Raises EngineError."""
+        for tensor in self.graph.initializer:
+            self.values[tensor.name] = self.tensors.array(tensor)
+        for info in self.graph.input:
+            if info.name not in self.values:
+                self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
+        for node in self.graph.node:
+            self._read_node(node)
+        if self._unknown:
+            found = "; ".join(f"{operator} ({why})" for operator, why in self._unknown.items())
+            raise EngineError(f"no layer computes {found}", self.source)
+        self._name_outputs()
+
+    def _shape_of(self, info: Any) -> Shape:
+        """Of an input."""
+        if info.name in self._shapes:
+            return tuple(self._shapes[info.name])
+        tensor = info.type.tensor_type
+        if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
+            raise EngineError(f"input '{info.name}' has no shape; give it, as with --shape {info.name}=1,3,224,224",
+                              self.source)  # fmt: skip
+        dims = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]
+        if dims and dims[0] is None:
+            dims[0] = self._batch_size
+        if None in dims:
+            names = [dim.dim_value or dim.dim_param or "?" for dim in tensor.shape.dim]
+            shape = ",".join(str(dim or 224) for dim in dims)
+            raise EngineError(
+                f"input '{info.name}' has the shape {names}, with more than its batch open; give it, as with --shape "
+                f"{info.name}={shape}",
+                self.source,
+            )
+        return tuple(dims)  # type: ignore[arg-type]
+
+    def _read_node(self, node: Any) -> None:
+        self._node = node
+        operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        if self._lost & set(node.input):
+            self._lost.update(node.output)
+            return
+        for name in node.input:
+            if name not in self.values:
+                raise EngineError(f"{self.place()} reads '{name}', which nothing before it makes", self.source)
+        given = [self.values[name] for name in node.input]
+        first = len(self.maker.message.layer)
+        try:
+            folded = self._folded(node, given)
+            if folded is None:
+                read = import_of(operator)
+                if read is None:
+                    raise Unsupported("")
+                folded = read(self, node, *given)
+        except Unsupported as error:
+            self._lost.update(node.output)
+            self._unknown.setdefault(operator, f"{self.place()}: {error}" if str(error) else self.place())
+            return
+        except EngineError as error:
+            raise EngineError(f"{self.place()}: {str(error).removeprefix(f'{self.source}: ')}", self.source) from None
+        except (IndexError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise EngineError(f"{self.place()} makes no sense ({reason(error)})", self.source) from None
+        results: list[Value] = list(folded) if isinstance(folded, list | tuple) else [cast("Value", folded)]
+        for name, value in zip(node.output, results, strict=False):
+            self.values[name] = value
+        self._name(node, first, results)
+
+    def _name(self, node: Any, first: int, results: Sequence[Value]) -> None:
+        """Layers and tops that the node has made get its names."""
+        layers = self.maker.message.layer
+        if len(layers) == first:
+            return
+        made = {top for layer in layers[first:] for top in layer.top}
+        for name, value in zip(node.output, results, strict=False):
+            if isinstance(value, Blob) and value.name in made:
+                self.maker.rename(value, name, first)
+        index = max(i for i, layer in enumerate(layers) if layer.type != "Silence")
+        self.maker.rename_layer(index, node.name or node.output[0])
+
+    def _folded(self, node: Any, given: Sequence[Value | None]) -> list[np.ndarray] | None:
+        """The values of a node that reads constants, or shapes, only; None for others."""
+        if node.op_type in ("Shape", "Size") and given and isinstance(given[0], Blob | Padded):
+            shape = np.array(given[0].shape, np.int64)
+            start, end = self.attribute(node, "start", 0), self.attribute(node, "end", len(shape))
+            return [shape[start:end]] if node.op_type == "Shape" else [np.array(shape.prod(), np.int64)]
+        if node.op_type == "Constant":
+            return [self._constant(node)]
+        constants = [value for value in given if isinstance(value, np.ndarray)]
+        if len(constants) != sum(value is not None for value in given) or not constants:
+            return None
+        if node.domain not in ("", "ai.onnx") or any(a.HasField("g") for a in node.attribute):
+            return None
+        self._check_size(node, constants)
+        feeds = {name: value for name, value in zip(node.input, given, strict=True) if isinstance(value, np.ndarray)}
+        try:
+            return evaluate(node, feeds, self.model.opset_import)
+        except Exception as error:  # whatever an operator of NumPy makes of a wrong model
+            raise Unsupported(f"of constants, {reason(error)}") from None
+
+    def _check_size(self, node: Any, constants: Sequence[np.ndarray]) -> None:
+        """Raises Unsupported where a small constant would become an enormous one."""
+        if node.op_type in _GROWING:
+            numbers = [value for value in constants if value.dtype.kind in "iuf" and value.size <= 64]
+            factor = np.prod([float(np.abs(value[value != 0]).prod()) for value in map(np.ravel, numbers)])
+            if not factor * max(value.size for value in constants) <= MOST_FOLDED:
+                raise Unsupported("a constant of too many values")
+
+    def _constant(self, node: Any) -> np.ndarray:
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                return self.tensors.array(attribute.t)
+            if attribute.name in ("value_float", "value_floats"):
+                return np.array(self.onnx.helper.get_attribute_value(attribute), np.float32)
+            if attribute.name in ("value_int", "value_ints"):
+                return np.array(self.onnx.helper.get_attribute_value(attribute), np.int64)
+        raise Unsupported("a constant that is neither a tensor nor numbers")
+
+    def _name_outputs(self) -> None:
+        """Outputs of the model get a top of their name."""
+        for output in self.graph.output:
+            if output.name in self._lost or output.name not in self.values:
+                raise EngineError(f"output '{output.name}' is made by no node", self.source)
+            blob = self.blob(self.values[output.name], output.name)
+            if blob.name != output.name:
+                if self._is_free(blob):
+                    self.maker.rename(blob, output.name)
+                else:
+                    self.maker.layer(output.name, "Split", [blob])
+
+    def _is_free(self, blob: Blob) -> bool:
+        """Whether a blob is neither an input's nor another output's."""
+        others = {output.name for output in self.graph.output} | {info.name for info in self.graph.input}
+        return blob.name not in others
+
+    # What functions of operators use
+
+    def place(self) -> str:
+        return f"node '{self._node.name or (self._node.output or ['?'])[0]}' ({self._node.op_type})"
+
+    def attribute(self, node: Any, name: str, default: Any = None) -> Any:
+        """An attribute of a node: numbers, text, lists of numbers; `default` where it is not given."""
+        for each in node.attribute:
+            if each.name == name:
+                value = self.onnx.helper.get_attribute_value(each)
+                return (
+                    value.decode() if isinstance(value, bytes) else list(value) if each.ints or each.floats else value
+                )
+        return default
+
+    def layer(
+        self, type: str, bottoms: Sequence[Value | None], arrays: Sequence[np.ndarray] = (), **fields: Any
+    ) -> Blob:
+        """Adds a layer for this node."""
+        blobs = [self.blob(value) for value in bottoms]
+        return self.maker.layer(self._layer_name(type), type, blobs, arrays, **fields)
+
+    def layers(self, type: str, bottoms: Sequence[Value], count: int, **fields: Any) -> list[Blob]:
+        """Adds a layer of several tops."""
+        return self.maker.layers(self._layer_name(type), type, [self.blob(each) for each in bottoms], count, **fields)
+
+    def _layer_name(self, type: str) -> str:
+        return f"{self._node.name or self._node.output[0]}/{type.lower()}"
+
+    def blob(self, value: Value | None, name: str = "") -> Blob:
+        """A value as a blob: a constant becomes a Parameter layer, padding a layer of its own."""
+        if isinstance(value, Blob):
+            return value
+        if isinstance(value, Padded):
+            from engine.exchange.from_onnx.padding import padded
+
+            return padded(self, value)
+        if value is None:
+            raise Unsupported("an input that is left out")
+        array = np.asarray(value, np.float32)
+        shape = {"shape": {"dim": array.shape}}
+        return self.maker.layer(name or self._layer_name("constant"), "Parameter", [], [array], parameter_param=shape)
+
+    def is_read(self, name: str) -> bool:
+        """Whether anything reads a value of the model."""
+        return self._count.get(name, 0) > 0
+
+    def reads_alone(self, blob: Blob) -> bool:
+        """Whether this node is the only one that reads a blob."""
+        names = [name for name in self._node.input if self.values.get(name) is blob]
+        return len(names) == 1 and self._count[names[0]] == 1
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Blob:
+        """A blob in another shape; the batch stays open to be changed where it stays the first axis."""
+        blob = self.blob(value)
+        if tuple(shape) == blob.shape:
+            return blob
+        dims = [int(dim) for dim in shape]
+        if dims and blob.shape and dims[0] == blob.shape[0]:
+            dims[0] = 0
+        return self.layer("Reshape", [blob], reshape_param={"shape": {"dim": dims}})
+
+    def slice(self, value: Value, axis: int, begin: int, end: int) -> Blob:
+        """The part of a blob from `begin` to `end` along an axis."""
+        blob = self.blob(value)
+        size = blob.shape[axis]
+        if (begin, end) == (0, size):
+            return blob
+        if not 0 <= begin < end <= size:
+            raise Unsupported(f"an empty part, {begin} to {end}, of an axis of {size}")
+        points = [point for point in (begin, end) if 0 < point < size]
+        tops = self.layers("Slice", [blob], len(points) + 1, slice_param={"axis": axis, "slice_point": points})
+        wanted = tops.pop(1 if begin else 0)
+        self.layers("Silence", tops, 0)
+        return wanted

@@ -1,0 +1,373 @@
+"""`engine import` of ONNX: what other tools write, against ONNX Runtime; and files that are damaged or mean harm."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.config import parse_net
+from engine.errors import EngineError
+from engine.exchange.from_onnx.registry import imported_operators
+from engine.exchange.onnx_export import export_onnx
+from engine.exchange.onnx_import import import_onnx
+from tests.exchange import harness
+from tests.exchange.test_onnx_nets import deployed, shrunk
+
+onnx = pytest.importorskip("onnx")
+helper = onnx.helper
+RANDOM = np.random.default_rng(6)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes):
+    return helper.make_node(op, inputs.split(","), outputs.split(","), **attributes)
+
+
+def model(nodes, shapes: dict, outputs: str = "y", opset: int = 17, **constants):
+    """shapes: of inputs, with names where a dimension is open. constants: initializers."""
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    tensors = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items()]
+    graph = helper.make_graph(nodes, "net", inputs, [onnx.ValueInfoProto(name=y) for y in outputs.split(",")], tensors)
+    for output in graph.output:
+        output.CopyFrom(helper.make_tensor_value_info(output.name, 1, None))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def check(made, shapes: dict, folder, **options) -> str:
+    """Compares engine with ONNX Runtime, on inputs of these shapes; returns the prototxt."""
+    harness.runtime()
+    onnx.save(made, folder / "x.onnx")
+    import_onnx(folder / "x.onnx", folder / "x.prototxt", folder / "x.caffemodel", **options)
+    inputs = harness.random_inputs(shapes)
+    text = (folder / "x.prototxt").read_text()
+    found = harness.engine_outputs(text, str(folder / "x.caffemodel"), inputs)
+    for name, values in harness.onnx_outputs(folder / "x.onnx", inputs).items():
+        harness.assert_close(found[name], values.astype(np.float32))
+    return text
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+SHAPE = (2, 4, 7, 6)
+W = normal(4, 4, 3, 3)
+# Name -> (nodes from x to y, constants).
+CASES = {
+    "SAME_UPPER": ([node("Conv", "x,w", "y", strides=[2, 2], auto_pad="SAME_UPPER")], {"w": W}),
+    "SAME_LOWER": ([node("Conv", "x,w", "y", strides=[2, 2], auto_pad="SAME_LOWER")], {"w": W}),
+    "asymmetric": ([node("Conv", "x,w", "y", pads=[0, 2, 1, 0], strides=[2, 1])], {"w": W}),
+    "asymmetric, dilated": ([node("Conv", "x,w", "y", pads=[0, 2, 2, 0], dilations=[2, 2])], {"w": W}),
+    "Pad before Conv": (
+        [node("Pad", "x,p", "a"), node("Conv", "a,w", "y", strides=[2, 2])],
+        {"w": W, "p": ints(0, 0, 0, 1, 0, 0, 1, 1)},
+    ),
+    "Pad before MaxPool": (
+        [node("Pad", "x,p", "a"), node("MaxPool", "a", "y", kernel_shape=[3, 3], strides=[2, 2])],
+        {"p": ints(0, 0, 1, 1, 0, 0, 1, 1)},
+    ),
+    "MaxPool SAME": ([node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")], {}),
+    "MaxPool SAME, stride 1": ([node("MaxPool", "x", "y", kernel_shape=[2, 2], auto_pad="SAME_UPPER")], {}),
+    "MaxPool begins early": ([node("MaxPool", "x", "y", kernel_shape=[3, 3], pads=[2, 1, 0, 0])], {}),
+    "AveragePool SAME": (
+        [node("AveragePool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")],
+        {},
+    ),
+    "AveragePool uneven": (
+        [node("AveragePool", "x", "y", kernel_shape=[3, 2], pads=[0, 0, 1, 1], count_include_pad=1)],
+        {},
+    ),
+    "AveragePool ceil": ([node("AveragePool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)], {}),
+    "ConvTranspose, output_padding": (
+        [node("ConvTranspose", "x,w", "y", strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1])],
+        {"w": W},
+    ),
+    "ConvTranspose, uneven": ([node("ConvTranspose", "x,w", "y", strides=[2, 2], pads=[0, 1, 1, 0])], {"w": W}),
+    "channels last": (
+        [
+            node("Transpose", "x", "a", perm=[0, 3, 1, 2]),
+            node("Conv", "a,w", "b", auto_pad="SAME_UPPER"),
+            node("Transpose", "b", "c", perm=[0, 2, 3, 1]),
+            node("Add", "c,k", "y"),
+        ],
+        {"w": normal(5, 6, 3, 3), "k": normal(5)},
+    ),
+    "squeeze and excite": (
+        [
+            node("ReduceMean", "x", "a", axes=[2, 3], keepdims=1),
+            node("Conv", "a,w", "b"),
+            node("HardSigmoid", "b", "c", alpha=0.2, beta=0.5),
+            node("Mul", "c,x", "y"),
+        ],
+        {"w": normal(4, 4, 1, 1)},
+    ),
+    "broadcast over channels": (
+        [node("ReduceMean", "x", "a", axes=[1], keepdims=1), node("Sub", "x,a", "y")],
+        {},
+    ),
+    "MatMul and Add": (
+        [node("Reshape", "x,s", "a"), node("MatMul", "a,w", "b"), node("Add", "b,k", "y")],
+        {"s": ints(0, -1), "w": normal(168, 5), "k": normal(5)},
+    ),
+    "shape arithmetic": (
+        [
+            node("Shape", "x", "a"),
+            node("Gather", "a,zero", "b"),
+            node("Unsqueeze", "b,axes", "c"),
+            node("Concat", "c,rest", "d", axis=0),
+            node("Reshape", "x,d", "y"),
+        ],
+        {"zero": np.int64(0), "axes": ints(0), "rest": ints(4, -1)},
+    ),
+    "Clip, one side": ([node("Clip", "x,low", "y")], {"low": np.float32(-0.3)}),
+    "ReLU6": ([node("Clip", "x,low,high", "y")], {"low": np.float32(0), "high": np.float32(6)}),
+    "hard swish": ([node("HardSwish", "x", "y")], {}),
+    "x * sigmoid(x)": ([node("Sigmoid", "x", "a"), node("Mul", "x,a", "y")], {}),
+    "1 - x / 3": (
+        [node("Div", "x,three", "a"), node("Sub", "one,a", "y")],
+        {"three": np.float32(3), "one": np.float32(1)},
+    ),
+    "x / x": ([node("Exp", "x", "a"), node("Div", "x,a", "y")], {}),
+    "Min and Max": ([node("Neg", "x", "a"), node("Min", "x,a", "b"), node("Max", "b,k", "y")], {"k": np.float32(-1)}),
+    "Slice": (
+        [node("Slice", "x,b,e,a", "y")],
+        {"b": ints(1, -3), "e": ints(3, 9999), "a": ints(1, 3)},
+    ),
+    "Split, one unread": ([node("Split", "x,s", "a,b,y", axis=1)], {"s": ints(1, 1, 2)}),
+    "Squeeze": ([node("GlobalMaxPool", "x", "a"), node("Squeeze", "a,d", "y")], {"d": ints(2, 3)}),
+    "ReduceMean of rows": ([node("ReduceMean", "x", "y", axes=[1, 2], keepdims=0)], {}),
+    "ReduceL2": ([node("ReduceL2", "x", "y", axes=[1], keepdims=1)], {}),
+    "ReduceMin": ([node("ReduceMin", "x", "y", axes=[3], keepdims=0)], {}),
+    "nearest": (
+        [node("Resize", "x,,f", "y", nearest_mode="floor", coordinate_transformation_mode="asymmetric")],
+        {"f": np.array([1, 1, 2, 3], np.float32)},
+    ),
+    "bilinear, corners": (
+        [node("Resize", "x,,,s", "y", mode="linear", coordinate_transformation_mode="align_corners")],
+        {"s": ints(2, 4, 13, 9)},
+    ),
+    "InstanceNormalization": (
+        [node("InstanceNormalization", "x,s,b", "y", epsilon=0.1)],
+        {"s": normal(4), "b": normal(4)},
+    ),
+    "LayerNormalization": ([node("LayerNormalization", "x,s", "y", axis=2, epsilon=0.1)], {"s": normal(7, 6)}),
+    "SpaceToDepth": (
+        [node("Pad", "x,p", "a"), node("SpaceToDepth", "a", "y", blocksize=2)],
+        {"p": ints(0, 0, 0, 0, 0, 0, 1, 0)},
+    ),
+    "DepthToSpace CRD": ([node("DepthToSpace", "x", "y", blocksize=2, mode="CRD")], {}),
+    "LogSoftmax": ([node("LogSoftmax", "x", "y", axis=-1)], {}),
+    "Selu": ([node("Selu", "x", "y")], {}),
+    "Expand": (
+        [node("ReduceMax", "x", "a", axes=[2], keepdims=1), node("Expand", "a,s", "y")],
+        {"s": ints(2, 4, 3, 6)},
+    ),
+    "a constant as large as the data": ([node("Mul", "x,k", "y")], {"k": normal(7, 6)}),
+    "ArgMax": ([node("ArgMax", "x", "a", axis=1, keepdims=0), node("Cast", "a", "y", to=1)], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_engine_computes_what_onnx_runtime_does(name, tmp_path):
+    nodes, constants = CASES[name]
+    check(model(nodes, {"x": SHAPE}, **constants), {"x": SHAPE}, tmp_path)
+
+
+def test_most_operators_are_tried():
+    """Here, or on the way back in test_onnx_layers.py."""
+    here = {each.op_type for nodes, _ in CASES.values() for each in nodes}
+    assert len(imported_operators()) > 60 and here & set(imported_operators())
+
+
+def test_softmax_of_old_models_goes_over_all_that_follows(tmp_path):
+    made = model([node("Softmax", "x", "y", axis=1)], {"x": SHAPE}, opset=11)
+    check(made, {"x": SHAPE}, tmp_path)
+
+
+def test_an_open_batch_is_one_or_as_asked(tmp_path):
+    made = model([node("Relu", "x", "y")], {"x": ["N", 3, 4, 5]})
+    assert "dim: 1\n" in check(made, {"x": (1, 3, 4, 5)}, tmp_path)
+    assert "dim: 6\n" in check(made, {"x": (6, 3, 4, 5)}, tmp_path, batch_size=6)
+
+
+def test_other_open_axes_have_to_be_given(tmp_path, capsys):
+    onnx.save(model([node("Relu", "x", "y")], {"x": ["N", 3, "H", "W"]}), tmp_path / "x.onnx")
+    files = [str(tmp_path / name) for name in ("x.onnx", "x.prototxt", "x.caffemodel")]
+    assert main(["import", *files]) == 1
+    assert "input 'x' has the shape ['N', 3, 'H', 'W'], with more than its batch open; give it, as with --shape" in (
+        capsys.readouterr().err
+    )
+    assert main(["import", *files, "--shape", "x=1,3,8,9"]) == 0
+
+
+def test_a_bias_joins_its_layer_and_a_shared_value_does_not(tmp_path):
+    nodes = [node("MatMul", "x,w", "a"), node("Add", "a,k", "b"), node("Add", "a,b", "y")]
+    text = check(model(nodes, {"x": (2, 5)}, w=normal(5, 3), k=normal(3)), {"x": (2, 5)}, tmp_path)
+    assert 'type: "Bias"' in text
+    text = check(model(nodes[:2], {"x": (2, 5)}, outputs="b", w=normal(5, 3), k=normal(3)), {"x": (2, 5)}, tmp_path)
+    assert 'type: "Bias"' not in text and text.count("layer {") == 2
+
+
+def test_external_data_beside_the_model_is_read(tmp_path):
+    made = model([node("MatMul", "x,w", "y")], {"x": (2, 50)}, w=normal(50, 30))
+    onnx.save(made, tmp_path / "x.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    inputs = harness.random_inputs({"x": (2, 50)})
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)
+    harness.assert_close(found["y"], inputs["x"] @ onnx.numpy_helper.to_array(made.graph.initializer[0], str(tmp_path)))
+
+
+# Bad input
+
+
+def refused(folder, made) -> str:
+    """The one line that the command line prints of a model, or of bytes; nothing is written."""
+    if isinstance(made, bytes):
+        (folder / "x.onnx").write_bytes(made)
+    else:
+        (folder / "x.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(EngineError) as error:
+        import_onnx(folder / "x.onnx", folder / "x.prototxt", folder / "x.caffemodel")
+    assert not (folder / "x.prototxt").exists() and not (folder / "x.caffemodel").exists()
+    line = str(error.value)
+    assert "\n" not in line and line.startswith(f"{folder / 'x.onnx'}: ")
+    return line.removeprefix(f"{folder / 'x.onnx'}: ")
+
+
+def good():
+    return model([node("MatMul", "x,w", "y")], {"x": (2, 50)}, w=normal(50, 30))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, 0.5, -1])
+def test_a_truncated_model(keep, tmp_path):
+    content = good().SerializeToString()
+    part = content[: int(keep * len(content))] if isinstance(keep, float) else content[:keep]
+    assert refused(tmp_path, part).startswith("truncated or not an ONNX model (")
+
+
+def test_all_unknown_operators_are_named_at_once(tmp_path):
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Frobnicate", ["a"], ["b"], name="first", domain="com.example"),
+        helper.make_node("Frobnicate", ["b"], ["c"], name="second", domain="com.example"),
+        helper.make_node("NonZero", ["a"], ["d"], name="third"),
+        helper.make_node("Resize", ["a", "", "f"], ["y"], name="fourth", mode="cubic"),
+    ]
+    made = model(nodes, {"x": SHAPE}, f=np.array([1, 1, 2, 2], np.float32))
+    assert refused(tmp_path, made) == (
+        "no layer computes com.example.Frobnicate (node 'first' (Frobnicate)); NonZero (node 'third' (NonZero)); "
+        "Resize (node 'fourth' (Resize): mode cubic, half_pixel, by [2.0, 2.0]: expected align_corners, or whole "
+        "factors of nearest pixels)"
+    )
+
+
+@pytest.mark.parametrize("location", ["../../etc/passwd", "/etc/passwd", "link", "..", "", "a/../../x"])
+def test_external_data_outside_of_the_folder_is_refused(location, tmp_path):
+    os.symlink("/etc/passwd", tmp_path / "link")
+    made = good()
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    assert refused(tmp_path, made) == (
+        f"tensor 'w' has external data outside of the model's folder, '{location}', which is refused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"location": "gone.bin"}, "tensor 'w': "),
+        (
+            {"location": "short.bin", "offset": "2", "length": "6000"},
+            "tensor 'w' has 6000 bytes from 2 on in 'short.bin'",
+        ),
+        ({"location": "short.bin", "offset": "-1"}, "tensor 'w' has "),
+        ({"location": "short.bin", "offset": "x"}, "tensor 'w' says nonsense of its external data"),
+        ({"location": "short.bin"}, "tensor 'w' cannot be read ("),
+    ],
+)
+def test_external_data_that_is_missing_or_short(place, message, tmp_path):
+    (tmp_path / "short.bin").write_bytes(bytes(100))
+    made = good()
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=value)
+    assert refused(tmp_path, made).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: model([node("Relu", "z", "y")], {"x": SHAPE}), "node 'y' (Relu) reads 'z', which nothing before"),
+        (lambda: model([node("Relu", "x", "z")], {"x": SHAPE}), "output 'y' is made by no node"),
+        (lambda: model([node("Conv", "x,w", "y")], {"x": SHAPE}, w=normal(4, 3, 3, 3)), "node 'y' (Conv): layer 'y/"),
+        (lambda: model([node("Conv", "x,x", "y")], {"x": SHAPE}), "no layer computes Conv (node 'y' (Conv): weights"),
+        (lambda: model([node("Reshape", "x,s", "y")], {"x": SHAPE}, s=ints(5, 5)), "node 'y' (Reshape): "),
+        (lambda: model([node("Relu", "", "y")], {"x": SHAPE}), "no layer computes Relu (node 'y' (Relu): an input"),
+        (lambda: model([node("Conv", "x", "y")], {"x": SHAPE}), "node 'y' (Conv) makes no sense ("),
+        (
+            lambda: model(
+                [node("ConstantOfShape", "s", "a"), node("Add", "x,a", "y")], {"x": SHAPE}, s=ints(1 << 20, 1 << 20)
+            ),
+            "no layer computes ConstantOfShape (node 'a' (ConstantOfShape): a constant of too many values)",
+        ),
+    ],
+)  # fmt: skip
+def test_models_that_make_no_sense(made, message, tmp_path):
+    assert refused(tmp_path, made()).startswith(message)
+
+
+def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.onnx").write_bytes(good().SerializeToString())
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    assert main(["import", *(str(tmp_path / name) for name in ("x.onnx", "x.prototxt", "x.caffemodel"))]) == 1
+    assert "ONNX files need the onnx package: pip install engine[onnx]" in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten_when_the_model_is_refused(tmp_path):
+    for name in ("x.prototxt", "x.caffemodel"):
+        Path(tmp_path / name).write_text("kept")
+    (tmp_path / "x.onnx").write_bytes(b"\xff" * 20)
+    with pytest.raises(EngineError):
+        import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    assert (tmp_path / "x.prototxt").read_text() == (tmp_path / "x.caffemodel").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "googlenet"])
+def test_weights_go_onto_a_net_whose_layers_have_other_names(name, tmp_path):
+    harness.runtime()
+    text, shapes = deployed(shrunk(name), 2)
+    weights = harness.random_weights(parse_net(text), tmp_path / "x.caffemodel")
+    export_onnx(parse_net(text), weights, tmp_path / "x.onnx")
+    renamed = re.sub(r'name: "', 'name: "other_', text)
+    (tmp_path / "net.prototxt").write_text(renamed)
+    files = [str(tmp_path / name) for name in ("x.onnx", "net.prototxt", "y.caffemodel")]
+    assert main(["import", *files, "--onto", "--batch_size", "2"]) == 0
+    inputs = harness.random_inputs(shapes)
+    before = harness.engine_outputs(text, weights, inputs)
+    after = harness.engine_outputs(renamed, files[2], inputs)
+    for blob in harness.onnx_outputs(files[0], inputs):
+        harness.assert_close(after[blob], before[blob])
+
+
+def test_a_net_that_computes_something_else_takes_no_weights(tmp_path):
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } } }
+    layer { name: "p" type: "Pooling" bottom: "x" top: "p" pooling_param { kernel_size: 2 stride: 2 } }
+    layer { name: "y" type: "InnerProduct" bottom: "p" top: "y" inner_product_param { num_output: 4 } }"""
+    weights = harness.random_weights(parse_net(text), tmp_path / "x.caffemodel")
+    export_onnx(parse_net(text), weights, tmp_path / "x.onnx")
+    (tmp_path / "net.prototxt").write_text(text.replace("kernel_size: 2", "pool: AVE kernel_size: 2"))
+    with pytest.raises(EngineError, match=r"differs from .*net\.prototxt in what that net's layer 'p' \(Pooling\)"):
+        import_onnx(tmp_path / "x.onnx", tmp_path / "net.prototxt", tmp_path / "y.caffemodel", onto=True)
