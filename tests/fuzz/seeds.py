@@ -14,6 +14,9 @@ import numpy as np
 from PIL import Image
 
 from engine import proto, weights
+from engine.config import parse_net
+from engine.exchange.onnx_export import export_onnx
+from engine.exchange.torch_file import write_state
 from engine.weights.protobuf import fill_blob
 
 FORMATS = {
@@ -116,6 +119,31 @@ def data_h5() -> list[bytes]:
             file["label"] = np.arange(4, dtype=np.float64)
 
     return [contents(write), contents(lambda path: write(path, chunks=(2, 3, 2, 2), compression="gzip"))]
+
+
+def states_of_torch(name: str) -> list[bytes]:
+    tensors = {"conv.weight": np.ones((2, 3, 1, 1), np.float32), "conv.n": np.zeros((), np.int64)}
+    return [contents(lambda path: write_state(path, tensors), name)]
+
+
+def onnx_models() -> list[bytes]:
+    """Of a small net."""
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 dim: 6 dim: 6 } } }
+    layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 2 kernel_size: 3 } }
+    layer { name: "p" type: "Pooling" bottom: "c" top: "p" pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 } }
+    layer { name: "r" type: "Reshape" bottom: "p" top: "r" reshape_param { shape { dim: 0 dim: -1 } } }
+    layer { name: "i" type: "InnerProduct" bottom: "r" top: "i" inner_product_param { num_output: 2 } }
+    layer { name: "s" type: "Softmax" bottom: "i" top: "s" }"""
+    config = parse_net(text)
+    blobs = {"c": [np.ones((2, 3, 3, 3)), np.ones(2)], "i": [np.ones((2, 18)), np.ones(2)]}
+
+    def write(path: Path) -> None:
+        arrays = {name: [each.astype(np.float32) for each in given] for name, given in blobs.items()}
+        weights.write_caffemodel(path, config.message, arrays)
+        export_onnx(config, str(path), path)
+
+    return [contents(write)]
 
 
 def means() -> list[bytes]:

@@ -16,6 +16,8 @@ from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
+from engine.exchange.onnx_import import import_onnx
+from engine.exchange.torch_file import read_state
 from engine.graph.build import build
 from engine.report.parse_log import write_csv
 from engine.solver.schedules import LearningRate
@@ -131,6 +133,21 @@ def caffemodel_h5(folder: Path) -> Run:
 @target(300, seeds=seeds.solverstates_h5)
 def solverstate_h5(folder: Path) -> Run:
     return of_file(folder / "x.solverstate.h5", weights.read_solverstate)
+
+
+@target(500, seeds=lambda: seeds.states_of_torch("x.pth"))
+def state_of_torch(folder: Path) -> Run:
+    return of_file(folder / "x.pth", read_state)
+
+
+@target(500, seeds=lambda: seeds.states_of_torch("x.safetensors"))
+def safetensors(folder: Path) -> Run:
+    return of_file(folder / "x.safetensors", read_state)
+
+
+@target(300, seeds=seeds.onnx_models)
+def onnx_model(folder: Path) -> Run:
+    return of_file(folder / "x.onnx", lambda path: import_onnx(path, f"{folder}/net", f"{folder}/weights"))
 
 
 @target(1500, seeds=seeds.means)

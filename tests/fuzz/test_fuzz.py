@@ -11,7 +11,7 @@ import pytest
 
 from tests.mpi import REPO
 
-targets = pytest.importorskip("tests.fuzz.targets", reason="needs h5py")
+targets = pytest.importorskip("tests.fuzz.targets", reason="needs h5py and onnx")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,155 @@
+"""`engine import` of Keras' HDF5 files: weights for a net that is there, by the names of layers.
+
+A layer of the net takes the arrays that lie, in the file, in a group of its name: kernel, bias, gamma, beta,
+moving_mean and moving_variance, or, as Keras 3 writes them, vars/0, vars/1 and so on in that order. Keras keeps
+channels last; what follows from that is done here: kernels are turned, and the rows of an inner product after a
+Flatten are put in Caffe's order.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.config import read_net
+from engine.errors import EngineError, WeightsError, shape_text
+from engine.exchange.deploy_graph import DeployGraph, deploy_graph
+from engine.files import check_writable
+from engine.layers.base import Blob, Layer
+from engine.layers.deconvolution import Deconvolution
+from engine.layers.inner_product import InnerProduct
+from engine.layers.scale import Scale
+from engine.weights import write_caffemodel
+from engine.weights.h5_file import H5File, import_h5py
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# What Keras calls a layer's arrays, in the order of its vars.
+_KERNEL = ("kernel", "bias")
+_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
+_NAMES = {
+    "BatchNorm": _NORM,
+    "Embed": ("embeddings",),
+    "PReLU": ("alpha",),
+    "ConvolutionDepthwise": ("depthwise_kernel", "bias"),
+    "DepthwiseConvolution": ("depthwise_kernel", "bias"),
+    "ConvolutionDepthWise": ("depthwise_kernel", "bias"),
+}
+
+
+def import_keras(
+    source: str | os.PathLike, net: str | os.PathLike, weights: str | os.PathLike, *, onto: bool = False
+) -> list[str]:
+    """Writes the caffemodel `weights` of a Keras file for the prototxt `net`; returns notes.
+
+    Raises EngineError where the net is not there, WeightsError for a file that cannot be read or lacks what the net
+    has.
+    """
+    if not onto:
+        raise EngineError("Keras files have weights for a net that is there: write it, and give --onto", str(source))
+    check_writable(weights)
+    config = read_net(net)
+    graph = deploy_graph(config)
+    h5py = import_h5py("Keras files need", WeightsError, str(source))
+    with H5File(h5py, source, lambda why: WeightsError(f"truncated or no HDF5 file ({why})", str(source))) as file:
+        stored = _arrays(file, {layer.name for layer in graph.layers})
+    blobs: dict[str, list[np.ndarray]] = {}
+    for layer in graph.layers:
+        if layer.params and not (isinstance(layer, Scale) and layer.name in blobs):
+            blobs.update(_parameters(layer, graph, stored, str(source)))
+    write_caffemodel(weights, config.message, blobs)
+    norms = [layer.name for layer in graph.layers if layer.type == "BatchNorm"]
+    return [f"{norms[0]}: Keras' eps is 0.001 by default, Caffe's 0.00001; the net must say Keras's"] if norms else []
+
+
+def _arrays(file: H5File, layers: set[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Layer -> name of an array, without ":0", -> the array. A dataset belongs to the last group on its path that has
+    the name of a layer."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for group, names in file.walk(""):
+        parts = [part for part in group.split("/") if part]
+        owner = next((part for part in reversed(parts) if part in layers), None)
+        if owner is None or "optimizer_weights" in parts or "optimizer" in parts:
+            continue
+        for name in names:
+            found.setdefault(owner, {})[name.partition(":")[0]] = file.numbers(f"{group}/{name}")
+    return found
+
+
+def _parameters(
+    layer: Layer, graph: DeployGraph, stored: Mapping[str, Mapping[str, np.ndarray]], source: str
+) -> dict[str, list[np.ndarray]]:
+    """Blobs of a layer, and, of a BatchNorm, of the Scale that reads it."""
+    if layer.name not in stored:
+        raise WeightsError(f"layer '{layer.name}' ({layer.type}): the file has no group of that name", source)
+    names = _NAMES.get(layer.type, _KERNEL)
+    given = _named(stored[layer.name], names)
+    if layer.type == "BatchNorm":
+        return _norm(layer, graph, given, source)
+    bottom = _before_flatten(layer, graph)
+    arrays = [_turned(layer, given[name], name, bottom) for name in names if name in given]
+    return {layer.name: _fitted(layer, arrays, source)}
+
+
+def _named(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Arrays under Keras' names: as they are, or by their numbers."""
+    numbered = sorted((int(name), values) for name, values in arrays.items() if name.isdigit())
+    return {**arrays, **{names[i]: values for i, values in numbered if i < len(names)}}
+
+
+def _norm(
+    layer: Layer, graph: DeployGraph, given: Mapping[str, np.ndarray], source: str
+) -> dict[str, list[np.ndarray]]:
+    for name in ("moving_mean", "moving_variance"):
+        if name not in given:
+            raise WeightsError(f"layer '{layer.name}' (BatchNorm): the file has no {name} of it", source)
+    statistics = [given["moving_mean"], given["moving_variance"], np.ones(1, np.float32)]
+    found = {layer.name: _fitted(layer, statistics, source)}
+    readers = graph.readers().get(layer.tops[0], [])
+    if len(readers) == 1 and isinstance(readers[0], Scale):
+        count = len(statistics[0])
+        arrays = [given.get("gamma", np.ones(count)), given.get("beta", np.zeros(count))]
+        found[readers[0].name] = _fitted(readers[0], arrays[: len(readers[0].params)], source)
+    elif "gamma" in given or "beta" in given:
+        raise WeightsError(f"layer '{layer.name}' (BatchNorm): the file scales it; expected a Scale after it", source)
+    return found
+
+
+def _before_flatten(layer: Layer, graph: DeployGraph) -> Blob:
+    """The bottom of a layer, before it was flattened."""
+    makers = {top: each for each in graph.layers for top in each.tops}
+    blob = layer.bottoms[0]
+    while blob in makers and makers[blob].type in ("Flatten", "Dropout", "Reshape"):
+        blob = makers[blob].bottoms[0]
+    return blob
+
+
+def _turned(layer: Layer, values: np.ndarray, name: str, bottom: Blob) -> np.ndarray:
+    """An array of Keras in Caffe's order of axes."""
+    if name == "kernel" and isinstance(layer, InnerProduct) and values.ndim == 2:
+        if len(bottom.shape) == 4 and len(values) == np.prod(bottom.shape[1:]):
+            c, h, w = bottom.shape[1:]
+            values = values.reshape(h, w, c, -1).transpose(2, 0, 1, 3).reshape(c * h * w, -1)
+        return values if layer.param.transpose else values.T
+    if name == "depthwise_kernel":  # (h, w, channels, multiplier)
+        return values.transpose(2, 3, 0, 1).reshape(-1, 1, *values.shape[:2])
+    if name == "kernel" and values.ndim > 2:  # (spatial..., in, out), or of a transposed one (spatial..., out, in)
+        axes = values.ndim
+        order = (axes - 1, axes - 2, *range(axes - 2))
+        return values.transpose(order)
+    return values.reshape(values.shape[-1:]) if name == "alpha" else values
+
+
+def _fitted(layer: Layer, arrays: Sequence[np.ndarray], source: str) -> list[np.ndarray]:
+    wanted = [parameter.shape for parameter in layer.params]
+    if [array.shape for array in arrays] != wanted:
+        found = ", ".join(shape_text(array.shape) for array in arrays) or "nothing"
+        expected = ", ".join(map(shape_text, wanted))
+        kind = "transposed, " if isinstance(layer, Deconvolution) else ""
+        raise WeightsError(
+            f"layer '{layer.name}' ({layer.type}): {kind}the file has {found}, the net {expected}", source
+        )
+    return [np.array(array, np.float32, order="C") for array in arrays]

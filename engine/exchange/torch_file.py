@@ -1,0 +1,303 @@
+"""State dictionaries of PyTorch, without PyTorch and without running anything that a file says.
+
+A .pth is a pickle with the tensors beside it: in a zip file since PyTorch 1.6, one after the other before. Its
+unpickler knows the few names that a dictionary of tensors needs and refuses all others, as torch.load does with
+weights_only. A .safetensors has a header in JSON, then the values.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from engine.errors import WeightsError
+from engine.files import atomic_write, opened, reason
+from engine.weights.shapes import checked_shape
+
+BF16 = "bf16"  # which NumPy does not have
+_STORAGES = {
+    "FloatStorage": "<f4",
+    "DoubleStorage": "<f8",
+    "HalfStorage": "<f2",
+    "BFloat16Storage": BF16,
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "i1",
+    "ByteStorage": "u1",
+    "BoolStorage": "?",
+}
+_SAFE = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": BF16,
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+}
+_MAGIC = 0x1950A86A20F9469CFC6C  # of files before PyTorch 1.6
+_ZIP = b"PK\x03\x04"
+
+
+class _Storage(NamedTuple):
+    """What a tensor's values lie in: a run of numbers of one kind."""
+
+    dtype: str
+    key: str
+    count: int
+
+
+class _Lazy(NamedTuple):
+    """A tensor whose values are not read yet."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class _Refused(Exception):
+    """A pickle that names something that a dictionary of tensors does not need."""
+
+
+def read_state(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The tensors of a state dictionary by name, float32, without "module." before all names.
+
+    Raises WeightsError for a file that is missing, damaged, something else, or would run code.
+    """
+    with opened(path, WeightsError) as file:
+        begin = file.read(len(_ZIP))
+        file.seek(0)
+        try:
+            if str(path).endswith(".safetensors"):
+                found = _read_safetensors(file)
+            elif begin == _ZIP:
+                found = _read_zip(file)
+            else:
+                found = _read_old(file)
+        except _Refused as error:
+            raise WeightsError(f"would run code, and is not read: {error}; save the model's state_dict()",
+                               str(path)) from None  # fmt: skip
+        except WeightsError:
+            raise
+        except Exception as error:  # a damaged pickle raises whatever its opcodes lead to
+            raise WeightsError(f"truncated or no state dictionary ({reason(error)})", str(path)) from None
+    if not found:
+        raise WeightsError("has no tensors", str(path))
+    if all(name.startswith("module.") for name in found):
+        found = {name.removeprefix("module."): values for name, values in found.items()}
+    return {name: np.array(values, np.float32, order="C") for name, values in found.items()}
+
+
+# .pth
+
+
+def _rebuild_tensor(
+    storage: _Storage, offset: int, size: tuple, stride: tuple, requires_grad: bool = False, hooks: Any = None,
+    metadata: Any = None,
+) -> _Lazy:  # fmt: skip
+    if not isinstance(storage, _Storage):
+        raise _Refused("a tensor of no storage")
+    return _Lazy(storage, int(offset), checked_shape(size), tuple(int(step) for step in stride))
+
+
+def _rebuild_parameter(data: _Lazy, requires_grad: bool = False, hooks: Any = None) -> _Lazy:
+    return data
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows dictionaries and tensors, nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known: dict[tuple[str, str], Any] = {
+            ("collections", "OrderedDict"): OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+            ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+            ("torch", "Size"): tuple,
+        }
+        if (module, name) in known:
+            return known[module, name]
+        if module in ("torch", "torch.storage") and name in _STORAGES:
+            return _STORAGES[name]
+        raise _Refused(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or pid[1] not in _STORAGES.values():
+            raise _Refused("it refers to something that is no storage")
+        if len(pid) > 5 and pid[5] is not None:
+            raise _Refused("it has views of storages, which only files of PyTorch 0.1 have")
+        return _Storage(pid[1], str(pid[2]), int(pid[4]))
+
+
+def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(file) as archive:
+        stored = {info.filename: info for info in archive.infolist()}
+        pickles = [name for name in stored if name.endswith("/data.pkl")]
+        if len(pickles) != 1 or any(info.compress_type != zipfile.ZIP_STORED for info in stored.values()):
+            raise ValueError("no data.pkl in it, or members that are compressed")
+        folder = pickles[0].removesuffix("data.pkl")
+        if f"{folder}byteorder" in stored and archive.read(f"{folder}byteorder") != b"little":
+            raise ValueError("its numbers are of the other byte order")
+        found = _Unpickler(io.BytesIO(archive.read(pickles[0])), encoding="utf-8").load()
+        return _values(found, lambda storage: archive.read(f"{folder}data/{storage.key}"))
+
+
+def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
+    """Magic number, version, the machine's sizes, the dictionary, keys of storages; then each of these, its count in 8
+    bytes first."""
+    if _Unpickler(file).load() != _MAGIC:
+        raise ValueError("it begins as none does")
+    for _ in range(2):
+        _Unpickler(file).load()
+    found = _Unpickler(file, encoding="utf-8").load()
+    keys = _Unpickler(file).load()
+    kinds: dict[str, str] = {lazy.storage.key: lazy.storage.dtype for lazy in _tensors(found).values()}
+    contents = {}
+    for key in map(str, keys):
+        (count,) = struct.unpack("<q", file.read(8))
+        size = count * _bytes_of(kinds[key])
+        contents[key] = file.read(size)
+        if count < 0 or len(contents[key]) != size:
+            raise ValueError(f"storage {key} ends early")
+    return _values(found, lambda storage: contents[storage.key])
+
+
+def _values(found: Any, read: Callable[[_Storage], bytes]) -> dict[str, np.ndarray]:
+    storages: dict[str, np.ndarray] = {}
+    result = {}
+    for name, lazy in _tensors(found).items():
+        if lazy.storage.key not in storages:
+            storages[lazy.storage.key] = _numbers(read(lazy.storage), lazy.storage.dtype)
+        result[name] = _strided(storages[lazy.storage.key], lazy)
+    return result
+
+
+def _strided(numbers: np.ndarray, lazy: _Lazy) -> np.ndarray:
+    """Raises ValueError where a tensor reaches beyond its storage."""
+    if math.prod(lazy.shape) == 0:
+        return np.zeros(lazy.shape, np.float32)
+    last = lazy.offset + sum((size - 1) * step for size, step in zip(lazy.shape, lazy.stride, strict=True))
+    room = len(numbers) - lazy.offset
+    if lazy.offset < 0 or min(lazy.stride, default=0) < 0 or last >= len(numbers) or math.prod(lazy.shape) > room:
+        raise ValueError(f"a tensor of {last + 1} values in a storage of {len(numbers)}")
+    steps = [step * numbers.itemsize for step in lazy.stride]
+    return np.array(np.lib.stride_tricks.as_strided(numbers[lazy.offset :], lazy.shape, steps))
+
+
+def _tensors(found: Any) -> dict[str, _Lazy]:
+    """The dictionary of tensors: what was saved itself, or an entry of it such as "state_dict"."""
+    waiting, seen = [found], set()
+    while waiting:
+        each = waiting.pop(0)
+        if not isinstance(each, dict) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        own = {str(name): value for name, value in each.items() if isinstance(value, _Lazy)}
+        if own:
+            return own
+        waiting += [each.get("state_dict"), each.get("model"), *each.values()]
+    return {}
+
+
+def _bytes_of(dtype: str) -> int:
+    return 2 if dtype == BF16 else np.dtype(dtype).itemsize
+
+
+def _numbers(content: bytes, dtype: str) -> np.ndarray:
+    if dtype != BF16:
+        return np.frombuffer(content, dtype)
+    return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def write_state(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a state dictionary: .safetensors by that name, else as torch.save does. Raises EngineError."""
+    if str(path).endswith(".safetensors"):
+        _write_safetensors(path, tensors)
+        return
+    with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", _pickle(tensors))
+        archive.writestr("archive/byteorder", "little")
+        for number, values in enumerate(tensors.values()):
+            archive.writestr(f"archive/data/{number}", np.ascontiguousarray(values).tobytes())
+        archive.writestr("archive/version", "3\n")
+
+
+def _pickle(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """The pickle of an OrderedDict of tensors, opcode by opcode: the classes that it names are not here to be
+    pickled."""
+    ordered_dict = b"ccollections\nOrderedDict\n)R"
+    parts = [b"\x80\x02", ordered_dict, b"("]
+    for number, (name, values) in enumerate(tensors.items()):
+        kind = {"f": b"FloatStorage", "i": b"LongStorage"}[values.dtype.kind]
+        storage = b"(" + _text("storage") + b"ctorch\n" + kind + b"\n" + _text(str(number)) + _text("cpu")
+        strides = [step // values.itemsize for step in np.empty(values.shape, values.dtype).strides]
+        parts += [_text(name), b"ctorch._utils\n_rebuild_tensor_v2\n("]
+        parts += [storage, _whole(values.size), b"tQ", _whole(0), _whole_numbers(values.shape), _whole_numbers(strides)]
+        parts += [b"\x89", ordered_dict, b"tR"]  # requires no gradient, has no hooks
+    return b"".join([*parts, b"u."])
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return b"X" + struct.pack("<I", len(encoded)) + encoded
+
+
+def _whole(value: int) -> bytes:
+    if value < 2**31:
+        return b"J" + struct.pack("<i", value)
+    encoded = pickle.encode_long(value)
+    return b"\x8a" + bytes([len(encoded)]) + encoded
+
+
+def _whole_numbers(values: Any) -> bytes:
+    return b"(" + b"".join(_whole(value) for value in values) + b"t"
+
+
+# .safetensors
+
+
+def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
+    size = os.fstat(file.fileno()).st_size
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > size - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    header = json.loads(file.read(length))
+    content = file.read()
+    found = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape, dtype, (begin, end) = checked_shape(entry["shape"]), _SAFE[entry["dtype"]], entry["data_offsets"]
+        if not 0 <= begin <= end <= len(content) or end - begin != math.prod(shape) * _bytes_of(dtype):
+            raise ValueError(f"tensor '{name}' of shape {shape} from byte {begin} to {end} of {len(content)}")
+        found[name] = _numbers(content[begin:end], dtype).reshape(shape)
+    return found
+
+
+def _write_safetensors(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, values in tensors.items():
+        kind = {"f": "F32", "i": "I64"}[values.dtype.kind]
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_write(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for values in tensors.values():
+            file.write(np.ascontiguousarray(values).tobytes())

@@ -1,0 +1,116 @@
+"""Weights that Keras saved as HDF5, onto a net: what Keras' own formulas, channels last, compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.errors import EngineError
+from engine.exchange.keras_import import import_keras
+from tests.exchange import harness
+
+h5py = pytest.importorskip("h5py")
+
+NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param { num_output: 4 kernel_size: 3 } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "bn" batch_norm_param { eps: 0.001 } }
+layer { name: "bn/scale" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "bn" top: "bn" }
+layer { name: "dw" type: "DepthwiseConvolution" bottom: "bn" top: "dw"
+  convolution_param { num_output: 8 kernel_h: 2 kernel_w: 1 bias_term: false } }
+layer { name: "flat" type: "Flatten" bottom: "dw" top: "flat" }
+layer { name: "dense" type: "InnerProduct" bottom: "flat" top: "dense" inner_product_param { num_output: 7 } }
+"""
+RANDOM = np.random.default_rng(8)
+ARRAYS = {
+    "conv": {"kernel": RANDOM.normal(size=(3, 3, 3, 4)), "bias": RANDOM.normal(size=4)},
+    "bn": {
+        "gamma": RANDOM.uniform(0.5, 1.5, 4),
+        "beta": RANDOM.normal(size=4),
+        "moving_mean": RANDOM.normal(size=4),
+        "moving_variance": RANDOM.uniform(0.5, 1.5, 4),
+    },
+    "dw": {"depthwise_kernel": RANDOM.normal(size=(2, 1, 4, 2))},
+    "dense": {"kernel": RANDOM.normal(size=(3 * 3 * 8, 7)), "bias": RANDOM.normal(size=7)},
+}
+
+
+def correlate(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """x (n, h, w, in), kernel (h, w, in, out)."""
+    high, wide = kernel.shape[:2]
+    windows = np.lib.stride_tricks.sliding_window_view(x, (high, wide), (1, 2))
+    return np.einsum("nhwcij,ijco->nhwo", windows, kernel)
+
+
+def reference(x: np.ndarray) -> np.ndarray:
+    """The net as Keras computes it, x (n, h, w, c)."""
+    x = correlate(x, ARRAYS["conv"]["kernel"]) + ARRAYS["conv"]["bias"]
+    bn = ARRAYS["bn"]
+    x = (x - bn["moving_mean"]) / np.sqrt(bn["moving_variance"] + 1e-3) * bn["gamma"] + bn["beta"]
+    x = np.maximum(x, 0)
+    kernel = ARRAYS["dw"]["depthwise_kernel"]
+    parts = [correlate(x[..., c : c + 1], kernel[:, :, c : c + 1]) for c in range(4)]
+    x = np.concatenate(parts, -1).reshape(len(x), -1)
+    return x @ ARRAYS["dense"]["kernel"] + ARRAYS["dense"]["bias"]
+
+
+def write(path: Path, style: str, arrays: dict = ARRAYS) -> None:
+    """As Keras 2's save(), Keras 3's legacy HDF5, or Keras 3's .weights.h5."""
+    with h5py.File(path, "w") as file:
+        for layer, stored in arrays.items():
+            for number, (name, values) in enumerate(stored.items()):
+                place = {
+                    "keras 2": f"model_weights/{layer}/{layer}/{name}:0",
+                    "keras 3": f"model_weights/{layer}/sequential/{layer}/{name}",
+                    "vars": f"layers/{layer}/vars/{number}",
+                }[style]
+                file[place] = values.astype(np.float32)
+        file["optimizer_weights/conv/kernel:0"] = np.zeros((3, 3, 3, 4), np.float32)
+
+
+@pytest.mark.parametrize("style", ["keras 2", "keras 3", "vars"])
+def test_engine_computes_what_keras_does(style, tmp_path):
+    write(tmp_path / "x.h5", style)
+    (tmp_path / "net.prototxt").write_text(NET)
+    files = [str(tmp_path / name) for name in ("x.h5", "net.prototxt", "x.caffemodel")]
+    assert main(["import", *files, "--onto"]) == 0
+    inputs = harness.random_inputs({"data": (2, 3, 6, 5)})
+    found = harness.engine_outputs(NET, files[2], inputs)["dense"]
+    harness.assert_close(found, reference(inputs["data"].transpose(0, 2, 3, 1)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("layer", "stored", "message"),
+    [
+        ("dense", None, "layer 'dense' (InnerProduct): the file has no group of that name"),
+        ("bn", {"gamma": np.ones(4)}, "layer 'bn' (BatchNorm): the file has no moving_mean of it"),
+        ("conv", {"kernel": np.ones((3, 3, 3, 5))}, "layer 'conv' (Convolution): the file has 5 x 3 x 3 x 3, the net"),
+    ],
+)
+def test_what_does_not_fit_is_named(layer, stored, message, tmp_path):
+    arrays = {**ARRAYS, layer: stored or {}}
+    write(tmp_path / "x.h5", "keras 2", arrays)
+    (tmp_path / "net.prototxt").write_text(NET)
+    with pytest.raises(EngineError) as error:
+        import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
+    assert str(error.value).startswith(f"{tmp_path / 'x.h5'}: {message}")
+    assert not (tmp_path / "x.caffemodel").exists()
+
+
+def test_a_net_has_to_be_there(tmp_path, capsys):
+    write(tmp_path / "x.h5", "keras 2")
+    assert main(["import", *(str(tmp_path / name) for name in ("x.h5", "net.prototxt", "x.caffemodel"))]) == 1
+    assert "write it, and give --onto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89HDF\r\n\x1a\n" + bytes(40), b"no HDF5"])
+def test_a_damaged_file_is_one_line(content, tmp_path, capsys):
+    (tmp_path / "x.h5").write_bytes(content)
+    (tmp_path / "net.prototxt").write_text(NET)
+    files = [str(tmp_path / name) for name in ("x.h5", "net.prototxt", "x.caffemodel")]
+    assert main(["import", *files, "--onto"]) == 1
+    assert capsys.readouterr().err.startswith(f"engine: {files[0]}: truncated or no HDF5 file (")

@@ -1,0 +1,203 @@
+"""State dictionaries without PyTorch: written and read again, and files that are damaged or mean harm."""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.config import parse_net, read_net
+from engine.errors import EngineError
+from engine.exchange.torch_export import export_torch
+from engine.exchange.torch_file import read_state, write_state
+from engine.exchange.torch_import import import_torch
+from tests.exchange import harness
+
+RANDOM = np.random.default_rng(9)
+STATE = {
+    "conv.weight": RANDOM.normal(size=(4, 3, 2, 2)).astype(np.float32),
+    "conv.bias": RANDOM.normal(size=4).astype(np.float32),
+    "scalar": np.array(3.5, np.float32),
+    "empty": np.zeros((0, 3), np.float32),
+    "bn.num_batches_tracked": np.array(7, np.int64),
+}
+NET = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }
+layer { name: "conv" type: "Convolution" bottom: "x" top: "conv" convolution_param { num_output: 4 kernel_size: 3 } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "bn" }
+layer { name: "bn/scale" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }
+layer { name: "relu" type: "PReLU" bottom: "bn" top: "bn" prelu_param { channel_shared: true } }
+layer { name: "up" type: "Deconvolution" bottom: "bn" top: "up"
+  convolution_param { num_output: 4 kernel_size: 2 group: 2 } }
+layer { name: "norm" type: "BN" bottom: "up" top: "norm" }
+layer { name: "ip" type: "InnerProduct" bottom: "norm" top: "ip" inner_product_param { num_output: 4 transpose: true } }
+layer { name: "bias" type: "Bias" bottom: "ip" top: "bias" }
+layer { name: "steps" type: "Input" top: "steps" input_param { shape { dim: 5 dim: 2 dim: 3 } } }
+layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 5 dim: 2 } } }
+layer { name: "lstm" type: "LSTM" bottom: "steps" bottom: "cont" top: "lstm" recurrent_param { num_output: 4 } }
+"""
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
+def test_what_is_written_is_read(name, tmp_path):
+    write_state(tmp_path / name, STATE)
+    found = read_state(tmp_path / name)
+    assert list(found) == list(STATE)
+    for key, values in STATE.items():
+        np.testing.assert_array_equal(found[key], values.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
+def test_weights_of_a_net_go_out_and_come_back(name, tmp_path):
+    config = parse_net(NET, "net.prototxt")
+    (tmp_path / "net.prototxt").write_text(NET)
+    weights = harness.random_weights(config, tmp_path / "x.caffemodel")
+    export_torch(config, weights, tmp_path / name)
+    keys = set(read_state(tmp_path / name))
+    assert {"bn.weight", "bn.bias", "bn.running_mean", "bn.running_var", "bn.num_batches_tracked"} <= keys
+    assert {"lstm.weight_ih_l0", "ip.weight", "bias.bias", "norm.running_var"} <= keys
+    import_torch(tmp_path / name, tmp_path / "net.prototxt", tmp_path / "y.caffemodel", onto=True)
+    inputs = harness.random_inputs({"x": (2, 3, 6, 5), "steps": (5, 2, 3)}) | {"cont": np.ones((5, 2), np.float32)}
+    before = harness.engine_outputs(NET, weights, inputs)
+    after = harness.engine_outputs(NET, str(tmp_path / "y.caffemodel"), inputs)
+    for top in ("bias", "lstm"):
+        harness.assert_close(after[top], before[top], 1e-5)
+
+
+def test_bfloat16_and_half_are_read(tmp_path):
+    values = np.array([1.5, -2.25, 1024], np.float32)
+    brain = (values.view("<u4") >> 16).astype("<u2")
+    stored = {"half": ("F16", values.astype("<f2").tobytes()), "brain": ("BF16", brain.tobytes())}
+    header, content = {}, b""
+    for name, (kind, data) in stored.items():
+        header[name] = {"dtype": kind, "shape": [3], "data_offsets": [len(content), len(content) + len(data)]}
+        content += data
+    text = json.dumps(header).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content)
+    for found in read_state(tmp_path / "x.safetensors").values():
+        np.testing.assert_array_equal(found, values)
+
+
+class Harmful:
+    """What a pickle may say: call this with these."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def as_zip(content: bytes, **members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", content)
+        for name, data in members.items():
+            archive.writestr(f"archive/{name}", data)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("wrap", [as_zip, bytes], ids=["zip", "old"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_pickle_that_would_run_code_does_not(wrap, nested, tmp_path, capsys):
+    harmful = Harmful(tmp_path / "ran")
+    content = pickle.dumps(collections.OrderedDict(weight=harmful) if nested else harmful, 2)
+    (tmp_path / "x.pth").write_bytes(wrap(content))
+    assert main(["import", *(str(tmp_path / name) for name in ("x.pth", "net.prototxt", "x.caffemodel"))]) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "x.pth: would run code, and is not read: it names " in message
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]
+
+
+def written() -> bytes:
+    file = Path("x.pth")
+    write_state(file, {"conv.weight": STATE["conv.weight"]})
+    return file.read_bytes()
+
+
+def enlarged(content: bytes) -> bytes:
+    """The tensor says that it has more values than its storage."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return as_zip(archive.read("archive/data.pkl"), **{"data/0": archive.read("archive/data/0")[:-4]})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: b"",
+        lambda good: good[: len(good) // 2],
+        lambda good: good[:-1],
+        lambda good: b"\x80\x02}q\x00.",
+        enlarged,
+        lambda good: as_zip(b"\x80\x02}."),
+    ],
+    ids=["empty", "half", "one byte less", "no magic", "storage too small", "no tensors"],
+)
+def test_a_damaged_pth_is_one_line(damage, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("y.pth").write_bytes(damage(written()))
+    with pytest.raises(EngineError) as error:
+        read_state("y.pth")
+    assert str(error.value).startswith(("y.pth: truncated or no state dictionary (", "y.pth: has no tensors"))
+    assert "\n" not in str(error.value)
+
+
+def one_tensor(shape: list[int], end: int) -> bytes:
+    """A header that says so."""
+    header = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
+    return struct.pack("<Q", len(header)) + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        struct.pack("<Q", 2**60),
+        struct.pack("<Q", 4) + b"none",
+        one_tensor([4], 16),
+        one_tensor([2], 16) + bytes(16),
+        one_tensor([-1], 0),
+    ],
+    ids=["empty", "huge header", "no JSON", "values missing", "shape and values differ", "negative shape"],
+)
+def test_a_damaged_safetensors_is_one_line(content, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(EngineError) as error:
+        read_state(tmp_path / "x.safetensors")
+    assert "truncated or no state dictionary (" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("conv.bias"), "layer 'conv' (Convolution): there is no 'conv.bias'"),
+        (
+            lambda state: state.update({"conv.weight": np.zeros((4, 3, 5, 3), np.float32)}),
+            "layer 'conv' (Convolution): 'conv.weight' has 4 x 3 x 5 x 3, the net 4 x 3 x 3 x 3",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
+    (tmp_path / "net.prototxt").write_text(NET)
+    weights = harness.random_weights(parse_net(NET, "net.prototxt"), tmp_path / "x.caffemodel")
+    export_torch(read_net(tmp_path / "net.prototxt"), weights, tmp_path / "x.pth")
+    state = read_state(tmp_path / "x.pth")
+    change(state)
+    write_state(tmp_path / "x.pth", state)
+    with pytest.raises(EngineError) as error:
+        import_torch(tmp_path / "x.pth", tmp_path / "net.prototxt", tmp_path / "y.caffemodel", onto=True)
+    assert str(error.value) == f"{tmp_path / 'x.pth'}: {message}"
+
+
+def test_an_unknown_architecture_lists_the_known(tmp_path):
+    write_state(tmp_path / "x.pth", {"a.weight": np.zeros((2, 2), np.float32)})
+    with pytest.raises(EngineError, match=r"not a state dictionary of torchvision's ResNet, DenseNet, .*--onto"):
+        import_torch(tmp_path / "x.pth", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
