@@ -61,7 +61,7 @@ class Merger:
     def _into_weights(self, before: Layer, layer: Layer) -> bool:
         if isinstance(before, Im2col) or not isinstance(before, Convolution | InnerProduct) or before.param.relu:
             return False
-        if isinstance(before, InnerProduct) and before.axis != 1:
+        if len(before.tops) > 1 or before.axis != 1:
             return False
         found = self._coefficients(layer)
         if found is None:

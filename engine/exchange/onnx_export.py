@@ -48,6 +48,7 @@ def export_onnx(
         versions = {blob.name: blob for blob in graph.inputs}
         versions.update({top.name: top for layer in graph.layers for top in layer.tops})
         writer = Writer(graph.dims, values, versions)
+        writer.readers = graph.readers()
         found = _write(graph, writer, fold)
         if not found:
             break

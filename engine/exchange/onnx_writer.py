@@ -26,6 +26,10 @@ class Writer:
         """dims: of a blob. weights: of owners. last: the last version of each named blob."""
         self.dims, self._weights, self._last = dims, weights, last
         self.values: dict[Blob, str] = {}
+        self.readers: Mapping[Blob, Sequence[Layer]] = {}
+        self.planes: dict[
+            str, Sequence[int]
+        ] = {}  # of the places of maxima: sizes of the plane that they are places in
         self.onnx = import_onnx_package()
         self._layer: Layer | None = None
         self._nodes: list[Any] = []
@@ -49,6 +53,12 @@ class Writer:
         outputs = [node if i == 0 else self._unique(f"{node}:{i}") for i in range(count)]
         self._nodes.append(self.onnx.helper.make_node(type, names, outputs, name=node, **attributes))
         return outputs
+
+    def second(self, value: str) -> str:
+        """Gives the last node, which made `value`, a second output; returns that."""
+        name = self._unique(f"{value}:1")
+        self._nodes[-1].output.append(name)
+        return name
 
     def name(self, wanted: str) -> str:
         """A name that nothing else in the file has, for graphs within the graph."""
@@ -151,6 +161,8 @@ class Writer:
         if not makers or blob.name.startswith("(automatic)"):
             return value
         name = self._name_of(blob)
+        if value in self.planes:
+            self.planes[name] = self.planes.pop(value)
         for node in self._nodes[first:]:
             for i, each in enumerate(node.input):
                 if each == value:

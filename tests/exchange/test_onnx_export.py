@@ -125,7 +125,7 @@ def test_a_shared_weight_is_stored_once(tmp_path):
 INEXPRESSIBLE = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 4 dim: 4 } } }
 layer { name: "a" type: "Convolution" bottom: "x" top: "a" convolution_param { num_output: 18 kernel_size: 1 } }
-layer { name: "p" type: "Python" bottom: "a" top: "p" python_param { module: "m" layer: "L" } }
+layer { name: "p" type: "Python" bottom: "a" top: "p" python_param { module: "json" layer: "L" } }
 layer { name: "r" type: "ReLU" bottom: "p" top: "r" }
 layer { name: "rois" type: "Input" top: "rois" input_param { shape { dim: 3 dim: 5 } } }
 layer { name: "q" type: "PSROIPooling" bottom: "a" bottom: "rois" top: "q"
@@ -194,6 +194,28 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch
     (tmp_path / "net.prototxt").write_text(CLASSIFIER)
     assert main(["export", "--onnx", str(tmp_path / "net.prototxt"), "x.caffemodel", str(tmp_path / "x.onnx")]) == 1
     assert "ONNX files need the onnx package: pip install engine[onnx]" in capsys.readouterr().err
+
+
+def test_a_net_of_segnets_kind(tmp_path):
+    """Pooling that remembers places, and layers that put values back there."""
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 9 dim: 8 } } }
+    layer { name: "a" type: "Convolution" bottom: "x" top: "a"
+      convolution_param { num_output: 4 kernel_size: 3 pad: 1 } }
+    layer { name: "bn" type: "BN" bottom: "a" top: "a" bn_param { bn_mode: INFERENCE } }
+    layer { name: "p" type: "Pooling" bottom: "a" top: "p" top: "places" pooling_param { kernel_size: 2 stride: 2 } }
+    layer { name: "b" type: "Convolution" bottom: "p" top: "b"
+      convolution_param { num_output: 4 kernel_size: 3 pad: 1 } }
+    layer { name: "up" type: "Upsample" bottom: "b" bottom: "places" top: "up"
+      upsample_param { upsample_h: 9 upsample_w: 8 } }
+    layer { name: "y" type: "Convolution" bottom: "up" top: "y" convolution_param { num_output: 2 kernel_size: 3 } }"""
+    _, weights = export(text, tmp_path, fold=True)
+    inputs = harness.random_inputs({"x": (2, 3, 9, 8)})
+    expected = harness.engine_outputs(text, weights, inputs)["y"]
+    harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", inputs)["y"], expected)
+    twice = {"x": np.concatenate([inputs["x"]] * 2)}
+    found = harness.onnx_outputs(tmp_path / "x.onnx", twice)["y"]
+    harness.assert_close(found, np.concatenate([expected] * 2))
 
 
 @needs_shared("zoo")

@@ -161,6 +161,7 @@ CASES = [
     Case("SPP spp_param { pyramid_height: 3 }", (normal(2, 3, 9, 8),)),
     Case("SPP spp_param { pyramid_height: 2 pool: AVE }", (normal(2, 3, 7, 9),)),
     Case("Swish swish_param { beta: 1.5 }", (IMAGES,)),
+    Case("Upsample upsample_param { scale_h: 2 scale_w: 3 }", (IMAGES,)),
     Case("TanH", (IMAGES,)),
     Case("Threshold threshold_param { threshold: 0.3 }", (IMAGES,)),
     Case("Tile tile_param { axis: 2 tiles: 3 }", (IMAGES,)),

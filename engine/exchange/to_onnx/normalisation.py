@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.exchange.to_onnx.registry import exports
+from engine.exchange.to_onnx.registry import Inexpressible, exports
 from engine.exchange.to_onnx.weighted import relu
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def _centred(out: Writer, x: str, axes: list[int], eps: float, root_first: bool)
 
 @exports("BN")
 def _bn(out: Writer, layer: BN, x: str) -> str:
+    if len(layer.tops) > 1:
+        raise Inexpressible("with its statistics as tops")
     scale, shift, *stats = (array.ravel() for array in out.arrays(layer))
     if layer.is_affine:
         behind = [1] * (len(layer.shapes[0]) - 2)
@@ -78,6 +80,11 @@ def _bn(out: Writer, layer: BN, x: str) -> str:
 
 @exports("MVN")
 def _mvn(out: Writer, layer: MVN, x: str) -> str:
+    y = _centred_as_asked(out, layer, x)
+    return y if layer.tops[0].shape == layer.shapes[0] else out.reshape(y, out.dims(layer.tops[0]))
+
+
+def _centred_as_asked(out: Writer, layer: MVN, x: str) -> str:
     param, rank = layer.message.mvn_param, len(layer.shapes[0])
     axes = list(range(1 if param.across_channels else 2, rank))
     if not axes:  # each element by itself
@@ -89,6 +96,8 @@ def _mvn(out: Writer, layer: MVN, x: str) -> str:
 
 @exports("Normalize")
 def _normalize(out: Writer, layer: Normalize, x: str) -> str:
+    if len(layer.tops) > 1 or not layer.params:
+        raise Inexpressible("of another fork than SSD's")
     param, rank = layer.param, len(layer.shapes[0])
     axes = list(range(1, rank)) if param.across_spatial else [1]
     length = out.op("Sqrt", out.op("Add", out.op("ReduceSumSquare", x, axes), param.eps))

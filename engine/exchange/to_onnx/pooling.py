@@ -15,15 +15,44 @@ if TYPE_CHECKING:
     from engine.layers.pooling import Pooling
     from engine.layers.roi_pooling import ROIPooling
     from engine.layers.spp import SPP
+    from engine.layers.upsample import Upsample
 
 
 @exports("Pooling")
-def _pooling(out: Writer, layer: Pooling, x: str) -> str:
-    if len(layer.tops) > 1:
-        raise Inexpressible("a second top")
+def _pooling(out: Writer, layer: Pooling, x: str) -> str | list[str]:
+    if layer.param.pool == layer.param.STOCHASTIC:
+        raise Inexpressible("STOCHASTIC")
     if layer.param.global_pooling:
+        if len(layer.tops) > 1:
+            raise Inexpressible("global, with the places of its maxima")
         return out.op("GlobalMaxPool" if layer.param.pool == layer.param.MAX else "GlobalAveragePool", x)
-    return pooled(out, layer, x, layer.tops[0].shape)
+    y = pooled(out, layer, x, layer.tops[0].shape)
+    return y if len(layer.tops) == 1 else [y, _places(out, layer, y)]
+
+
+def _places(out: Writer, layer: Pooling, y: str) -> str:
+    """The second top. ONNX counts places through the whole blob, Caffe through a plane: that is the same to an Upsample
+    that brings them back to planes of that size, and to nobody else."""
+    readers = out.readers.get(layer.tops[1], ())
+    if not readers or any(reader.type != "Upsample" or reader.bottoms[1] is not layer.tops[1] for reader in readers):
+        raise Inexpressible("with places of its maxima for others than Upsample")
+    places = out.second(y)
+    out.planes[places] = layer.shapes[0][2:]
+    return places
+
+
+@exports("Upsample")
+def _upsample(out: Writer, layer: Upsample, x: str, *places: str) -> str:
+    top = layer.tops[0].shape[2:]
+    if not places:
+        method = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+        return out.op("Resize", x, "", "", list(top), axes=[2, 3], **method)
+    if tuple(out.planes.get(places[0], ())) != tuple(top):
+        raise Inexpressible("to planes of another size than its places are of")
+    batch_and_channels = out.op("Shape", x, end=2)
+    return out.op(
+        "MaxUnpool", x, places[0], out.op("Concat", batch_and_channels, list(top), axis=0), kernel_shape=[1, 1]
+    )
 
 
 def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
@@ -48,8 +77,10 @@ def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
 
 @exports("SPP")
 def _spp(out: Writer, layer: SPP, x: str) -> str:
+    if len(layer.levels()) == 1:
+        return pooled(out, layer.levels()[0][0], x, layer.tops[0].shape)
     rows = [out.op("Flatten", pooled(out, pooling, x, top), axis=1) for pooling, top in layer.levels()]
-    return out.op("Concat", *rows, axis=1) if len(rows) > 1 else rows[0]
+    return out.op("Concat", *rows, axis=1)
 
 
 @exports("LRN")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.exchange.to_onnx.registry import exports
+from engine.exchange.to_onnx.registry import Inexpressible, exports
 
 if TYPE_CHECKING:
     from engine.exchange.onnx_writer import Writer
@@ -40,19 +40,29 @@ def relu(out: Writer, x: str, slope: float) -> str:
 
 
 @exports("Convolution", "ConvolutionDepthwise", "DepthwiseConvolution", "ConvolutionDepthWise")
-def _convolution(out: Writer, layer: Convolution, x: str) -> str:
-    y = out.op("Conv", x, *out.params(layer), group=layer.param.group, **_window(layer))
-    return _intels_relu(out, layer, y)
+def _convolution(out: Writer, layer: Convolution, *bottoms: str) -> list[str]:
+    return _of_each(out, layer, "Conv", bottoms)
 
 
 @exports("Deconvolution")
-def _deconvolution(out: Writer, layer: Convolution, x: str) -> str:
-    return out.op("ConvTranspose", x, *out.params(layer), group=layer.param.group, **_window(layer))
+def _deconvolution(out: Writer, layer: Convolution, *bottoms: str) -> list[str]:
+    return _of_each(out, layer, "ConvTranspose", bottoms)
+
+
+def _of_each(out: Writer, layer: Convolution, op: str, bottoms: tuple[str, ...]) -> list[str]:
+    """A top for each bottom, all of the same weights."""
+    if layer.axis != 1 or len(layer.shapes[0]) < 3:
+        raise Inexpressible(f"channels that are axis {layer.axis} of {len(layer.shapes[0])}")
+    params = out.params(layer)
+    attributes = {"group": layer.param.group, **_window(layer)}
+    return [_intels_relu(out, layer, out.op(op, x, *params, **attributes)) for x in bottoms]
 
 
 @exports("Im2col")
 def _im2col(out: Writer, layer: Convolution, x: str) -> str:
     """A convolution of each channel with kernels that hold a single 1."""
+    if layer.axis != 1 or len(layer.shapes[0]) < 3:
+        raise Inexpressible(f"channels that are axis {layer.axis} of {len(layer.shapes[0])}")
     channels, kernel = layer.shapes[0][1], layer.window["kernel"]
     ones = np.eye(math.prod(kernel), dtype=np.float32).reshape(-1, 1, *kernel)
     return out.op("Conv", x, np.tile(ones, (channels, *[1] * (len(kernel) + 1))), group=channels, **_window(layer))
