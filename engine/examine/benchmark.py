@@ -126,6 +126,7 @@ def _times(
         onednn=_core.onednn_version(),
         isa=_core.onednn_isa(),
         layers=layers,
+        step_variation=float(np.std(steps) / np.mean(steps)),
     )
 
 

@@ -76,6 +76,7 @@ class Times:
     update_ms: float = 0.0  # on one rank, where it follows backward; servers update beside compute
     recomputed: int = 0  # layers that run forward twice, for a memory budget
     recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
+    step_variation: float = 0.0  # standard deviation of the steps over their mean
 
 
 def to_json(times: Times) -> dict[str, object]:

@@ -6,6 +6,7 @@ A profile (what each layer takes on one rank) and a network model go into engine
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,8 @@ BACKWARD = 2.0  # times the forward's floating-point operations
 @dataclass(frozen=True)
 class Profile:
     """One rank. forward, backward: seconds of each layer, forward's order; gradients: floats that the layer's backward
-    completes; update: seconds of one thread for a byte of them; together: while all ranks of the machine computed."""
+    completes; update: seconds of one thread for a byte of them; together: while all ranks of the machine computed;
+    variation: standard deviation of its steps over their mean."""
 
     net: str
     batch: int
@@ -52,6 +54,7 @@ class Profile:
     gradients: list[int]
     update: float
     together: bool = False
+    variation: float = 0.0
 
     @property
     def compute(self) -> float:
@@ -84,7 +87,10 @@ def measured(times: dict[str, Any], source: str) -> Profile:
         forward, backward = ([layer[name] / 1e3 for layer in layers] for name in ("forward_ms", "backward_ms"))
         beyond = times["step_ms"] / 1e3 - sum(forward) - sum(backward)
         update = max(0.0, beyond) * times["threads"] / max(1, FLOAT_BYTES * sum(floats))
-        return Profile(times["net"], times["batch"], times["threads"], forward, backward, floats, update)
+        variation = times.get("step_variation", 0.0)
+        return Profile(
+            times["net"], times["batch"], times["threads"], forward, backward, floats, update, variation=variation
+        )
     except KeyError as error:
         raise ConfigError(f"no {error} in it; engine time --json writes such files", source) from None
 
@@ -133,8 +139,9 @@ def measured_network(world: World) -> Network:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one number of ranks. exposed: what a step takes beyond one on a network that costs nothing. efficiency: images
-    per second / (ranks x those of one rank). best: what is best of BUCKETS_MB and SERVERS."""
+    """Of one number of ranks. exposed: what a step takes beyond one on a network that costs nothing. waiting: of the
+    others for the slowest rank. efficiency: images per second / (ranks x those of one rank). best: what is best of
+    BUCKETS_MB and SERVERS."""
 
     ranks: int
     step_ms: float
@@ -146,10 +153,22 @@ class Prediction:
     best_step_ms: float
     best_bucket_mb: float
     best_servers: int
+    waiting_ms: float = 0.0
+
+    def minutes(self, images: float) -> float:
+        """Until so many images are trained."""
+        return images / self.images_per_second / 60
 
 
-def predict(profile: Profile, network: Network, ranks: int, param: proto.CommParameter | None = None) -> Prediction:
-    """param: a CommParameter; what it does not say follows from the link, as in training. Raises ConfigError."""
+def predict(
+    profile: Profile,
+    network: Network,
+    ranks: int,
+    param: proto.CommParameter | None = None,
+    variation: float = 0.0,
+) -> Prediction:
+    """param: a CommParameter; what it does not say follows from the link, as in training. variation: standard deviation
+    of a rank's steps over their mean. Raises ConfigError."""
     network = replace(network, ranks=ranks, ranks_per_node=min(ranks, network.ranks_per_node))
     if network.nodes > 1 and network.between is None:
         raise ConfigError(
@@ -157,6 +176,7 @@ def predict(profile: Profile, network: Network, ranks: int, param: proto.CommPar
         )
     settings = settings_for(network, param)
     alone = seconds(profile, settings, replace(network, ranks=1, ranks_per_node=1))
+    waiting = profile.compute * variation * slowest(ranks)
     step = seconds(profile, settings, network)
     free = replace(network, between=network.between and Link(), within=Link(), cpu=0.0)
     best, best_step = settings, step
@@ -171,16 +191,23 @@ def predict(profile: Profile, network: Network, ranks: int, param: proto.CommPar
                     best, best_step = other, found
     return Prediction(
         ranks,
-        1e3 * step,
-        ranks * profile.batch / step,
-        alone / step,
+        1e3 * (step + waiting),
+        ranks * profile.batch / (step + waiting),
+        alone / (step + waiting),
         1e3 * max(0.0, step - seconds(profile, settings, free)),
         settings.bucket_bytes / MB,
         settings.servers,
-        1e3 * best_step,
+        1e3 * (best_step + waiting),
         best.bucket_bytes / MB,
         best.servers,
+        1e3 * waiting,
     )
+
+
+def slowest(ranks: int) -> float:
+    """How many standard deviations the slowest of so many ranks is behind their mean, on average: the expected largest
+    of normal values, after Blom (1958), "Statistical Estimates and Transformed Beta-Variables"."""
+    return statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def settings_for(network: Network, param: proto.CommParameter | None = None) -> CommSettings:
@@ -219,7 +246,8 @@ def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
 # What is told
 
 
-def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> str:
+def to_text(profile: Profile, network: Network, found: Sequence[Prediction], images: float = 0.0) -> str:
+    """images: of a whole training, of which the minutes are told."""
     rows = [
         (
             each.ranks,
@@ -227,6 +255,8 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> 
             f"{each.images_per_second:.1f}",
             f"{100 * each.efficiency:.1f}%",
             f"{each.exposed_ms:.1f}",
+            f"{each.waiting_ms:.1f}",
+            *([f"{each.minutes(images):.1f}"] if images else []),
             f"{each.bucket_mb:g}",
             each.servers,
             f"{each.best_step_ms:.1f}",
@@ -235,7 +265,8 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> 
         )
         for each in found
     ]
-    header = ("ranks", "step ms", "images/s", "efficiency", "exposed ms", "bucket MB", "servers")
+    header = ("ranks", "step ms", "images/s", "efficiency", "exposed ms", "waiting ms")
+    header += (*(["minutes"] if images else []), "bucket MB", "servers")
     header += ("best step ms", "bucket MB", "servers")
     links = Links(network.between, network.within if network.ranks_per_node > 1 else None)
     return "\n".join(
@@ -249,8 +280,11 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction]) -> 
     )
 
 
-def to_dict(profile: Profile, network: Network, found: Sequence[Prediction]) -> dict[str, object]:
-    return {"profile": asdict(profile), "network": asdict(network), "predictions": [asdict(each) for each in found]}
+def to_dict(profile: Profile, network: Network, found: Sequence[Prediction], images: float = 0.0) -> dict[str, object]:
+    """images: see to_text()."""
+    minutes = [{"minutes": each.minutes(images)} if images else {} for each in found]
+    predictions = [{**asdict(each), **more} for each, more in zip(found, minutes, strict=True)]
+    return {"profile": asdict(profile), "network": asdict(network), "predictions": predictions}
 
 
 def comm_param(text: str) -> proto.CommParameter:

@@ -1,7 +1,7 @@
 """Simulates training steps on a network of given latency and bandwidth, from the layer times of one rank: measured
 here, read from a --profile, or scaled to the --images_per_second of another machine. Under mpiexec, a network that is
 not given is measured. Prints step time, efficiency, exposed communication, and the best bucket size and number of
-servers.
+servers, and with --epochs the minutes of a whole training.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ SUMMARY = "predict how fast a net would train on more ranks, or on another netwo
 EXAMPLES = [
     "engine predict --model nets/resnet50.prototxt --ranks 2,4,8,16 --latency 1.5 --bandwidth 100",
     "engine predict --model nets/resnet50.prototxt --ranks 256 --images_per_second 60 --latency 1 --bandwidth 100",
+    "engine predict --model nets/resnet50.prototxt --ranks 1536 --batch 32 --images_per_second 68 --latency 1 "
+    "--bandwidth 100 --variation 12 --epochs 100 --dataset_size 1281167",
     "mpiexec -n 2 engine predict --model nets/resnet50.prototxt --profile times.json --ranks 2,64",
 ]
 
@@ -38,9 +40,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--iterations", type=positive, default=5, metavar="N", help="timed iterations of the profile (default: 5)"
     )
+    parser.add_argument(
+        "--variation",
+        type=variation,
+        default=0.0,
+        metavar="PERCENT",
+        help="standard deviation of a rank's steps, in percent of their mean: a step takes as long as that of the "
+        "slowest; or 'measured': that of the profile (default: 0)",
+    )
+    parser.add_argument(
+        "--epochs", type=above_zero, metavar="N", help="also print the minutes of so many epochs (--dataset_size)"
+    )
+    parser.add_argument("--dataset_size", type=positive, metavar="N", help="images of an epoch")
     parser.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
     parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
     add_running(parser)
+
+
+def variation(text: str) -> float | None:
+    """Percent; None for "measured"."""
+    return None if text == "measured" else number(text, "a percentage, or 'measured'")
 
 
 def run(options: Namespace) -> int:
@@ -57,17 +76,21 @@ def run(options: Namespace) -> int:
         raise ConfigError("which network? give --latency and --bandwidth, or start with mpiexec to measure it")
     if not (options.model or options.profile):
         raise ConfigError("--model or --profile is needed")
+    if (options.epochs is None) != (options.dataset_size is None):
+        raise ConfigError("--epochs and --dataset_size go together")
+    images = options.epochs * options.dataset_size if options.epochs else 0.0
     param = predict.comm_param(options.comm)
     network = predict.measured_network(world) if options.bandwidth is None else None
     profile = _profile(options, world)
     if network is None:
         cores = options.cores or profile.threads * options.ranks_per_node
         network = predict.given_network(*link, options.ranks_per_node, cores)
-    found = [predict.predict(profile, network, count, param) for count in options.ranks]
+    varying = profile.variation if options.variation is None else options.variation / 100
+    found = [predict.predict(profile, network, count, param, varying) for count in options.ranks]
     if world.rank == 0:
-        show(predict.to_text(profile, network, found))
+        show(predict.to_text(profile, network, found, images))
         if options.json:
-            write_json(predict.to_dict(profile, network, found), options.json)
+            write_json(predict.to_dict(profile, network, found, images), options.json)
     return 0
 
 

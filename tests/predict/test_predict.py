@@ -2,7 +2,9 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from engine.predict.predict import (
     read_profile,
     seconds,
     settings_for,
+    slowest,
 )
 from engine.predict.simulate import Network
 from tests.mpi import REPO, run_ranks
@@ -27,57 +30,74 @@ from tests.verbs.test_cli import engine, fails
 
 IMAGES = 1_281_167
 SERVERS = {"KNL": 4, "Skylake": 2}  # as the published runs had
-TABLES = {"KNL": "V, Xeon Phi", "Skylake": "VI, Skylake"}  # of the paper, as docs/predict.md names them
+MACHINES = {"KNL": "Xeon Phi", "Skylake": "Skylake"}  # as docs/predict.md names them
+TABLES = {"KNL": "V", "Skylake": "VI"}  # of the paper: times per epoch
 OMNI_PATH = Network(1, Link(1e-6, 100e9 / 8))  # 100 Gbit/s and about 1 us, as Intel gives them
-TABLE = Path(__file__).with_name("scale_out_paper.csv")
+# Seconds of a node's step, a + b batch, and the variation of its steps: three numbers for each machine, such that the
+# largest error of all rows of the paper's tables V, VI, II, III, IV, VII and IX is small.
+FITTED = {"KNL": (0.0806, 0.01060, 0.15), "Skylake": (0.1185, 0.01195, 0.04)}
 
 
-def published() -> list[dict]:
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
-    return [
-        {"machine": row["machine"], **{name: float(row[name]) for name in ("batch", "nodes", "seconds")}}
-        for row in csv.DictReader(lines)
-    ]
+def rows_of(name: str) -> list[dict[str, str]]:
+    lines = Path(__file__).with_name(name).read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def step_of(row: dict) -> float:
-    """Seconds."""
-    return row["seconds"] * row["batch"] * row["nodes"] / IMAGES
+@cache
+def resnet() -> Profile:
+    return from_flops(read_net(str(REPO / "nets/resnet50.prototxt")), 32)
 
 
-def errors() -> dict[str, list[tuple[dict, float]]]:
-    """Machine -> (row, error of the predicted time per epoch). The paper does not tell what one node does alone:
-    compute is the line a + b batch through the two runs on the fewest nodes, which say nothing about the prediction
-    therefore, but for their own communication."""
-    resnet = from_flops(read_net(str(REPO / "nets/resnet50.prototxt")), 32)
-    found: dict[str, list[tuple[dict, float]]] = {}
-    rows = published()
-    for machine in ("KNL", "Skylake"):
-        mine = [row for row in rows if row["machine"] == machine]
-        first = {row["batch"]: row for row in sorted(mine, key=lambda row: -row["nodes"])}
-        small, large = first[16], first[32]
-        slope = (step_of(large) - step_of(small)) / 16
-        for row in mine:
-            rate = row["batch"] / (step_of(small) + slope * (row["batch"] - 16))
-            profile = resnet.at_batch(int(row["batch"])).at_rate(rate)
-            network = replace(OMNI_PATH, ranks=int(row["nodes"]))
-            steps = IMAGES / (row["batch"] * row["nodes"])
-            settings = settings_for(network, comm_param(f"servers: {SERVERS[machine]}"))
-            epoch = steps * seconds(profile, settings, network)
-            found.setdefault(machine, []).append((row, epoch / row["seconds"] - 1))
-    return found
+def step_of(machine: str, batch: float, nodes: int) -> float:
+    """Predicted seconds. batch: of a node."""
+    a, b, variation = FITTED[machine]
+    profile = resnet().scaled(batch / 32, round(batch)).at_rate(round(batch) / (a + b * batch))
+    network = replace(OMNI_PATH, ranks=nodes)
+    settings = settings_for(network, comm_param(f"servers: {SERVERS[machine]}"))
+    return seconds(profile, settings, network) + profile.compute * variation * slowest(nodes)
 
 
-def test_published_times_per_epoch():
-    """What is off is more than communication: it is hidden on this network, as the paper's own 97% at 256 nodes says.
-    The rest, up to 20% at 1024 nodes and more, is not in the model: ranks that are not equally fast, and data."""
+def times() -> Iterator[tuple[str, float, float]]:
+    """(what docs/predict.md calls a row, published time, predicted time)."""
+    for row in rows_of("scale_out_paper.csv"):
+        machine, batch, nodes = row["machine"], int(row["batch"]), int(row["nodes"])
+        steps = IMAGES / (batch * nodes)
+        name = f"{TABLES[machine]} | {MACHINES[machine]} | {batch} | {nodes} | {row['seconds']} s"
+        yield name, float(row["seconds"]), steps * step_of(machine, batch, nodes)
+    for row in rows_of("scale_out_times.csv"):
+        machine, batch, nodes = row["machine"], int(row["batch"]), int(row["nodes"])
+        name = f"{row['table']} | {MACHINES[machine]} | {batch / nodes:g} | {nodes} | {row['minutes']} min"
+        steps = int(row["iterations"])
+        yield f"{name}, {steps}", float(row["minutes"]), steps * step_of(machine, batch / nodes, nodes) / 60
+
+
+def test_published_times():
+    """Of an epoch, and of whole trainings, 28 minutes on 1,536 nodes among them."""
     told = (REPO / "docs/predict.md").read_text()
-    for machine, rows in errors().items():
-        for row, error in rows:
-            run = f"{TABLES[machine]} | {row['batch']:.0f} | {row['nodes']:.0f} | {row['seconds']:g}"
-            assert f"| {run} | {row['seconds'] * (1 + error):.1f} | {100 * error:+.1f}% |" in told
-        found = np.array([error for _, error in rows])
-        assert np.abs(found).max() < 0.25 and np.abs(found).mean() < 0.13, machine
+    errors = []
+    for name, published, predicted in times():
+        errors.append(predicted / published - 1)
+        row = f"| {name} | {predicted:.1f} | {100 * errors[-1]:+.1f}% |"
+        assert row in told, row
+    assert len(errors) == 14 + 22 and np.abs(errors).max() < 0.1
+
+
+def test_the_slowest_of_many_ranks():
+    """Against the mean of the largest of random normal values."""
+    random = np.random.RandomState(1)
+    for ranks in (1, 2, 16, 256):
+        largest = random.normal(size=(20000, ranks)).max(axis=1)
+        assert slowest(ranks) == pytest.approx(largest.mean(), abs=0.03)
+
+
+def test_ranks_wait_for_the_slowest():
+    network = Network(1, Link(0.0, 100e9))
+    even, varying = (predict(NET, network, 64, None, variation) for variation in (0.0, 0.05))
+    assert even.waiting_ms == 0 and varying.waiting_ms == pytest.approx(800 * 0.05 * slowest(64))
+    assert varying.step_ms == pytest.approx(even.step_ms + varying.waiting_ms)
+    assert varying.efficiency == pytest.approx(even.efficiency * even.step_ms / varying.step_ms)
+    assert predict(NET, network, 1, None, 0.05).waiting_ms == pytest.approx(0)
+    assert varying.minutes(6e5) == pytest.approx(1e4 / varying.images_per_second)
 
 
 # One layer computes, the other learns: 4 MB, ready at the start of backward.

@@ -268,7 +268,8 @@ def test_the_five_files_of_the_72_epoch_run_are_one_command(tmp_path):
     with zipfile.ZipFile(SHARED / "data/imagenet-sample.zip") as archive:
         archive.extractall(tmp_path)
     (labels,) = tmp_path.rglob("labels.txt")
-    assert main(["convert_imageset", str(labels.parent), str(labels), str(tmp_path / "lmdb"), "--encoded"]) == 0
+    size = ["--resize_height", "256", "--resize_width", "256"]  # as train_val_noaug expects it
+    assert main(["convert_imageset", str(labels.parent), str(labels), str(tmp_path / "lmdb"), *size]) == 0
     names = ("init", "cyc1", "cyc2", "cyc3", "collapse")
     words = ["--solver", ",".join(str(ZOO / f"solver_{name}.prototxt") for name in names), "--shorten", "3000"]
     for setting in (f"source={tmp_path}/lmdb", "batch_size=2"):
