@@ -1,6 +1,7 @@
 """tools/bench: what counts as the kernel limit, PyTorch's twins of our nets, the table. Nothing here is about speed."""
 
 import importlib
+import random
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("kernel_limit", "torch_nets", "train", "build_csrc"):
+    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data"):
         sys.modules.pop(name, None)
 
 
@@ -78,3 +79,38 @@ def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
     assert cells[:4] == ["resnet50", "TRAIN", "fp32", "1 x 2 x 32"]
     assert cells[4:8] == ["10.00 (9.00-12.00)", "12.00 (10.00-20.00)", "0.90", "0.45"]
     assert cells[8:] == ["-", "-", "5.00 (3.00-6.00)", "2.00", "2.00 / 2.00 / -", "1.50 / 1.50 / -"]
+
+
+def test_pipelines_go_over_all_pictures(tool, tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    data = tool("data")
+    (tmp_path / "pictures").mkdir()
+    for number in range(3):
+        Image.new("RGB", (60 + number, 40), (10, 20, 30)).save(tmp_path / f"pictures/{number}.jpg")
+    assert data.write_lmdb(tmp_path / "pictures", tmp_path) == 3
+    files = list(data.pictures(tmp_path / "pictures"))
+    for name in (data.ENGINE, data.TWO, "Pillow"):
+        for kind in data.FILTERS:
+            go = data.contender(name, files, tmp_path, kind)
+            go()
+            go()
+
+
+def test_parts_of_pictures_lie_within(tool):
+    data, dice = tool("data"), random.Random(1)
+    for _ in range(200):
+        left, top, width, height = data.random_part(50, 30, dice)
+        assert 0 <= left <= left + width <= 50 and 0 <= top <= top + height <= 30 and width and height
+
+
+def test_the_table_of_pipelines(tool, capsys):
+    data = tool("data")
+    runs = [
+        {"filter": "CUBIC", "round": n, "contender": name, "per_core_second": rate * (1 + n), "per_second": wall}
+        for n in range(3)
+        for name, rate, wall in ((data.ENGINE, 300, 250), ("OpenCV", 200, 200), (data.TWO, 300, 490))
+    ]
+    data.print_table(runs)
+    lines = capsys.readouterr().out.splitlines()
+    assert "| CUBIC | OpenCV | 400 (200-600) | 1.50 | 200 (200-200) |  |" in lines
+    assert lines[-1].endswith("| 490 (490-490) | 1.96 |")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, UndecodableImage, as_picture
+from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, UndecodableImage, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
@@ -169,10 +170,10 @@ class PictureReader(Reader):
             return image
         mode = {1: GRAY, 3: COLOR}.get(self.shapes[0][0])
         if isinstance(image, np.ndarray):
-            differs = image.dtype == np.uint8 and image.shape[2] in (1, 3) and image.shape[2] != self.shapes[0][0]
+            own = {1: GRAY, 3: COLOR}.get(image.shape[2]) if image.dtype == np.uint8 else None
         else:
-            differs = image.mode != mode
-        if mode is None or not differs:
+            own = image.mode if isinstance(image, Picture | Image.Image) else None  # a type of layer may have others
+        if mode is None or own is None or own == mode:
             return image
         self.recoloured.add(index)
         return as_picture(image).coloured(mode)

@@ -64,7 +64,7 @@ def test_pictures_are_made_in_one_module():
     }
     assert found == {"engine/data/decode.py"}
     text = (REPO / "engine/data/decode.py").read_text()
-    assert re.findall(r"Image\.open\(.*\)", text) == ["Image.open(io.BytesIO(data), formats=_FORMATS)"]
+    assert set(re.findall(r"Image\.open\(.*\)", text)) == {"Image.open(io.BytesIO(data), formats=_FORMATS)"}
 
 
 @pytest.mark.parametrize("size", [(13300, 13300), (1, MAX_SIDE + 1), (MAX_SIDE + 1, 1), (2**31 - 1, 2**31 - 1)])

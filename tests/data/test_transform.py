@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import ImageError, UndecodableImage, as_array, decode, parse_datum
+from engine.data.decode import ImageError, UndecodableImage, as_array, as_picture, decode, parse_datum
 from engine.data.geometry import make_stretch
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import write_mean
@@ -327,7 +327,7 @@ def test_a_centre_crop_in_training():
 def sizes(text, height, width, count=300):
     """Of the images that NVIDIA's random resize makes."""
     step = make_stretch(text_format.Parse(text, proto.TransformationParameter()), None)
-    image = Image.new("RGB", (width, height))
+    image = as_picture(Image.new("RGB", (width, height)))
     return [step(image, KeyedRandom(1, 0, i)).size[::-1] for i in range(count)]
 
 

@@ -39,7 +39,8 @@ RIVALS = ("Pillow", "OpenCV", "simplejpeg + OpenCV", "simplejpeg, DCT scaling + 
 SIZE, MEAN, SCALE = 224, (104.0, 117.0, 123.0), 0.0078125
 FILTERS = ("CUBIC", "LINEAR")
 DATA = """
-transform_param {{ crop_size: 224 mirror: true mean_value: 104 mean_value: 117 mean_value: 123 scale: 0.0078125
+transform_param {{ force_color: true crop_size: 224 mirror: true scale: 0.0078125
+  mean_value: 104 mean_value: 117 mean_value: 123
   random_aspect_ratio_param {{ min_area_ratio: 0.08 max_area_ratio: 1 aspect_ratio_change: 0.75
     resize_param {{ interp_mode: {filter} }} }} }}
 data_param {{ source: "{source}" batch_size: 25 shuffle: true }}
