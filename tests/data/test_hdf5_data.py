@@ -126,10 +126,6 @@ def test_files_that_cannot_be_read(listed, tmp_path):
         open_data(layer_of(listed), proto.TEST)
     with pytest.raises(DataError, match=r"nowhere: cannot be read: No such file"):
         open_data(layer_of("nowhere"), proto.TEST)
-    layer = layer_of(listed)
-    layer.transform_param.scale = 2
-    with pytest.raises(ConfigError, match=r"takes no transform_param"):
-        open_data(layer, proto.TEST)
 
 
 def test_a_file_that_is_cut_off_while_it_is_read(listed, tmp_path):
@@ -180,3 +176,52 @@ def test_a_solver_learns_from_it(tmp_path):
       layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }}"""
     solver = solve("base_lr: 0.1 max_iter: 200", net)
     np.testing.assert_allclose(solver.net.weights_by_layer()["ip"][0], w.T, atol=1e-3)
+
+
+# transform_param
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Pictures that are their own masks, of bytes and of floats, masks of two shapes, and vectors."""
+    numbers = np.random.RandomState(1).randint(0, 255, (6, 1, 12, 16))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["bytes"], file["floats"] = numbers.astype(np.uint8), numbers.astype(np.float32)
+        file["mask"], file["flat"] = numbers.astype(np.int64), numbers[:, 0].astype(np.float32)
+        file["vector"], file["wide"] = numbers[:, 0, 0, :5].astype(np.float32), numbers[:, :, :4].astype(np.float32)
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/x.h5\n")
+    return tmp_path / "list.txt"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "floats"])
+def test_transforms_and_the_pair_rule(pictures, kind):
+    layer = layer_of(pictures, "shuffle: true", (kind, "mask", "flat", "vector", "wide"))
+    text_format.Parse("crop_size: 8 mirror: true scale: 0.5 mean_value: 3", layer.transform_param)
+    source = open_data(layer, proto.TRAIN, seed=3)
+    assert source.shapes == ((1, 8, 8), (1, 8, 8), (8, 8), (5,), (1, 4, 16))
+    seen = []
+    with source.batches(3) as batches:
+        for _ in range(4):
+            data, mask, flat, vector, wide = (array.copy() for array in next(batches).arrays["data"])
+            assert np.array_equal(data, (mask - 3) * 0.5) and np.array_equal(mask[:, 0], flat)
+            assert np.array_equal(vector, wide[:, 0, 0, :5])
+            seen.append(data)
+    assert not np.array_equal(np.sort(seen[0], axis=None), np.sort(seen[2], axis=None)), "another epoch, other crops"
+
+
+def test_transforms_that_cannot_be(pictures):
+    layer = layer_of(pictures, tops=("floats",))
+    layer.transform_param.crop_size = 17
+    with pytest.raises(DataError, match=r"image of 1 x 12 x 16 is smaller than the crop of 17 x 17"):
+        open_data(layer, proto.TEST)
+    layer = layer_of(pictures, tops=("vector", "mask"))
+    layer.transform_param.mirror = True
+    with pytest.raises(ConfigError, match=r"transform_param: expected rows of pictures, c x h x w, .*; got 5"):
+        open_data(layer, proto.TRAIN)
+    with h5py.File(pictures.with_name("x.h5"), "r+") as file:
+        file["mask"][2, 0, 3, 3] = 256
+    layer = layer_of(pictures, tops=("bytes", "mask"))
+    layer.transform_param.mirror = True
+    with open_data(layer, proto.TRAIN).batches(6) as batches:
+        with pytest.raises(DataError, match=r"cannot read row 2 of .*x.h5: expected a mask of whole numbers from 0 to"):
+            next(batches)

@@ -9,8 +9,12 @@ from itertools import accumulate
 import numpy as np
 
 from engine import proto
-from engine.data.reader import Reader, Request, Sample
+from engine.data.decode import ImageError
+from engine.data.keyed_random import KeyedRandom
+from engine.data.pair import MaskTransformer
+from engine.data.reader import Reader, Request, Sample, Shape
 from engine.data.registry import reader
+from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
 from engine.files import read_text, reason
 from engine.host import _core
@@ -19,15 +23,17 @@ from engine.weights.h5_file import H5File, Rows, import_h5py
 
 @reader("HDF5Data")
 class HDF5Reader(Reader):
-    """Arrays: a row of each dataset, of any shape. source: a list of .h5 files, one to a line."""
+    """Arrays: a row of each dataset, of any shape. source: a list of .h5 files, one to a line.
+
+    With a transform_param the first dataset holds pictures (c, h, w). Of the others, rows of (1, h, w) or (h, w) of the
+    same size are masks, which follow the pair rule; the rest are not changed.
+    """
 
     field = "hdf5_data_param"
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         param = message.hdf5_data_param
-        if message.HasField("transform_param"):
-            raise ConfigError(f"layer '{message.name}': HDF5Data takes no transform_param", request.where)
         if not param.source:
             raise ConfigError("hdf5_data_param.source is missing", request.where)
         self._list = param.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
@@ -39,7 +45,34 @@ class HDF5Reader(Reader):
         self.size = self._ends[-1]
         self.shuffle = param.shuffle
         self.owners = (0, 1) if "%#" in param.source else None
-        self.shapes = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
+        self._seed = request.seed
+        rows = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
+        self._transformer = self._masks = None
+        self.shapes = rows
+        if message.HasField("transform_param"):
+            self._transform(message.transform_param, request, rows)
+
+    def _transform(self, param: proto.TransformationParameter, request: Request, rows: tuple[Shape, ...]) -> None:
+        """Raises ConfigError, DataError."""
+        if len(rows[0]) != 3:
+            got = shape_text(rows[0])
+            raise ConfigError(
+                f"transform_param: expected rows of pictures, c x h x w, in the first dataset; got {got}", request.where
+            )
+        self._transformer = Transformer(param, request.phase, request.where)
+        self._masks = MaskTransformer(param, request.phase, request.where)
+        self._masked = [len(row) > 1 and row in (rows[0][1:], (1, *rows[0][1:])) for row in rows]
+        try:
+            shape = self._transformer.shape(np.zeros((*rows[0][1:], rows[0][0]), np.float32))
+        except ImageError as error:
+            raise DataError(f"{self._list}: {error}", request.where) from None
+        self.shapes = (
+            shape,
+            *(
+                (*row[:-2], *shape[1:]) if masked else row
+                for row, masked in zip(rows[1:], self._masked[1:], strict=True)
+            ),
+        )
 
     def _paths(self) -> list[str]:
         lines = read_text(self._list, DataError, self._where).splitlines()
@@ -80,6 +113,21 @@ class HDF5Reader(Reader):
         counts = [len(rows[0]) for _, rows in self._files]
         return f"{self.size} rows, by file {', '.join(map(str, counts))}"
 
+    def _fill(self, rows: Sequence[np.ndarray], random: KeyedRandom, out: Sequence[np.ndarray]) -> None:
+        """The transformed rows of one sample. Raises ImageError."""
+        assert self._transformer is not None and self._masks is not None
+        picture = rows[0].transpose(1, 2, 0)
+        for values, masked, array in zip(rows[1:], self._masked[1:], out[1:], strict=True):
+            if masked:
+                mask = np.asarray(values).reshape(*picture.shape[:2], 1)
+                classes = mask.astype(np.uint8)
+                if not np.array_equal(classes, mask):
+                    raise ImageError("expected a mask of whole numbers from 0 to 255")
+                self._masks.apply(classes, picture, random.copy(), array.reshape(1, *array.shape[-2:]))
+            else:
+                array[...] = values
+        self._transformer.apply(picture if picture.dtype == np.uint8 else picture.astype(np.float32), random, out[0])
+
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         number = bisect_right(self._ends, sample.index)
         path, rows = self._files[number]
@@ -87,8 +135,11 @@ class HDF5Reader(Reader):
         key = f"{path}[{row}]"
         _core.reading(self._name, key.encode())  # rows may lie in mapped files, which may be cut off
         try:
-            for values, array in zip(rows, out, strict=True):
-                array[...] = values[row]
+            if self._transformer is None:
+                for values, array in zip(rows, out, strict=True):
+                    array[...] = values[row]
+            else:
+                self._fill([values[row] for values in rows], KeyedRandom(self._seed, sample.epoch, sample.index), out)
         except Exception as error:  # of any type: it depends on what is damaged
             raise DataError(f"cannot read row {row} of {path}: {reason(error)}", self._where) from None
         finally:
