@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from PIL import Image
 
 from engine import proto, weights
 from engine.config import parse_net
+from engine.data.example import record, serialise
 from engine.exchange.onnx_export import export_onnx
 from engine.exchange.torch_file import write_state
 from engine.weights.protobuf import fill_blob
@@ -166,6 +169,41 @@ def _zip(how: int) -> bytes:
             info.compress_type = how
             archive.writestr(info, content)
     return out.getvalue()
+
+
+def tars() -> list[bytes]:
+    """Of each format; the last holds samples, the one before it a tar of tars."""
+    names = ("a/1.jpg", "b/" + "l" * 120 + ".png")
+    classes = [_tar(form, dict.fromkeys(names, b"x" * 700)) for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
+    nested = _tar(tarfile.USTAR_FORMAT, {"n1.tar": _tar(tarfile.USTAR_FORMAT, {"1.jpg": b"x"})})
+    samples = {"1.jpg": b"x", "1.cls": b"1 0", "1.mask.png": b"y", "2.jpg": b"x", "2.cls": b"2 1", "2.mask.png": b"y"}
+    return [*classes, nested, _tar(tarfile.USTAR_FORMAT, samples)]
+
+
+def _tar(form: int, members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def tfrecords() -> list[bytes]:
+    features = {"image/encoded": b"x" * 50, "image/class/label": [3], "image/segmentation/class/encoded": b"y"}
+    return [record(serialise(features)) * 2, record(serialise({"image": b"x", "label": [1.5, 2.0]}))]
+
+
+def recs() -> list[bytes]:
+    """Whole records, with one label and with two; one in two pieces."""
+
+    def piece(kind: int, content: bytes) -> bytes:
+        return struct.pack("<II", 0xCED7230A, kind << 29 | len(content)) + content + bytes(-len(content) % 4)
+
+    head = struct.pack("<IfQQ", 0, 1.0, 7, 0)
+    labels = struct.pack("<IfQQff", 2, 0.0, 8, 0, 1.0, 2.0)
+    return [piece(0, head + b"xyz") + piece(0, labels + b"x"), piece(1, head) + piece(3, b"xyz")]
 
 
 def lmdbs() -> list[bytes]:

@@ -14,6 +14,7 @@ from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_p
 from engine.data.image_tree import open_tree, read_list, read_text
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
+from engine.data.registry import open_source
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError
 from engine.exchange.onnx_import import import_onnx
@@ -195,6 +196,33 @@ def annotated_datum(folder: Path) -> Run:
         read_data(message)
 
     return run
+
+
+def all_items(path: str) -> None:
+    source = open_source(path)
+    for index in range(min(len(source), 50)):
+        source.item(index)
+
+
+@target(500, seeds=seeds.tars)
+def tar(folder: Path) -> Run:
+    """Class folders, and samples with labels."""
+    return of_file(folder / "x.tar", all_items)
+
+
+@target(500, seeds=seeds.tfrecords)
+def tfrecord(folder: Path) -> Run:
+    return of_file(folder / "x.tfrecord", all_items)
+
+
+@target(500, seeds=seeds.recs)
+def recordio(folder: Path) -> Run:
+    return of_file(folder / "x.rec", all_items)
+
+
+@target(500, seeds=seeds.zips)
+def zip_source(folder: Path) -> Run:
+    return of_file(folder / "x.zip", all_items)
 
 
 @target(500, seeds=seeds.zips)
