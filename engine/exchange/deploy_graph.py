@@ -70,7 +70,7 @@ def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda la
     result.doubled = _doubled(fed, graph, result.notes)
     graph, result.doubled = _with_probabilities(graph, result)
     _choose(graph, refused, result)
-    if not result.layers:
+    if not result.layers and not result.refused:
         raise ConfigError("nothing of the net is left without its losses and measures", config.path)
     return result
 

@@ -44,6 +44,8 @@ def export_onnx(
         graph = deploy_graph(config, lambda layer: export_of(layer.type) is None or layer.name in refusals)
         if graph.refused and not partial:
             raise _inexpressible(config, graph, refusals)
+        if not graph.layers:
+            raise ConfigError("nothing of the net is left before the layers that ONNX cannot express", config.path)
         values = read_weights(graph, config, weights)
         versions = {blob.name: blob for blob in graph.inputs}
         versions.update({top.name: top for layer in graph.layers for top in layer.tops})

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.exchange.to_onnx.registry import Inexpressible, exports
 from engine.exchange.to_onnx.weighted import relu
+from engine.layers.normalize import LEAST
 
 if TYPE_CHECKING:
     from engine.exchange.onnx_writer import Writer
@@ -95,14 +96,27 @@ def _centred_as_asked(out: Writer, layer: MVN, x: str) -> str:
 
 
 @exports("Normalize")
-def _normalize(out: Writer, layer: Normalize, x: str) -> str:
-    if len(layer.tops) > 1 or not layer.params:
-        raise Inexpressible("of another fork than SSD's")
+def _normalize(out: Writer, layer: Normalize, x: str) -> str | list[str]:
+    if not layer.params:
+        return _to_unit(out, layer, x)
     param, rank = layer.param, len(layer.shapes[0])
     axes = list(range(1, rank)) if param.across_spatial else [1]
     length = out.op("Sqrt", out.op("Add", out.op("ReduceSumSquare", x, axes), param.eps))
     (scale,) = out.arrays(layer)
     return out.op("Mul", out.op("Div", x, length), scale.reshape(-1, *[1] * (rank - 2)))
+
+
+def _to_unit(out: Writer, layer: Normalize, x: str) -> list[str]:
+    """To length 1: caffe-face's, of a sample, or happynear's, of a position, whose second top is the length."""
+    of_positions = layer.message.HasField("normalize_param") or len(layer.tops) == 2
+    if not of_positions:
+        axes = list(range(1, len(layer.shapes[0])))
+        return [out.op("Div", x, out.op("ReduceL2", x, axes))]
+    if layer.message.normalize_param.normalize_type == "L1":
+        length = out.op("Add", out.op("ReduceL1", x, [1]), LEAST)
+    else:
+        length = out.op("Sqrt", out.op("Add", out.op("ReduceSumSquare", x, [1]), LEAST))
+    return [out.op("Div", x, length), length][: len(layer.tops)]
 
 
 @exports("Softmax")
