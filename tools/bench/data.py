@@ -283,7 +283,7 @@ def spread(values: list[float], digits: int = 0) -> str:
 
 def compare(options: argparse.Namespace, folder: Path, count: int) -> list[dict]:
     """Rounds over all contenders; a run is a dict of names, rounds and images per second."""
-    names = [ENGINE, *([BASELINE] if options.baseline else []), *RIVALS, TWO]
+    names = [ENGINE, *([BASELINE] if options.baseline else []), *options.rivals.split(","), TWO]
     runs: list[dict] = []
     for kind in options.filters.split(","):
         running: dict[str, Contender] = {}
@@ -395,6 +395,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True, help="JPEGs: a folder or a zip")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--filters", default=",".join(FILTERS), help=f"(default: {','.join(FILTERS)})")
+    parser.add_argument("--rivals", default=",".join(RIVALS), help=f"(default: {','.join(RIVALS)})")
     parser.add_argument("--baseline", type=Path, help="a checkout of engine, built, to compare with")
     parser.add_argument("--python", metavar="NAME=FILE", action="append", default=[], help="a contender's interpreter")
     parser.add_argument("--nets", help="of nets/, separated by commas: train these instead")
