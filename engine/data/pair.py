@@ -34,6 +34,7 @@ _GEOMETRY = (
     "crop_size",
     "crop_h",
     "crop_w",
+    "center_crop",
     "mirror",
     "pad",
     "resize_param",
@@ -42,6 +43,10 @@ _GEOMETRY = (
     "center_crop",
 )
 _PICTURES_ONLY = (*STRETCHES, "fix_crop", "multi_scale")  # of forks that have no pairs
+
+
+# What draws or moves pixels in ways that are not made for masks.
+_WITHOUT_MASKS = (*STRETCHES, "fix_crop", "multi_scale", "erase_ratio")
 
 
 class MaskTransformer:
@@ -63,9 +68,13 @@ class MaskTransformer:
             resize.interp_mode.extend([proto.ResizeParameter.NEAREST] * modes)
             del resize.pad_value[:]
         self._transformer = Transformer(mine, phase, where)
+        self._refused = next((field for field in _WITHOUT_MASKS if param.HasField(field)), "")
+        self._where = where
 
     def shape(self, mask: AnyImage, picture: AnyImage) -> tuple[int, int, int]:
-        """(1, h, w) that a mask becomes. Raises ImageError."""
+        """(1, h, w) that a mask becomes. Raises ImageError, ConfigError."""
+        if self._refused:
+            raise ConfigError(f"transform_param.{self._refused} does not go with masks: take it out", self._where)
         check_pair(mask, picture)
         return self._transformer.shape(_shifted(mask))
 

@@ -17,6 +17,7 @@ from tests.data.pictures import random_pixels
 STEPS = [
     "",
     "crop_size: 7 mirror: true",
+    "crop_size: 7 mirror: true center_crop: true",
     "pad: 3 crop_size: 12 mirror: true",
     "resize_param { height: 9 width: 30 interp_mode: NEAREST } crop_size: 8 mirror: true",
     "resize_param { height: 30 width: 30 resize_mode: FIT_LARGE_SIZE_AND_PAD interp_mode: NEAREST } mirror: true",
@@ -64,6 +65,12 @@ def test_masks_share_all_that_moves_pixels(pairs, steps):
         padded = mask == 255
         assert np.array_equal(picture[~padded], mask[~padded]) and not picture[padded].any()
         assert padded.any() == ("pad" in steps.lower())
+
+
+def test_steps_that_are_not_made_for_masks(pairs):
+    for step in ("erase_ratio: 0.5", "multi_scale: true crop_size: 8", "vertical_stretch_lower: 0.9 crop_size: 8"):
+        with pytest.raises(ConfigError, match=r"transform_param.\w+ does not go with masks: take it out"):
+            first(layer("ImageData", image_data(pairs), step))
 
 
 def test_masks_are_not_changed_in_value(pairs):
