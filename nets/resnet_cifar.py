@@ -84,7 +84,7 @@ def block(name, bottom, channels, first):
     shortcut = bottom
     if first:
         shortcut = f"{name}_shortcut"
-        pool = "pooling_param { pool: AVE kernel_size: 1 stride: 2 }"
+        pool = "pooling_param { pool: AVE kernel_size: 1 stride: 2 round_mode: FLOOR }"
         yield layer(f"{name}_pool", "Pooling", bottom, f"{name}_pool", pool)
         yield layer(f"{name}_zeros", "Power", f"{name}_pool", f"{name}_zeros", "power_param { scale: 0 }")
         yield layer(shortcut, "Concat", f"{name}_pool {name}_zeros", shortcut)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "graph": {"config", "layers", "host", "proto"},
     "net": {"config", "graph", "layers", "host", "weights"},
     "watchdog": {"host"},
-    "report": {"files", "config", "graph", "layers"},
+    "report": {"files", "config", "graph", "host", "layers"},
     "comm": {"config", "host", "report", "watchdog"},
     "data": {"config", "files", "host", "layers", "proto", "watchdog", "weights"},
     "exchange": {"config", "data", "files", "graph", "layers", "proto", "weights"},

@@ -33,7 +33,7 @@ EXAMPLES = {
     "poly_cyc": "power: 2  lr_iter: 1500",
     "cosine": "",
     "sgdr": "cycle_iter: 143  cycle_mult: 2",
-    "sigmoid": "gamma: -0.01  stepsize: 500",
+    "sigmoid": "gamma: 0.01  stepsize: 500",
     "plateau": "gamma: 0.3  plateau_winsize: 100  plateau_winsize: 100",
 }
 _WARM_UP = "power: 1  warmup_iter: 200  warmup_start_lr: 0.01"

@@ -9,8 +9,8 @@ from argparse import ArgumentParser, Namespace
 ORDER = 210
 SUMMARY = "print what completes command lines in bash or zsh"
 EXAMPLES = [
-    'eval "$(engine completion bash)"',
     "engine completion bash > ~/.local/share/bash-completion/completions/engine",
+    'eval "$(engine completion bash)"',
     'eval "$(engine completion zsh)"',
 ]
 

@@ -1,5 +1,6 @@
 """NaN stays NaN, as in Caffe: a run that has gone wrong shows it in its loss."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -109,6 +110,20 @@ def test_a_relu_gives_zeros_all_the_same(bottom, precision):
     later = make_net(net_text(layer("r", "ReLU"), x=X))  # built in such a thread
     later.blobs["x"].set(poisoned())
     assert np.isnan(later.forward()["r"]).sum() == 1
+
+
+def test_a_relu_gives_zeros_after_another_library_has_taken_back_the_flushing_of_denormals():
+    """As ONNX Runtime does: a negative number times the ReLU's slope would be a denormal one, and have a gradient."""
+    libm = ctypes.CDLL("libm.so.6")
+    environment = ctypes.create_string_buffer(32)  # fenv_t of x86-64: the control word of SSE is its last one
+    net = make_net(net_text(layer("r", "ReLU"), x=X))
+    x = RANDOM.uniform(-1, 1, X).astype(np.float32)
+    for _ in range(2):
+        libm.fegetenv(environment)
+        environment[28:32] = (0x1F80).to_bytes(4, "little")
+        libm.fesetenv(environment)
+        net.blobs["x"].set(x)
+        np.testing.assert_array_equal(net.forward()["r"], np.maximum(x, 0))
 
 
 def pooled(x: np.ndarray) -> np.ndarray:
