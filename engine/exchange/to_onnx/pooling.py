@@ -64,6 +64,8 @@ def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
     attributes = {"kernel_shape": window["kernel"], "strides": window["stride"]}
     pads = window["pad"]
     if layer.param.pool == layer.param.MAX:
+        if any(end >= kernel for end, kernel in zip(ends, window["kernel"], strict=True)):
+            return _maxima_beyond(out, layer, x, ends)
         return out.op("MaxPool", x, **attributes, pads=[*pads, *ends])
     if not layer.param.avg_include_pad or not any([*pads, *ends]):
         return out.op("AveragePool", x, **attributes, pads=[*pads, *ends])
@@ -73,6 +75,15 @@ def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
         x = out.op("Pad", x, np.array([0, 0, *pads, 0, 0, *pads]), 0.0)
     beyond = [max(0, end - pad) for end, pad in zip(ends, pads, strict=True)]
     return out.op("AveragePool", x, **attributes, pads=[*[0] * len(pads), *beyond])
+
+
+def _maxima_beyond(out: Writer, layer: Pooling, x: str, ends: Sequence[int]) -> str:
+    """Where the last window of an axis lies beyond the bottom, which has no padding then: its maximum is Caffe's."""
+    if len(layer.tops) > 1:
+        raise Inexpressible("with places of its maxima and windows beyond the bottom")
+    lowest = float(np.finfo(np.float32).min)
+    x = out.op("Pad", x, np.array([0] * (4 + len(ends)) + list(ends)), lowest)
+    return out.op("MaxPool", x, kernel_shape=layer.window["kernel"], strides=layer.window["stride"])
 
 
 @exports("SPP")
