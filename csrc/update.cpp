@@ -41,7 +41,7 @@ ENGINE_VECTORISED double sum_of_squares(const float* __restrict values, int64_t 
 }
 
 std::map<std::string, UpdateRule>& registry() {
-    static std::map<std::string, UpdateRule> rules;
+    static auto& rules = *new std::map<std::string, UpdateRule>;  // servers may read it while the process ends
     return rules;
 }
 

@@ -105,7 +105,7 @@ class MemberSource:
 
 def set_labels(datum: proto.Datum, labels: Sequence[float]) -> None:
     """One whole number is Caffe's label, anything else is in labels."""
-    if len(labels) == 1 and labels[0] == int(labels[0]) and abs(labels[0]) < 2**31:
+    if len(labels) == 1 and abs(labels[0]) < 2**31 and labels[0] == int(labels[0]):
         datum.label = int(labels[0])
     else:
         datum.labels.extend(labels)

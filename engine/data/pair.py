@@ -42,8 +42,6 @@ _GEOMETRY = (
     "random_aspect_ratio_param",
     "center_crop",
 )
-_PICTURES_ONLY = (*STRETCHES, "fix_crop", "multi_scale")  # of forks that have no pairs
-
 
 # What draws or moves pixels in ways that are not made for masks.
 _WITHOUT_MASKS = (*STRETCHES, "fix_crop", "multi_scale", "erase_ratio")
@@ -54,9 +52,6 @@ class MaskTransformer:
 
     def __init__(self, param: proto.TransformationParameter, phase: int, where: str | None = None):
         mine = proto.TransformationParameter()
-        for field in _PICTURES_ONLY:
-            if param.HasField(field) and getattr(param, field):
-                raise ConfigError(f"transform_param.{field} is not for pictures with masks", where)
         for field in _GEOMETRY:
             if field.endswith("_param") and param.HasField(field):
                 getattr(mine, field).CopyFrom(getattr(param, field))

@@ -76,17 +76,17 @@ class Shards:
             raise self.error(shard, f"cannot be read: {reason(error)}") from None
 
     def size(self, shard: int) -> int:
-        return os.fstat(self._file(shard).fileno()).st_size
+        file = self._file(shard)
+        return os.fstat(file.fileno()).st_size
 
     def read(self, shard: int, offset: int, size: int, most: int = MAX_BYTES) -> bytes:
         """`size` bytes from offset on. Raises DataError where the file ends before, or where they are too many."""
         if not 0 <= size <= most:
             raise self.error(shard, f"an item of {size} bytes at byte {offset}, more than {most}")
+        file = self._file(shard)  # held: two threads may open it at once, and the cache keeps one of them
         try:
-            content = os.pread(self._file(shard).fileno(), size, offset)
-            while len(content) < size and (
-                more := os.pread(self._file(shard).fileno(), size - len(content), offset + len(content))
-            ):
+            content = os.pread(file.fileno(), size, offset)
+            while len(content) < size and (more := os.pread(file.fileno(), size - len(content), offset + len(content))):
                 content += more  # a read of much may be cut short
         except OSError as error:
             raise self.error(shard, f"cannot be read at byte {offset}: {reason(error)}") from None

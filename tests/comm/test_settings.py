@@ -91,7 +91,7 @@ def test_a_bad_value_names_its_field(text, message):
 
 @pytest.mark.parametrize("text", ["four", "-1", "2.5", "²", pytest.param("1" * 5000, id="5000 digits")])
 def test_a_malformed_number_names_the_variable(text):
-    with pytest.raises(ConfigError, match=f'MLSL_NUM_SERVERS="{text}": expected a number, 0 or more'):
+    with pytest.raises(ConfigError, match=rf'MLSL_NUM_SERVERS="{text[:100]}.*": expected a number, 0 or more'):
         settings(environ={"MLSL_NUM_SERVERS": text})
 
 

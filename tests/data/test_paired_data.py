@@ -354,5 +354,5 @@ def test_image_seg_data_refuses_scales(pairs, transform):
     "transform", ["fix_crop: true crop_size: 5", "img_rand_resize_lower: 5 img_rand_resize_upper: 9"]
 )
 def test_what_is_for_pictures_without_masks(pairs, transform):
-    with pytest.raises(ConfigError, match="is not for pictures with masks"):
+    with pytest.raises(ConfigError, match="does not go with masks"):
         first(layer("ImageSegData", image_data(pairs, "label_type: PIXEL"), transform, tops=3))

@@ -212,9 +212,9 @@ def test_what_contradicts_is_told(net_file, tmp_path):
     solver.write_text(f'net: "{net_file}" {EPOCHS.replace("warmup_epoch: 5", "")}')
     report = check_file(str(solver), ["epoch_size=1281167"], ranks=896)
     assert any("without a warm-up" in note for note in report.notes) and report.errors == []
-    report = check_file(str(solver), ["epoch_size=1281167", "lr_policy=inv", "gamma=-0.5"], ranks=896)
+    report = check_file(str(solver), ["epoch_size=1281167", "lr_policy=exp", "gamma=1e30"], ranks=896)
     assert (
-        len(report.errors) == 1 and "solver.prototxt:2:14: lr_policy 'inv' gives no learning rate" in report.errors[0]
+        len(report.errors) == 1 and "solver.prototxt:2:14: lr_policy 'exp' gives no learning rate" in report.errors[0]
     )
 
 

@@ -36,7 +36,7 @@ OPTIONS = {
     "correction": 'momentum: 0.9 momentum_correction: true lr_policy: "multistep" gamma: 0.5 stepvalue: 2',
     "nesterov": 'type: "Nesterov" momentum: 0.9 lr_policy: "exp" gamma: 0.9',
     "l1": 'regularization_type: "L1" weight_decay: 0.0001 lr_policy: "inv" gamma: 0.1 power: 0.75',
-    "adagrad": 'type: "AdaGrad" lr_policy: "sigmoid" gamma: -0.5 stepsize: 2',
+    "adagrad": 'type: "AdaGrad" lr_policy: "sigmoid" gamma: 0.5 stepsize: 2',
     "rmsprop": 'type: "RMSProp" base_lr: 0.001 rms_decay: 0.9',
     "adadelta": 'type: "AdaDelta" base_lr: 1 momentum: 0.95 delta: 1e-6',
     "adam": 'type: "Adam" base_lr: 0.001 momentum: 0.9 clip_gradients: 0.5',

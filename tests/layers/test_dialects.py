@@ -128,10 +128,8 @@ def test_selu_after_a_convolution():
 # SegNet's and happynear's weights of classes
 
 WEIGHTS = [0.5, 0, 2, 1.5]
-SEGNETS = "loss_param { weight_by_label_freqs: true ignore_label: 3 " + " ".join(
-    f"class_weighting: {w}" for w in WEIGHTS
-)
-HAPPYNEARS = "loss_param { ignore_label: 3 } softmax_param { " + " ".join(f"class_weight: {w}" for w in WEIGHTS)
+SEGNETS = f"loss_param {{ weight_by_label_freqs: true ignore_label: 3 class_weighting: {WEIGHTS} }}"
+HAPPYNEARS = f"loss_param {{ ignore_label: 3 }} softmax_param {{ class_weight: {WEIGHTS} }}"
 
 
 def loss(params):

@@ -89,10 +89,14 @@ def test_second_top_holds_the_probabilities():
 
 
 def test_a_loss_without_a_top():
+    """It counts, and is no output, as in Caffe."""
     x, labels = sample((4, 5))
-    net = run(layer(tops=()), x=x, l=labels)
-    (value,) = net.outputs().values()
-    np.testing.assert_allclose(value, reference(x, labels)[0], rtol=1e-5)
+    net, named = run(layer(tops=()), x=x, l=labels), run(layer(), x=x, l=labels)
+    assert list(net.outputs()) == [] and list(named.outputs()) == ["y"]
+    net.backward()
+    named.backward()
+    assert named.blobs["x"].diff.any()
+    np.testing.assert_array_equal(net.blobs["x"].diff, named.blobs["x"].diff)
 
 
 def test_extreme_scores_stay_finite():

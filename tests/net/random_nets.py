@@ -130,7 +130,8 @@ def pooling(draft: Draft, at: str) -> str:
     if draft.flag(0.2):
         return draft.add("Pooling", [at], f"pooling_param {{ pool: {method} global_pooling: true }}")
     kernel = draft.some(2, 3)
-    rest = f"pool: {method} kernel_size: {kernel} stride: {draft.some(1, 3)} pad: {draft.some(0, kernel - 1)}"
+    stride = min(draft.some(1, 3), kernel)  # a window beyond the bottom has no average
+    rest = f"pool: {method} kernel_size: {kernel} stride: {stride} pad: {draft.some(0, kernel - 1)}"
     return draft.add("Pooling", [at], f"pooling_param {{ {rest} }}")
 
 

@@ -109,12 +109,13 @@ def test_average_loss_is_the_mean_of_the_last_ones(log):
 
 
 def test_a_test_sees_the_weights_of_its_iteration(log, tmp_path):
-    """The test at iteration 10 of a run is that of iteration 0 of one that is fine-tuned from its snapshot."""
-    solve("test_iter: 3 test_interval: 10 snapshot: 10", digits_net(), tmp_path)
+    """The test at iteration 10 of a run is that of iteration 0 of one that is fine-tuned from its snapshot, where it is
+    of the whole set: others go on where the last one ended."""
+    solve("test_interval: 10 snapshot: 10", digits_net(), tmp_path)
     tests = log.parse()["Test loss"]
     assert [i for i, _ in tests] == [0, 10, 20]
     log.lines.clear()
-    solver = make_solver("test_iter: 3 test_interval: 10 max_iter: 0", digits_net())
+    solver = make_solver("test_interval: 10 max_iter: 0", digits_net())
     solver.load_weights([str(tmp_path / "net_iter_10.caffemodel")])
     solver.solve()
     assert log.parse()["Test loss"] == [(0, tests[1][1])]

@@ -184,7 +184,7 @@ BAD = {
     "no end": ({"one": STAGES["one"] + " snapshot_after_train: false"}, "stage 2 begins with what stage 1 leaves, and"),
     "weights": ({"three": STAGES["three"].replace("one_iter_4", "on_iter_4")}, "of stage 3 are not there; earlier st"),
     "fields": ({"four": "max_epoch: 1 max_iter: 3 base_lr: 1"}, "max_epoch and max_iter are both given"),
-    "rates": ({"two": 'max_iter: 9 base_lr: 1 lr_policy: "inv" gamma: -0.5 power: 0.5'}, "gives no learning rate at"),
+    "rates": ({"two": 'max_iter: 9 base_lr: 1 lr_policy: "exp" gamma: 1e30'}, "gives no learning rate at"),
 }
 
 
