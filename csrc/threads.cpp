@@ -93,7 +93,7 @@ std::vector<int> bound_cores() {
 }
 
 void prepare_threads() {
-    static thread_local int team = 0;  // of this size have been set
+    static thread_local int team = 0;                                  // of this size have been set
     if (team == omp_get_max_threads() && flushes_denormals()) return;  // other libraries take it back
     team = omp_get_max_threads();
 #pragma omp parallel

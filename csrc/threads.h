@@ -5,7 +5,8 @@
 
 namespace engine {
 
-// For the calling thread and its OpenMP team; cheap after the first call of a thread, unless another library has undone it.
+// For the calling thread and its OpenMP team; cheap after the first call of a thread, unless another library has undone
+// it.
 //
 // Denormal numbers cost a hundred cycles each; once gradients fade they can slow a step fifty-fold: they count as zero.
 //

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/vectorised.h"
+#include "kernels/whole.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -58,9 +59,9 @@ double sine_of_half_turns(double x) {
     if (x > 0.5) x = 1 - x;
     if (x < -0.5) x = -1 - x;
     const double angle = x * 3.14159265358979323846, square = angle * angle;
-    double sum = 1;
-    for (int n = 20; n >= 2; n -= 2) sum = 1 - square / (n * (n + 1)) * sum;
-    return angle * sum;
+    double series = 1;
+    for (int n = 20; n >= 2; n -= 2) series = 1 - square / (n * (n + 1)) * series;
+    return angle * series;
 }
 
 double sinc(double x) { return x == 0 ? 1 : sine_of_half_turns(x) / (x * 3.14159265358979323846); }
@@ -103,9 +104,9 @@ void round_weights(const std::vector<double>& wanted, int first, Axis& axis, int
     int before = 0, zeros = 0, count = 0;
     for (const double weight : wanted) {
         running += weight / total;
-        const int sum = int(std::floor(running * one + 0.5));
-        out[count] = int16_t(std::clamp(sum - before, -32768, 32767));
-        before = sum;
+        const int so_far = int(whole(std::floor(running * one + 0.5)));
+        out[count] = int16_t(std::clamp(so_far - before, -32768, 32767));
+        before = so_far;
         if (count == 0 && out[0] == 0) {
             ++zeros;
         } else {
@@ -122,7 +123,7 @@ void round_weights(const std::vector<double>& wanted, int first, Axis& axis, int
 void make_axis(Filter filter, double low, double high, int length, int size, int from, int count, bool mirrored,
                std::vector<double>& wanted, Axis& axis) {
     const double scale = (high - low) / size, wide = std::max(1.0, scale), support = support_of(filter) * wide;
-    axis.stride = (2 * int(std::ceil(support)) + 1 + group - 1) / group * group;
+    axis.stride = (2 * int(whole(std::ceil(support))) + 1 + group - 1) / group * group;
     axis.firsts.resize(std::size_t(count));
     axis.counts.resize(std::size_t(count));
     axis.weights.resize(std::size_t(count) * std::size_t(axis.stride));
@@ -133,10 +134,11 @@ void make_axis(Filter filter, double low, double high, int length, int size, int
     for (int step = 0; step < count; ++step, nearest += scale) {
         const int i = mirrored ? count - 1 - step : step;
         const double centre = low + (from + step + 0.5) * scale;
-        int first = std::max(0, int(centre - support + 0.5)), last = std::min(length, int(centre + support + 0.5));
+        int first = std::max(0, int(whole(centre - support + 0.5))),
+            last = std::min(length, int(whole(centre + support + 0.5)));
         wanted.clear();
         if (filter == Filter::kNearest) {
-            first = std::clamp(int(nearest), 0, length - 1);
+            first = std::clamp(int(whole(nearest)), 0, length - 1);
             wanted.push_back(1);
         } else {
             for (int at = first; at < last; ++at) wanted.push_back(weight_at(filter, (at - centre + 0.5) / wide));
@@ -363,24 +365,24 @@ void Resampler::row(const uint8_t* pixels) {
     }
 }
 
-void Resampler::finish(int y, const uint32_t* pixels) const {
+void Resampler::finish(int y, const uint32_t* row) const {
     const int width = window_.width;
     if (!target_.floats) {
         uint8_t* out = target_.bytes + std::ptrdiff_t(y) * width * target_.channels;
-        for (int x = 0; x < width; ++x)
-            for (int c = 0; c < target_.channels; ++c) *out++ = uint8_t(pixels[x] >> 8 * c);
+        for (int i = 0; i < width; ++i)
+            for (int c = 0; c < target_.channels; ++c) *out++ = uint8_t(row[i] >> 8 * c);
         return;
     }
     for (int c = 0; c < target_.channels; ++c) {
         float* out = target_.floats + (std::ptrdiff_t(c) * window_.height + y) * width;
         if (target_.mean.kind != Mean::Kind::kImage) {
             const float mean = target_.mean.kind == Mean::Kind::kChannel ? target_.mean.values[c] : 0.0f;
-            less_value(pixels, 8 * c, width, mean, target_.scale, out);
+            less_value(row, 8 * c, width, mean, target_.scale, out);
             continue;
         }
         const std::ptrdiff_t line = std::ptrdiff_t(c) * target_.mean_height + window_.top + y;
         const float* mean = target_.mean.values + line * target_.mean_width + window_.left;
-        (window_.mirror ? less_mirrored_row : less_row)(pixels, 8 * c, width, mean, target_.scale, out);
+        (window_.mirror ? less_mirrored_row : less_row)(row, 8 * c, width, mean, target_.scale, out);
     }
 }
 

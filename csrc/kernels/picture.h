@@ -67,7 +67,7 @@ public:
     void row(const uint8_t* pixels) override;
 
 private:
-    void finish(int y, const uint32_t* pixels) const;
+    void finish(int y, const uint32_t* row) const;
 
     int taken_ = 0, written_ = 0;  // rows of the part, rows of the window
     const uint8_t* before_ = nullptr;

@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "kernels/dropout_mask.h"
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -60,8 +61,8 @@ struct Rotation {
         left = std::floor(x - half_width);
         top = std::floor(y - half_height);
         // OpenCV's bounding rectangle of a rotated one holds one pixel more.
-        frame_width = int64_t(std::ceil(x + half_width) - left) + 1;
-        frame_height = int64_t(std::ceil(y + half_height) - top) + 1;
+        frame_width = whole(std::ceil(x + half_width) - left) + 1;
+        frame_height = whole(std::ceil(y + half_height) - top) + 1;
         center_x = x;
         center_y = y;
     }
@@ -97,7 +98,7 @@ void turn_colours(float& blue, float& green, float& red, double degrees, double 
                                  : 240 + (red - green) * unit;
     hue = std::fmod(hue + degrees + 720, 360) / 60;
     const double share = range / (most + FLT_EPSILON) * saturation;
-    const auto sector = int64_t(std::floor(hue)) % 6;
+    const auto sector = whole(std::floor(hue)) % 6;
     const double rest = hue - std::floor(hue);
     const double low = most * (1 - share), falling = most * (1 - share * rest),
                  rising = most * (1 - share * (1 - rest));
@@ -146,12 +147,12 @@ private:
     // Room for the largest picture on its way.
     void reserve() {
         const double scale = train_ ? std::max(1., real("scale_max")) : 1;
-        const auto width = std::max(int64_t(std::ceil(scale * double(width_))), top_width_) + 1;
-        const auto height = std::max(int64_t(std::ceil(scale * double(height_))), top_height_) + 1;
+        const auto width = std::max(whole(std::ceil(scale * double(width_))), top_width_) + 1;
+        const auto height = std::max(whole(std::ceil(scale * double(height_))), top_height_) + 1;
         const double degrees = train_ && real("rotation_prob") > 0 ? std::abs(real("max_rotate_degree")) : 0;
         const double most = degrees == 0 ? 0 : std::sin(std::min(degrees, 90.) * M_PI / 180);
-        const auto across = int64_t(double(width) + most * double(height)) + 4;
-        const auto down = int64_t(double(height) + most * double(width)) + 4;
+        const auto across = whole(double(width) + most * double(height)) + 4;
+        const auto down = whole(double(height) + most * double(width)) + 4;
         for (Picture* picture : {&first_, &second_}) picture->pixels.reserve(3 * across * down);
         const int64_t wide = std::max(width, top_width_), high = std::max(height, top_height_);
         weights_.reserve(wide + high);
@@ -190,7 +191,7 @@ private:
         const auto part = [&](int64_t room, const char* name) {
             const int64_t shift = anywhere ? spec_.attributes.integer(name) : 0;
             const double share = anywhere ? chance() : 0.5;
-            return int64_t(std::llround(share * double(room + shift) - double(shift / 2)));
+            return whole(std::round(share * double(room + shift) - double(shift / 2)));
         };
         changes.left = part(width - top_width_, "shift_x");
         changes.top = part(height - top_height_, "shift_y");
@@ -245,7 +246,7 @@ private:
         for (const auto& [size, wanted] : {std::pair(from.width, width), std::pair(from.height, height)})
             for (int64_t i = 0; i < wanted; i++) {
                 const double place = (double(i) + 0.5) * double(size) / double(wanted) - 0.5;
-                starts_.push_back(int64_t(std::floor(place)) - 1);
+                starts_.push_back(whole(std::floor(place)) - 1);
                 weights_.push_back(cubic(place - std::floor(place)));
             }
 #pragma omp parallel for collapse(2) schedule(static)
@@ -277,7 +278,7 @@ private:
                 for (int64_t i = 0; i < to.width; i++) {
                     double x = double(i), y = double(row);
                     rotation.back(x, y);
-                    const auto left = int64_t(std::floor(x)), up = int64_t(std::floor(y));
+                    const auto left = whole(std::floor(x)), up = whole(std::floor(y));
                     float& pixel = to.plane(c)[row * to.width + i];
                     pixel = 0;
                     if (left < 0 || up < 0 || left + 1 >= from.width || up + 1 >= from.height) continue;
@@ -297,7 +298,7 @@ private:
                                      "many rows of 16");
         float* const grid = outputs_[1]->data() + n * channels_ * rows_ * columns_;
         std::fill_n(grid, channels_ * rows_ * columns_, 0.f);
-        for (int64_t i = 1; i <= int64_t(boxes); i++) {
+        for (int64_t i = 1; i <= whole(boxes); i++) {
             const float* const label = labels + i * label_size;
             Rectangle box{label[0], label[1], label[2], label[3]};
             if (changes.flips) box.x = double(width_) - box.x - box.width - 1;
@@ -312,7 +313,7 @@ private:
             box.x -= double(changes.left);
             box.y -= double(changes.top);
             if (spec_.attributes.flag("crop_bboxes")) box = box.within({0, 0, double(top_width_), double(top_height_)});
-            const auto known = std::find(sources_.begin(), sources_.end(), int64_t(label[5]));
+            const auto known = std::find(sources_.begin(), sources_.end(), whole(label[5]));
             if (known == sources_.end() || box.area() < FLT_EPSILON) continue;
             cover(grid, box, targets_[known - sources_.begin()]);
         }
@@ -333,7 +334,7 @@ private:
         const Rectangle region = shrunk(box);
         const double square = stride_ * stride_;
         const double norm = std::max(spec_.attributes.flag("obj_norm") ? 0. : 1., square / region.area());
-        const auto clamped = [](double value, int64_t most) { return std::clamp<int64_t>(int64_t(value), 0, most); };
+        const auto clamped = [](double value, int64_t most) { return std::clamp<int64_t>(whole(value), 0, most); };
         const int64_t left = clamped(std::floor(region.x / stride_), columns_);
         const int64_t right = clamped(std::ceil((region.x + region.width) / stride_), columns_);
         const int64_t top = clamped(std::floor(region.y / stride_), rows_);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -60,7 +61,7 @@ private:
         const float* const flow = input(1)->data() + 2 * n * height_ * width_ + row * width_ + column;
         const float x = float(column) + flow[0], y = float(row) + flow[height_ * width_];
         if (!(x >= 0 && y >= 0 && x < float(width_) && y < float(height_))) return {};
-        const int64_t left = int64_t(x), top = int64_t(y);
+        const int64_t left = whole(x), top = whole(y);
         return {true,
                 top * width_,
                 std::min(top + 1, height_ - 1) * width_,

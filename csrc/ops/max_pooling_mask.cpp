@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/vectorised.h"
+#include "kernels/whole.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/parts.h"
 
@@ -118,7 +119,7 @@ public:
             for (int64_t at = 0; at < places; at++)
                 for (int64_t lane = 0; lane < x_.lanes; lane++) {
                     const int64_t i = at * y_.inner_stride + lane;
-                    wanted[int64_t(mask[i]) * x_.inner_stride + lane] += given[i];
+                    wanted[whole(mask[i]) * x_.inner_stride + lane] += given[i];
                 }
         }
     }

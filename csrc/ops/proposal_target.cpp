@@ -5,6 +5,7 @@
 // and outside of the loss (as these). attributes: classes, objects (most of them), object_overlap, least_overlap and
 // most_overlap of the background, means, deviations and inside_weights (4 each). Where there are fewer regions than B,
 // they are repeated.
+#include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 #include "ops/common/region_sampling.h"
 
@@ -101,7 +102,7 @@ private:
         std::copy_n(box, 4, region + 1);
         if (at >= objects_.size()) return;
         const float* const truth = input(1)->data() + best_[chosen_[at]] * truth_columns;
-        const auto label = int64_t(std::min(truth[4], float(classes_ - 1)));
+        const auto label = whole(std::min(truth[4], float(classes_ - 1)));
         outputs_[1]->data()[row] = float(label);
         float offsets[4];
         box_offsets(box, truth, offsets);

@@ -43,7 +43,7 @@ public:
                     const int64_t i = at * x_.inner_stride + lane;
                     const float place = mask[from + i];
                     if (place >= 0 && place < float(y_.inner))
-                        y[int64_t(place) * y_.inner_stride + lane] = x[i];
+                        y[whole(place) * y_.inner_stride + lane] = x[i];
                     else
                         fits = false;
                 }
@@ -63,7 +63,7 @@ public:
             for (int64_t at = 0; at < x_.inner; at++)
                 for (int64_t lane = 0; lane < x_.lanes; lane++) {
                     const int64_t i = at * x_.inner_stride + lane;
-                    wanted[i] = given[int64_t(mask[from + i]) * y_.inner_stride + lane];
+                    wanted[i] = given[whole(mask[from + i]) * y_.inner_stride + lane];
                 }
         }
     }

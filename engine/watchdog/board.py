@@ -81,6 +81,9 @@ class Board:
     def is_slow(self) -> bool:
         return self.numbers[PLACE] in SLOW
 
+    def is_ending(self) -> bool:
+        return self.numbers[PLACE] == END
+
     def waits_for_others(self) -> bool:
         return bool(self.numbers[WAITS]) or self.numbers[BUCKET] != NONE or self.numbers[PLACE] == UPDATE
 

@@ -167,6 +167,8 @@ class Guard:
         self.supervisor = ""
         if self.rank == 0:
             say("engine: the process that has started this run was killed: stopping it\n")
+        if self.watch.board.is_ending():  # another rank's signal has stopped it already
+            return
         with contextlib.suppress(OSError):
             os.kill(self.watch.pid, signal.SIGTERM)
 

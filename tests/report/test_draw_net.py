@@ -76,7 +76,7 @@ def test_other_kinds(graph, tmp_path, suffix, magic):
 def test_a_picture_without_pygraphviz(graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
     with pytest.raises(
-        EngineError, match=r"x.svg: drawing needs pygraphviz: pip install engine\[plot\]; or name a .dot"
+        EngineError, match=r"x.svg: drawing needs pygraphviz: pip install prototxt-engine\[plot\]; or name a .dot"
     ):
         draw_net(graph, str(tmp_path / "x.svg"))
 

@@ -87,6 +87,7 @@ void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     outer_ = count_of(Dims(x->shape.begin(), x->shape.begin() + axis));
     inner_ = count_of(Dims(x->shape.begin() + axis + 1, x->shape.end()));
     in_columns_ = inner_ > 1 && is_plain(x->layout);
+    in_rows_ = inner_ == 1 && is_plain(x->layout) && x->layout.get_data_type() == memory::data_type::f32;
     touch(Pass::forward, {x, y});
     may_overwrite(Pass::forward, x, y);
     if (in_columns_) return;
@@ -119,8 +120,7 @@ void SoftmaxOp::add_softmax_backward(const TensorPtr& wanted) {
 void SoftmaxOp::forward(const dnnl::stream& stream) {
     if (!in_columns_) {
         Op::forward(stream);
-        if (inner_ == 1 && y_->layout.get_data_type() == memory::data_type::f32 && is_plain(y_->layout))
-            spread_nans(y_->data(), outer_, classes_);
+        if (in_rows_) spread_nans(y_->data(), outer_, classes_);
         return;
     }
     const float* const x = x_->data();
