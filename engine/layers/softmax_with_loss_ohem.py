@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @register("SoftmaxWithLossOHEM")
 class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities,
-    the loss of each label, in the labels' shape and 0 where a label is ignored."""
+    the loss of each label, in the labels' shape, of one axis as (N, 1, 1, 1), like that of R-FCN's labels, and 0 where
+    a label is ignored."""
 
     top_range = (0, 3)
 
@@ -25,7 +26,9 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
 
     def infer(self) -> list[Shape]:
         super().infer()
-        return [(), *self.shapes][: max(1, len(self.message.top))]
+        scores, labels = self.shapes
+        losses = (*labels, 1, 1, 1) if len(labels) == 1 else labels
+        return [(), scores, losses][: max(1, len(self.message.top))]
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]

@@ -25,7 +25,9 @@ def test_forward(shape, labels):
     l.flat[0] = 2
     net = run(layer("loss_param { ignore_label: -1 }"), x=x, l=l)
     expected = losses(x, l)
-    np.testing.assert_allclose(net.blobs["each"].data, expected.reshape(labels), rtol=1e-5, atol=1e-6)
+    top = (6, 1, 1, 1) if labels == (6,) else labels  # as R-FCN's labels, which its Eltwise asks for
+    assert net.blobs["each"].shape == top
+    np.testing.assert_allclose(net.blobs["each"].data, expected.reshape(top), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(net.blobs["loss"].data, expected.sum() / (l >= 0).sum(), rtol=1e-5)
     np.testing.assert_allclose(net.blobs["p"].data.sum(1), 1, rtol=1e-5)
 
