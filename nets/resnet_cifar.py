@@ -9,7 +9,7 @@ mirrors half of them; with stage "collapse" it only mirrors them. Means are in t
 
 import argparse
 
-from writer import UNDECAYED, layer
+from writer import UNDECAYED, layer, synthetic
 
 WIDTHS = (16, 32, 64)  # channels of the three groups
 SIDE = 32
@@ -25,14 +25,7 @@ SCALE = 0.015625
 def all_data(batch, folder, test_batch=100):
     """Training with augmentation, training without the crops (stage "collapse"), and testing."""
     if folder == SYNTHETIC:
-        body = f"""\
-dummy_data_param {{
-    shape {{ dim: {batch} dim: 3 dim: {SIDE} dim: {SIDE} }}
-    shape {{ dim: {batch} }}
-    data_filler {{ type: "gaussian" std: 1 }}
-    data_filler {{ type: "uniform" min: 0 max: {CLASSES - 1} }}
-}}"""
-        yield layer("data", "DummyData", "", "data label", body)
+        yield synthetic(batch, SIDE, CLASSES, std=1)
         return
     train, test = (f"{folder}/cifar10_{part}_lmdb" for part in ("train", "test"))
     shuffled = "  # per rank\n    shuffle: true"

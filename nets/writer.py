@@ -57,14 +57,14 @@ data_param {{
     return layer("data", "Data", "", "data label", body)
 
 
-def synthetic(batch, crop):
+def synthetic(batch, crop, classes=CLASSES, std=50):
     """Noise with labels, made anew at every step."""
     body = f"""\
 dummy_data_param {{
     shape {{ dim: {batch} dim: 3 dim: {crop} dim: {crop} }}
     shape {{ dim: {batch} }}
-    data_filler {{ type: "gaussian" std: 50 }}
-    data_filler {{ type: "uniform" min: 0 max: {CLASSES - 1} }}
+    data_filler {{ type: "gaussian" std: {std} }}
+    data_filler {{ type: "uniform" min: 0 max: {classes - 1} }}
 }}"""
     return layer("data", "DummyData", "", "data label", body)
 

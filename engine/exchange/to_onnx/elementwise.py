@@ -44,24 +44,9 @@ def _elu(out: Writer, layer: Layer, x: str) -> str:
     return out.op("Elu", x, alpha=layer.message.elu_param.alpha)
 
 
-@exports("AbsVal")
-def _abs_val(out: Writer, layer: Layer, x: str) -> str:
-    return out.op("Abs", x)
-
-
-@exports("Sigmoid")
-def _sigmoid(out: Writer, layer: Layer, x: str) -> str:
-    return out.op("Sigmoid", x)
-
-
-@exports("TanH")
-def _tanh(out: Writer, layer: Layer, x: str) -> str:
-    return out.op("Tanh", x)
-
-
-@exports("BNLL")
-def _bnll(out: Writer, layer: Layer, x: str) -> str:
-    return out.op("Softplus", x)
+@exports("AbsVal", "BNLL", "Sigmoid", "TanH")
+def _without_parameters(out: Writer, layer: Layer, x: str) -> str:
+    return out.op({"AbsVal": "Abs", "BNLL": "Softplus", "Sigmoid": "Sigmoid", "TanH": "Tanh"}[layer.type], x)
 
 
 @exports("Swish")
