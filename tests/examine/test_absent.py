@@ -7,7 +7,6 @@ import pytest
 from engine.cli import main
 from engine.config import read_solver
 from engine.examine.check import check_file, summary, to_json, to_text
-from engine.layers import python
 
 NET = """
 layer { name: "data" type: "Data" top: "data" top: "label"
@@ -19,13 +18,6 @@ PYTHON = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 } } }
 layer { name: "own" type: "Python" bottom: "x" top: "y" python_param { module: "absent.one" layer: "One" } }
 """
-
-
-@pytest.fixture(autouse=True)
-def no_consent(monkeypatch):
-    """Other tests of this process may have given it."""
-    monkeypatch.setattr(python, "_consent", [])
-    monkeypatch.delenv("ENGINE_PYTHON_LAYERS", raising=False)
 
 
 @pytest.fixture

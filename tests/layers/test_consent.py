@@ -121,8 +121,7 @@ def test_a_net_whose_code_does_not_run_is_shown_without_shapes(folder):
     assert done.returncode == 0 and "drawn without shapes" in done.stderr and "'nothing'" in done.stderr
 
 
-def test_check_finds_what_is_wrong_elsewhere(folder, monkeypatch):
-    monkeypatch.setattr(python, "_consent", [])
+def test_check_finds_what_is_wrong_elsewhere(folder):
     report = check_file(str(folder / "net.prototxt"))
     assert report.errors == [] and len(report.refused) == 1 and "mine_of_consent" not in sys.modules
     (folder / "net.prototxt").write_text(NET + 'layer { name: "odd" type: "Slice" bottom: "nothing" top: "w" }')
