@@ -141,11 +141,10 @@ class WeightDecay:
         self._constant, self._schedule = param.weight_decay, None
         self._poly = _poly_from_to(param, "weight_decay", param.max_weight_decay, param.weight_decay_power)
         if param.HasField("weight_decay_schedule"):
-            field = "weight_decay_schedule.policy"
+            field, policy = "weight_decay_schedule.policy", param.weight_decay_schedule.policy
+            if policy in _policies and _policies[policy].reads_loss:  # and has no fields in ScheduleParameter
+                raise ConfigError(f"{field} '{policy}' follows the loss, as only lr_policy can; take another", where)
             self._schedule = Schedule(_decay_as_rate(param), where, field, "weight_decay")
-            if self._schedule.reads_loss:
-                policy = param.weight_decay_schedule.policy
-                raise ConfigError(f"{field} '{policy}' reads the loss; take another", where)
 
     def __call__(self, iteration: int) -> float:
         """The decay of the update after `iteration` finished ones. Raises NumericalError as Schedule does."""

@@ -98,7 +98,7 @@ def test_weight_decay(text, expected):
         ('{ policy: "stepp" }', "weight_decay_schedule.policy 'stepp' is unknown; did you mean 'step'"),
         ('{ policy: "step" gamma: 2 }', "weight_decay_schedule.policy 'step' needs stepsize"),
         ('{ policy: "fixed" }', "weight_decay_schedule.policy 'fixed' needs weight_decay"),
-        ('{ policy: "plateau" gamma: 2 }', "needs plateau_winsize"),
+        ('{ policy: "plateau" gamma: 2 }', "'plateau' follows the loss, as only lr_policy can"),
     ],
 )
 def test_wrong_weight_decays_say_what_is_missing(text, words):
