@@ -157,7 +157,10 @@ class Outline:
             yield f"lr_scaling.cap {scaling.cap:g} is below base_lr {given.base_lr:g}, the rate of the base batch"
         factor = self.param.base_lr / given.base_lr if given.base_lr else 0
         if factor >= 4 and not self.param.warmup_iter:
-            yield f"the rate begins at {factor:.3g} times base_lr, without a warm-up (warmup_epoch: 5 is usual)"
+            yield (
+                f"the rate begins at {factor:.3g} times base_lr, without a warm-up (warmup_epoch: 5 is usual, except "
+                "where a run goes on from trained weights)"
+            )
         start = given.warmup_start_lr
         ratio = scaled(given, self.calendar.batch, capped=False) / given.base_lr if given.base_lr else 0
         if start > 0 and ratio >= 4 and ratio / 2 <= given.base_lr / start <= ratio * 2:
