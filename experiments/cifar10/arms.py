@@ -122,7 +122,7 @@ ARMS: dict[str, Arm] = {
     "512 LARS": lars("512", 512),
     "2048 LARS": lars("2048", 2048, LONG_WARMUP),
     "8192 LARS": lars("8192", 8192, LONG_WARMUP),
-    "bf16": one("bf16", precision="BF16"),
+    "fp32": one("linear to 0, in fp32", precision="FP32"),
 }
 
 # For --quick: a comparison of single nets, and an ensemble.
@@ -159,5 +159,5 @@ COMPARISONS = (
         0.5,
     ),
     Comparison("Global batch, with LARS", ("128 LARS", "512 LARS", "2048 LARS", "8192 LARS")),
-    Comparison("Precision", ("linear", "bf16")),
+    Comparison("Precision", ("fp32", "linear")),
 )
