@@ -202,8 +202,9 @@ class Solver:
                 finished = self.run(self.param.max_iter)
                 if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
                     self.snapshot()
+                if not finished:
+                    self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
             if not finished:
-                self._end_observing()
                 log("Optimization stopped early.")
                 return False
             self._finish()

@@ -18,8 +18,6 @@ from tests.layers.harness import check_gradients, error_of, net_text, run
 from tests.mpi import REPO
 from tests.solver.harness import digits_net, make_solver
 
-allow_modules()
-
 USER = '''
 import caffe
 import numpy as np
@@ -135,7 +133,8 @@ class Faulty(caffe.Layer):
 
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
-    """The user's module in PYTHONPATH."""
+    """The user's module in PYTHONPATH, and the consent to import it."""
+    allow_modules()
     (tmp_path / "user_layers.py").write_text(USER)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
