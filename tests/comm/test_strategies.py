@@ -112,59 +112,64 @@ RANKS = """
 from engine.comm.world import world
 from tests.comm.test_strategies import *
 w = world()
-run = Run(w, clip={clip}, iter_size={iter_size}, comm={comm!r})
-run.strategy.record(True)
-run.steps()
-events = run.strategy.events()
-assert len(events) == STEPS * len(run.buckets), len(events)
-assert all(e.ready <= e.start <= e.reduced <= e.end for e in events)
-reports = w.gather((run.digest(), run.weights.tobytes()))
-if w.rank == 0:
-    assert len({{digest for digest, _ in reports}}) == 1, "ranks differ"
-    weights = np.frombuffer(reports[0][1], np.float32)
-    scale = {iter_size}  # see test_clipping_is_of_the_sum_over_micro_batches
-    np.testing.assert_allclose(weights, reference({clip} / scale), rtol=1e-5, atol={tolerance})
-    print(type(run.strategy).__name__, reports[0][0], flush=True)
-run.strategy.close()
+for servers, comm in {runs!r}:
+    os.environ["MLSL_NUM_SERVERS"] = str(servers)
+    run = Run(w, clip={clip}, iter_size={iter_size}, comm=comm)
+    run.strategy.record(True)
+    run.steps()
+    events = run.strategy.events()
+    assert len(events) == STEPS * len(run.buckets), len(events)
+    assert all(e.ready <= e.start <= e.reduced <= e.end for e in events)
+    reports = w.gather((run.digest(), run.weights.tobytes()))
+    if w.rank == 0:
+        assert len({{digest for digest, _ in reports}}) == 1, "ranks differ"
+        weights = np.frombuffer(reports[0][1], np.float32)
+        scale = {iter_size}  # see test_clipping_is_of_the_sum_over_micro_batches
+        np.testing.assert_allclose(weights, reference({clip} / scale), rtol=1e-5, atol={tolerance})
+        print(type(run.strategy).__name__, reports[0][0], flush=True)
+    run.strategy.close()
 w.close()
 """
 
 
 def ranks(
-    count: int, servers: int, clip: float = 0.0, iter_size: int = 1, comm: str = "", tolerance=1e-6, hosts: int = 1
-) -> list[str]:
-    program = RANKS.format(clip=clip, iter_size=iter_size, comm=comm, tolerance=tolerance)
-    environ = {"MLSL_NUM_SERVERS": str(servers), "MPIR_CVAR_NUM_CLIQUES": str(hosts)}
-    done = run_ranks(count, program, timeout=90, environ=environ)
+    count: int, *runs: tuple[int, str], clip: float = 0.0, iter_size: int = 1, tolerance=1e-6, hosts: int = 1
+) -> list[list[str]]:
+    """Compares each run with the reference: so many servers, and fields of comm_param. Returns the name of its strategy
+    and the digest of what has become of the weights."""
+    program = RANKS.format(runs=runs, clip=clip, iter_size=iter_size, tolerance=tolerance)
+    done = run_ranks(count, program, timeout=90, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.split()
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert len(found) == len(runs)
+    return found
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("clip", "iter_size"), [(0.0, 1), (3.0, 2)])
 def test_two_ranks_equal_one_with_any_number_of_servers(clip, iter_size):
-    results = [ranks(2, servers, clip, iter_size) for servers in (0, 1, 2, 4)]
+    results = ranks(2, *((servers, "") for servers in (0, 1, 2, 4)), clip=clip, iter_size=iter_size)
     assert [name for name, _ in results] == ["Blocking", "Servers", "Servers", "Servers"]
     assert len({digest for _, digest in results}) == 1, "the bits depend on the number of servers"
 
 
 @pytest.mark.mpi
 def test_three_ranks_with_clipping():
-    assert ranks(3, 2, clip=3.0)[0] == "Servers"
+    assert ranks(3, (2, ""), clip=3.0)[0][0] == "Servers"
 
 
 @pytest.mark.mpi
 def test_two_runs_have_the_same_bits():
-    assert ranks(4, 2) == ranks(4, 2)
+    assert ranks(4, (2, "")) == ranks(4, (2, ""))
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("clip", [0.0, 3.0])
 def test_the_same_bits_with_and_without_priority(count, clip):
-    small = "chunk_mb: 0.01 "
-    results = [ranks(count, 2, clip, comm=f"{small} priority: {on}") for on in ("false", "true")]
-    assert results[0] == results[1] == ranks(count, 1, clip, comm=f"{small} priority: true")
+    small, first = "chunk_mb: 0.01", "chunk_mb: 0.01 priority: true"
+    results = ranks(count, (2, small), (2, first), (1, first), clip=clip)
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.mpi
@@ -172,7 +177,7 @@ def test_the_same_bits_with_and_without_priority(count, clip):
 @pytest.mark.parametrize("comm", ["compression: BF16", "compression: BF16 error_feedback: true priority: true"])
 def test_bf16_reductions(servers, comm):
     # Six steps of rate 0.1, 0.05, ...: the learning rates add up to 0.245, momentum makes at most ten times that.
-    assert ranks(2, servers, comm=comm, tolerance=2.45 * 2**-8 * 2)[0]
+    assert ranks(2, (servers, comm), tolerance=2.45 * 2**-8 * 2)
 
 
 KEPT = """
@@ -203,14 +208,14 @@ def test_whoever_reads_the_reduced_gradients_finds_them():
 @pytest.mark.parametrize("comm", ["", "compression: BF16 chunk_mb: 0.02"])
 def test_hosts_that_exchange_shares_directly(comm):
     tolerance = 2.45 * 2**-8 * 2 if comm else 1e-6
-    results = [ranks(3, servers, comm=comm, tolerance=tolerance, hosts=3) for servers in (0, 1, 2)]
+    results = ranks(3, *((servers, comm) for servers in (0, 1, 2)), tolerance=tolerance, hosts=3)
     assert len({digest for _, digest in results}) == 1, "the bits depend on the number of servers"
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("comm", ["", "priority: true chunk_mb: 0.02"])
 def test_hierarchical(comm):
-    assert ranks(4, 2, clip=3.0, comm=f"algorithm: HIERARCHICAL {comm}", hosts=2)[0] == "Servers"
+    assert ranks(4, (2, f"algorithm: HIERARCHICAL {comm}"), clip=3.0, hosts=2)[0][0] == "Servers"
 
 
 PRIORITY = """

@@ -80,7 +80,7 @@ from engine.comm.world import World
 from engine.config import read_net
 from engine.net import Net, NetOptions
 
-shapes = [(8, 3, 28, 28), (8,)]
+shapes = [(4, 3, 28, 28), (4,)]
 net = Net(read_net(sys.argv[1]), proto.TRAIN, NetOptions(shapes_of=lambda layer, where: shapes, precision=sys.argv[2]))
 feed_synthetic(net, seed=1)
 training = Training(net, World())
@@ -90,7 +90,7 @@ training.optimizer.wait()
 counter = ctypes.CDLL(None)
 counter.allocations.restype = counter.all_allocations.restype = ctypes.c_long
 counter.start(1)
-for iteration in range(5, 15):
+for iteration in range(5, 10):
     step(net, training, iteration)
 counter.start(0)
 print(counter.allocations(), counter.all_allocations())
