@@ -80,6 +80,7 @@ class Run:
         paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
         mark = dict([self.mark.split("=")])
         environ = {**OVERSUBSCRIBE, **os.environ, **self.environ, **mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        environ["ENGINE_WATCHDOG"] = str(watchdog)  # until a rank has read its solver, too: 60 s would hold there
         command = STYLES[self.style](self, arguments)
         self.begin = time.monotonic()
         self.log_begin = len(self.text())
