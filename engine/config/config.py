@@ -134,10 +134,14 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
 
 
 def _read_text(path: str | os.PathLike) -> str:
+    """Text that is not UTF-8, as comments of older editors are, keeps its bytes as Latin-1: its marks are ASCII."""
+    data = read_bytes(path, ConfigError)
     try:
-        return read_bytes(path, ConfigError).decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ConfigError("not a text file; expected a net or solver in prototxt", str(path)) from None
+        if b"\0" in data:
+            raise ConfigError("not a text file; expected a net or solver in prototxt", str(path)) from None
+        return data.decode("latin-1")
 
 
 def _kind(nodes: list[Node]) -> str:

@@ -162,6 +162,9 @@ class _Scanner:
         elif self.kind == "word":
             node.value = self.text
             self.advance()
+            if node.value == "-" and self.kind == "word" and self.text[0] not in "+-":  # the sign is a token by itself
+                node.value += self.text
+                self.advance()
         else:
             self.fail(f"expected a value for '{node.name}', got {self.text}")
         return node
