@@ -348,6 +348,8 @@ class Solver:
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
             count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
+            if count == 0:
+                continue
             with self.average.in_use() if self.average else nullcontext():
                 self.model_parallel.copy_to(evaluator.net)
                 values = evaluator.run(count)

@@ -163,6 +163,8 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
     for field in ("engine", "device_id", "layer_wise_reduce", "debug_info"):
         if param.HasField(field):
             yield f"{field} is ignored"
+    if 0 in param.test_iter:
+        yield "test_iter: 0 tests nothing"
     for field in constants_of_others(param):
         yield f"{field} is ignored: solver type {param.type} does not read it"
 
@@ -305,8 +307,8 @@ def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:
     if param.test_iter and not param.test_interval and not param.test_epoch:
         yield "test_iter", "test_iter is given, but no test_interval"
     for count in param.test_iter:
-        if count <= 0:
-            yield "test_iter", f"test_iter: expected 1 or more, got {count}"
+        if count < 0:
+            yield "test_iter", f"test_iter: expected 0 or more, got {count}"
     for name in ("", "weight_decay_schedule", "batch_growth"):
         message = getattr(param, name) if name else param
         for field in ("stepvalue", "stageiter"):

@@ -99,6 +99,11 @@ def test_tests_and_display_come_at_their_iterations(log, initial, expected):
     assert all(0 <= accuracy <= 1 for _, accuracy in found["Test accuracy"])
 
 
+def test_a_test_of_no_iterations_tests_nothing(log):
+    solve("max_iter: 4 test_iter: 0 test_interval: 2", digits_net())
+    assert "Test loss" not in log.parse() and log.has("Iteration 2, Testing net (#0)") and log.has("Optimization Done.")
+
+
 def test_average_loss_is_the_mean_of_the_last_ones(log):
     solve("max_iter: 6 display: 1 average_loss: 3", digits_net())
     found = log.parse()
