@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +31,7 @@ from engine.solver.update import find_rule
 from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
+USUAL_CLASSES = 10  # where only data that are not here tell their number
 
 
 @dataclass
@@ -209,7 +211,17 @@ def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
 
 def _check_net(config: NetConfig, report: FileReport, level: int, stages: list[str]) -> None:
     """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
+    _give_num_output(config, report)
     kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASES}
+    staged = [] if stages or any(kept.values()) else _feeding_stages(config, level)
+    if staged:
+        report.note(
+            f"{config.path}: nothing feeds the net without a stage; checked with each that does: "
+            f"{', '.join(staged)} (--stage)"
+        )
+        for phase, stage in itertools.product(PHASES, staged):
+            _add_graph(config, phase, level, [stage], report)
+        return
     for phase, name in PHASES.items():
         if not kept[phase] and any(kept.values()):
             report.note(f"{config.path}: nothing feeds the net in phase {name}, which is left out")
@@ -226,6 +238,26 @@ def _feeding_layers(config: NetConfig, phase: int, level: int, stages: list[str]
     return [
         layer for i, layer in layers if not layer.bottom and kept(layer, phase, level, set(stages), config.where(i))
     ]
+
+
+def _feeding_stages(config: NetConfig, level: int) -> list[str]:
+    """The stages each of which alone lets a layer feed the net, in their order in the text."""
+    named = dict.fromkeys(stage for layer in config.message.layer for rule in layer.include for stage in rule.stage)
+    return [stage for stage in named if any(_feeding_layers(config, phase, level, [stage]) for phase in PHASES)]
+
+
+def _give_num_output(config: NetConfig, report: FileReport) -> None:
+    """DIGITS's nets name no data, and say nothing of the number of its classes: DIGITS fills in both."""
+    readers = [layer for layer in config.message.layer if layer.type == "Data"]
+    if not readers or any(layer.data_param.source for layer in readers):
+        return
+    for index, layer in enumerate(config.message.layer):
+        if layer.type == "InnerProduct" and not layer.inner_product_param.HasField("num_output"):
+            layer.inner_product_param.num_output = USUAL_CLASSES
+            report.absent(
+                f"{config.where(index)}: layer '{layer.name}': num_output is left to the data, which is not here; "
+                f"assuming {USUAL_CLASSES}"
+            )
 
 
 def _add_graph(

@@ -71,6 +71,33 @@ def test_nets_and_weights_of_a_solver(write):
     assert "momentum" in report.errors[0] and len(report.absent_files) == 1
 
 
+STAGED = """
+layer { name: "train" type: "Data" top: "data" top: "label" data_param { batch_size: 2 } include { stage: "train" } }
+layer { name: "val" type: "Data" top: "data" top: "label" data_param { batch_size: 3 } include { stage: "val" } }
+layer { name: "scale" type: "Power" bottom: "raw" top: "data" include { stage: "deploy" } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { bias_term: false } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" exclude { stage: "deploy" } }
+"""
+
+
+def test_a_net_that_only_stages_feed(write):
+    """As those of DIGITS, which fills in what data there are, and how many classes they have."""
+    path = write("net.prototxt", STAGED)
+    report = check_file(path)
+    assert report.errors == [] and [net.batch for net in report.nets] == [2, 3, 2, 3]
+    assert any("checked with each that does: train, val (--stage)" in note for note in report.notes)
+    assert report.absent_files == [
+        f"{path}:5:1: layer 'ip': num_output is left to the data, which is not here; assuming 10"
+    ]
+    assert [net.batch for net in check_file(path, stages=["val"]).nets] == [3, 3]
+    assert "no layer makes its bottom 'raw'" in check_file(path, stages=["deploy"]).errors[0]
+
+
+def test_num_output_is_missing_where_data_are_named(write):
+    report = check_file(write("net.prototxt", NET.replace("num_output: 7", "") % ""))
+    assert "num_output" in report.errors[0]
+
+
 def test_status(write, capsys):
     lacks, code = write("lacks.prototxt", NET % ""), write("code.prototxt", PYTHON)
     assert main(["check", lacks, code]) == 0
