@@ -111,7 +111,7 @@ def _reader(graph: Graph, blob: Blob) -> tuple[Layer, Maker] | None:
     return None
 
 
-_HAND_ON = frozenset({"Split", "Slice", "Reshape", "Flatten", "Permute", "Concat", "Cast"})
+_HAND_ON = frozenset({"Split", "Slice", "Reshape", "Flatten", "Permute", "Concat", "Cast", "Gather", "Scatter"})
 
 
 def _maker(layer: Layer, i: int) -> Maker | None:

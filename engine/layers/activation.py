@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.layers.base import Layer, Shape
 
 if TYPE_CHECKING:
-    from engine.layers.builder import Builder
+    from engine.layers.builder import Builder, Tensor
 
 
 class Activation(Layer):
@@ -22,8 +22,10 @@ class Unary(Activation):
     """An activation of a kernel that does not know where a layout has padding, which must stay zero."""
 
     def lower(self, builder: Builder) -> None:
+        builder.op(self.type, self, [self.unpadded(builder)], self.attributes())
+
+    def unpadded(self, builder: Builder) -> Tensor:
+        """The bottom, in a layout without padding."""
         x = builder.tensor(self.bottoms[0])
         bytes_each = 2 if x.dtype == "bf16" else 4
-        if x.nbytes != bytes_each * math.prod(x.shape):
-            x = builder.plain(self, x)
-        builder.op(self.type, self, [x], self.attributes())
+        return x if x.nbytes == bytes_each * math.prod(x.shape) else builder.plain(self, x)

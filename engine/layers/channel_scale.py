@@ -1,4 +1,4 @@
-"""Multiplies the channels of each position by a number, from happynear's fork."""
+"""Multiplies the channels of each position by a number, from the forks of happynear and PSPNet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 
-@register("ChannelScale")
+@register("ChannelScale", "SpatialProduct")
 class ChannelScale(Layer):
     """Bottoms: x (N, C, ...), scale, a number for each position, such as Normalize's second top; top: x scale. The
     scale gets no gradient with `do_backward_scale: false`."""

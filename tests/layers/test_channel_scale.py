@@ -28,6 +28,12 @@ def test_a_scale_without_a_gradient():
     assert net.blobs["s"].diff is None or not net.blobs["s"].diff.any()
 
 
+def test_the_name_of_pspnets_fork():
+    x, s = RANDOM.normal(size=(2, 3, 4, 5)), RANDOM.normal(size=(2, 1, 4, 5))
+    text = 'layer { name: "layer" type: "SpatialProduct" bottom: "x" bottom: "s" top: "y" }'
+    np.testing.assert_allclose(run(text, x=x, s=s).blobs["y"].data, x * s, rtol=1e-5)
+
+
 def test_errors():
     assert "expected a scale of one number for each position of (3, 4), got (3, 4)" in error_of(
         layer(), x=(3, 4), s=(3, 4)

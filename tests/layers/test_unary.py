@@ -1,4 +1,4 @@
-"""AbsVal, BNLL, Clip, ELU, Exp, Log, Power, ReLU6, Swish, Threshold: functions of one number."""
+"""AbsVal, BNLL, Clip, ELU, Exp, Log, NegReLU, Power, ReLU6, Swish, Threshold: functions of one number."""
 
 import numpy as np
 import pytest
@@ -32,6 +32,8 @@ FUNCTIONS = {
     "Exp exp_param { scale: 0.5 shift: -1 }": (lambda x: np.exp(0.5 * x - 1), []),
     "Log log_param { shift: 4 }": (lambda x: np.log(4 + x), []),
     "Log log_param { base: 10 scale: 0.5 shift: 2 }": (lambda x: np.log10(2 + 0.5 * x), []),
+    "NegReLU": (lambda x: np.minimum(x, 0), [0]),
+    "NegReLU relu_param { negative_slope: 0.3 }": (lambda x: np.where(x > 0, 0.3 * x, x), [0]),
     "Power": (lambda x: x, []),
     "Power power_param { scale: -2 shift: 1 }": (lambda x: 1 - 2 * x, []),
     "Power power_param { power: 2 scale: 0.5 shift: 1 }": (lambda x: (1 + 0.5 * x) ** 2, []),
