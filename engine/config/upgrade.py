@@ -37,6 +37,7 @@ _V1_TYPES = {
     "MVN": "MVN",
     "RELU": "ReLU",
     "ROIPOOLING": "ROIPooling",
+    "ROI_POOLING": "ROIPooling",
     "SOFTMAX_LOSS": "SoftmaxWithLoss",
     "TANH": "TanH",
 }
@@ -133,6 +134,9 @@ _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer
 _SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
 _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
 
+# Layers of DeepLab's and FlowNet 2's forks that write files.
+_WRITERS = ("MatWrite", "ImgWriter", "FLOWriter", "FloatWriter", "PFMWriter")
+
 # NVIDIA's warm-up -> ours.
 _RAMPUP = (("rampup_interval", "warmup_iter"), ("rampup_lr", "warmup_start_lr"))
 
@@ -181,9 +185,28 @@ def upgrade_net(
     if message.input:
         notes.append("upgraded its inputs to an Input layer")
         origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
+    origins = _drop_writers(message, origins, notes)
     for layer, origin in zip(message.layer, origins, strict=True):
         _upgrade_fields(layer, origin)
     return origins, notes
+
+
+def _drop_writers(message: proto.NetParameter, origins: list[Node | None], notes: list[str]) -> list[Node | None]:
+    """Leaves out layers of forks that write their bottoms to files: what they read are outputs of the net then. Returns
+    the places of those that stay."""
+    kept = [i for i, layer in enumerate(message.layer) if layer.type not in _WRITERS]
+    if len(kept) == len(message.layer):
+        return origins
+    layers = [layer for layer in message.layer if layer.type not in _WRITERS]
+    for layer in message.layer:
+        if layer.type in _WRITERS:
+            read = ", ".join(layer.bottom)
+            notes.append(f"layer '{layer.name}' ({layer.type}) writes no file and is left out; it reads {read}")
+    changed = type(message)()
+    changed.layer.extend(layers)
+    message.ClearField("layer")
+    message.MergeFrom(changed)
+    return [origins[i] for i in kept]
 
 
 def _where(node: Node | None) -> str | None:
@@ -372,7 +395,9 @@ def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
                 f"{layer.type}; instead: crop_h and crop_w, or random_resize_param",
                 _where(origin),
             )
+    _upgrade_variable_sizes(layer, origin)
     convolution = layer.convolution_param
+    _upgrade_holes(layer, origin)
     if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
         if convolution.dilation:
             raise ConfigError(
@@ -383,3 +408,45 @@ def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
         convolution.dilation.extend([convolution.dilation_h or 1, convolution.dilation_w or 1])
         convolution.ClearField("dilation_h")
         convolution.ClearField("dilation_w")
+
+
+def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """DeepLab's name of dilation."""
+    convolution = layer.convolution_param
+    given = [name for name in ("hole", "hole_h", "hole_w") if convolution.HasField(name)]
+    if not given:
+        return
+    if convolution.dilation or (len(given) > 1 and "hole" in given):
+        raise ConfigError(
+            f"layer '{layer.name}': both {given[0]} and {'dilation' if convolution.dilation else given[1]} are given; "
+            "keep 'dilation', which can be given twice",
+            _where(origin),
+        )
+    both = convolution.hole if "hole" in given else 1
+    convolution.dilation.extend([convolution.hole_h or both, convolution.hole_w or both])
+    for name in given:
+        convolution.ClearField(name)
+
+
+def _upgrade_variable_sizes(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """The names that older versions of NVIDIA's fork have for resizing at random, and for the crop after it."""
+    transform = layer.transform_param
+    renamed = {
+        "var_sz_img_rand_resize_lower": "img_rand_resize_lower",
+        "var_sz_img_rand_resize_upper": "img_rand_resize_upper",
+        "var_sz_img_rand_crop": "crop_size",
+        "var_sz_img_center_crop": "crop_size",
+    }
+    for old, new in renamed.items():
+        value = getattr(transform, old)
+        if value and transform.HasField(new):
+            raise ConfigError(
+                f"layer '{layer.name}': both '{new}' and {old}, a name of NVIDIA's for it, are given; keep '{new}'",
+                _where(origin),
+            )
+        if value:
+            setattr(transform, new, value)
+            if old == "var_sz_img_center_crop":
+                transform.center_crop = True
+        if transform.HasField(old):
+            transform.ClearField(old)

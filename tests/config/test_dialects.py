@@ -41,7 +41,8 @@ PATHS = paths()
 def value_of(field):
     """A value that is not the field's default, as text."""
     if field.message_type is not None:
-        return '{ deploy: "x" model: "x" }' if field.name == "trt_param" else "{ }"
+        needed = " ".join(f'{each}: "x"' for each in proto.REQUIRED.get(field.message_type.name, ()))
+        return f"{{ {needed} }}"
     if field.enum_type is not None:
         return next(v.name for v in reversed(field.enum_type.values) if v.number != field.default_value)
     if field.cpp_type == field.CPPTYPE_BOOL:
@@ -152,6 +153,45 @@ def test_dilation_of_each_axis():
         net('type: "Convolution" convolution_param { dilation: 2 dilation_h: 2 }')
 
 
+def test_holes_are_dilation():
+    def dilation(text):
+        param = net(f'type: "Convolution" convolution_param {{ {text} }}').convolution_param
+        assert not any(param.HasField(name) for name in ("hole", "hole_h", "hole_w"))
+        return list(param.dilation)
+
+    assert (dilation("hole: 2"), dilation("hole_h: 3"), dilation("hole: 1")) == ([2, 2], [3, 1], [1, 1])
+    for text, words in (("hole: 2 dilation: 2", "hole and dilation"), ("hole: 2 hole_w: 3", "hole and hole_w")):
+        with pytest.raises(ConfigError, match=f"layer 'l': both {words} are given; keep 'dilation'"):
+            dilation(text)
+
+
+def test_sizes_by_their_older_names():
+    def transform(text):
+        return net(f'type: "Data" transform_param {{ {text} }}').transform_param
+
+    resize = "img_rand_resize_lower: 25 img_rand_resize_upper: 26 mirror: true"
+    older = "var_sz_img_rand_resize_lower: 25 var_sz_img_rand_resize_upper: 26 mirror: true"
+    assert transform(older + " var_sz_img_rand_crop: 22") == transform(resize + " crop_size: 22")
+    assert transform("var_sz_img_center_crop: 22") == transform("crop_size: 22 center_crop: true")
+    assert transform("var_sz_img_rand_crop: 0 crop_size: 7") == transform("crop_size: 7")
+    with pytest.raises(ConfigError, match="layer 'l': both 'crop_size' and var_sz_img_rand_crop, a name of NVIDIA's"):
+        transform("var_sz_img_rand_crop: 22 crop_size: 22")
+    with pytest.raises(ConfigError, match="both 'crop_size' and var_sz_img_center_crop"):
+        transform("var_sz_img_rand_crop: 22 var_sz_img_center_crop: 22")
+
+
+def test_layers_that_write_files_are_left_out():
+    text = """layer { name: "x" type: "Input" top: "x" }
+      layer { name: "w" type: "MatWrite" bottom: "x" mat_write_param { prefix: "/a" source: "b" strip: 2 } }
+      layer { name: "y" type: "ReLU" bottom: "x" top: "y" }"""
+    config = parse_net(text, "n")
+    assert [layer.name for layer in config.message.layer] == ["x", "y"]
+    assert config.where(1) == "n:3:7"  # places stay with their layers
+    assert "n: layer 'w' (MatWrite) writes no file and is left out; it reads x" in config.notes
+    v1 = parse_net('layers { name: "w" type: MAT_WRITE bottom: "x" mat_write_param { prefix: "a" } }')
+    assert not v1.message.layer
+
+
 def test_the_shorter_side_of_pictures():
     param = net('type: "ImageData" image_data_param { short_side: 40 }').transform_param.random_resize_param
     assert (param.min_size, param.max_size) == (40, 40)
@@ -177,7 +217,18 @@ def test_fields_for_pairs_of_pictures(field):
 
 @pytest.mark.parametrize(
     "v1, ours",
-    [("BN", "BN"), ("CROP", "Crop"), ("ROIPOOLING", "ROIPooling"), ("NORMALIZE", "Normalize"), ("LOCAL", "Local")],
+    [
+        ("BN", "BN"),
+        ("CROP", "Crop"),
+        ("ROIPOOLING", "ROIPooling"),
+        ("NORMALIZE", "Normalize"),
+        ("LOCAL", "Local"),
+        ("ROI_POOLING", "ROIPooling"),
+        ("SMOOTH_L1_LOSS", "SmoothL1Loss"),
+        ("IMAGE_SEG_DATA", "ImageSegData"),
+        ("INTERP", "Interp"),
+        ("SEG_ACCURACY", "SegAccuracy"),
+    ],
 )
 def test_types_of_older_formats(v1, ours):
     assert parse_net(f'layers {{ name: "a" type: {v1} }}').message.layer[0].type == ours

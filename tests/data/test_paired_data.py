@@ -222,6 +222,25 @@ def test_dense_image_data(pairs):
         first(layer("DenseImageData", f"dense_image_data_param {{ {text} crop_height: 8 }}"))
 
 
+def test_masks_divided_as_for_enet(pairs):
+    """Of pictures of 12 x 16, that are their own masks, every third pixel of every third row."""
+    text = f'source: "{pairs}/list.txt" root_folder: "{pairs}/" batch_size: 6 is_color: false'
+    dense = layer("DenseImageData", f"dense_image_data_param {{ {text} mirror: true label_divide_factor: 3 }}")
+    picture, mask = first(dense)
+    assert mask.shape == (6, 1, 4, 5) and np.array_equal(mask, picture[:, :, ::3, :15:3])
+    unread = 'source: "/nowhere" new_height: 12 new_width: 17 label_divide_factor: 3'
+    assert shapes_without_data(layer("DenseImageData", f"dense_image_data_param {{ {unread} }}"), None)[:2] == (
+        (3, 12, 17),
+        (1, 4, 5),
+    )
+    for factor, words in (
+        (0, "expected 1 or more, got 0"),
+        (13, "expected at most the picture's sides, 12 x 16, got 13"),
+    ):
+        with pytest.raises(ConfigError, match=f"label_divide_factor: {words}"):
+            first(layer("DenseImageData", f"dense_image_data_param {{ {text} label_divide_factor: {factor} }}"))
+
+
 def test_seg_data(pairs):
     text = f'seg_data_param {{ source: "{pairs}/list.txt" root_dir: "{pairs}/" shuffle: true }}'
     picture, mask = first(layer("SegData", text, "stride: 5 force_gray: true mirror: true"), size=1)

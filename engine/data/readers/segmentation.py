@@ -129,7 +129,8 @@ def _padded(image: Image.Image, size: tuple[int, int], colour: int | tuple[int, 
 
 @reader("DenseImageData")
 class DenseImageReader(MaskedReader):
-    """Of SegNet. Its own mirror and crop are random in both phases, as there."""
+    """Of SegNet. Its own mirror and crop are random in both phases, as there. label_divide_factor, of ENet: of each
+    square of so many pixels of a mask only the first one stays."""
 
     field = "dense_image_data_param"
 
@@ -146,14 +147,48 @@ class DenseImageReader(MaskedReader):
             request.rank,
             request.ranks,
         )
+        self._factor = _label_divide_factor(message, request.where)
         self.open_list(listing_of(param, self.field, request.where), transform, asked)
         self.look(changed, asked)
+
+    def look(self, message: proto.LayerParameter, request: Request) -> None:
+        super().look(message, request)
+        self._mask = self.shapes[1]  # as the picture
+        self.shapes = (self.shapes[0], _divided(self.shapes[0], self._factor, request.where))
+
+    def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
+        if self._factor == 1:
+            return super().load(sample, out)
+        mask = np.empty(self._mask, out[1].dtype)
+        name = super().load(sample, (out[0], mask))
+        height, width = out[1].shape[1:]
+        out[1][...] = mask[:, :: self._factor, :: self._factor][:, :height, :width]
+        return name
 
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         listing = listing_of(message.dense_image_data_param, cls.field, where)
         shape = cls.listed_shape(listing, _dense_transform(message, where), where)
-        return shape, (1, *shape[1:])
+        return shape, _divided(shape, _label_divide_factor(message, where), where)
+
+
+def _label_divide_factor(message: proto.LayerParameter, where: str | None) -> int:
+    factor = message.dense_image_data_param.label_divide_factor
+    if factor < 1:
+        raise ConfigError(f"dense_image_data_param.label_divide_factor: expected 1 or more, got {factor}", where)
+    return factor
+
+
+def _divided(picture: Shape, factor: int, where: str | None) -> Shape:
+    """The shape (1, h, w) of a picture's mask. Raises ConfigError if nothing of it stays."""
+    height, width = (side // factor for side in picture[1:])
+    if not (height and width):
+        raise ConfigError(
+            f"dense_image_data_param.label_divide_factor: expected at most the picture's sides, {picture[1]} x "
+            f"{picture[2]}, got {factor}",
+            where,
+        )
+    return 1, height, width
 
 
 def _dense_transform(message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
