@@ -1,5 +1,6 @@
 // Softmax along one axis, followed by the mean negative log-likelihood of the labels.
-// inputs: x (row-major), labels (one per position of x outside the axis); outputs: loss (), and, where asked for, the
+// inputs: x (row-major), labels (one per position of x outside the axis, or, with the attribute distributions, a weight
+// for each class, as x); outputs: loss (), and, where asked for, the
 // probabilities (as x), and the loss of each label; attributes: axis, loss_weight, ignore_label (optional),
 // label_smoothing, class_weights (optional; what the loss of a label is multiplied by), normalizer (what the sum of the
 // losses is divided by; 0: the number of labels that are not ignored, at least 1).
@@ -32,6 +33,10 @@ public:
         for (int64_t i = 0; i < outer_; i++) {
             const float* const p = probabilities_->data() + i * row;
             float* const diff = input(0)->diff->data() + i * row;
+            if (distributions_) {
+                for (int64_t j = 0; j < inner_; j++) distribution_gradient(i, j, scale);
+                continue;
+            }
 #pragma omp simd
             for (int64_t k = 0; k < row; k++) diff[k] = scale * (p[k] - uniform);
             for (int64_t j = 0; j < inner_; j++) {
@@ -46,6 +51,18 @@ public:
     }
 
 private:
+    // Where weights sum to t, the gradient is t times that of a label. (diff may lie where the probabilities do.)
+    void distribution_gradient(int64_t i, int64_t j, float scale) {
+        const int64_t begin = i * classes_ * inner_ + j, end = begin + classes_ * inner_;
+        const float *const target = input(1)->data(), *const p = probabilities_->data();
+        float* const diff = input(0)->diff->data();
+        float total = 0;
+        for (int64_t k = begin; k < end; k += inner_) total += target[k];
+        const float uniform = smoothing_ / float(classes_) * total;
+        for (int64_t k = begin; k < end; k += inner_)
+            diff[k] = scale * (total * p[k] - uniform - (1 - smoothing_) * target[k]);
+    }
+
     // Probabilities that have underflowed count as the smallest normal number, so that a loss is never infinite.
     static double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
 
@@ -59,7 +76,20 @@ private:
         return sum;
     }
 
+    double distribution_loss(int64_t j) const {
+        const int64_t begin = j / inner_ * classes_ * inner_ + j % inner_, end = begin + classes_ * inner_;
+        const float *const target = input(1)->data(), *const p = probabilities_->data();
+        double own = 0, all = 0, total = 0;
+        for (int64_t k = begin; k < end; k += inner_) {
+            own += target[k] == 0 ? 0 : double(target[k]) * minus_log(p[k]);
+            all += smoothing_ == 0 ? 0 : minus_log(p[k]);
+            total += target[k];
+        }
+        return (1 - smoothing_) * own + smoothing_ / double(classes_) * total * all;
+    }
+
     double label_loss(int64_t j) const {
+        if (distributions_) return distribution_loss(j);
         const int32_t label = labels_[j];
         if (label == Labels::ignored) return 0;
         const float* const p = probabilities_->data() + j / inner_ * classes_ * inner_ + j % inner_;

@@ -121,7 +121,15 @@ def _maker(layer: Layer, i: int) -> Maker | None:
     is_label = i in layer.constant_bottoms or (i == 1 and not layer.differentiable)
     if is_label and len(scores) > 1 and scores != layer.bottoms[i].shape:
         return _classes
+    if layer.type in ("SoftmaxWithLoss", "Accuracy") and i == 1:
+        return _distributions
     return None
+
+
+def _distributions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    """Of labels that are as large as the scores: weights of the classes."""
+    weights = generator.random(shape)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _classes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:

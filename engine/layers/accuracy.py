@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Layer, Shape
-from engine.layers.labels import check_labels
+from engine.layers.labels import are_distributions, check_labels
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @register("Accuracy")
 class Accuracy(Layer):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: accuracy (), and the
-    accuracy of every class (classes). A label is right if fewer than top_k other classes score as much or more; with
+    accuracy of every class (classes). Of labels that are distributions, as large as the scores (of mix_param), the
+    class of the largest weight counts. A label is right if fewer than top_k other classes score as much or more; with
     happynear's `min_is_better` (for distances), as little or less."""
 
     bottom_range = (2, 2)
@@ -29,7 +30,8 @@ class Accuracy(Layer):
         return self.canonical_axis(self.message.accuracy_param.axis, len(self.shapes[0]))
 
     def infer(self) -> list[Shape]:
-        check_labels(self, self.axis)
+        if not are_distributions(self, self.axis):
+            check_labels(self, self.axis)
         classes = self.shapes[0][self.axis]
         top_k = self.message.accuracy_param.top_k
         if not 1 <= top_k <= classes:
@@ -48,6 +50,12 @@ class Accuracy(Layer):
         if self.message.accuracy_param.min_is_better:
             negated = {"power": 1.0, "scale": -1.0, "shift": 0.0}
             inputs[0] = builder.op("Power", self, inputs[:1], negated, tops=[], shapes=[self.shapes[0]])[0]
+        if are_distributions(self, self.axis):
+            scores, axis = self.shapes[0], self.axis
+            largest = {"axis": axis, "top_k": 1, "values": False, "pairs": False}
+            shape = (*scores[:axis], 1, *scores[axis + 1 :])
+            weights = builder.view(self, inputs[1], scores)
+            inputs[1] = builder.op("ArgMax", self, [weights], largest, tops=[], shapes=[shape])[0]
         builder.op("Accuracy", self, inputs, self.attributes())
 
     def flops(self) -> int:

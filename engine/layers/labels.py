@@ -7,6 +7,13 @@ import math
 from engine.layers.base import Layer
 
 
+def are_distributions(layer: Layer, axis: int) -> bool:
+    """Whether the second bottom has the first one's shape: not a label for each position, but a weight for each class,
+    as mix_param makes them."""
+    scores, labels = layer.shapes[:2]
+    return scores[axis] > 1 and math.prod(labels) == math.prod(scores)
+
+
 def check_labels(layer: Layer, axis: int) -> None:
     """Raises ConfigError unless the second bottom has one label for each position of the first outside `axis`, that
     of the classes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from engine.layers.base import Attributes, Shape
-from engine.layers.labels import check_labels
+from engine.layers.labels import are_distributions, check_labels
 from engine.layers.loss import VALID, LossLayer
 
 
@@ -14,6 +14,7 @@ class SoftmaxLossBase(LossLayer):
     probabilities."""
 
     top_range = (0, 2)
+    takes_distributions = False
 
     @property
     def axis(self) -> int:
@@ -22,7 +23,8 @@ class SoftmaxLossBase(LossLayer):
 
     def infer(self) -> list[Shape]:
         super().infer()
-        check_labels(self, self.axis)
+        if not (self.takes_distributions and are_distributions(self, self.axis)):
+            check_labels(self, self.axis)
         return [(), self.shapes[0]][: max(1, len(self.message.top))]
 
     def attributes(self) -> Attributes:

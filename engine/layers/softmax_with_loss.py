@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 
 from engine.layers.base import Attributes, Shape
+from engine.layers.labels import are_distributions
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 
 
 @register("SoftmaxWithLoss")
 class SoftmaxWithLoss(SoftmaxLossBase):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities.
+    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner), or a distribution over the
+    classes, as large as the scores (of mix_param). Tops: loss (), probabilities.
 
     `softmax_param.axis` is the axis of the classes. With `label_smoothing` e, a label stands for the distribution that
     gives e / classes to every class and the rest to the label's own (Szegedy et al. 2016). SegNet's `class_weighting`
     (with `weight_by_label_freqs: true`) and happynear's `softmax_param.class_weight` multiply the loss of each label by
     the number of its class; what the sum is divided by stays.
     """
+
+    takes_distributions = True
 
     @property
     def axis(self) -> int:
@@ -28,6 +32,9 @@ class SoftmaxWithLoss(SoftmaxLossBase):
         if not 0 <= self.message.loss_param.label_smoothing < 1:
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
         self._check_weights()
+        by_class = self.class_weights or self.message.loss_param.HasField("ignore_label")
+        if by_class and are_distributions(self, self.axis):
+            raise self.error("labels that are distributions have no class to ignore or to weigh: take out ignore_label")
         return tops
 
     @property
@@ -47,6 +54,8 @@ class SoftmaxWithLoss(SoftmaxLossBase):
 
     def attributes(self) -> Attributes:
         attributes = {**super().attributes(), "label_smoothing": self.message.loss_param.label_smoothing}
+        if are_distributions(self, self.axis):
+            attributes["distributions"] = True
         return {**attributes, "class_weights": self.class_weights} if self.class_weights else attributes
 
     def flops(self) -> int:

@@ -19,6 +19,7 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     a label is ignored."""
 
     top_range = (0, 3)
+    takes_distributions = False
 
     @property
     def is_loss(self) -> bool:

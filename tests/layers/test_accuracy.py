@@ -81,3 +81,14 @@ def test_errors():
     assert "expected 2 labels, one for each position of (2, 3) outside axis 1, got labels of shape (2, 2)" in error_of(
         layer(), x=(2, 3), l=(2, 2)
     )
+
+
+@pytest.mark.parametrize("shape, axis", [((12, 5), 1), ((3, 5, 2, 4), 1), ((3, 4, 5), -1)])
+def test_the_largest_weight_of_a_distribution_is_the_label(shape, axis):
+    x, weights = RANDOM.normal(size=shape).astype(np.float32), RANDOM.uniform(size=shape).astype(np.float32)
+    labels = weights.argmax(axis).astype(np.float32)
+    found = [
+        run(layer(f"axis: {axis} top_k: 2", ("y", "c")), proto.TEST, x=x, l=each).blobs for each in (labels, weights)
+    ]
+    assert found[0]["y"].data == found[1]["y"].data and 0 < found[0]["y"].data < 1
+    np.testing.assert_array_equal(found[0]["c"].data, found[1]["c"].data)

@@ -138,3 +138,30 @@ def test_wrong_shapes():
     assert "expected label_smoothing in [0, 1), got 1" in error_of(
         layer("loss_param { label_smoothing: 1 }"), x=(3, 4), l=(3,)
     )
+
+
+@pytest.mark.parametrize("shape, axis", [((6, 5), 1), ((3, 5, 2, 2), 1), ((2, 3, 4), -1)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_distributions(shape, axis, smoothing):
+    """As mix_param makes them; not all sum to 1 here."""
+    x, targets = sample(shape, axis)[0], RANDOM.uniform(0, 1, shape).astype(np.float32)
+    text = layer(f"softmax_param {{ axis: {axis} }} loss_weight: 2 loss_param {{ label_smoothing: {smoothing} }}")
+    z, t = (np.moveaxis(each.astype(np.float64), axis, -1) for each in (x, targets))
+    logs = z - z.max(-1, keepdims=True)
+    logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
+    t = (1 - smoothing) * t + smoothing * t.sum(-1, keepdims=True) / shape[axis]
+    net = run(text, x=x, l=targets)
+    np.testing.assert_allclose(net.blobs["y"].data, -(t * logs).sum() * shape[axis] / x.size, rtol=1e-5)
+    check_gradients(net_text(text, x=shape, l=shape), {"x": x, "l": targets})
+
+
+def test_distributions_of_one_class_each_are_labels():
+    x, labels = sample((6, 5))
+    one_hot = np.eye(5, dtype=np.float32)[labels.astype(int)]
+    losses = [run(layer(), x=x, l=each).blobs["y"].data for each in (labels, one_hot)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("params", ["loss_param { ignore_label: 2 }", "softmax_param { class_weight: [1, 2, 3] }"])
+def test_distributions_have_no_class_to_ignore(params):
+    assert "labels that are distributions have no class to ignore" in error_of(layer(params), x=(4, 3), l=(4, 3))

@@ -10,7 +10,7 @@ namespace engine {
 class SoftmaxLossOp : public SoftmaxOp {
 public:
     void forward(const dnnl::stream& stream) override {
-        const int64_t valid = labels_.read(input(1)->data());
+        const int64_t valid = distributions_ ? outer_ * inner_ : labels_.read(input(1)->data());
         SoftmaxOp::forward(stream);
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
         const double sum = sum_of_rows(losses_, [this](int64_t i) { return row_loss(i); });
@@ -20,10 +20,12 @@ public:
 protected:
     // inputs: x (row-major) and labels (one per position of x outside the axis); outputs: loss (), and, where asked
     // for, the probabilities (as x); attributes: axis, loss_weight, ignore_label (optional), normalizer (what the sum
-    // of the losses is divided by; 0: the number of labels that are not ignored, at least 1).
+    // of the losses is divided by; 0: the number of labels that are not ignored, at least 1), distributions (optional:
+    // the labels are as x, a weight for each class).
     explicit SoftmaxLossOp(OpSpec spec)
         : SoftmaxOp(std::move(spec)),
-          labels_(spec_, input(1)->count(), input(0)->shape.at(spec_.attributes.integer("axis"))),
+          distributions_(spec_.attributes.has("distributions")),
+          labels_(spec_, distributions_ ? 0 : input(1)->count(), input(0)->shape.at(spec_.attributes.integer("axis"))),
           loss_weight_(spec_.attributes.real("loss_weight")),
           fixed_normalizer_(spec_.attributes.real("normalizer")) {
         const Layout& layout = input(0)->layout;
@@ -34,6 +36,7 @@ protected:
         touch(Pass::forward, {input(1), outputs_[0]});
         if (!input_gradient(0)) return;
         touch(Pass::backward, {probabilities_, input(0)->diff});
+        if (distributions_) touch(Pass::backward, input(1));
         may_overwrite(Pass::backward, probabilities_, input(0)->diff);
     }
 
@@ -43,7 +46,8 @@ protected:
     // What a label's gradient is multiplied by.
     float gradient_scale() const { return float(loss_weight_ / normalizer_); }
 
-    Labels labels_;
+    bool distributions_;
+    Labels labels_;  // none where distributions_
     TensorPtr probabilities_;
 
 private:
