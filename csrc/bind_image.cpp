@@ -3,6 +3,7 @@
 #include "jpeg.h"
 #include "kernels/image.h"
 #include "kernels/picture.h"
+#include "kernels/retouch.h"
 
 namespace engine {
 
@@ -135,6 +136,43 @@ static bool fill_from_jpeg(const py::bytes& data, const Header& found, const Box
                      resampler);
 }
 
+// changes: (n, 7), what is done and its numbers.
+static void change_pixels(py::array pixels,
+                          const py::array_t<double, py::array::c_style | py::array::forcecast>& changes) {
+    if (pixels.ndim() != 3 || !pixels.dtype().is(py::dtype::of<uint8_t>()) || !pixels.writeable() ||
+        !(pixels.flags() & py::array::c_style) || (pixels.shape(2) != 1 && pixels.shape(2) != 3) || !pixels.size())
+        throw py::value_error("pixels must be (height, width, 1 or 3) of uint8, dense and writable");
+    constexpr py::ssize_t columns = 1 + sizeof(Change::values) / sizeof(double);
+    if (changes.ndim() != 2 || changes.shape(1) != columns) throw py::value_error("changes must be (n, 7)");
+    std::vector<Change> wanted(std::size_t(changes.shape(0)));
+    for (py::ssize_t i = 0; i < changes.shape(0); ++i) {
+        const double* row = changes.data(i, 0);
+        if (!(row[0] >= 0 && row[0] < Change::kKinds)) throw py::value_error("there is no such change");
+        wanted[std::size_t(i)].kind = Change::Kind(int(row[0]));
+        std::copy(row + 1, row + columns, wanted[std::size_t(i)].values);
+    }
+    const auto at = static_cast<uint8_t*>(pixels.mutable_data());
+    const int height = int(pixels.shape(0)), width = int(pixels.shape(1)), channels = int(pixels.shape(2));
+    py::gil_scoped_release release;
+    retouch(at, height, width, channels, wanted.data(), int(wanted.size()));
+}
+
+using PortionOf = std::tuple<float, int, int, int, int>;
+
+// (C, H, W) of float32 both.
+static void mix_pair(FloatArray first, FloatArray second, const PortionOf& of_first, const PortionOf& of_second) {
+    if (first.ndim() != 3 || second.ndim() != 3 || !std::equal(first.shape(), first.shape() + 3, second.shape()))
+        throw py::value_error("two pictures of one shape (channels, height, width) are mixed");
+    const auto portion = [](const PortionOf& p) {
+        const auto [share, top, left, height, width] = p;
+        return Portion{share, top, left, height, width};
+    };
+    float *const a = first.mutable_data(), *const b = second.mutable_data();
+    const int channels = int(first.shape(0)), height = int(first.shape(1)), width = int(first.shape(2));
+    py::gil_scoped_release release;
+    mix(a, b, channels, height, width, portion(of_first), portion(of_second));
+}
+
 static std::optional<Header> header_of(const py::bytes& data) {
     const std::string_view bytes = data;
     const auto header = jpeg_header(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
@@ -145,6 +183,8 @@ static std::optional<Header> header_of(const py::bytes& data) {
 void bind_image(py::module_& m) {
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
+    m.def("retouch", &change_pixels, "pixels"_a.noconvert(), "changes"_a);
+    m.def("mix", &mix_pair, "first"_a.noconvert(), "second"_a.noconvert(), "of_first"_a, "of_second"_a);
     m.def("load_jpeg_library", &load_jpeg_library, "path"_a);
     m.def("jpeg_header", &header_of, "data"_a);
     m.def("fill_from_pixels", &fill_from_pixels, "pixels"_a, "box"_a, "size"_a, "filter"_a, "window"_a,

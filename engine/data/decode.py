@@ -293,11 +293,12 @@ def as_picture(image: AnyImage) -> Picture:
     if isinstance(image, Picture):
         return image
     pixels = as_array(image)
-    _check_pixels(pixels)
+    check_pixels(pixels)
     return Picture(pixels, COLOR if pixels.shape[2] == 3 else GRAY, (pixels.shape[1], pixels.shape[0]))
 
 
-def _check_pixels(image: np.ndarray) -> None:
+def check_pixels(image: np.ndarray) -> None:
+    """Raises ImageError for what cannot be resized, nor change its colours: floats, and 2 or more than 3 channels."""
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
         raise ImageError(
             f"an image of {image.shape[2]} {image.dtype} channels cannot be resized or change its colours; "
@@ -311,9 +312,9 @@ def as_pillow(image: AnyImage) -> Image.Image:
     if isinstance(image, Image.Image):
         return image
     pixels = as_array(image)
-    _check_pixels(pixels)
-    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in pixels.transpose(2, 0, 1)]
-    return planes[0] if len(planes) == 1 else Image.merge(COLOR, planes[::-1])
+    check_pixels(pixels)
+    mode, order = (COLOR, "BGR") if pixels.shape[2] == 3 else (GRAY, GRAY)
+    return Image.frombytes(mode, (pixels.shape[1], pixels.shape[0]), pixels.tobytes(), "raw", order)
 
 
 def as_array(image: AnyImage) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _MASK = (1 << 64) - 1
 
 
@@ -45,3 +47,28 @@ class KeyedRandom:
 
     def coin(self) -> bool:
         return self._next() >> 63 == 1
+
+    def _in_circle(self) -> tuple[float, float]:
+        """(x, x^2 + y^2) of a point that is uniform in the unit circle, and not its centre."""
+        while True:
+            x, y = self.uniform(-1, 1), self.uniform(-1, 1)
+            if 0 < x * x + y * y <= 1:
+                return x, x * x + y * y
+
+    def normal(self) -> float:
+        """Of mean 0 and deviation 1, by Marsaglia's polar method."""
+        x, square = self._in_circle()
+        return _rounded(x * math.sqrt(-2 * math.log(square) / square))
+
+    def beta(self, alpha: float) -> float:
+        """Of the symmetric beta distribution, by Bailey's polar method for Student's t (Math. Comp. 62, 1994): that of
+        2 alpha degrees of freedom, t, gives (1 + t / sqrt(2 alpha + t^2)) / 2."""
+        x, square = self._in_circle()
+        power = square ** (1 / alpha)
+        gained = (1 - power) * x * x / square
+        return _rounded((1 + math.copysign(math.sqrt(gained / max(power + gained, 1e-300)), x)) / 2)
+
+
+def _rounded(value: float) -> float:
+    """The last bits of the C library's functions differ between processors."""
+    return round(value * 2.0**24) / 2.0**24

@@ -40,11 +40,11 @@ _GEOMETRY = (
     "resize_param",
     "random_resize_param",
     "random_aspect_ratio_param",
-    "center_crop",
+    "expand_param",
 )
 
 # What draws or moves pixels in ways that are not made for masks.
-_WITHOUT_MASKS = (*STRETCHES, "fix_crop", "multi_scale", "erase_ratio")
+_WITHOUT_MASKS = (*STRETCHES, "fix_crop", "multi_scale", "erase_ratio", "rand_augment_param", "mix_param")
 
 
 class MaskTransformer:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from engine.data.boxes import WHOLE, Patch, make_emit, overlaps, seen_from
-from engine.data.decode import COLOR, GRAY, canvas
+from engine.data.boxes import COLUMNS, WHOLE, Patch, make_emit, overlaps, seen_from
+from engine.data.decode import COLOR, GRAY, Picture, as_picture, as_pillow, canvas
+from engine.data.geometry import Step
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_TRIALS, check_range, check_within
 
@@ -51,6 +52,16 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
         return expanded, seen_from(patch, boxes)
 
     return apply
+
+
+def expand_picture(param: TransformationParameter, where: str | None) -> Step:
+    """The same of a picture without boxes. Raises ConfigError."""
+    expand, boxes = make_expand(param, where), np.empty((0, COLUMNS), np.float32)
+
+    def step(image: Picture, random: KeyedRandom) -> Picture:
+        return as_picture(expand(as_pillow(image), boxes, random)[0])
+
+    return step
 
 
 def make_patches(

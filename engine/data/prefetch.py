@@ -120,6 +120,8 @@ class Prefetcher:
         self._slots = [_Slot(batch_size, reader.shapes) for _ in range(count)]
         # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
         self._piece = max(1, min(32, batch_size // (4 * threads)))
+        if reader.pairs:
+            self._piece += self._piece % 2
         self._changed = threading.Condition()
         self._begun = 0  # batches whose decoding has begun
         self._handed = 0  # samples of the newest one that threads have taken
@@ -204,6 +206,9 @@ class Prefetcher:
                 try:
                     sample = Sample(*slot.share.samples[i], place=i)
                     slot.keys[i] = self._reader.load(sample, [array[i, ...] for array in slot.arrays])
+                    if self._reader.pairs and i % 2 and error is None:
+                        pair = slice(i - 1, i + 1)
+                        self._reader.join(slot.share.samples[pair], [array[pair] for array in slot.arrays])
                 except MemoryError as raised:  # a reader that knows the item's key has named it
                     item = slot.share.samples[i][1]
                     error = error or (i, DataError(f"layer '{self._layer}': item {item}: {reason(raised)}"))

@@ -50,7 +50,8 @@ class Reader:
 
     size: items. shapes: of one item's arrays, one for each top. Order and prefetch: shuffle (a new permutation in each
     epoch), first (item that the training begins with), owners (where the source holds the items of some ranks only: the
-    place of this one among them, and how many they are), depth (batches read ahead).
+    place of this one among them, and how many they are), depth (batches read ahead). pairs: samples 2k and 2k + 1 of a
+    batch go through join() when both are loaded.
     """
 
     field: ClassVar[str]  # of LayerParameter, which has batch_size
@@ -61,6 +62,7 @@ class Reader:
     first = 0
     owners: tuple[int, int] | None = None
     depth = 4
+    pairs = False
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         """Opens what a LayerParameter names. Raises ConfigError, DataError."""
@@ -74,6 +76,11 @@ class Reader:
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         """Fills out, float32 arrays of `shapes`, with an item; returns its key. Raises DataError."""
+        raise NotImplementedError
+
+    def join(self, samples: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray]) -> None:
+        """Lets the two samples of a pair change each other: (epoch, index) of both, and their parts (2, *shape) of the
+        arrays."""
         raise NotImplementedError
 
     @classmethod

@@ -1,10 +1,10 @@
 """transform_param: from an image to the floats that a net reads.
 
-In this order: resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); random erasing; mirror
-(a random half in TRAIN); subtract the mean; multiply by scale. Decoding a JPEG, the last resize and what follows it are
-one pass over its rows in C++ (csrc/jpeg.cpp, csrc/kernels/picture.cpp), except where it is padded or erased; where
-nothing is decoded or resized, the crop and what follows it are one
-(csrc/kernels/image.cpp).
+In this order: expansion; resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); changes of
+the crop's colours and pixels, and random erasing; mirror (a random half in TRAIN); subtract the mean; multiply by
+scale. Decoding a JPEG, the last resize and what follows it are one pass over its rows in C++ (csrc/jpeg.cpp,
+csrc/kernels/picture.cpp); where nothing is decoded or resized, the crop and what follows it are one
+(csrc/kernels/image.cpp). A crop that is changed is bytes first (csrc/kernels/retouch.cpp), and then floats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from engine import proto
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, as_array, as_picture
-from engine.data.erase import make_erase
+from engine.data.distort import make_distort
+from engine.data.erase import Erasure, make_erase
 from engine.data.geometry import (
     STRETCHES,
     make_fixed_crops,
@@ -27,14 +28,25 @@ from engine.data.geometry import (
     padded,
 )
 from engine.data.keyed_random import KeyedRandom
+from engine.data.lighting import make_lighting
 from engine.data.limits import check_within
 from engine.data.mean import read_mean
+from engine.data.noise import make_noise
+from engine.data.patches import expand_picture
+from engine.data.rand_augment import make_rand_augment
+from engine.data.retouch import Change, Draw, retouch
 from engine.errors import ConfigError, shape_text
 
 if TYPE_CHECKING:
     from engine.proto import TransformationParameter
 
-_UNSUPPORTED = ("noise_param", "distort_param", "expand_param", "flow", "is_flow", "bgr2rgb")
+# What some types of layers apply, which they say; and what none does.
+_ELSEWHERE = {
+    "is_flow": "read by VideoData only",
+    "mix_param": "read by Data and ImageData only",
+    "flow": "not supported",
+    "bgr2rgb": "not supported",
+}
 MAX_PAD = 1024  # pixels on a side
 
 
@@ -73,9 +85,9 @@ class Transformer:
         """handled: fields that the caller applies before."""
         from engine.host._core import transform_image
 
-        for field in _UNSUPPORTED:
+        for field, why in _ELSEWHERE.items():
             if field not in handled and param.HasField(field) and getattr(param, field):
-                raise ConfigError(f"transform_param.{field} is not supported", where)
+                raise ConfigError(f"transform_param.{field} is {why}", where)
         self._transform_image = transform_image
         self._random = phase == proto.TRAIN
         self._mirror = param.mirror and self._random
@@ -86,6 +98,8 @@ class Transformer:
         self._mean_file = param.mean_file
         self._mean = self._read_mean(param, where)
         self._steps = []
+        if param.HasField("expand_param") and "expand_param" not in handled:
+            self._steps.append(expand_picture(param, where))
         if param.HasField("resize_param"):
             self._steps.append(make_resize(param.resize_param, where))
         if param.HasField("random_resize_param"):
@@ -96,8 +110,22 @@ class Transformer:
             self._steps.append(make_stretch(param, where))
         if self._random and (param.fix_crop or param.multi_scale):
             self._steps.append(make_fixed_crops(param, *self._crop, where))
+        self._draws = self._make_draws(param, where, handled)
         self._erase = make_erase(param, where) if self._random and param.erase_ratio else None
+        lit = self._random and param.HasField("lighting_param")
+        self._light = make_lighting(param.lighting_param, where) if lit else None
         self._crops_anywhere = self._random and not param.center_crop
+
+    def _make_draws(self, param: TransformationParameter, where: str | None, handled: Sequence[str]) -> list[Draw]:
+        """What changes a crop's bytes, in this order."""
+        draws: list[Draw] = []
+        if param.HasField("distort_param") and "distort_param" not in handled:
+            draws.append(make_distort(param.distort_param, where))
+        if param.HasField("noise_param"):
+            draws.append(make_noise(param.noise_param, where))
+        if self._random and param.HasField("rand_augment_param"):
+            draws.append(make_rand_augment(param.rand_augment_param, where))
+        return draws
 
     @staticmethod
     def _read_pad(param: TransformationParameter, where: str | None) -> int:
@@ -122,7 +150,7 @@ class Transformer:
             image = step(as_picture(image), random)
         if self._pad:
             return padded(as_array(image), self._pad)
-        return image if isinstance(image, Picture) and image.pending and not self._erase else as_array(image)
+        return image if isinstance(image, Picture) and image.pending else as_array(image)
 
     def shape(self, image: AnyImage) -> tuple[int, int, int]:
         """(c, h, w) that this image becomes; with a crop, or images of one size, all others too. Raises ImageError."""
@@ -149,14 +177,32 @@ class Transformer:
         else:
             top, left = spare_h // 2, spare_w // 2
         mirror = self._mirror and random.coin()
-        if self._erase:  # draws last: a mask draws what its picture does, but for this
-            prepared = self._erase(as_array(prepared), (top, left, *shape[1:]), random)
-        if isinstance(prepared, Picture):
+        # These draw last: a mask draws what its picture does, but for them.
+        changes = [change for draw in self._draws for change in draw(random, *shape[1:])]
+        erasure = self._erase(random, *shape[1:]) if self._erase else None
+        mean = self._lit(mean, shape[0], random)
+        if changes or erasure:
+            prepared = _changed_crop(prepared, (top, left, *shape[1:]), changes, erasure)
+            if mean is not None and mean.ndim == 3:
+                mean = mean[:, top : top + shape[1], left : left + shape[2]]
+            self._transform_image(prepared, 0, 0, shape[1], shape[2], mirror, mean, self._scale, out)
+        elif isinstance(prepared, Picture):
             prepared.write((top, left, shape[1], shape[2], mirror), mean, self._scale, out)
         else:
             self._transform_image(prepared, top, left, shape[1], shape[2], mirror, mean, self._scale, out)
         patch = (left / width, top / height, (left + shape[2]) / width, (top + shape[1]) / height)
         return Cut(patch, bool(mirror))
+
+    def _lit(self, mean: np.ndarray | None, channels: int, random: KeyedRandom) -> np.ndarray | None:
+        """The mean, less what lighting_param adds to the colours of this picture."""
+        if self._light is None:
+            return mean
+        added = self._light(random)
+        if channels != len(added):
+            return mean  # grey
+        if mean is None:
+            return -added
+        return mean - (added if mean.ndim == 1 else added[:, None, None])
 
     def _cropped_shape(self, size: tuple[int, int, int]) -> tuple[int, int, int]:
         """(c, h, w) after the crop of an image of `size`. Raises ImageError where the image is too small for it."""
@@ -186,6 +232,26 @@ class Transformer:
         if self._mean.size != channels:
             raise ImageError(f"{self._mean.size} mean_value fields for an image of {channels} channels")
         return self._mean
+
+
+def _changed_crop(
+    image: Picture | np.ndarray,
+    window: tuple[int, int, int, int],
+    changes: Sequence[Change],
+    erasure: Erasure | None,
+) -> np.ndarray:
+    """(h, w, c) of a window (top, left, height, width) of an image. Raises ImageError, UndecodableImage."""
+    top, left, height, width = window
+    if isinstance(image, Picture):
+        pixels = np.empty((height, width, len(image.mode)), np.uint8)
+        image.write((*window, False), None, 1.0, pixels)
+    else:
+        pixels = np.array(image[top : top + height, left : left + width], order="C")
+    if changes:
+        retouch(pixels, changes)
+    if erasure:
+        erasure.apply(pixels)
+    return pixels
 
 
 def _size(image: Picture | np.ndarray) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from engine.data.feeder import Feeder
 from engine.data.keyed_random import KeyedRandom
 from engine.data.patches import make_expand, make_patches
 from engine.data.readers.annotated import MAX_BOXES
+from engine.data.retouch import retouch
 from engine.errors import ConfigError, DataError
 from engine.net import Net, NetOptions
 from tests.data.pictures import bgr, random_pixels, raw_datum
@@ -224,6 +225,13 @@ def test_expansion_keeps_the_picture_and_its_boxes():
     assert make_expand(never, None)(picture(), BOXES, KeyedRandom(4, 0, 0))[0].size == (60, 40)
 
 
+def distorted(text, seed):
+    pixels = np.array(as_array(picture()))
+    draw = make_distort(text_format.Parse(text, proto.DistortionParameter()))
+    retouch(pixels, draw(KeyedRandom(seed, 0, 0), 0, 0))
+    return pixels.astype(int)
+
+
 @pytest.mark.parametrize(
     "text, same",
     [
@@ -234,9 +242,8 @@ def test_expansion_keeps_the_picture_and_its_boxes():
     ],
 )
 def test_distortions_keep_what_they_do_not_change(text, same):
-    distort = make_distort(text_format.Parse(text, proto.DistortionParameter()))
     before = as_array(picture()).astype(int)
-    after = [as_array(distort(picture(), KeyedRandom(seed, 0, 0))).astype(int) for seed in range(6)]
+    after = [distorted(text, seed) for seed in range(6)]
     changed = any(not np.array_equal(each, before) for each in after)
     assert changed == (same != "pixels")
     for each in after:
@@ -247,13 +254,8 @@ def test_distortions_keep_what_they_do_not_change(text, same):
 
 
 def test_brightness_and_contrast():
-    brighter = make_distort(text_format.Parse("brightness_prob: 1 brightness_delta: 32", proto.DistortionParameter()))
     before = as_array(picture()).astype(int)
-    shifts = {
-        int(np.median(as_array(brighter(picture(), KeyedRandom(seed, 0, 0))).astype(int) - before))
-        for seed in range(20)
-    }
+    shifts = {int(np.median(distorted("brightness_prob: 1 brightness_delta: 32", n) - before)) for n in range(20)}
     assert len(shifts) > 10 and -32 <= min(shifts) < 0 < max(shifts) <= 32
-    param = text_format.Parse("contrast_prob: 1 contrast_lower: 0.5 contrast_upper: 0.5", proto.DistortionParameter())
-    halved = as_array(make_distort(param)(picture(), KeyedRandom(1, 0, 0)))
+    halved = distorted("contrast_prob: 1 contrast_lower: 0.5 contrast_upper: 0.5", 1)
     assert np.array_equal(halved, np.rint(before / 2)) and math.isclose(halved.max(), 128, abs_tol=20)

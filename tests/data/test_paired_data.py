@@ -17,6 +17,7 @@ from tests.data.pictures import random_pixels
 STEPS = [
     "",
     "crop_size: 7 mirror: true",
+    "expand_param { max_expand_ratio: 2 } resize_param { height: 32 width: 40 interp_mode: NEAREST } mirror: true",
     "crop_size: 7 mirror: true center_crop: true",
     "pad: 3 crop_size: 12 mirror: true",
     "resize_param { height: 9 width: 30 interp_mode: NEAREST } crop_size: 8 mirror: true",
@@ -64,11 +65,23 @@ def test_masks_share_all_that_moves_pixels(pairs, steps):
         assert picture.shape == mask.shape
         padded = mask == 255
         assert np.array_equal(picture[~padded], mask[~padded]) and not picture[padded].any()
-        assert padded.any() == ("pad" in steps.lower())
+        assert padded.any() == ("pad" in steps.lower() or "expand" in steps)
+
+
+def test_masks_go_with_pictures_whose_colours_change(pairs):
+    text = "crop_size: 7 mirror: true lighting_param { } noise_param { inverse: true prob: 0.5 } distort_param { }"
+    plain = first(layer("ImageData", image_data(pairs, "is_color: false"), "crop_size: 7 mirror: true"))
+    picture, mask = first(layer("ImageData", image_data(pairs, "is_color: false"), text))
+    assert np.array_equal(mask, plain[1]) and np.array_equal(mask, plain[0])
+    turned = [np.array_equal(255 - each, before) for each, before in zip(picture, plain[0], strict=True)]
+    kept = [np.array_equal(each, before) for each, before in zip(picture, plain[0], strict=True)]
+    assert 0 < sum(turned) < 6 and sum(turned) + sum(kept) == 6
 
 
 def test_steps_that_are_not_made_for_masks(pairs):
-    for step in ("erase_ratio: 0.5", "multi_scale: true crop_size: 8", "vertical_stretch_lower: 0.9 crop_size: 8"):
+    mix = "mix_param { mixup_alpha: 1 num_classes: 3 }"
+    still = ("erase_ratio: 0.5", "multi_scale: true crop_size: 8", "vertical_stretch_lower: 0.9 crop_size: 8")
+    for step in (*still, mix, "rand_augment_param { }"):
         with pytest.raises(ConfigError, match=r"transform_param.\w+ does not go with masks: take it out"):
             first(layer("ImageData", image_data(pairs), step))
 

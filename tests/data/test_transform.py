@@ -221,7 +221,8 @@ def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
         ("crop_h: 3", "crop_h and crop_w need each other"),
         ("force_color: true force_gray: true", "exclude each other"),
         ('mean_file: "x" mean_value: 3', "exclude each other"),
-        ("distort_param { }", "distort_param is not supported"),
+        ("flow: true", "transform_param.flow is not supported"),
+        ("mix_param { mixup_alpha: 1 }", "transform_param.mix_param is read by Data and ImageData only"),
         ("pad: 1025", "transform_param.pad: expected 0 to 1024, got 1025"),
         ('pad: 4 mean_file: "mean"', "pad and mean_file exclude each other"),
         ("resize_param { height: 3 }", "height and width; got 3 x 0"),
@@ -404,7 +405,7 @@ def test_random_erasing():
         ("multi_scale: true crop_size: 3 scale_ratios: 2", "scale_ratios: expected 0.01 to 1, got 2"),
         ("erase_ratio: 2", "erase_ratio: expected 0 to 1, got 2"),
         ("erase_ratio: 1 scale_min: 0.5", "scale_min and scale_max: expected a range in 0 to 1, got 0.5 to 0.4"),
-        ("is_flow: true", "transform_param.is_flow is not supported"),
+        ("is_flow: true", "transform_param.is_flow is read by VideoData only"),
     ],
 )
 def test_fields_of_forks_that_do_not_fit(text, words):

@@ -9,13 +9,14 @@ from google.protobuf.message import DecodeError
 
 from engine import proto
 from engine.data.boxes import COLUMNS, boxes_of, mirrored, seen_from
-from engine.data.decode import AnyImage, ImageError, UndecodableImage, as_pillow, decode
+from engine.data.decode import AnyImage, ImageError, UndecodableImage, as_array, as_pillow, decode
 from engine.data.distort import make_distort
 from engine.data.keyed_random import KeyedRandom
 from engine.data.patches import make_expand, make_patches
 from engine.data.reader import Request, Sample, Shape
 from engine.data.readers.database import DatabaseReader, picture_shape
 from engine.data.registry import reader
+from engine.data.retouch import retouch
 from engine.errors import ConfigError
 
 MAX_BOXES = 128  # of one picture; COCO's fullest has 93
@@ -68,8 +69,9 @@ class AnnotatedReader(DatabaseReader):
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         def use(image: AnyImage, boxes: np.ndarray, random: KeyedRandom) -> None:
-            if self._distort:
-                image = self._distort(as_pillow(image), random)
+            if self._distort and (changes := self._distort(random, 0, 0)):
+                image = np.array(as_array(image), order="C")
+                retouch(image, changes)
             for step in self._steps:
                 image, boxes = step(as_pillow(image), boxes, random)
             cut = self._transformer.apply(image, random, out[0])

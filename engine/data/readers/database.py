@@ -56,6 +56,8 @@ class DatabaseReader(PairedReader):
 class DatumReader(DatabaseReader):
     """Arrays: those of PairedReader; label 0 where a Datum has none."""
 
+    handled = ("mix_param",)
+
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         self.look(message, request)

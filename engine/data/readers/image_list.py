@@ -43,7 +43,7 @@ class ListedReader(PairedReader):
         """Raises ConfigError, DataError."""
         if not listing.source:
             raise ConfigError(f"{self.field}.source is missing", request.where)
-        self._transformer = Transformer(transform, request.phase, request.where)
+        self._transformer = Transformer(transform, request.phase, request.where, ("mix_param",))
         self.name = listing.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         self._root, self._size = listing.root, listing.size

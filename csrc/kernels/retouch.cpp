@@ -1,0 +1,386 @@
+#include "kernels/retouch.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "kernels/vectorised.h"
+#include "kernels/whole.h"
+
+namespace engine {
+namespace {
+
+using Table = std::array<uint8_t, 256>;
+using Histogram = std::array<int, 256>;
+
+// A picture that is changed, and a copy of it where neighbours are read.
+struct Picture {
+    uint8_t* pixels;
+    int height, width, channels;
+
+    std::ptrdiff_t count() const { return std::ptrdiff_t(height) * width; }
+    std::ptrdiff_t size() const { return count() * channels; }
+};
+
+// Memory of one thread, from picture to picture.
+struct Scratch {
+    std::vector<uint8_t> copy;
+    std::vector<uint16_t> rows;
+};
+
+Scratch& own_scratch() {
+    thread_local const auto scratch = std::make_unique<Scratch>();  // a pointer: threads have little room of their own
+    return *scratch;
+}
+
+const uint8_t* copy_of(const Picture& picture) {
+    std::vector<uint8_t>& copy = own_scratch().copy;
+    copy.assign(picture.pixels, picture.pixels + picture.size());
+    return copy.data();
+}
+
+uint8_t to_byte(double value) { return uint8_t(std::clamp(std::rint(value), 0.0, 255.0)); }
+
+template <typename Function>
+Table table_of(Function function) {
+    Table table;
+    for (int p = 0; p < 256; ++p) table[std::size_t(p)] = to_byte(function(double(p)));
+    return table;
+}
+
+void look_up(const Picture& picture, const Table& table) {
+    for (uint8_t *p = picture.pixels, *end = p + picture.size(); p < end; ++p) *p = table[*p];
+}
+
+// Each channel by a table that is made of its histogram.
+template <typename Function>
+void by_histogram(const Picture& picture, Function make_table) {
+    for (int c = 0; c < picture.channels; ++c) {
+        Histogram counts{};
+        uint8_t* const begin = picture.pixels + c;
+        uint8_t* const end = picture.pixels + picture.size();
+        for (const uint8_t* p = begin; p < end; p += picture.channels) ++counts[*p];
+        const Table table = make_table(counts);
+        for (uint8_t* p = begin; p < end; p += picture.channels) *p = table[*p];
+    }
+}
+
+// Pillow's brightness of blue, green and red.
+int brightness(const uint8_t* p) { return (p[2] * 19595 + p[1] * 38470 + p[0] * 7471 + 0x8000) >> 16; }
+
+Table stretched(const Histogram& counts) {
+    int low = 0, high = 255;
+    while (low < 255 && !counts[std::size_t(low)]) ++low;
+    while (high > 0 && !counts[std::size_t(high)]) --high;
+    if (high <= low) return table_of([](double p) { return p; });
+    return table_of([=](double p) { return (p - low) * 255 / (high - low); });
+}
+
+Table equalized(const Histogram& counts) {
+    int64_t total = 0, last = 0;
+    for (const int count : counts) {
+        total += count;
+        if (count) last = count;
+    }
+    const int64_t step = (total - last) / 255;
+    if (!step) return table_of([](double p) { return p; });
+    Table table;
+    int64_t below = step / 2;
+    for (std::size_t p = 0; p < 256; ++p) {
+        table[p] = uint8_t(std::min<int64_t>(below / step, 255));
+        below += counts[p];
+    }
+    return table;
+}
+
+void equalize_light(const Picture& picture) {
+    const int n = picture.channels;
+    uint8_t* const end = picture.pixels + picture.size();
+    const auto light = [=](const uint8_t* p) { return n == 1 ? *p : brightness(p); };
+    Histogram counts{};
+    for (const uint8_t* p = picture.pixels; p < end; p += n) ++counts[std::size_t(light(p))];
+    std::size_t first = 0;
+    while (first < 255 && !counts[first]) ++first;
+    const double rest = double(picture.count() - counts[first]);
+    if (rest == 0) return;  // of one brightness
+    Table table{};
+    double below = 0;
+    for (std::size_t p = first + 1; p < 256; ++p) table[p] = to_byte((below += counts[p]) * 255 / rest);
+    for (uint8_t* p = picture.pixels; p < end; p += n) {
+        const int before = light(p), more = table[std::size_t(before)] - before;
+        for (int c = 0; c < n; ++c) p[c] = uint8_t(std::clamp(p[c] + more, 0, 255));
+    }
+}
+
+void contrast(const Picture& picture, double factor) {
+    int64_t sum = 0;
+    if (picture.channels == 1) {
+        for (std::ptrdiff_t i = 0; i < picture.count(); ++i) sum += picture.pixels[i];
+    } else {
+        for (std::ptrdiff_t i = 0; i < picture.count(); ++i) sum += brightness(picture.pixels + 3 * i);
+    }
+    const double mean = std::floor(double(sum) / double(picture.count()) + 0.5);
+    look_up(picture, table_of([=](double p) { return mean + factor * (p - mean); }));
+}
+
+uint8_t nearest_byte(float value) { return uint8_t(int(std::min(std::max(value, 0.0f), 255.0f) + 0.5f)); }
+
+ENGINE_VECTORISED void colour(uint8_t* pixels, std::ptrdiff_t count, float factor) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+        uint8_t* const p = pixels + 3 * i;
+        const float blue = p[0], green = p[1], red = p[2];
+        const float grey = float((p[2] * 19595 + p[1] * 38470 + p[0] * 7471 + 0x8000) >> 16);
+        p[0] = nearest_byte(grey + factor * (blue - grey));
+        p[1] = nearest_byte(grey + factor * (green - grey));
+        p[2] = nearest_byte(grey + factor * (red - grey));
+    }
+}
+
+ENGINE_VECTORISED void saturation(uint8_t* pixels, std::ptrdiff_t count, float factor) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+        uint8_t* const p = pixels + 3 * i;
+        const float blue = p[0], green = p[1], red = p[2];
+        const float most = std::max(std::max(blue, green), red), least = std::min(std::min(blue, green), red);
+        const float times = std::min(factor, most / std::max(most - least, 1e-6f));  // then the least becomes 0
+        p[0] = nearest_byte(most - times * (most - blue));
+        p[1] = nearest_byte(most - times * (most - green));
+        p[2] = nearest_byte(most - times * (most - red));
+    }
+}
+
+// In sixths of a turn from red, 0 to 6.
+inline float hue_of(float blue, float green, float red, float most, float range) {
+    const float over = range > 0 ? range : 1;
+    const float by_red = (green - blue) / over, by_green = 2 + (blue - red) / over, by_blue = 4 + (red - green) / over;
+    const float hue = red == most ? by_red : green == most ? by_green : by_blue;
+    return hue < 0 ? hue + 6 : hue;
+}
+
+// A colour of a hue, which lies `offset` sixths of a turn behind (5: red, 3: green, 1: blue).
+inline float channel_of(float hue, float offset, float most, float range) {
+    float at = hue + offset;
+    at = at >= 6 ? at - 6 : at;
+    return most - range * std::max(0.0f, std::min(std::min(at, 4 - at), 1.0f));
+}
+
+ENGINE_VECTORISED void turn_hue(uint8_t* pixels, std::ptrdiff_t count, float sixths) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+        uint8_t* const p = pixels + 3 * i;
+        const float blue = p[0], green = p[1], red = p[2];
+        const float most = std::max(std::max(blue, green), red), least = std::min(std::min(blue, green), red);
+        const float range = most - least;
+        float hue = hue_of(blue, green, red, most, range) + sixths;  // sixths: 0 to 6
+        hue = hue >= 6 ? hue - 6 : hue;
+        p[0] = nearest_byte(channel_of(hue, 1, most, range));
+        p[1] = nearest_byte(channel_of(hue, 3, most, range));
+        p[2] = nearest_byte(channel_of(hue, 5, most, range));
+    }
+}
+
+void to_hsv(const Picture& picture) {
+    for (uint8_t *p = picture.pixels, *end = p + picture.size(); p < end; p += 3) {
+        const float blue = p[0], green = p[1], red = p[2];
+        const float most = std::max({blue, green, red}), range = most - std::min({blue, green, red});
+        const int hue = int(30 * hue_of(blue, green, red, most, range) + 0.5f);
+        p[0] = uint8_t(hue % 180);
+        p[1] = nearest_byte(most > 0 ? 255 * range / most : 0);
+        p[2] = uint8_t(most);
+    }
+}
+
+void reorder(const Picture& picture, const double* values) {
+    int from[3];
+    for (int c = 0; c < 3; ++c) from[c] = int(std::clamp<int64_t>(whole(values[c]), 0, 2));
+    for (uint8_t *p = picture.pixels, *end = p + picture.size(); p < end; p += 3) {
+        const uint8_t before[3] = {p[0], p[1], p[2]};
+        for (int c = 0; c < 3; ++c) p[c] = before[from[c]];
+    }
+}
+
+// What is at the edge stays.
+void sharpen(const Picture& picture, float factor) {
+    const uint8_t* const before = copy_of(picture);
+    const int n = picture.channels;
+    const std::ptrdiff_t row = std::ptrdiff_t(picture.width) * n;
+    for (int y = 1; y < picture.height - 1; ++y) {
+        const uint8_t* const above = before + (y - 1) * row;
+        const uint8_t *const here = above + row, *const below = here + row;
+        uint8_t* const out = picture.pixels + y * row;
+        for (std::ptrdiff_t i = n; i < row - n; ++i) {
+            const int sum = above[i - n] + above[i] + above[i + n] + here[i - n] + 5 * here[i] + here[i + n] +
+                            below[i - n] + below[i] + below[i + n];
+            const float mean = float((sum + 6) / 13);
+            out[i] = nearest_byte(mean + factor * (float(here[i]) - mean));
+        }
+    }
+}
+
+// Beyond an edge pixels are mirrored, without the one at the edge.
+int mirrored(int at, int size) {
+    if (size == 1) return 0;
+    while (at < 0 || at >= size) at = at < 0 ? -at : 2 * size - 2 - at;
+    return at;
+}
+
+void blur(const Picture& picture) {
+    constexpr int reach = 3;
+    static constexpr int weights[2 * reach + 1] = {9, 29, 55, 70, 55, 29, 9};  // exp(-x^2 / 4.5), in 256ths
+    std::vector<uint16_t>& rows = own_scratch().rows;
+    rows.resize(std::max(rows.size(), std::size_t(picture.size())));
+    const int n = picture.channels, width = picture.width, height = picture.height;
+    const std::ptrdiff_t row = std::ptrdiff_t(width) * n;
+    for (int y = 0; y < height; ++y) {
+        const uint8_t* const in = picture.pixels + y * row;
+        uint16_t* const out = rows.data() + y * row;
+        for (int x = 0; x < width; ++x) {
+            for (int c = 0; c < n; ++c) {
+                int sum = 0;
+                for (int k = -reach; k <= reach; ++k) sum += weights[k + reach] * in[mirrored(x + k, width) * n + c];
+                out[x * n + c] = uint16_t(sum);
+            }
+        }
+    }
+    for (int y = 0; y < height; ++y) {
+        const uint16_t* from[2 * reach + 1];
+        for (int k = -reach; k <= reach; ++k) from[k + reach] = rows.data() + mirrored(y + k, height) * row;
+        uint8_t* const out = picture.pixels + y * row;
+        for (std::ptrdiff_t i = 0; i < row; ++i) {
+            int sum = 1 << 15;
+            for (int k = 0; k <= 2 * reach; ++k) sum += weights[k] * from[k][i];
+            out[i] = uint8_t(sum >> 16);
+        }
+    }
+}
+
+void erode(const Picture& picture) {
+    const uint8_t* const before = copy_of(picture);
+    const int n = picture.channels, width = picture.width, height = picture.height;
+    const std::ptrdiff_t row = std::ptrdiff_t(width) * n;
+    for (int y = 0; y < height; ++y) {
+        const uint8_t* const in = before + y * row;
+        uint8_t* const out = picture.pixels + y * row;
+        for (std::ptrdiff_t i = 0; i < row; ++i) {
+            uint8_t least = in[i];
+            if (i >= n) least = std::min(least, in[i - n]);
+            if (i < row - n) least = std::min(least, in[i + n]);
+            if (y > 0) least = std::min(least, in[i - row]);
+            if (y < height - 1) least = std::min(least, in[i + row]);
+            out[i] = least;
+        }
+    }
+}
+
+// Centres of pixels are at halves.
+void move(const Picture& picture, const double* m) {
+    const uint8_t* const before = copy_of(picture);
+    const int n = picture.channels;
+    uint8_t* out = picture.pixels;
+    for (int y = 0; y < picture.height; ++y) {
+        for (int x = 0; x < picture.width; ++x, out += n) {
+            const double column = std::floor(m[0] * (x + 0.5) + m[1] * (y + 0.5) + m[2]);
+            const double line = std::floor(m[3] * (x + 0.5) + m[4] * (y + 0.5) + m[5]);
+            const bool inside = column >= 0 && column < picture.width && line >= 0 && line < picture.height;
+            const uint8_t* const in =
+                before + (inside ? (std::ptrdiff_t(line) * picture.width + std::ptrdiff_t(column)) * n : 0);
+            for (int c = 0; c < n; ++c) out[c] = inside ? in[c] : 0;
+        }
+    }
+}
+
+uint64_t splitmix(uint64_t& state) {
+    uint64_t z = state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+void dot(const Picture& picture, const double* values) {
+    const int n = picture.channels;
+    uint64_t state = uint64_t(whole(values[1]));
+    for (int64_t left = whole(values[0] * double(picture.count())); left > 0; --left) {
+        const uint64_t place = splitmix(state);
+        uint8_t* const p = picture.pixels + std::ptrdiff_t((place >> 32) * uint64_t(picture.count()) >> 32) * n;
+        const bool salt = place & 1;
+        for (int c = 0; c < n; ++c) p[c] = values[2] < 0 ? (salt ? 255 : 0) : to_byte(values[2 + c]);
+    }
+}
+
+void change_one(const Picture& picture, const Change& change) {
+    const double a = change.values[0], b = change.values[1];
+    const bool coloured = picture.channels == 3;
+    switch (change.kind) {
+        case Change::kLinear:
+            return look_up(picture, table_of([=](double p) { return a * p + b; }));
+        case Change::kSteps:
+            return look_up(picture, table_of([=](double p) { return std::floor(p / a) * a + std::floor(a / 2); }));
+        case Change::kBits: {
+            const double step = double(1 << std::clamp<int64_t>(8 - whole(a), 0, 8));
+            return look_up(picture, table_of([=](double p) { return std::floor(p / step) * step; }));
+        }
+        case Change::kSolarize:
+            return look_up(picture, table_of([=](double p) { return p >= a ? 255 - p : p; }));
+        case Change::kContrast:
+            return contrast(picture, a);
+        case Change::kColour:
+            return coloured ? colour(picture.pixels, picture.count(), float(a)) : void();
+        case Change::kSharpness:
+            return sharpen(picture, float(a));
+        case Change::kAutocontrast:
+            return by_histogram(picture, stretched);
+        case Change::kEqualize:
+            return by_histogram(picture, equalized);
+        case Change::kEqualizeLight:
+            return equalize_light(picture);
+        case Change::kSaturation:
+            return coloured ? saturation(picture.pixels, picture.count(), float(a)) : void();
+        case Change::kHue: {
+            const double sixths = a / 60 - 6 * std::floor(a / 360);
+            return coloured ? turn_hue(picture.pixels, picture.count(), float(sixths)) : void();
+        }
+        case Change::kOrder:
+            return coloured ? reorder(picture, change.values) : void();
+        case Change::kBlur:
+            return blur(picture);
+        case Change::kErode:
+            return erode(picture);
+        case Change::kAffine:
+            return move(picture, change.values);
+        case Change::kDots:
+            return dot(picture, change.values);
+        case Change::kHsv:
+            return coloured ? to_hsv(picture) : void();
+        case Change::kKinds:
+            return;
+    }
+}
+
+}  // namespace
+
+void retouch(uint8_t* pixels, int height, int width, int channels, const Change* changes, int count) {
+    const Picture picture{pixels, height, width, channels};
+    for (int i = 0; i < count; ++i) change_one(picture, changes[i]);
+}
+
+ENGINE_VECTORISED void mix(float* first, float* second, int channels, int height, int width, const Portion& of_first,
+                           const Portion& of_second) {
+    for (int y = 0; y < channels * height; ++y) {
+        const int line = y % height;
+        const auto share_at = [=](const Portion& portion, int x) {
+            const bool inside = line >= portion.top && line < portion.top + portion.height && x >= portion.left &&
+                                x < portion.left + portion.width;
+            return inside ? portion.share : 0.0f;
+        };
+        float* const a = first + std::ptrdiff_t(y) * width;
+        float* const b = second + std::ptrdiff_t(y) * width;
+        for (int x = 0; x < width; ++x) {
+            const float one = a[x], other = b[x], taken = share_at(of_first, x), given = share_at(of_second, x);
+            a[x] = one * (1 - taken) + other * taken;
+            b[x] = other * (1 - given) + one * given;
+        }
+    }
+}
+
+}  // namespace engine

@@ -1,0 +1,46 @@
+"""Changes of a picture's bytes between its crop and the floats that a net reads: what they are called.
+
+What draws them (distort.py, noise.py, rand_augment.py) gives lists of them; C++ makes them, in place and without the
+GIL: csrc/kernels/retouch.h says what each does, and with which numbers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import numpy as np
+from PIL import Image
+
+from engine.data.decode import as_array, as_pillow, check_pixels
+from engine.data.keyed_random import KeyedRandom
+
+# Numbers of Change::Kind.
+LINEAR, STEPS, BITS, SOLARIZE, CONTRAST, COLOUR, SHARPNESS, AUTOCONTRAST, EQUALIZE, EQUALIZE_LIGHT = range(10)
+SATURATION, HUE, ORDER, BLUR, ERODE, AFFINE, DOTS, HSV = range(10, 18)
+JPEG = -1  # compressed and decoded again, by Pillow; its number: the quality
+
+_NUMBERS = 6
+
+Change = tuple[float, ...]  # what, and its numbers
+Draw = Callable[[KeyedRandom, int, int], Sequence[Change]]  # (random, height, width of the crop) -> changes
+
+
+def retouch(pixels: np.ndarray, changes: Sequence[Change]) -> None:
+    """Changes (h, w, 1 or 3) bytes, dense, in place. Raises ImageError for floats and other numbers of channels."""
+    from engine.host import _core
+
+    check_pixels(pixels)
+    for compressed, group in groupby(changes, lambda change: change[0] == JPEG):
+        if compressed:
+            for _, quality in group:
+                pixels[:] = _compressed(pixels, int(quality))
+        else:
+            _core.retouch(pixels, [(*change, *[0.0] * (1 + _NUMBERS - len(change))) for change in group])
+
+
+def _compressed(pixels: np.ndarray, quality: int) -> np.ndarray:
+    file = io.BytesIO()
+    as_pillow(pixels).save(file, "JPEG", quality=quality)
+    return as_array(Image.open(file))
