@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from PIL import Image
 
 from engine import proto
-from engine.data import open_data, shapes_without_data
+from engine.data import batch_size_of, open_data, shapes_without_data
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import random_pixels
 
@@ -312,6 +312,21 @@ def test_videos_in_training_take_random_places_of_each_part(videos):
     with source.batches(1) as batches:
         frames = np.array([next(batches).arrays["data"][0][0, ::3, 0, 0] // 20 for _ in range(40)]).astype(int)
     assert [set(column.tolist()) for column in frames.T] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}]
+
+
+def test_webcams_have_their_batch_size_in_data_param():
+    """SSD's layers of this type, which have no list: a net of one is checked, but not run."""
+    text = "data_param { batch_size: 3 } transform_param { resize_param { height: 30 width: 40 } } video_data_param { }"
+    webcam = text_format.Parse(text, proto.LayerParameter(name="data", type="VideoData", top=["data"]))
+    assert batch_size_of(webcam) == 3 and shapes_without_data(webcam)[0] == (3, 30, 40)
+    with pytest.raises(ConfigError, match="VideoData reads lists of frames: .* cameras are not read"):
+        open_data(webcam, proto.TEST)
+    webcam.video_data_param.batch_size = 4
+    assert batch_size_of(webcam) == 4
+    webcam.ClearField("video_data_param")
+    webcam.ClearField("data_param")
+    with pytest.raises(ConfigError, match="expected a video_data_param.batch_size above 0, got 0"):
+        batch_size_of(webcam)
 
 
 def test_a_mirrored_flow_runs_the_other_way(videos):

@@ -93,7 +93,7 @@ def picture_shape(message: proto.LayerParameter, where: str | None) -> tuple[int
     height, width = crop_h or param.resize_param.height, crop_w or param.resize_param.width
     if not (height and width):
         raise ConfigError(
-            f"the size of the images is unknown: source {message.data_param.source} is not there, and "
+            f"the size of the images is unknown: source {message.data_param.source or '(none)'} is not there, and "
             "transform_param has no crop_size",
             where,
         )

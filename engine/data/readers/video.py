@@ -17,6 +17,7 @@ from engine.data.image_tree import read_text
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES, check_size
 from engine.data.reader import PictureReader, Request, Sample, Shape, random_first
+from engine.data.readers.database import picture_shape
 from engine.data.registry import reader
 from engine.data.transform import Transformer, crop_shape
 from engine.errors import ConfigError, DataError
@@ -119,8 +120,17 @@ class VideoReader(PictureReader):
         return as_array(image)
 
     @classmethod
+    def batch_size(cls, message: proto.LayerParameter, where: str | None) -> int:
+        """SSD's layers of this type, which read cameras and files of videos, have it in data_param."""
+        if not message.video_data_param.batch_size and message.data_param.batch_size:
+            return message.data_param.batch_size
+        return super().batch_size(message, where)
+
+    @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         param = message.video_data_param
+        if not param.source:  # SSD's
+            return picture_shape(message, where), ()
         _check(param, where)
         crop_h, crop_w = crop_shape(message.transform_param, where)
         height, width = crop_h or param.new_height, crop_w or param.new_width
