@@ -146,14 +146,38 @@ def _decoder() -> ModuleType:
     call it, jpeg_header() knows no JPEG, and Pillow decodes them all."""
     from engine.host import _core
 
-    _core.load_jpeg_library(_imaging.__file__)
+    global _lack
+    _lack = _core.load_jpeg_library(_imaging.__file__)
     return _core
+
+
+_lack = ""  # why _decoder() cannot read JPEGs
+_slowed = False  # whether there has been one that it could have read
+
+
+def jpeg_decoder() -> str:
+    """What decodes JPEGs, in a few words."""
+    _decoder()
+    return f"Pillow, as a whole and slower: {_lack}" if _lack else "libjpeg-turbo, the parts that crops need"
+
+
+def slow_jpegs() -> str:
+    """A note, if JPEGs have been met for which the faster way is not there; else ""."""
+    if not (_lack and _slowed):
+        return ""
+    return (
+        f"JPEGs are decoded by Pillow as a whole, which takes longer: its libjpeg cannot be called ({_lack}). "
+        "Pillow's own wheel (pip install --force-reinstall pillow) has one that can"
+    )
 
 
 def open_image(data: bytes, color: str | None = None) -> Picture:
     """The image of a file. color: COLOR or GRAY to force one; None keeps grey grey. Raises UndecodableImage."""
     header: Header | None = _decoder().jpeg_header(data)
     if header is None:
+        if _lack and data[:2] == b"\xff\xd8":
+            global _slowed
+            _slowed = True
         return as_picture(decode_bytes(data, color))
     width, height, channels, scans = header
     try:

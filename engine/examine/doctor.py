@@ -9,6 +9,7 @@ from engine.comm.factory import settings_of
 from engine.comm.preflight import check_sum, compare, hosts, versions
 from engine.config import SolverConfig, net_of_solver, read_solver
 from engine.config.config import texts_of
+from engine.data.decode import jpeg_decoder
 from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
 from engine.host.ranks import gather_everywhere
@@ -32,6 +33,7 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     result: dict[str, Any] = {"ranks": line, **found, "sum": "right"}
     if config:
         result["layouts"] = _layouts(world, config)
+    result["JPEGs"] = f"decoded by {jpeg_decoder()}"
     result["link"] = str(world.links()) or "one rank: none"
     result["cores"] = _by_rank(gather_everywhere(world, plan))
     gathered = gather_everywhere(world, plan_warning)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.comm import settings as comm_settings
+from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
@@ -27,6 +28,8 @@ def log_plan(solver: Solver) -> None:
         log(line)
     for doubt in outline.doubts() if solver.world.rank == 0 else ():
         warn(doubt)
+    if solver.world.rank == 0 and slow_jpegs():
+        warn(slow_jpegs())
     for note in notes(solver.given) if solver.world.rank == 0 else ():
         log(f"Note: {note}")
     if solver.model_parallel:

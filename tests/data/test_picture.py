@@ -193,6 +193,36 @@ def test_without_the_library_pillow_decodes_all(monkeypatch):
     assert np.array_equal(open_image(data).resized((20, 20), CUBIC).pixels(), expected)
 
 
+def test_a_note_where_pillow_decodes_jpegs_that_c_could(monkeypatch):
+    assert decode.slow_jpegs() == "" and decode.jpeg_decoder().startswith("libjpeg-turbo")
+
+    class Without:
+        @staticmethod
+        def load_jpeg_library(path: str) -> str:
+            return "it has no jpeg_std_error"
+
+        @staticmethod
+        def jpeg_header(data: bytes) -> None:
+            return None
+
+    monkeypatch.setattr("engine.host._core.load_jpeg_library", Without.load_jpeg_library)
+    monkeypatch.setattr("engine.host._core.jpeg_header", Without.jpeg_header)
+    monkeypatch.setattr(decode, "_lack", "")
+    monkeypatch.setattr(decode, "_slowed", False)
+    decode._decoder.cache_clear()
+    try:
+        open_image(image_bytes(noisy(1, 9, 9)))
+        assert decode.slow_jpegs() == ""  # of a PNG
+        open_image(jpeg(noisy(1, 9, 9)))
+        note = decode.slow_jpegs()
+        assert note.startswith("JPEGs are decoded by Pillow") and "(it has no jpeg_std_error)" in note
+        assert decode.jpeg_decoder() == "Pillow, as a whole and slower: it has no jpeg_std_error"
+    finally:
+        monkeypatch.undo()
+        decode._decoder.cache_clear()
+        decode._decoder()
+
+
 @pytest.mark.parametrize("name", ["libm.so.6", "/no/such/library.so"])
 def test_a_library_without_jpegs(name):
     assert _core.load_jpeg_library(name) != ""
