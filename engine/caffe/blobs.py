@@ -53,7 +53,7 @@ class ParamBlob(Blob):
 
     @property
     def data(self) -> np.ndarray:
-        return self._net._live.parameter(self._parameter())
+        return self._net._parameter_data(self._layer, self._index)
 
     @property
     def diff(self) -> np.ndarray:

@@ -59,7 +59,7 @@ def image_transformer(
 ) -> Transformer:
     """For the first input of a net, from images (h, w, channels). Raises ConfigError for a net without one."""
     if not net.inputs:
-        feeds = ", ".join(f"'{layer.name}' ({layer.type})" for layer in net._live.layers if not layer.bottoms)
+        feeds = ", ".join(f"'{layer.name}' ({layer.type})" for layer in net._net.layers if not layer.bottoms)
         raise ConfigError(
             f"its data comes from {feeds}; expected a net for deployment, with an Input layer in its place and without "
             "losses",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.caffe.fused import FusedNet
 from engine.caffe.views import Views
 from engine.layers.base import Blob, Layer, Parameter
 from engine.net import ALL, Counters, Net
@@ -26,13 +27,13 @@ class _Version:
 
 
 class LiveNet:
-    """`layers`: those of the file, in order; inserted splits and casts are hidden. `shares`: the live net whose
-    parameters it reads."""
+    """`layers`: those of the file, in order; inserted splits and casts are hidden. `shares`: the net whose parameters
+    it reads."""
 
-    def __init__(self, net: Net, shares: LiveNet | None = None):
+    def __init__(self, net: Net, shares: LiveNet | FusedNet | None = None):
         self.net = net
         self._views = Views()
-        self._parameters = shares._parameters if shares else Views()
+        self.parameters = shares.parameters if shares else Views()
         named = {message.name for message in net.message.layer}
         graph = net.graph.layers
         self._places = [i for i, layer in enumerate(graph) if layer.name in named]
@@ -106,13 +107,13 @@ class LiveNet:
 
     def parameter(self, parameter: Parameter) -> np.ndarray:
         tensor = self.net.tensor_of[parameter.owner or parameter]
-        return self._parameters.array(tensor, parameter.shape, self.net)
+        return self.parameters.array(tensor, parameter.shape, self.net)
 
     def parameter_diff(self, parameter: Parameter) -> np.ndarray:
         """Zeros where lr_mult is 0, so that it is not computed."""
         diff = self.net.tensor_of[parameter.owner or parameter].diff
         if diff is not None:
-            return self._parameters.array(diff, parameter.shape, self.net)
+            return self.parameters.array(diff, parameter.shape, self.net)
         return self._stand_in(parameter, parameter.shape)
 
     def clear_parameter_diffs(self) -> None:
@@ -127,16 +128,24 @@ class LiveNet:
     def push(self) -> None:
         """Before a run: takes what was written into arrays."""
         self._views.push()
-        self._parameters.push()
+        self.parameters.push()
 
     def pull(self) -> None:
         """After a run, or after another change of tensors that followed a push()."""
         self._views.pull()
-        self._parameters.pull()
+        self.parameters.pull()
 
-    def keep_parameters_of(self, before: LiveNet) -> None:
+    def keep_parameters_of(self, before: LiveNet | FusedNet) -> None:
         """Arrays of parameters that the caller may hold stay live, of those that both nets have."""
-        self._parameters.adopt(before._parameters)
+        self.parameters.adopt(before.parameters)
+
+    def take_place_of(self, fused: FusedNet) -> None:
+        """Computes what the last forward of that net has, whose arrays stay live."""
+        for blob in self.net.inputs:  # the arrays that scripts hold, also of layers that make up their tops
+            self.net.feed(blob, fused.net.fed[fused.inputs[blob.name]])
+        fused.repeat_in(self.net)
+        self._views = fused.arrays_for(self.net)
+        self.step = fused.step
 
     def forward(self, start: int, end: int) -> None:
         """Layers start to end, both included."""

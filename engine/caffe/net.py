@@ -8,15 +8,17 @@ probabilities = net.forward()["prob"]
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from engine import proto
 from engine.caffe import mode
 from engine.caffe.blobs import NetBlob, ParamBlob
+from engine.caffe.fused import FusedNet, may_fuse
 from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
 from engine.config import NetConfig, read_net
@@ -49,10 +51,14 @@ class LayerView:
 class Net:
     """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
 
-    `level` and `stages` choose among the layers as their include rules say. Every blob is kept, nothing is fused, and
-    there is a backward where a loss or force_backward asks for one, in either phase, as in Caffe. Arrays are float32,
-    row-major, in Caffe's shapes. Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for
-    weights that do not fit.
+    `level` and `stages` choose among the layers as their include rules say. There is a backward where a loss or
+    force_backward asks for one, in either phase, as in Caffe. Arrays are float32, row-major, in Caffe's shapes.
+
+    A net of phase TEST runs as one fused program, which keeps inputs and outputs alone, until a script asks for more:
+    an inner blob, a gradient, a part of a forward. From then on every blob is kept and nothing is fused, as in all
+    other nets; blobs are those of the last forward. Results change by rounding only.
+
+    Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit.
     """
 
     def __init__(
@@ -79,7 +85,10 @@ class Net:
         self._config = config
         self._inputs_of = Inputs(config, phase, mode.seed())
         self._rebuild: Callable[[NetConfig], EngineNet] | None = None  # a solver's
-        self._open(self._build(config))
+        self._looking = threading.RLock()
+        fused = may_fuse(config, phase)
+        net = self._build(config, fused)
+        self._open(FusedNet(net) if fused else LiveNet(net))
         weights = given.get("weights", weights)
         if weights is not None:
             self.copy_from(weights)
@@ -96,30 +105,53 @@ class Net:
         """A net that a solver has built and builds again. `train`: the net whose parameters a test net reads."""
         self = cls.__new__(cls)
         self._config, self._inputs_of, self._rebuild = config, inputs, rebuild
-        self._open(net, train and train._live)
+        self._looking = threading.RLock()
+        self._open(LiveNet(net, train and train._live))
         return self
 
-    def _build(self, config: NetConfig, share: EngineNet | None = None, before: EngineNet | None = None) -> EngineNet:
-        options = NetOptions(
-            seed=mode.seed(), shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=True
-        ).watched()
+    def _build(
+        self, config: NetConfig, fused: bool, share: EngineNet | None = None, before: EngineNet | None = None
+    ) -> EngineNet:
+        options = NetOptions(seed=mode.seed(), shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=False)
+        if not fused:
+            options = options.replace(gradients=True).watched()
         net = EngineNet(config, config.message.state.phase, options, share=share, before=before)
         self._inputs_of.connect(net)
         return net
 
-    def _open(self, net: EngineNet, shares: LiveNet | None = None) -> None:
-        self._live = LiveNet(net, shares)
+    @property
+    def _live(self) -> LiveNet:
+        """The net with every blob."""
+        self._look_inside()
+        return cast(LiveNet, self._net)
+
+    def _look_inside(self) -> None:
+        """Ends the fused net, if it still is one."""
+        if isinstance(self._net, LiveNet):
+            return
+        with self._looking, whole():
+            fused = self._net
+            if isinstance(fused, LiveNet):  # another thread has been here
+                return
+            live = LiveNet(self._build(self._config, False, fused.net, fused.net), fused)
+            live.take_place_of(fused)
+            pending, blobs, params = self._pending, self.blobs, self.params
+            self._open(live)
+            self._pending, self.blobs, self.params = pending, blobs, params
+
+    def _open(self, net: LiveNet | FusedNet) -> None:
+        self._net = net
         self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
         self._parameters: dict[str, list[Parameter]] = {}
-        for parameter in net.all_params():
+        for parameter in net.net.all_params():
             self._parameters.setdefault(parameter.layer, []).append(parameter)
         self.params = OrderedDict(
             (layer, [ParamBlob(self, layer, parameter.index) for parameter in parameters])
             for layer, parameters in self._parameters.items()
         )
-        self.blobs = OrderedDict((name, NetBlob(self, name)) for name in self._live.names())
-        self.layers = [self._layer_view(layer) for layer in self._live.layers]
-        self._layer_names = [layer.name for layer in self._live.layers]
+        self.blobs = OrderedDict((name, NetBlob(self, name)) for name in net.names())
+        self.layers = [self._layer_view(layer) for layer in net.layers]
+        self._layer_names = [layer.name for layer in net.layers]
         self._blob_names = list(self.blobs)
 
     # What it is made of
@@ -128,23 +160,23 @@ class Net:
         return layer.user if isinstance(layer, Python) else LayerView(layer, self.params.get(layer.name, []))
 
     def __repr__(self) -> str:
-        phase = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}[self._live.net.phase]
-        learned = sum(parameter.count for parameter in self._live.net.graph.params)
+        phase = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}[self._net.net.phase]
+        learned = sum(parameter.count for parameter in self._net.net.graph.params)
         return f"<{type(self).__name__} '{self.name}', {phase}: {len(self.layers)} layers, {learned:,} parameters>"
 
     @property
     def name(self) -> str:
-        return self._live.net.name
+        return self._net.net.name
 
     @property
     def inputs(self) -> list[str]:
         """Names of the blobs of Input layers."""
-        return [top.name for layer in self._live.layers if layer.type == "Input" for top in layer.tops]
+        return [top.name for layer in self._net.layers if layer.type == "Input" for top in layer.tops]
 
     @property
     def outputs(self) -> list[str]:
         """Names of the blobs that no layer reads, sorted as Caffe does."""
-        return [blob.name for blob in self._live.net.graph.outputs if blob.name in self.blobs]
+        return [blob.name for blob in self._net.net.graph.outputs if blob.name in self.blobs]
 
     @property
     def layer_dict(self) -> OrderedDict[str, LayerView | PythonLayer]:
@@ -152,23 +184,23 @@ class Net:
 
     @property
     def bottom_names(self) -> OrderedDict[str, list[str]]:
-        return OrderedDict((layer.name, list(layer.message.bottom)) for layer in self._live.layers)
+        return OrderedDict((layer.name, list(layer.message.bottom)) for layer in self._net.layers)
 
     @property
     def top_names(self) -> OrderedDict[str, list[str]]:
-        return OrderedDict((layer.name, list(layer.message.top)) for layer in self._live.layers)
+        return OrderedDict((layer.name, list(layer.message.top)) for layer in self._net.layers)
 
     def _bottom_ids(self, layer: int) -> list[int]:
         """Places in _blob_names."""
-        return [self._blob_names.index(name) for name in self._live.layers[layer].message.bottom]
+        return [self._blob_names.index(name) for name in self._net.layers[layer].message.bottom]
 
     def _top_ids(self, layer: int) -> list[int]:
         """Places in _blob_names."""
-        return [self._blob_names.index(name) for name in self._live.layers[layer].message.top]
+        return [self._blob_names.index(name) for name in self._net.layers[layer].message.top]
 
     @property
     def blob_loss_weights(self) -> OrderedDict[str, float]:
-        weights = {top: weight for _, top, weight in self._live.net.losses()}
+        weights = {top: weight for _, top, weight in self._net.net.losses()}
         return OrderedDict((name, weights.get(name, 0.0)) for name in self.blobs)
 
     # Running
@@ -183,11 +215,20 @@ class Net:
         self._fill(self.inputs, inputs, "input", lambda name: self.blobs[name].data)
         self._apply_pending()
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
-        if first == 0:
-            self._inputs_of.next(self._live.net)
-        self._run_forward(first, last)
         outputs = self.top_names[end] if end is not None else self.outputs
+        inside = (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, (*outputs, *(blobs or ()))))
+        net = self._live if inside else self._net
+        if first == 0:
+            self._inputs_of.next(net.net)
+        if isinstance(net, FusedNet):
+            net.forward()
+        else:
+            self._run_forward(first, last)
         return {name: self.blobs[name].data for name in dict.fromkeys([*outputs, *(blobs or ())])}
+
+    def _shows(self, name: str) -> bool:
+        """Whether a fused net has that blob, too."""
+        return not isinstance(self._net, FusedNet) or name not in self.blobs or self._net.shows(name)
 
     def _run_forward(self, first: int, last: int) -> None:
         """Builds the net again where a layer written in Python gives its tops other shapes."""
@@ -224,7 +265,7 @@ class Net:
         self, names: list[str], given: Mapping[str, ArrayLike], word: str, array_of: Callable[[str], np.ndarray]
     ) -> None:
         if given and not names:
-            feeds = [f"'{layer.name}' ({layer.type})" for layer in self._live.layers if not layer.bottoms]
+            feeds = [f"'{layer.name}' ({layer.type})" for layer in self._net.layers if not layer.bottoms]
             raise ValueError(
                 f"the net has no Input layer to take {', '.join(sorted(given))}: it is fed by {', '.join(feeds)}; call "
                 "forward() without arrays, or give a net for deployment"
@@ -287,15 +328,20 @@ class Net:
         """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. On several
         ranks each calls it with the arrays of all, and takes its share of every global batch. Raises DataError for
         other shapes."""
-        self._inputs_of.set_arrays(self._live.net, data, labels)
+        self._inputs_of.set_arrays(self._net.net, data, labels)
 
     # Shapes
 
     def _data(self, name: str) -> np.ndarray:
-        return self._pending[name] if name in self._pending else self._live.data(name)
+        if name in self._pending:
+            return self._pending[name]
+        return self._net.data(name) if self._shows(name) else self._live.data(name)
+
+    def _parameter_data(self, layer: str, index: int) -> np.ndarray:
+        return self._net.parameter(self._parameters[layer][index])
 
     def _shape(self, name: str) -> Shape:
-        return self._pending[name].shape if name in self._pending else self._live.shape(name)
+        return self._pending[name].shape if name in self._pending else self._net.shape(name)
 
     def _reshape_input(self, name: str, shape: Shape) -> None:
         if shape == self._shape(name):
@@ -319,24 +365,26 @@ class Net:
                 del layer.input_param.shape[:]
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
-        self._replace(self._config.with_message(message), self._live, keep=self.inputs)
+        self._replace(self._config.with_message(message), self._net, keep=self.inputs)
 
-    def _replace(self, config: NetConfig, share: LiveNet, keep: Iterable[str]) -> None:
+    def _replace(self, config: NetConfig, share: LiveNet | FusedNet, keep: Iterable[str]) -> None:
         """Builds the net again, with the weights of `share` and the values of the blobs `keep`, where shapes stay."""
         values = {name: np.array(self._data(name)) for name in keep}
-        self._live.push()
+        before = self._net
+        before.push()
         share.push()
-        before = self._live
-        net = self._rebuild(config) if self._rebuild else self._build(config, share.net, before.net)
+        fused = isinstance(before, FusedNet)
+        net = self._rebuild(config) if self._rebuild else self._build(config, fused, share.net, before.net)
         self._config = config
         blobs, params = self.blobs, self.params
-        self._open(net, share)
-        self._live.keep_parameters_of(before)
-        self._live.step = before.step
+        after = FusedNet(net, share) if fused else LiveNet(net, share)
+        self._open(after)
+        after.keep_parameters_of(before)
+        after.step = before.step
         self.blobs, self.params = blobs, params  # those that the caller may hold
         for name, array in values.items():
             if self._shape(name) == array.shape:
-                self._live.data(name)[...] = array
+                after.data(name)[...] = array
 
     # Weights
 
@@ -350,30 +398,38 @@ class Net:
             if {*self._live.net.tensor_of.values()} <= {*other._live.net.tensor_of.values()}:
                 return
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
+        self._look_inside()  # neither net could tell when the other changes the weights
         self._replace(self._config, other._live, keep=self.blobs)
+
+    def _before_weights_change(self) -> LiveNet | FusedNet:
+        """The net, once it has taken what was written into parameters. A fused one ends if it has run: with other
+        weights the inner blobs of its last forward could not be computed any more."""
+        net = self._live if isinstance(self._net, FusedNet) and self._net.has_run else self._net
+        net.push()
+        return net
 
     @whole()
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         where shapes differ."""
-        self._live.push()
-        self._live.net.load_weights(read_caffemodel(path), str(path))
-        self._live.pull()
+        net = self._before_weights_change()
+        net.net.load_weights(read_caffemodel(path), str(path))
+        net.pull()
 
     load_hdf5 = copy_from
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a caffemodel."""
-        self._live.push()
-        write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())
+        net = self._before_weights_change().net
+        write_caffemodel(path, net.message, net.weights_by_layer())
 
     def save_hdf5(self, path: str | os.PathLike, write_diff: bool = False) -> None:
         """Writes a caffemodel in HDF5. Raises EngineError where h5py is missing or gradients are asked for, which no
         reader takes."""
         if write_diff:
             raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
-        self._live.push()
-        hdf5.write_caffemodel(path, self._live.net.message, self._live.net.weights_by_layer())
+        net = self._before_weights_change().net
+        hdf5.write_caffemodel(path, net.message, net.weights_by_layer())
 
 
 def _copies(arrays: Arrays) -> Arrays:

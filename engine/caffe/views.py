@@ -1,12 +1,14 @@
 """Live arrays of tensors: a run uses what was written into them and leaves its results in them.
 
 A tensor in row-major order is seen in place. One in a layout of oneDNN's is seen through a copy, which is written back
-before a run and read again after it, for as long as somebody holds it.
+before a run and read again after it, for as long as somebody holds it. So is any tensor of which somebody has asked for
+a copy.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +27,11 @@ class Views:
 
     def array(self, tensor: Tensor, shape: tuple[int, ...], owner: object) -> np.ndarray:
         """float32 of `shape`, the tensor's values. `owner`: the object that keeps the memory alive."""
-        values = tensor.view(owner)
-        if values is not None:
-            return values.reshape(shape)
+        values = None if tensor in self._copies else tensor.view(owner)
+        return self.copy(tensor, shape) if values is None else values.reshape(shape)
+
+    def copy(self, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+        """The same, never in place."""
         if tensor not in self._copies:
             values = tensor.get()  # which owns its memory, so that every view of it counts as a reference
             self._copies[tensor] = values if values.shape == shape else values.reshape(shape).copy()
@@ -37,10 +41,28 @@ class Views:
         """Takes over the arrays of others, too."""
         self._copies = others._copies | self._copies
 
+    def of(self, tensors: Mapping[Tensor, Tensor]) -> Views:
+        """The same copies, as those of the tensors that stand in place of these."""
+        result = Views()
+        result._copies = {tensors[tensor]: values for tensor, values in self._copies.items()}
+        return result
+
     def push(self) -> None:
         """Before a run: what was written into copies goes to the tensors; copies that nobody holds are dropped."""
+        for tensor, values in self._copies.items():
+            tensor.set(values)
+        self.release()
+
+    def push_changes(self) -> None:
+        """As push(), for tensors of which something costly is made whenever they are set."""
+        for tensor, values in self._copies.items():
+            if not np.array_equal(tensor.get().ravel().view(np.uint32), values.ravel().view(np.uint32)):
+                tensor.set(values)
+        self.release()
+
+    def release(self) -> None:
+        """Drops the copies that nobody holds."""
         for tensor in list(self._copies):
-            tensor.set(self._copies[tensor])
             if sys.getrefcount(self._copies[tensor]) <= _HELD_BY_US:
                 del self._copies[tensor]
 

@@ -141,6 +141,11 @@ class Layer:
         return self.tops[: len(self.message.top)]
 
     @property
+    def remembers(self) -> bool:
+        """Whether a forward leaves anything behind but its tops, so that repeating it is not the same."""
+        return self.is_sink
+
+    @property
     def training(self) -> bool:
         return self.phase == 0
 

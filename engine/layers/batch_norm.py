@@ -64,6 +64,11 @@ class BatchNorm(Layer):
         return param.use_global_stats if param.HasField("use_global_stats") else not self.training
 
     @property
+    def remembers(self) -> bool:
+        """Running sums, where they are not what is normalised by."""
+        return not self.use_global_stats
+
+    @property
     def stats_batch_size(self) -> int:
         """0: the whole batch."""
         if self.use_global_stats:

@@ -79,6 +79,7 @@ class Net:
             before=before and before.graph,
             parts=options.parts,
         )
+        self.written, self.named = list(graph.layers), graph.blobs()  # of the file, before passes rewrite it
         self.graph = prepare(graph, options.passes, options.precision, self.has_backward)
         self.name = self.graph.name
         self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from

@@ -114,7 +114,6 @@ protected:
     memory constant_weights(const Layout& wanted) {
         if (norm_)
             for (size_t i = 1; i < spec_.params.size(); i++) plain_param(i);
-        if (norm_ && !param(0)->decided()) param(0)->decide(plain_layout(wanted.get_dims()));
         given_weights_ = described_param(0, wanted);
         if (!norm_ && given_weights_.get_desc() == wanted) return given_weights_;
         return kept_weights_ = memory(wanted, cpu());

@@ -1,0 +1,129 @@
+"""A net of phase TEST as it runs fastest, and of which a script sees inputs, outputs and parameters only.
+
+caffe.Net begins with it, where layers allow, and goes over to a LiveNet as soon as somebody looks at anything else. All
+arrays that it hands out are copies, which that LiveNet takes over: they stay live.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import proto
+from engine.caffe.views import Views
+from engine.config import NetConfig
+from engine.inference.deploy import test_layers
+from engine.layers.base import Parameter
+from engine.layers.python_layer import Shape
+from engine.layers.registry import layer_type
+from engine.net import Counters, Net
+
+if TYPE_CHECKING:
+    from engine.caffe.live import LiveNet
+
+
+def may_fuse(config: NetConfig, phase: int) -> bool:
+    """Whether a forward can be repeated to see what it has computed: no layer leaves anything behind but its tops, and
+    none works in place on an input. A file that asks for gradients (force_backward) is of somebody who looks inside."""
+    if phase != proto.TEST or config.message.force_backward:
+        return False
+    layers = test_layers(config)
+    made = Counter(top for layer in layers for top in layer.top)
+    if any(made[top] > 1 for layer in layers if not layer.bottom for top in layer.top):
+        return False
+    return not any(layer_type(each.type, each.name, config.path)(each, config.path, phase).remembers for each in layers)
+
+
+class FusedNet:
+    """What it does, a LiveNet does under the same name. `shares`: the net whose parameters it reads.
+
+    `layers` are those of the file, `inputs` the blobs that come from outside, by name.
+    """
+
+    def __init__(self, net: Net, shares: LiveNet | FusedNet | None = None):
+        self.net = net
+        self.layers = net.written
+        self.parameters = shares.parameters if shares else Views()
+        self._outputs = Views()
+        self._blobs = {name: blob for name, blob in net.named.items() if not name.startswith("(automatic)")}
+        self.inputs = {blob.name: blob for blob in net.inputs}
+        self._last: dict[str, np.ndarray] | None = None  # inputs of the last forward, by name
+        self.step = shares.step if shares else 0
+        for layer in net.self_fed:
+            for blob, values in layer.feed(self.step, net.seed).items():
+                net.feed(blob, values)
+
+    def names(self) -> list[str]:
+        return list(self._blobs)
+
+    def shape(self, name: str) -> Shape:
+        return self._blobs[name].shape
+
+    def shows(self, name: str) -> bool:
+        """Whether data() has this blob."""
+        blob = self._blobs[name]
+        return name in self.inputs or (blob in self.net.graph.outputs and blob in self.net.tensors)
+
+    def data(self, name: str) -> np.ndarray:
+        if name in self.inputs:
+            blob = self.inputs[name]
+            return self.net.fed[blob].reshape(blob.shape)
+        blob = self._blobs[name]
+        return self._outputs.copy(self.net.tensors[blob], blob.shape)
+
+    def parameter(self, parameter: Parameter) -> np.ndarray:
+        return self.parameters.copy(self.net.tensor_of[parameter.owner or parameter], parameter.shape)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there are values of inner blobs that somebody may ask for."""
+        return self._last is not None
+
+    def keep_parameters_of(self, before: LiveNet | FusedNet) -> None:
+        """Arrays of parameters that the caller may hold stay live."""
+        self.parameters.adopt(before.parameters)
+
+    def push(self) -> None:
+        """Before a run: takes what was written into arrays of parameters."""
+        self._outputs.release()
+        self.parameters.push_changes()
+
+    def pull(self) -> None:
+        """After a run, or after another change of tensors that followed a push()."""
+        self._outputs.pull()
+        self.parameters.pull()
+
+    def forward(self) -> None:
+        """All layers."""
+        self.push()
+        before = self._last or {name: np.empty_like(self.data(name)) for name in self.inputs}
+        self._last = None
+        for name, values in before.items():
+            np.copyto(values, self.data(name))
+        self.net.run_forward(Counters(self.step))
+        self._outputs.pull()
+        self._last = before
+        self.step += 1
+
+    def repeat_in(self, other: Net) -> None:
+        """Runs the last forward again in a net that reads the same parameters and inputs; what scripts have written
+        into arrays since then stays for the next one."""
+        if self._last is None:
+            return
+        of_name = {blob.name: blob for blob in other.inputs}
+        now = {name: np.array(other.fed[blob]) for name, blob in of_name.items()}
+        for name, blob in of_name.items():
+            np.copyto(other.fed[blob], self._last[name].reshape(other.fed[blob].shape))
+        try:
+            other.run_forward(Counters(self.step - 1))
+        finally:
+            for name, blob in of_name.items():
+                np.copyto(other.fed[blob], now[name])
+
+    def arrays_for(self, other: Net) -> Views:
+        """The arrays of outputs that somebody may hold, as those of another net's tensors."""
+        tensor_of = {blob.name: other.tensors[blob] for blob in other.graph.outputs if blob in other.tensors}
+        tensors = {self.net.tensors[self._blobs[name]]: tensor for name, tensor in tensor_of.items()}
+        return self._outputs.of(tensors)
