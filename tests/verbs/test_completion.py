@@ -1,8 +1,13 @@
 """What bash and zsh complete."""
 
+import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -35,9 +40,33 @@ def test_bash():
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
-def test_zsh():
-    program = (
-        f'autoload -U compinit && compinit -u; eval "$({sys.executable} -m engine completion zsh)"; whence _engine'
+def test_zsh_completes_what_is_typed(tmp_path):
+    set_up = (
+        f'autoload -U compinit && compinit -u -d {tmp_path}/dump; eval "$({sys.executable} -m engine completion zsh)"'
     )
-    done = subprocess.run(["zsh", "-fc", program], cwd=REPO, capture_output=True, text=True)
-    assert done.stdout.strip() == "_engine" and done.stderr == ""
+    typed = {"engine conv": "convert_imageset", "engine train --sn": "--snapshot", "engine train --precision b": "bf16"}
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.chdir(REPO)
+        os.execvpe("zsh", ["zsh", "-fi"], {**os.environ, "TERM": "vt100", "COLUMNS": "120", "PS1": "$ "})
+    try:
+        seen = said(terminal, f"{set_up}; echo rea''dy\n", "ready")
+        for words, whole in typed.items():
+            seen += said(terminal, f"{words}\t", whole[len(words.split()[-1]) :])
+            seen += said(terminal, "\x15", "")  # Ctrl-U: takes the line back
+    finally:
+        os.kill(shell, signal.SIGKILL)
+        os.waitpid(shell, 0)
+        os.close(terminal)
+    assert "command not found" not in seen, seen
+
+
+def said(terminal, keys, expected):
+    """Types, and reads until `expected` is there."""
+    os.write(terminal, keys.encode())
+    seen, begin = "", time.monotonic()
+    while expected not in seen:
+        assert time.monotonic() - begin < 60, f"{keys!r}: {seen!r}"
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen
