@@ -1522,7 +1522,7 @@ class VideoDataParameter(_message.Message):
     def __init__(self, video_type: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., video_file: _Optional[str] = ..., skip_frames: _Optional[int] = ..., source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., new_length: _Optional[int] = ..., num_segments: _Optional[int] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., modality: _Optional[_Union[int, str]] = ..., name_pattern: _Optional[str] = ..., encoded: _Optional[bool] = ..., grayscale: _Optional[bool] = ...) -> None: ...
 
 class TransformationParameter(_message.Message):
-    __slots__ = ("crop_size", "crop_h", "crop_w", "mirror", "mean_file", "mean_value", "scale", "force_color", "force_gray", "bgr2rgb", "resize_param", "random_resize_param", "random_aspect_ratio_param", "pad", "noise_param", "emit_constraint", "distort_param", "expand_param", "flow", "img_rand_resize_lower", "img_rand_resize_upper", "rand_resize_ratio_lower", "rand_resize_ratio_upper", "vertical_stretch_lower", "vertical_stretch_upper", "horizontal_stretch_lower", "horizontal_stretch_upper", "interpolation_algo_down", "interpolation_algo_up", "allow_upscale", "forward_packing", "use_gpu_transform", "random_seed", "display", "num_labels", "scale_factors", "crop_width", "crop_height", "fix_crop", "more_fix_crop", "multi_scale", "scale_ratios", "max_distort", "is_flow", "original_image", "stride", "upper_size", "upper_height", "upper_width", "center_crop", "erase_ratio", "scale_min", "scale_max", "aspect_min", "aspect_max", "rand_augment_param", "lighting_param", "mix_param")
+    __slots__ = ("crop_size", "crop_h", "crop_w", "mirror", "mean_file", "mean_value", "scale", "force_color", "force_gray", "bgr2rgb", "resize_param", "random_resize_param", "random_aspect_ratio_param", "pad", "noise_param", "emit_constraint", "distort_param", "expand_param", "flow", "var_sz_img_rand_resize_lower", "var_sz_img_rand_resize_upper", "var_sz_img_rand_crop", "var_sz_img_center_crop", "img_rand_resize_lower", "img_rand_resize_upper", "rand_resize_ratio_lower", "rand_resize_ratio_upper", "vertical_stretch_lower", "vertical_stretch_upper", "horizontal_stretch_lower", "horizontal_stretch_upper", "interpolation_algo_down", "interpolation_algo_up", "allow_upscale", "forward_packing", "use_gpu_transform", "random_seed", "display", "num_labels", "scale_factors", "crop_width", "crop_height", "fix_crop", "more_fix_crop", "multi_scale", "scale_ratios", "max_distort", "is_flow", "original_image", "stride", "upper_size", "upper_height", "upper_width", "center_crop", "erase_ratio", "scale_min", "scale_max", "aspect_min", "aspect_max", "rand_augment_param", "lighting_param", "mix_param")
     class InterpolationAlgo(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         INTER_NEAREST: _ClassVar[int]
@@ -1552,6 +1552,10 @@ class TransformationParameter(_message.Message):
     DISTORT_PARAM_FIELD_NUMBER: _ClassVar[int]
     EXPAND_PARAM_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
+    VAR_SZ_IMG_RAND_RESIZE_LOWER_FIELD_NUMBER: _ClassVar[int]
+    VAR_SZ_IMG_RAND_RESIZE_UPPER_FIELD_NUMBER: _ClassVar[int]
+    VAR_SZ_IMG_RAND_CROP_FIELD_NUMBER: _ClassVar[int]
+    VAR_SZ_IMG_CENTER_CROP_FIELD_NUMBER: _ClassVar[int]
     IMG_RAND_RESIZE_LOWER_FIELD_NUMBER: _ClassVar[int]
     IMG_RAND_RESIZE_UPPER_FIELD_NUMBER: _ClassVar[int]
     RAND_RESIZE_RATIO_LOWER_FIELD_NUMBER: _ClassVar[int]
@@ -1610,6 +1614,10 @@ class TransformationParameter(_message.Message):
     distort_param: DistortionParameter
     expand_param: ExpansionParameter
     flow: bool
+    var_sz_img_rand_resize_lower: int
+    var_sz_img_rand_resize_upper: int
+    var_sz_img_rand_crop: int
+    var_sz_img_center_crop: int
     img_rand_resize_lower: int
     img_rand_resize_upper: int
     rand_resize_ratio_lower: float
@@ -1649,7 +1657,7 @@ class TransformationParameter(_message.Message):
     rand_augment_param: RandAugmentParameter
     lighting_param: LightingParameter
     mix_param: MixParameter
-    def __init__(self, crop_size: _Optional[int] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., mirror: _Optional[bool] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., scale: _Optional[float] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ..., bgr2rgb: _Optional[bool] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., pad: _Optional[int] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., flow: _Optional[bool] = ..., img_rand_resize_lower: _Optional[int] = ..., img_rand_resize_upper: _Optional[int] = ..., rand_resize_ratio_lower: _Optional[float] = ..., rand_resize_ratio_upper: _Optional[float] = ..., vertical_stretch_lower: _Optional[float] = ..., vertical_stretch_upper: _Optional[float] = ..., horizontal_stretch_lower: _Optional[float] = ..., horizontal_stretch_upper: _Optional[float] = ..., interpolation_algo_down: _Optional[_Union[int, str]] = ..., interpolation_algo_up: _Optional[_Union[int, str]] = ..., allow_upscale: _Optional[bool] = ..., forward_packing: _Optional[_Union[int, str]] = ..., use_gpu_transform: _Optional[bool] = ..., random_seed: _Optional[int] = ..., display: _Optional[bool] = ..., num_labels: _Optional[int] = ..., scale_factors: _Optional[_Iterable[float]] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., fix_crop: _Optional[bool] = ..., more_fix_crop: _Optional[bool] = ..., multi_scale: _Optional[bool] = ..., scale_ratios: _Optional[_Iterable[float]] = ..., max_distort: _Optional[int] = ..., is_flow: _Optional[bool] = ..., original_image: _Optional[bool] = ..., stride: _Optional[int] = ..., upper_size: _Optional[int] = ..., upper_height: _Optional[int] = ..., upper_width: _Optional[int] = ..., center_crop: _Optional[bool] = ..., erase_ratio: _Optional[float] = ..., scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., aspect_min: _Optional[float] = ..., aspect_max: _Optional[float] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., lighting_param: _Optional[_Union[LightingParameter, _Mapping]] = ..., mix_param: _Optional[_Union[MixParameter, _Mapping]] = ...) -> None: ...
+    def __init__(self, crop_size: _Optional[int] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., mirror: _Optional[bool] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., scale: _Optional[float] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ..., bgr2rgb: _Optional[bool] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., pad: _Optional[int] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., flow: _Optional[bool] = ..., var_sz_img_rand_resize_lower: _Optional[int] = ..., var_sz_img_rand_resize_upper: _Optional[int] = ..., var_sz_img_rand_crop: _Optional[int] = ..., var_sz_img_center_crop: _Optional[int] = ..., img_rand_resize_lower: _Optional[int] = ..., img_rand_resize_upper: _Optional[int] = ..., rand_resize_ratio_lower: _Optional[float] = ..., rand_resize_ratio_upper: _Optional[float] = ..., vertical_stretch_lower: _Optional[float] = ..., vertical_stretch_upper: _Optional[float] = ..., horizontal_stretch_lower: _Optional[float] = ..., horizontal_stretch_upper: _Optional[float] = ..., interpolation_algo_down: _Optional[_Union[int, str]] = ..., interpolation_algo_up: _Optional[_Union[int, str]] = ..., allow_upscale: _Optional[bool] = ..., forward_packing: _Optional[_Union[int, str]] = ..., use_gpu_transform: _Optional[bool] = ..., random_seed: _Optional[int] = ..., display: _Optional[bool] = ..., num_labels: _Optional[int] = ..., scale_factors: _Optional[_Iterable[float]] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., fix_crop: _Optional[bool] = ..., more_fix_crop: _Optional[bool] = ..., multi_scale: _Optional[bool] = ..., scale_ratios: _Optional[_Iterable[float]] = ..., max_distort: _Optional[int] = ..., is_flow: _Optional[bool] = ..., original_image: _Optional[bool] = ..., stride: _Optional[int] = ..., upper_size: _Optional[int] = ..., upper_height: _Optional[int] = ..., upper_width: _Optional[int] = ..., center_crop: _Optional[bool] = ..., erase_ratio: _Optional[float] = ..., scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., aspect_min: _Optional[float] = ..., aspect_max: _Optional[float] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., lighting_param: _Optional[_Union[LightingParameter, _Mapping]] = ..., mix_param: _Optional[_Union[MixParameter, _Mapping]] = ...) -> None: ...
 
 class RandAugmentParameter(_message.Message):
     __slots__ = ("operations", "magnitude")
@@ -1842,7 +1850,7 @@ class ExpansionParameter(_message.Message):
     def __init__(self, prob: _Optional[float] = ..., max_expand_ratio: _Optional[float] = ...) -> None: ...
 
 class ConvolutionParameter(_message.Message):
-    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope", "conv_algorithm", "coeff", "fusion_type", "cudnn_convolution_algo_seeker", "conv_algos_override", "dilation_h", "dilation_w", "shape_offset")
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope", "conv_algorithm", "coeff", "fusion_type", "cudnn_convolution_algo_seeker", "conv_algos_override", "dilation_h", "dilation_w", "shape_offset", "hole", "hole_h", "hole_w")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -1895,6 +1903,9 @@ class ConvolutionParameter(_message.Message):
     DILATION_H_FIELD_NUMBER: _ClassVar[int]
     DILATION_W_FIELD_NUMBER: _ClassVar[int]
     SHAPE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HOLE_FIELD_NUMBER: _ClassVar[int]
+    HOLE_H_FIELD_NUMBER: _ClassVar[int]
+    HOLE_W_FIELD_NUMBER: _ClassVar[int]
     num_output: int
     bias_term: bool
     pad: _containers.RepeatedScalarFieldContainer[int]
@@ -1923,7 +1934,10 @@ class ConvolutionParameter(_message.Message):
     dilation_h: int
     dilation_w: int
     shape_offset: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ..., dilation: _Optional[_Iterable[int]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., conv_algorithm: _Optional[str] = ..., coeff: _Optional[_Iterable[float]] = ..., fusion_type: _Optional[_Union[int, str]] = ..., cudnn_convolution_algo_seeker: _Optional[_Union[int, str]] = ..., conv_algos_override: _Optional[str] = ..., dilation_h: _Optional[int] = ..., dilation_w: _Optional[int] = ..., shape_offset: _Optional[_Iterable[int]] = ...) -> None: ...
+    hole: int
+    hole_h: int
+    hole_w: int
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ..., dilation: _Optional[_Iterable[int]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., conv_algorithm: _Optional[str] = ..., coeff: _Optional[_Iterable[float]] = ..., fusion_type: _Optional[_Union[int, str]] = ..., cudnn_convolution_algo_seeker: _Optional[_Union[int, str]] = ..., conv_algos_override: _Optional[str] = ..., dilation_h: _Optional[int] = ..., dilation_w: _Optional[int] = ..., shape_offset: _Optional[_Iterable[int]] = ..., hole: _Optional[int] = ..., hole_h: _Optional[int] = ..., hole_w: _Optional[int] = ...) -> None: ...
 
 class InnerProductParameter(_message.Message):
     __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose", "engine", "relu", "negative_slope", "normalize")
@@ -3252,7 +3266,7 @@ class UniqueLabelParameter(_message.Message):
     def __init__(self, max_labels: _Optional[int] = ..., ignore_label: _Optional[_Iterable[int]] = ..., force_label: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DenseImageDataParameter(_message.Message):
-    __slots__ = ("source", "batch_size", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "mean_file", "root_folder", "mirror", "crop_width", "crop_height")
+    __slots__ = ("source", "batch_size", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "mean_file", "root_folder", "mirror", "crop_width", "crop_height", "label_divide_factor")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
@@ -3265,6 +3279,7 @@ class DenseImageDataParameter(_message.Message):
     MIRROR_FIELD_NUMBER: _ClassVar[int]
     CROP_WIDTH_FIELD_NUMBER: _ClassVar[int]
     CROP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LABEL_DIVIDE_FACTOR_FIELD_NUMBER: _ClassVar[int]
     source: str
     batch_size: int
     rand_skip: int
@@ -3277,7 +3292,8 @@ class DenseImageDataParameter(_message.Message):
     mirror: bool
     crop_width: int
     crop_height: int
-    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: _Optional[bool] = ..., mean_file: _Optional[str] = ..., root_folder: _Optional[str] = ..., mirror: _Optional[bool] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ...) -> None: ...
+    label_divide_factor: int
+    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., shuffle: _Optional[bool] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: _Optional[bool] = ..., mean_file: _Optional[str] = ..., root_folder: _Optional[str] = ..., mirror: _Optional[bool] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., label_divide_factor: _Optional[int] = ...) -> None: ...
 
 class UpsampleParameter(_message.Message):
     __slots__ = ("scale", "scale_h", "scale_w", "pad_out_h", "pad_out_w", "upsample_h", "upsample_w")
@@ -4310,7 +4326,7 @@ class PythonParameter(_message.Message):
     def __init__(self, module: _Optional[str] = ..., layer: _Optional[str] = ..., param_str: _Optional[str] = ..., share_in_parallel: _Optional[bool] = ...) -> None: ...
 
 class V1LayerParameter(_message.Message):
-    __slots__ = ("layer", "bottom", "top", "name", "type", "blobs", "blobs_lr", "weight_decay", "concat_param", "convolution_param", "data_param", "dropout_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "infogain_loss_param", "inner_product_param", "lrn_param", "pooling_param", "window_data_param", "power_param", "memory_data_param", "argmax_param", "eltwise_param", "threshold_param", "dummy_data_param", "accuracy_param", "hinge_loss_param", "relu_param", "slice_param", "include", "exclude", "mvn_param", "loss_weight", "transform_param", "tanh_param", "sigmoid_param", "softmax_param", "contrastive_loss_param", "exp_param", "loss_param", "param", "blob_share_mode", "bn_param", "local_param", "prelu_param", "insanity_param", "triplet_loss_param", "roi_pooling_param", "eltwise_affine_param", "sub_region_param", "noise_param")
+    __slots__ = ("layer", "bottom", "top", "name", "type", "blobs", "blobs_lr", "weight_decay", "concat_param", "convolution_param", "data_param", "dropout_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "infogain_loss_param", "inner_product_param", "lrn_param", "pooling_param", "window_data_param", "power_param", "memory_data_param", "argmax_param", "eltwise_param", "threshold_param", "dummy_data_param", "accuracy_param", "hinge_loss_param", "relu_param", "slice_param", "include", "exclude", "mvn_param", "loss_weight", "transform_param", "tanh_param", "sigmoid_param", "softmax_param", "contrastive_loss_param", "exp_param", "loss_param", "param", "blob_share_mode", "bn_param", "local_param", "prelu_param", "insanity_param", "triplet_loss_param", "roi_pooling_param", "eltwise_affine_param", "sub_region_param", "noise_param", "smooth_l1_loss_param", "interp_param", "seg_accuracy_param", "mat_write_param")
     class LayerType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[int]
@@ -4362,6 +4378,12 @@ class V1LayerParameter(_message.Message):
         ROIPOOLING: _ClassVar[int]
         BATCH_NORM: _ClassVar[int]
         ELTWISE_AFFINE: _ClassVar[int]
+        ROI_POOLING: _ClassVar[int]
+        SMOOTH_L1_LOSS: _ClassVar[int]
+        IMAGE_SEG_DATA: _ClassVar[int]
+        INTERP: _ClassVar[int]
+        SEG_ACCURACY: _ClassVar[int]
+        MAT_WRITE: _ClassVar[int]
     NONE: int
     ABSVAL: int
     ACCURACY: int
@@ -4411,6 +4433,12 @@ class V1LayerParameter(_message.Message):
     ROIPOOLING: int
     BATCH_NORM: int
     ELTWISE_AFFINE: int
+    ROI_POOLING: int
+    SMOOTH_L1_LOSS: int
+    IMAGE_SEG_DATA: int
+    INTERP: int
+    SEG_ACCURACY: int
+    MAT_WRITE: int
     class DimCheckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STRICT: _ClassVar[int]
@@ -4469,6 +4497,10 @@ class V1LayerParameter(_message.Message):
     ELTWISE_AFFINE_PARAM_FIELD_NUMBER: _ClassVar[int]
     SUB_REGION_PARAM_FIELD_NUMBER: _ClassVar[int]
     NOISE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SMOOTH_L1_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INTERP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SEG_ACCURACY_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MAT_WRITE_PARAM_FIELD_NUMBER: _ClassVar[int]
     layer: V0LayerParameter
     bottom: _containers.RepeatedScalarFieldContainer[str]
     top: _containers.RepeatedScalarFieldContainer[str]
@@ -4521,7 +4553,11 @@ class V1LayerParameter(_message.Message):
     eltwise_affine_param: EltwiseAffineParameter
     sub_region_param: SubRegionParameter
     noise_param: NoiseParameter
-    def __init__(self, layer: _Optional[_Union[V0LayerParameter, _Mapping]] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., type: _Optional[_Union[int, str]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., blobs_lr: _Optional[_Iterable[float]] = ..., weight_decay: _Optional[_Iterable[float]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., param: _Optional[_Iterable[str]] = ..., blob_share_mode: _Optional[_Iterable[_Union[int, str]]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., local_param: _Optional[_Union[LocalParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., insanity_param: _Optional[_Union[InsanityParameter, _Mapping]] = ..., triplet_loss_param: _Optional[_Union[TripletLossParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., eltwise_affine_param: _Optional[_Union[EltwiseAffineParameter, _Mapping]] = ..., sub_region_param: _Optional[_Union[SubRegionParameter, _Mapping]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ...) -> None: ...
+    smooth_l1_loss_param: SmoothL1LossParameter
+    interp_param: InterpParameter
+    seg_accuracy_param: SegAccuracyParameter
+    mat_write_param: MatWriteParameter
+    def __init__(self, layer: _Optional[_Union[V0LayerParameter, _Mapping]] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., type: _Optional[_Union[int, str]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., blobs_lr: _Optional[_Iterable[float]] = ..., weight_decay: _Optional[_Iterable[float]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., param: _Optional[_Iterable[str]] = ..., blob_share_mode: _Optional[_Iterable[_Union[int, str]]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., local_param: _Optional[_Union[LocalParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., insanity_param: _Optional[_Union[InsanityParameter, _Mapping]] = ..., triplet_loss_param: _Optional[_Union[TripletLossParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., eltwise_affine_param: _Optional[_Union[EltwiseAffineParameter, _Mapping]] = ..., sub_region_param: _Optional[_Union[SubRegionParameter, _Mapping]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., seg_accuracy_param: _Optional[_Union[SegAccuracyParameter, _Mapping]] = ..., mat_write_param: _Optional[_Union[MatWriteParameter, _Mapping]] = ...) -> None: ...
 
 class V0LayerParameter(_message.Message):
     __slots__ = ("name", "type", "num_output", "biasterm", "weight_filler", "bias_filler", "pad", "kernelsize", "group", "stride", "pool", "dropout_ratio", "local_size", "alpha", "beta", "source", "scale", "meanfile", "batchsize", "cropsize", "mirror", "k", "blobs", "blobs_lr", "weight_decay", "rand_skip", "det_fg_threshold", "det_bg_threshold", "det_fg_fraction", "det_context_pad", "det_crop_mode", "new_num", "new_channels", "new_height", "new_width", "shuffle_images", "concat_dim", "hdf5_output_param")
