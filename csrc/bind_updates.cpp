@@ -6,11 +6,10 @@
 namespace engine {
 
 // No conversion: an update of a copy would be lost.
-static float* arena_pointer(const py::array& array, py::ssize_t count, const char* what) {
-    if (!FloatArray::check_(array) || array.ndim() != 1 || array.size() != count || !array.writeable())
-        throw py::value_error(std::string(what) + ": expected a writable float32 array of " + std::to_string(count) +
-                              " elements");
-    return static_cast<float*>(const_cast<void*>(array.data()));
+static FloatArena float_arena(const py::array& array, const char* what) {
+    if (!FloatArray::check_(array) || array.ndim() != 1 || !array.writeable())
+        throw py::value_error(std::string(what) + ": expected a writable float32 array of one dimension");
+    return {static_cast<float*>(const_cast<void*>(array.data())), int64_t(array.size())};
 }
 
 static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::array& weights,
@@ -18,11 +17,9 @@ static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::
                                              const std::vector<std::vector<ParameterRange>>& buckets,
                                              std::map<std::string, float> constants, float weight_decay, bool l1,
                                              float local_ratio, bool local_clip, bool local_decays) {
-    const py::ssize_t count = weights.size();
-    std::vector<float*> pointers;
-    for (const py::array& history : histories) pointers.push_back(arena_pointer(history, count, "history"));
-    return std::make_unique<Updater>(rule, arena_pointer(weights, count, "weights"),
-                                     arena_pointer(gradients, count, "gradients"), std::move(pointers), int64_t(count),
+    std::vector<FloatArena> arenas;
+    for (const py::array& history : histories) arenas.push_back(float_arena(history, "history"));
+    return std::make_unique<Updater>(rule, float_arena(weights, "weights"), float_arena(gradients, "gradients"), arenas,
                                      buckets, std::move(constants), WeightDecay{weight_decay, l1},
                                      LocalRates{local_ratio, local_clip, local_decays});
 }
@@ -104,11 +101,14 @@ static void bind_rules(py::module_& m) {
 
 static void bind_updater(py::module_& m) {
     py::class_<ParameterRange>(m, "ParameterRange")
-        .def(py::init(
-                 [](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter, float least,
-                    float most) { return ParameterRange{begin, end, lr_mult, decay_mult, parameter, least, most}; }),
+        .def(py::init([](int64_t begin, int64_t end, float lr_mult, float decay_mult, int parameter, float least,
+                         float most, int64_t weights_shift, int64_t history_shift) {
+                 return ParameterRange{begin, end,  lr_mult,       decay_mult,   parameter,
+                                       least, most, weights_shift, history_shift};
+             }),
              "begin"_a, "end"_a, "lr_mult"_a = 1.0f, "decay_mult"_a = 1.0f, "parameter"_a = 0,
-             "least"_a = -std::numeric_limits<float>::infinity(), "most"_a = std::numeric_limits<float>::infinity())
+             "least"_a = -std::numeric_limits<float>::infinity(), "most"_a = std::numeric_limits<float>::infinity(),
+             "weights_shift"_a = 0, "history_shift"_a = 0)
         .def_readonly("begin", &ParameterRange::begin)
         .def_readonly("end", &ParameterRange::end)
         .def_readonly("lr_mult", &ParameterRange::lr_mult)
@@ -124,7 +124,8 @@ static void bind_updater(py::module_& m) {
         .def("set_local_ratio", &Updater::set_local_ratio, "ratio"_a)
         .def("set_clip_factor", &Updater::set_clip_factor, "factor"_a)
         .def("measure", &Updater::measure, "bucket"_a, "threads"_a = 1, ReleaseGil())
-        .def("set_local_rates", &Updater::set_local_rates)
+        .def("squares", &Updater::squares)
+        .def("set_local_rates", &Updater::set_local_rates, "squares"_a)
         .def_property_readonly("has_local_rates", &Updater::has_local_rates)
         .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1,
              ReleaseGil())

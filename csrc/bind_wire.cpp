@@ -10,6 +10,17 @@ static void check_rows(const py::array& rows, int own, py::ssize_t count) {
         throw py::value_error("rows must be (row_count, stride), stride at least the size of the sum, own one of them");
 }
 
+template <typename Row, void (*sum)(const Row*, int64_t, int64_t, int64_t, float*, int64_t)>
+static void sum_of_rows(const py::array& rows, int own, const py::array& values) {
+    const py::ssize_t count = values.size();
+    check_rows(rows, own, count);
+    const Row* const from = array_pointer<Row>(rows, rows.size(), "rows");
+    float* const mine = array_pointer<float>(values, count, "values");
+    const int64_t row_count = rows.shape(0), stride = rows.shape(1);
+    py::gil_scoped_release release;
+    sum(from, row_count, stride, own, mine, count);
+}
+
 void bind_wire(py::module_& m) {
     m.def(
         "pack_bf16",
@@ -38,19 +49,10 @@ void bind_wire(py::module_& m) {
         },
         "rows"_a, "own"_a, "values"_a, "packed"_a, "residual"_a = py::none(),
         "Sums the rows (row_count, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.");
-    m.def(
-        "sum_rows",
-        [](const py::array& rows, int own, const py::array& values) {
-            const py::ssize_t count = values.size();
-            check_rows(rows, own, count);
-            const float* const from = array_pointer<float>(rows, rows.size(), "rows");
-            float* const mine = array_pointer<float>(values, count, "values");
-            const int64_t row_count = rows.shape(0), stride = rows.shape(1);
-            py::gil_scoped_release release;
-            sum_rows(from, row_count, stride, own, mine, count);
-        },
-        "rows"_a, "own"_a, "values"_a,
-        "Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.");
+    m.def("sum_bf16_rows", sum_of_rows<uint16_t, sum_bf16_rows>, "rows"_a, "own"_a, "values"_a,
+          "Sums the rows (row_count, stride) of bfloat16 into `values`, float32, which count as row `own`.");
+    m.def("sum_rows", sum_of_rows<float, sum_rows>, "rows"_a, "own"_a, "values"_a,
+          "Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.");
     m.def(
         "unpack_bf16",
         [](const py::array& packed, const py::array& values) {

@@ -59,6 +59,12 @@ const UpdateRule& find_rule(const std::string& name) {
     return found->second;
 }
 
+void check_range(int64_t begin, int64_t end, int64_t count) {
+    if (begin < 0 || end < begin || end > count)
+        throw std::invalid_argument("range [" + std::to_string(begin) + ", " + std::to_string(end) +
+                                    ") in an arena of " + std::to_string(count) + " floats");
+}
+
 }  // namespace
 
 const std::map<std::string, UpdateRule>& update_rules() { return registry(); }
@@ -76,16 +82,16 @@ float Factors::constant(const char* name) const {
     return found->second;
 }
 
-Updater::Updater(const std::string& rule, float* weights, float* gradients, std::vector<float*> histories,
-                 int64_t count, const std::vector<std::vector<ParameterRange>>& buckets,
+Updater::Updater(const std::string& rule, FloatArena weights, FloatArena gradients,
+                 const std::vector<FloatArena>& histories, const std::vector<std::vector<ParameterRange>>& buckets,
                  std::map<std::string, float> constants, WeightDecay weight_decay, LocalRates local_rates)
     : rule_(find_rule(rule)),
-      weights_(weights),
-      gradients_(gradients),
-      histories_(std::move(histories)),
+      weights_(weights.data),
+      gradients_(gradients.data),
       constants_(std::move(constants)),
       decay_(weight_decay),
       local_(local_rates) {
+    for (const FloatArena& history : histories) histories_.push_back(history.data);
     if (histories_.size() != rule_.histories.size())
         throw std::invalid_argument("update rule " + rule + " keeps " + std::to_string(rule_.histories.size()) +
                                     " histories, got " + std::to_string(histories_.size()));
@@ -93,9 +99,10 @@ Updater::Updater(const std::string& rule, float* weights, float* gradients, std:
     for (const auto& ranges : buckets) {
         tasks_.emplace_back();
         for (const ParameterRange& range : ranges) {
-            if (range.begin < 0 || range.end < range.begin || range.end > count)
-                throw std::invalid_argument("range [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
-                                            ") in an arena of " + std::to_string(count) + " floats");
+            check_range(range.begin, range.end, gradients.count);
+            check_range(range.begin + range.weights_shift, range.end + range.weights_shift, weights.count);
+            for (const FloatArena& history : histories)
+                check_range(range.begin + range.history_shift, range.end + range.history_shift, history.count);
             if (range.parameter < 0) throw std::invalid_argument("the parameter of a range: expected 0 or more");
             local_rates_.resize(std::max(local_rates_.size(), size_t(range.parameter) + 1), 1);
             for (int64_t begin = range.begin; begin < range.end; begin += kTask) {
@@ -115,7 +122,8 @@ void Updater::check_constants() const {
         throw std::invalid_argument("update rule " + rule_.name + " reads " + names(declared) + ", got " +
                                     (constants_.empty() ? "nothing" : names(constants_)));
     // On no floats, so that a rule that reads what it does not declare fails here, not in a thread.
-    apply(factors({0, 0, 0, 0, 0}), 0, 0, gradients_);
+    const ParameterRange none{0, 0, 0, 0, 0};
+    apply(none, factors(none), 0, 0, gradients_);
 }
 
 void Updater::set_step(double rate, double scale, int64_t iteration, double momentum_correction) {
@@ -150,23 +158,33 @@ double Updater::measure(int bucket, int threads) {
     for (int64_t i = 0; i < count; ++i) {
         Task& task = tasks[size_t(i)];
         task.gradient_squares = sum_of_squares(gradients_ + task.begin, task.end - task.begin);
-        if (has_local_rates()) task.weight_squares = sum_of_squares(weights_ + task.begin, task.end - task.begin);
+        if (has_local_rates())
+            task.weight_squares = sum_of_squares(weights_ + task.begin + task.weights_shift, task.end - task.begin);
     }
     double sum = 0;
     for (const Task& task : tasks) sum += task.gradient_squares;
     return sum;
 }
 
-void Updater::set_local_rates() {
-    if (!has_local_rates()) return;
-    std::vector<double> gradients(local_rates_.size()), weights(local_rates_.size());
+std::vector<double> Updater::squares() const {
+    if (!has_local_rates()) return {};
+    const size_t count = local_rates_.size();
+    std::vector<double> sums(2 * count);
     for (const auto& tasks : tasks_)  // in one order, whoever measured them: the same bits on every rank
         for (const Task& task : tasks) {
-            gradients[size_t(task.parameter)] += task.gradient_squares;
-            weights[size_t(task.parameter)] += task.weight_squares;
+            sums[size_t(task.parameter)] += task.gradient_squares;
+            sums[count + size_t(task.parameter)] += task.weight_squares;
         }
-    for (size_t i = 0; i < local_rates_.size(); ++i) {
-        const double g = std::sqrt(gradients[i]) * scale_ * clip_factor_, w = std::sqrt(weights[i]);
+    return sums;
+}
+
+void Updater::set_local_rates(const std::vector<double>& squares) {
+    const size_t count = has_local_rates() ? local_rates_.size() : 0;
+    if (squares.size() != 2 * count)
+        throw std::invalid_argument("layer-wise rates: expected " + std::to_string(2 * count) +
+                                    " sums of squares, got " + std::to_string(squares.size()));
+    for (size_t i = 0; i < count; ++i) {
+        const double g = std::sqrt(squares[i]) * scale_ * clip_factor_, w = std::sqrt(squares[count + i]);
         const bool known = g > 0 && w > 0;
         const double decay = local_.decays ? double(decay_.factor) : 0;
         local_rates_[i] = known ? double(local_.ratio) * w / (g + decay * w) : 1;
@@ -192,24 +210,20 @@ Factors Updater::factors(const ParameterRange& range) const {
     return factors;
 }
 
-void Updater::apply(const Factors& factors, int64_t begin, int64_t end, const float* gradients) const {
-    Arrays arrays{weights_ + begin, gradients, {}, end - begin};
-    for (size_t i = 0; i < histories_.size(); ++i) arrays.histories[i] = histories_[i] + begin;
+void Updater::apply(const ParameterRange& range, const Factors& factors, int64_t begin, int64_t end,
+                    const float* gradients) const {
+    float* const weights = weights_ + begin + range.weights_shift;
+    Arrays arrays{weights, gradients, {}, end - begin};
+    for (size_t i = 0; i < histories_.size(); ++i) arrays.histories[i] = histories_[i] + begin + range.history_shift;
     rule_.apply(arrays, factors);
-}
-
-void Updater::bound(const ParameterRange& range, int64_t begin, int64_t end) const {
     if (std::isinf(range.least) && std::isinf(range.most)) return;
-    for (int64_t i = begin; i < end; ++i) weights_[i] = std::min(std::max(weights_[i], range.least), range.most);
+    for (int64_t i = 0; i < end - begin; ++i) weights[i] = std::min(std::max(weights[i], range.least), range.most);
 }
 
 void Updater::apply(int bucket, int threads) const {
     const auto& tasks = this->tasks(bucket);
     const int64_t count = int64_t(tasks.size());
-    const auto whole = [this](const Task& t) {
-        apply(factors(t), t.begin, t.end, gradients_ + t.begin);
-        bound(t, t.begin, t.end);
-    };
+    const auto whole = [this](const Task& t) { apply(t, factors(t), t.begin, t.end, gradients_ + t.begin); };
     if (threads <= 1) {  // a server: no OpenMP team of its own
         NoDenormals guard;
         for (const Task& task : tasks) whole(task);
@@ -231,16 +245,14 @@ void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t
         if (first >= last) continue;
         const Factors factors = this->factors(task);
         if (!packed) {
-            apply(factors, first, last, gradients_ + first);
-            bound(task, first, last);
+            apply(task, factors, first, last, gradients_ + first);
             continue;
         }
         for (int64_t at = first; at < last; at += kBlock) {
             const int64_t next = std::min(at + kBlock, last);
             float* const gradients = keep ? gradients_ + at : buffer;
             unpack_bf16(packed + (at - begin), gradients, next - at);
-            apply(factors, at, next, gradients);
-            bound(task, at, next);
+            apply(task, factors, at, next, gradients);
         }
     }
 }

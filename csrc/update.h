@@ -12,13 +12,21 @@
 
 namespace engine {
 
-// Floats [begin, end) of the arenas that belong to one parameter: all of it, or some of a large one. After an update
+// Floats [begin, end) of the gradients that belong to one parameter: all of it, or some of a large one. After an update
 // its values are brought back to [least, most].
 struct ParameterRange {
     int64_t begin, end;
     float lr_mult, decay_mult;
     int parameter;  // its number, from 0
     float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
+    // How far on its floats are in the weights and in the histories, of which a rank may keep no more than its share.
+    int64_t weights_shift = 0, history_shift = 0;
+};
+
+// An arena of floats.
+struct FloatArena {
+    float* data;
+    int64_t count;
 };
 
 struct WeightDecay {
@@ -36,10 +44,10 @@ struct LocalRates {
 
 class Updater {
 public:
-    // weights, gradients and each history are arenas with the same offsets; buckets[b] lists the ranges of bucket b.
-    // constants: a value for each that the rule declares. Throws std::invalid_argument for an unknown rule, for
-    // histories or constants that are not the rule's, for a range outside [0, count).
-    Updater(const std::string& rule, float* weights, float* gradients, std::vector<float*> histories, int64_t count,
+    // weights, gradients and each history are arenas with the same offsets but for the shifts of a range; buckets[b]
+    // lists the ranges of bucket b. constants: a value for each that the rule declares. Throws std::invalid_argument
+    // for an unknown rule, for histories or constants that are not the rule's, for a range outside of an arena.
+    Updater(const std::string& rule, FloatArena weights, FloatArena gradients, const std::vector<FloatArena>& histories,
             const std::vector<std::vector<ParameterRange>>& buckets, std::map<std::string, float> constants,
             WeightDecay weight_decay, LocalRates local_rates);
 
@@ -58,8 +66,12 @@ public:
     // Sum of squares of the gradients of a bucket as they are (before scale). The same bits for any number of threads.
     // Also keeps what set_local_rates() needs.
     double measure(int bucket, int threads = 1);
-    // Layer-wise rates, if they are on: when every bucket is measured, after set_clip_factor(), before apply().
-    void set_local_rates();
+    // What layer-wise rates are made of, if they are on: when every bucket is measured, the sums of squares of each
+    // parameter's gradients, then of each one's weights.
+    std::vector<double> squares() const;
+    // After set_clip_factor(), before apply(). squares: added up over all who have a share of the parameters. Throws
+    // std::invalid_argument for as many as are not those of squares().
+    void set_local_rates(const std::vector<double>& squares);
     bool has_local_rates() const { return local_.ratio > 0; }
     // Normalise, clip, decay, rule and step in one pass. Buckets are independent: servers may call this at the same
     // time. The result does not depend on `threads`, nor on the vector width of the processor.
@@ -81,8 +93,9 @@ private:
     void check_constants() const;
     double rate(const ParameterRange& range) const;
     Factors factors(const ParameterRange& range) const;
-    void apply(const Factors& factors, int64_t begin, int64_t end, const float* gradients) const;
-    void bound(const ParameterRange& range, int64_t begin, int64_t end) const;
+    // The floats [begin, end) of a range.
+    void apply(const ParameterRange& range, const Factors& factors, int64_t begin, int64_t end,
+               const float* gradients) const;
 
     const UpdateRule& rule_;
     float* weights_;

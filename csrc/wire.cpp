@@ -129,15 +129,28 @@ void sum_bf16(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t o
     }
 }
 
-void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count) {
+template <typename Row>
+static void sum_into(const Row* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count) {
     float sum[kBlock];
     for (int64_t begin = 0; begin < count; begin += kBlock) {
         const int64_t size = std::min(kBlock, count - begin);
         std::fill(sum, sum + size, 0.f);
-        for (int64_t row = 0; row < row_count; ++row)
-            add(row == own ? values + begin : rows + row * stride + begin, sum, size);
+        for (int64_t row = 0; row < row_count; ++row) {
+            if (row == own)
+                add(values + begin, sum, size);
+            else
+                add(rows + row * stride + begin, sum, size);
+        }
         std::memcpy(values + begin, sum, size_t(size) * sizeof(float));
     }
+}
+
+void sum_bf16_rows(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count) {
+    sum_into(rows, row_count, stride, own, values, count);
+}
+
+void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count) {
+    sum_into(rows, row_count, stride, own, values, count);
 }
 
 void unpack_bf16(const uint16_t* packed, float* values, int64_t count) { unpack(packed, values, count); }

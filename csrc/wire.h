@@ -16,7 +16,10 @@ void pack_bf16(const float* values, float* residual, uint16_t* packed, int64_t c
 void sum_bf16(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t own, const float* values,
               float* residual, uint16_t* packed, int64_t count);
 
-// The same of float32, which lose nothing more; the sum takes the place of `values`.
+// The same, but nothing is rounded: the sum of the other rows and of `values`, whose place it takes, stays float32.
+void sum_bf16_rows(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count);
+
+// The same of float32 rows.
 void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count);
 
 void unpack_bf16(const uint16_t* packed, float* values, int64_t count);

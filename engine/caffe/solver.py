@@ -132,6 +132,8 @@ class Solver:
         for net in (self.net, *self.test_nets):
             net.reshape()
             net._live.push()
+        if self._shared:
+            self._solver.optimizer.take_over_weights()
 
     def _run(self, run: Callable[[], bool]) -> bool:
         """What is to go on after an interrupt or another error. Returns what `run` does: False where it was stopped."""

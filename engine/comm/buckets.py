@@ -9,11 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.comm.shares import ShardedWeights
     from engine.host import _core
 
 # Measured, 102 MB on 2 ranks through shared memory: 22 ms in buckets of 2 to 16 MB, which stay in the cache; 47 in one.
 BUCKET_BYTES = 8 << 20
 FLOAT_BYTES = 4
+# MPI counts are 32-bit ints in most libraries; messages of so many bytes also keep their staging buffers small.
+MESSAGE_BYTES = 256 << 20
 # The last buckets hold what the next forward waits for at once: each is at most half of what remains, down to this.
 TAPER_BYTES = 256 << 10
 
@@ -96,6 +99,12 @@ def _cut(name: str, offset: int, count: int, limit: int) -> Iterable[ParameterRa
         yield ParameterRange(name, begin, min(begin + step, offset + count))
 
 
+def chunk_bounds(bucket: Bucket, chunk_bytes: int) -> list[tuple[int, int]]:
+    """[begin, end) of what is reduced at a time, in floats of the arena."""
+    step = max(1, min(chunk_bytes, MESSAGE_BYTES) // FLOAT_BYTES)
+    return [(begin, min(begin + step, bucket.end)) for begin in range(bucket.begin, bucket.end, step)]
+
+
 def buckets_of(buckets: Iterable[Bucket]) -> dict[str, list[int]]:
     """The buckets that hold a parameter: a reader of it waits for all of these, its last writer completes them."""
     found: dict[str, list[int]] = {}
@@ -109,26 +118,30 @@ def parameter_ranges(
     buckets: Sequence[Bucket],
     multipliers: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     bounds: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    sharded: ShardedWeights | None = None,
 ) -> list[list[_core.ParameterRange]]:
     """The ranges of each bucket as _core.Updater takes them. multipliers: lr_mult and decay_mult of parameters by
     name, 1 for those that are not there; bounds: the least and the most that their values may be, of those that have
-    bounds."""
+    bounds. sharded: of each range only what this rank updates, an empty range where that is nothing."""
     from engine.host import _core
 
     numbers: dict[str, int] = {}
     for bucket in buckets:
         for one in bucket.ranges:
             numbers.setdefault(one.name, len(numbers))
-    return [
-        [
-            _core.ParameterRange(
-                one.begin,
-                one.end,
-                *multipliers.get(one.name, (1.0, 1.0)),
-                numbers[one.name],
-                *bounds.get(one.name, (-math.inf, math.inf)),
-            )
-            for one in bucket.ranges
-        ]
-        for bucket in buckets
-    ]
+    found = []
+    for bucket in buckets:
+        found.append([])
+        for one in bucket.ranges:
+            options = *multipliers.get(one.name, (1.0, 1.0)), numbers[one.name]
+            limits = bounds.get(one.name, (-math.inf, math.inf))
+            if sharded is None:
+                found[-1].append(_core.ParameterRange(one.begin, one.end, *options, *limits))
+                continue
+            found[-1].append(_core.ParameterRange(0, 0, *options, *limits))  # all ranks know it
+            for begin, end, at in sharded.shares.of_bucket(bucket.index):
+                first, last = max(begin, one.begin), min(end, one.end)
+                shifts = 0 if sharded.masters is None else at - begin, at - begin
+                if first < last:
+                    found[-1].append(_core.ParameterRange(first, last, *options, *limits, *shifts))
+    return found

@@ -13,15 +13,15 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from engine.comm.buckets import MESSAGE_BYTES
 from engine.comm.link import Link
 from engine.comm.settings import Reduction, exchanges_directly
+from engine.comm.shares import ALIGNMENT, bounds_of_shares
 from engine.comm.world import Channel
 from engine.errors import CommError
 
 MethodT = TypeVar("MethodT", bound=Callable)
 
-# MPI counts are 32-bit ints in most libraries; messages of so many bytes also keep their staging buffers small.
-MESSAGE_BYTES = 256 << 20
 # How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
 # sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
 PATIENCE_SECONDS = 3.0
@@ -30,7 +30,6 @@ PATIENCE_SECONDS = 3.0
 # buffers hold.
 FIRST_SLEEP, LONGEST_SLEEP, SLEEP_DIVISOR, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
 IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
-ALIGNMENT = 32  # bfloat16 in a cache line
 
 
 def checked(method: MethodT) -> MethodT:
@@ -118,6 +117,39 @@ class MpiChannel(Channel):
         self._gather_ranks()
         return self._sum_bf16(next(messages(values)), residual)
 
+    @checked
+    def reduce_scatter(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
+        from engine.host import _core
+
+        self._gather_ranks()
+        comm = self._across
+        bounds = bounds_of_shares(values.size, comm.size)
+        begin, end = bounds[comm.rank]
+        if self._packs:
+            sent, received = self._pack_others(values, residual)
+            self._exchange(sent, received)
+            _core.sum_bf16_rows(received, comm.rank, values[begin:end])
+        elif self._direct:
+            self._sum_share(values)
+        else:
+            sums = self._rows(1, end - begin, np.float32)[0]
+            counts = [last - first for first, last in bounds]
+            self._wait(comm.Ireduce_scatter(values, sums, counts))
+            values[begin:end] = sums
+
+    @checked
+    def all_gather(self, values: np.ndarray, mine: np.ndarray | None = None) -> None:
+        from engine.host import _core
+
+        if mine is None:
+            self._pass_on(values)
+            return
+        begin, end = bounds_of_shares(values.size, self._across.size)[self._across.rank]
+        packed = self._rows(1, values.size, np.uint16)[0]
+        _core.pack_bf16(mine, packed[begin:end])
+        self._pass_on(packed)
+        _core.unpack_bf16(packed, values)
+
     def _gather_ranks(self) -> None:
         """Where MPI adds on one host, asleep until all ranks are here: it does so at full speed then, and spins."""
         if self._in_memory:
@@ -150,37 +182,55 @@ class MpiChannel(Channel):
         from engine.host import _core
 
         comm = self._across
-        share = self._share(values.size)
+        sent, received = self._pack_others(values, residual)
+        self._exchange(sent, received)
+        begin, end = bounds_of_shares(values.size, comm.size)[comm.rank]
+        rest = None if residual is None else residual[begin:end]
+        _core.sum_bf16(received, comm.rank, values[begin:end], sent[comm.rank], rest)
+        self._exchange([sent[comm.rank]] * comm.size, sent)
+        return sent.reshape(-1)[: values.size]
+
+    def _pack_others(self, values: np.ndarray, residual: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows (ranks, share) of bfloat16: to send, with the other ranks' shares, and to receive."""
+        from engine.host import _core
+
+        comm, bounds = self._across, bounds_of_shares(values.size, self._across.size)
+        share = max(end - begin for begin, end in bounds)
+        share = -(-share // ALIGNMENT) * ALIGNMENT
         sent, received = self._rows(2 * comm.size, share, np.uint16).reshape(2, comm.size, share)
         flat = sent.reshape(-1)
-        begin, end = (min(values.size, (comm.rank + i) * share) for i in (0, 1))
+        begin, end = bounds[comm.rank]
         for first, last in ((0, begin), (end, values.size)):  # of the others
             if first < last:
                 rest = None if residual is None else residual[first:last]
                 _core.pack_bf16(values[first:last], flat[first:last], rest)
-        self._exchange(sent, received)
-        rest = None if residual is None else residual[begin:end]
-        _core.sum_bf16(received, comm.rank, values[begin:end], sent[comm.rank], rest)
-        self._exchange([sent[comm.rank]] * comm.size, sent)
-        return flat[: values.size]
+        return sent, received
 
     def _sum_direct(self, values: np.ndarray) -> None:
         """The same with float32, in place."""
+        self._sum_share(values)
+        self._pass_on(values)
+
+    def _sum_share(self, values: np.ndarray) -> None:
+        """Of this rank, in place."""
         from engine.host import _core
 
         comm = self._across
-        share = self._share(values.size)
-        shares = [values[rank * share : (rank + 1) * share] for rank in range(comm.size)]
+        shares = [values[begin:end] for begin, end in bounds_of_shares(values.size, comm.size)]
         mine = shares[comm.rank]
-        received = self._rows(comm.size, share, np.float32)
+        received = self._rows(comm.size, shares[0].size, np.float32)
         self._exchange(shares, [row[: mine.size] for row in received])
         _core.sum_rows(received, comm.rank, mine)
-        self._exchange([mine] * comm.size, shares)
 
-    def _share(self, count: int) -> int:
-        """Of a rank, in whole cache lines."""
-        share = -(-count // self._across.size)
-        return -(-share // ALIGNMENT) * ALIGNMENT
+    def _pass_on(self, values: np.ndarray) -> None:
+        """This rank's share to all, and theirs into their places."""
+        comm, bounds = self._across, bounds_of_shares(values.size, self._across.size)
+        if self._direct:
+            shares = [values[begin:end] for begin, end in bounds]
+            self._exchange([shares[comm.rank]] * comm.size, shares)
+        else:
+            places = [end - begin for begin, end in bounds], [begin for begin, _ in bounds]
+            self._wait(comm.Iallgatherv(self._mpi.IN_PLACE, [values, places]))
 
     def _rows(self, count: int, length: int, dtype: type) -> np.ndarray:
         """Room for (count, length) values, used again by the next call."""

@@ -62,7 +62,7 @@ class Reduction:
 class CommSettings:
     """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
     None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: most of a bucket that is reduced
-    at a time. priority: see servers.py."""
+    at a time. priority: see servers.py. shard_updates: see shares.py."""
 
     servers: int
     cores: tuple[int, ...] | None = None
@@ -70,6 +70,7 @@ class CommSettings:
     chunk_bytes: int = BUCKET_BYTES
     priority: bool = False
     reduction: Reduction = Reduction()
+    shard_updates: bool = False
 
 
 def comm_settings(
@@ -98,6 +99,8 @@ def comm_settings(
     priority = param.priority if param.HasField("priority") else links.between is not None
     if param.error_feedback and not bf16:
         raise ConfigError("comm_param: error_feedback needs compression: BF16; without it nothing is lost")
+    if param.shard_updates and param.algorithm == HIERARCHICAL:
+        raise ConfigError("comm_param: shard_updates does not go together with algorithm: HIERARCHICAL: take one out")
     watchdog_seconds(param, environ)
     if param.drift_check < 0:
         raise ConfigError(f"comm_param: drift_check: expected 0 or more, got {param.drift_check}")
@@ -108,6 +111,7 @@ def comm_settings(
         chunk_bytes=chunk,
         priority=bool(_number(environ, "MLSL_MSG_PRIORITY", int(priority), most=1)),
         reduction=Reduction(param.algorithm == HIERARCHICAL, bf16, param.error_feedback),
+        shard_updates=param.shard_updates,
     )
 
 

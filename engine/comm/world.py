@@ -50,6 +50,15 @@ class Channel:
         `values` are undefined."""
         self.allreduce(values, residual)
 
+    def reduce_scatter(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
+        """Sums float32 `values`: this rank's share of them (bounds_of_shares) then is the sum, the rest is undefined.
+        What travels is rounded as the Reduction says, the sum is not."""
+
+    def all_gather(self, values: np.ndarray, mine: np.ndarray | None = None) -> None:
+        """Fills float32 `values` with every rank's share of them; the same bits on all ranks.
+
+        mine: this rank's share, where it is to travel as bfloat16: all shares, its own, too, arrive rounded."""
+
     def follow(self, choice: int) -> int:
         """Rank 0's choice, on every rank."""
         return choice

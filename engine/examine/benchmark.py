@@ -65,10 +65,10 @@ def benchmark(
 
 
 class Training:
-    """SGD with momentum and weight decay, connected to the net's gradients as the solver's is."""
+    """SGD with momentum and weight decay, or another rule, connected to the net's gradients as the solver's is."""
 
-    def __init__(self, net: Net, world: World, comm_param: proto.CommParameter | None = None):
-        param = proto.SolverParameter(type="SGD", base_lr=RATE, lr_policy="fixed", momentum=0.9, weight_decay=1e-4)
+    def __init__(self, net: Net, world: World, comm_param: proto.CommParameter | None = None, rule: str = "SGD"):
+        param = proto.SolverParameter(type=rule, base_lr=RATE, lr_policy="fixed", momentum=0.9, weight_decay=1e-4)
         if comm_param is not None:
             param.comm_param.CopyFrom(comm_param)
         self.optimizer, self.state = Optimizer(net, param, world), TrainingState.new(1)

@@ -652,7 +652,7 @@ class BatchGrowthParameter(_message.Message):
     def __init__(self, factor: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CommParameter(_message.Message):
-    __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check")
+    __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check", "shard_updates")
     class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[int]
@@ -675,6 +675,7 @@ class CommParameter(_message.Message):
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     WATCHDOG_FIELD_NUMBER: _ClassVar[int]
     DRIFT_CHECK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_UPDATES_FIELD_NUMBER: _ClassVar[int]
     servers: int
     affinity: _containers.RepeatedScalarFieldContainer[int]
     bucket_mb: float
@@ -685,7 +686,8 @@ class CommParameter(_message.Message):
     algorithm: int
     watchdog: float
     drift_check: int
-    def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ...) -> None: ...
+    shard_updates: bool
+    def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ...) -> None: ...
 
 class SolverState(_message.Message):
     __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples")

@@ -13,35 +13,33 @@ from engine.host.memory import require_memory
 from engine.net import Net, Placed
 
 if TYPE_CHECKING:
-    from engine.host._core import Tensor
+    from engine.host._core import Arena, Tensor
     from engine.layers.base import Parameter
+    from engine.solver.sharding import Sharding
 
 
 class History:
     """An arena for each of `names`, which tell what it holds (one for SGD, two for Adam and AdaDelta), zero at first.
     `arrays` are their float32 views for the updater, `named` the same by name.
+
+    sharding: every rank holds its shares only; from_blobs() and wholes() are collective then.
     """
 
-    def __init__(self, net: Net, names: Sequence[str]):
+    def __init__(self, net: Net, names: Sequence[str], sharding: Sharding | None = None):
         from engine.host import _core
 
-        self.net = net
-        require_memory(4 * net.arena_size * len(names), "the optimizer's history", "SGD remembers least")
-        self._arenas = [_core.Arena(4 * max(1, net.arena_size)) for _ in names]
-        self.arrays = [np.asarray(arena, np.float32)[: net.arena_size] for arena in self._arenas]
+        self.net, self._sharding = net, sharding
+        count = sharding.shares.count if sharding else net.arena_size
+        require_memory(4 * count * len(names), "the optimizer's history", "SGD remembers least")
+        self._arenas = [_core.Arena(4 * max(1, count)) for _ in names]
+        self.arrays = [np.asarray(arena, np.float32)[:count] for arena in self._arenas]
         self.named = dict(zip(names, self.arrays, strict=True))
-        self._tensors: list[dict[Parameter, Tensor]] = []
-        for arena in self._arenas:
-            tensors = {}
-            for placed in net.parameters:
-                tensors[placed.parameter] = placed.tensor.like(placed.name)
-                tensors[placed.parameter].place(arena, 4 * placed.offset)
-            self._tensors.append(tensors)
+        self._tensors = [{} if sharding else tensors_in(arena, net) for arena in self._arenas]
 
     def to_blobs(self, wholes: Sequence[Mapping[Parameter, np.ndarray]] = ()) -> list[np.ndarray]:
         """One array for each parameter of the net in the file's order, set after set: BVLC's SolverState.history.
-        Parameters that do not learn have zeros, as Caffe writes them. wholes: for each set, of what the net has a part
-        of."""
+        Parameters that do not learn have zeros, as Caffe writes them. wholes: for each set, of what this rank has a
+        part or a share of."""
         blobs = []
         for number, tensors in enumerate(self._tensors):
             for parameter in self.net.graph.params:
@@ -55,25 +53,47 @@ class History:
                 blobs.append(values)
         return blobs
 
-    def from_blobs(self, blobs: list[np.ndarray], source: str) -> None:
-        """Raises WeightsError where the number or the size of the arrays is not this net's."""
+    def from_blobs(self, blobs: list[np.ndarray] | None, source: str) -> None:
+        """blobs: None on ranks that get their shares from rank 0. Raises WeightsError where the number or the size of
+        the arrays is not this net's."""
+        if blobs is None:
+            assert self._sharding
+            for array in self.arrays:
+                self._sharding.scatter(None, array)
+            return
         params = self.net.graph.params
         if len(blobs) != len(params) * len(self._tensors):
             raise WeightsError(
                 f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} "
                 "for this net and solver type"
             )
-        for number, tensors in enumerate(self._tensors):
-            for parameter, values in zip(params, blobs[number * len(params) :], strict=False):
-                if values.size != math.prod(parameter.whole_shape):
-                    raise WeightsError(
-                        f"{source}: history of {parameter.name}: expected shape {parameter.whole_shape}, "
-                        f"got {tuple(values.shape)}"
-                    )
-                if parameter in tensors:
-                    mine = parameter.part_of(values.reshape(parameter.whole_shape))
-                    tensors[parameter].set(np.ascontiguousarray(mine, np.float32).ravel())
+        sets = [dict(zip(params, blobs[at : at + len(params)])) for at in range(0, len(blobs), len(params) or 1)]
+        for parameter, values in (item for each in sets for item in each.items()):
+            if values.size != math.prod(parameter.whole_shape):
+                raise WeightsError(
+                    f"{source}: history of {parameter.name}: expected shape {parameter.whole_shape}, "
+                    f"got {tuple(values.shape)}"
+                )
+        for values, tensors, array in zip(sets, self._tensors, self.arrays, strict=False):
+            if self._sharding:
+                self._sharding.scatter(values, array)
+            for parameter, tensor in tensors.items():
+                mine = parameter.part_of(values[parameter].reshape(parameter.whole_shape))
+                tensor.set(np.ascontiguousarray(mine, np.float32).ravel())
+
+    def wholes(self) -> list[dict[Parameter, np.ndarray]]:
+        """Of sharded updates, each set's whole arrays on rank 0; {} elsewhere, and where a rank holds the whole."""
+        return [self._sharding.gather(array) if self._sharding else {} for array in self.arrays]
 
     def values(self, number: int, placed: Placed) -> np.ndarray:
         """What this rank holds of a parameter's history in one set, row-major."""
         return self._tensors[number][placed.parameter].get()
+
+
+def tensors_in(arena: Arena, net: Net) -> dict[Parameter, Tensor]:
+    """Tensors in an arena that is laid out as the net's weights."""
+    found = {}
+    for placed in net.parameters:
+        found[placed.parameter] = placed.tensor.like(placed.name)
+        found[placed.parameter].place(arena, 4 * placed.offset)
+    return found

@@ -17,6 +17,7 @@ from engine.net import Net
 from engine.net.gates import gates
 from engine.solver.history import History
 from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay
+from engine.solver.sharding import Sharding
 from engine.solver.state import TrainingState
 from engine.solver.update import buckets_for, local_ratio, make_updater, rule_of
 
@@ -58,15 +59,19 @@ class Optimizer:
         self._sources = sources
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
-        self.history = History(net, rule_of(param).histories)
+        shards = world.size > 1 and settings.shard_updates
+        self.sharding = Sharding(net, world, self.buckets, settings) if shards else None
+        self.history = History(net, rule_of(param).histories, self.sharding)
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
         self._decay, self._momentum = self.weight_decay(0), param.momentum
-        arrays = self.weights, self.gradients, self.history.arrays
-        first = {"weight_decay": self._decay, "momentum": self._momentum}
-        updater = make_updater(param, net, self.buckets, *arrays, **first)
+        sharded = self.sharding.weights if self.sharding else None
+        masters = self.weights if sharded is None or sharded.masters is None else sharded.masters
+        arrays = masters, self.gradients, self.history.arrays
+        updater = make_updater(param, net, self.buckets, *arrays, self._decay, self._momentum, sharded)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
-        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, self.threads)
+        how = settings, self.threads, sharded
+        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, *how)
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
@@ -79,6 +84,16 @@ class Optimizer:
         net.set_board(self.world.board, 0, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
             net.program.set_ranks(self.world.size, self._sync_channel.allreduce)
+
+    def weights_are_read(self) -> None:
+        """After the net's weights were read from a file: training is to begin with all of them."""
+        if self.sharding:
+            self.sharding.begun = False
+
+    def take_over_weights(self) -> None:
+        """When the net's weights, which somebody may have set, are the same on all ranks: goes on from them."""
+        if self.sharding:
+            self.sharding.take_over()
 
     def keep_gradients(self) -> None:
         """From now on the arena holds the reduced gradients after an update, for those who look at them."""
@@ -119,6 +134,8 @@ class Optimizer:
         self.iter_size = self.micro_batches(state.iteration)
         # Of the sum over micro-batches, as in Caffe: with more of them the limit of their mean stays.
         clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
+        if self.sharding and not self.sharding.begun:
+            self.sharding.take_over()
         self._follow_decay(state.iteration)
         self._follow_momentum(state.iteration, rate)
         self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))

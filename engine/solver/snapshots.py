@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +81,10 @@ class Snapshots:
         """
         model, path = self.names(state.iteration)
         divided, history = self._model_parallel, self._optimizer.history
-        whole, histories = divided.weights(), divided.histories(history)
+        if sharding := self._optimizer.sharding:
+            whole, histories = sharding.whole_weights(), history.wholes()
+        else:
+            whole, histories = divided.weights(), divided.histories(history)
         averages = self._write_average(state, model) if self._average and state.iteration else []
         if self._world.rank == 0:
             net, content = self._optimizer.net, hashlib.sha256()
@@ -118,18 +122,24 @@ class Snapshots:
                 fresh = self._optimizer.net.load_weights(weights.read_caffemodel(path), path)
                 for layer in fresh:
                     log(f"Layer {layer} is not in {path}: it keeps its initial values")
+        self._optimizer.weights_are_read()
 
     def read(self, path: str) -> SolverState:
         """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
         returns the state on all ranks. Raises WeightsError where one of the files is not what was written."""
         found = read_whole(path) if self._world.rank == 0 else None
         mine = (found.state, found.model) if found else (SolverState(), "")
+        if found and not self._model_parallel:  # the others get their history from rank 0, array by array
+            mine = replace(found.state, history=[]), found.model
         state, model = self._world.broadcast_object(mine)
         log(f"Restoring previous solver status from {path}")
         if found or self._model_parallel:
             blobs = found.blobs if found else weights.read_caffemodel(model)
             self._optimizer.net.load_weights(blobs, model)
-            self._restore_history(state, path)
+            self._restore_history(found.state if found else state, path)
+        elif self._optimizer.sharding:
+            self._optimizer.history.from_blobs(None, path)
+        self._optimizer.weights_are_read()
         return state
 
     def _restore_history(self, state: SolverState, path: str) -> None:

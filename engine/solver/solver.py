@@ -179,7 +179,8 @@ class Solver:
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
-        arenas = [self.optimizer.weights, *self.optimizer.history.arrays]
+        sharded = self.optimizer.sharding is not None  # then each rank has its share of the history by now
+        arenas = [self.optimizer.weights, *([] if sharded else self.optimizer.history.arrays)]
         statistics = [np.asarray(self.net.fixed, np.float32)]
         if self.average:
             arenas.append(self.average.weights)
@@ -187,6 +188,7 @@ class Solver:
         with self.model_parallel.kept(arenas):
             for array in (*arenas, *statistics):
                 self.world.broadcast(array)
+        self.optimizer.take_over_weights()
 
     # Running
 
@@ -387,7 +389,8 @@ class Solver:
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
         self.optimizer.wait()
-        check_drift(self.world, self.net, self.optimizer.weights, self.optimizer.history.named, self.iteration)
+        histories = {} if self.optimizer.sharding else self.optimizer.history.named  # each rank has another share
+        check_drift(self.world, self.net, self.optimizer.weights, histories, self.iteration)
 
     def _finish(self) -> None:
         """The last snapshot and test, and what observers have to say at the end."""

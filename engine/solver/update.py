@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from engine import proto
+    from engine.comm.shares import ShardedWeights
     from engine.host import _core
 
 
@@ -81,11 +82,13 @@ def make_updater(
     histories: list[np.ndarray],
     weight_decay: float,
     momentum: float,
+    sharded: ShardedWeights | None = None,
 ) -> _core.Updater:
     """Makes what updates the parameters of a net by the rule of a SolverParameter.
 
     The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay, momentum: of the
-    first steps. Raises ConfigError if there is no such rule.
+    first steps. sharded: weights are its masters, if it has any, and histories are of shares. Raises ConfigError if
+    there is no such rule.
     """
     from engine.host import _core
 
@@ -99,7 +102,7 @@ def make_updater(
         weights,
         gradients,
         histories,
-        parameter_ranges(buckets, multipliers, bounds),
+        parameter_ranges(buckets, multipliers, bounds, sharded),
         {field: momentum if field == "momentum" else getattr(param, field) for field in rule.constants},
         weight_decay=weight_decay,
         l1=param.regularization_type == "L1",

@@ -111,7 +111,7 @@ def test_local_rates(local_clip):
     updater.set_clip_factor(clip)
     for bucket in (2, 0, 1):  # as servers come along
         updater.measure(bucket, 2)
-    updater.set_local_rates()
+    updater.set_local_rates(updater.squares())
     for bucket in (1, 2, 0):
         updater.apply(bucket)
 

@@ -73,12 +73,15 @@ def solve(
 
 
 def learned(solver: Solver) -> dict[str, np.ndarray]:
-    """Weights, histories and statistics by name: copies, in Caffe's shapes."""
+    """Weights, histories and statistics by name: copies, in Caffe's shapes. With sharded updates it is collective, and
+    rank 0 has the whole."""
     solver.optimizer.wait()
-    values = {
-        f"{layer}[{i}]": blob for layer, blobs in solver.net.weights_by_layer().items() for i, blob in enumerate(blobs)
-    }
-    return values | {f"history {i}": blob for i, blob in enumerate(solver.optimizer.history.to_blobs())}
+    sharding, history = solver.optimizer.sharding, solver.optimizer.history
+    weights = solver.net.weights_by_layer(sharding.whole_weights() if sharding else {})
+    values: dict[str, np.ndarray] = {}
+    for layer, blobs in weights.items():
+        values |= {f"{layer}[{i}]": blob for i, blob in enumerate(blobs)}
+    return values | {f"history {i}": blob for i, blob in enumerate(history.to_blobs(history.wholes()))}
 
 
 def in_files(folder: Path, iteration: int) -> dict[str, np.ndarray]:

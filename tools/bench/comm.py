@@ -2,7 +2,8 @@
 """What communication costs: training steps on rate-limited hosts and the same steps on one rank, in one session.
 
     python tools/bench/comm.py --netlab netlab --rounds 3
-    python tools/bench/comm.py --netlab netlab --links 1gbit --precision bf16 --comm 'compression: BF16'
+    python tools/bench/comm.py --netlab netlab --links 1gbit --precision bf16 --comm 'compression: BF16' --shard
+    python tools/bench/comm.py --links here --hosts 4 --model nets/alexnet.prototxt --rule Adam --shard
     python tools/bench/comm.py --netlab netlab --peer 'python my_ddp_training.py'
 
 `netlab` is a program that simulates hosts on this machine, such as network namespaces with rate-limited links; it is
@@ -10,8 +11,10 @@ not part of this repository, and needs root. Its commands: `up HOSTS LINK` (host
 1gbit, 200mbit, ...), `run HOSTS COMMAND` (mpiexec, a rank on each host), `exec HOST COMMAND` (from host 1), `down`.
 
 Every round runs, one after the other: one rank alone (the base), single ranks at the same time ("apart": how much they
-slow each other down without a network), and for each link the ranks with servers, without (MLSL_NUM_SERVERS=0), and
-the peer, a command that trains with DDP as RANK of WORLD_SIZE and prints `step N ms`. All with one thread per rank.
+slow each other down without a network), and for each link the ranks with servers, with --shard also with sharded
+updates (comm_param { shard_updates }), without servers (MLSL_NUM_SERVERS=0), and the peer, a command that trains with
+DDP as RANK of WORLD_SIZE and prints `step N ms`. All with one thread per rank. The link "here" is none: ranks of this
+host, started by mpiexec.
 
 Columns, medians over the rounds of medians over the steps:
   step      milliseconds, of the slowest rank
@@ -20,6 +23,7 @@ Columns, medians over the rounds of medians over the steps:
   solver    milliseconds of processor time of the thread that computes
   servers   the same of all other threads: servers, MPI
   kernel    the same outside of processes, on the whole machine: interrupts, where TCP receives
+  memory    MB, the most that was resident of a rank
   bound     max(base, bytes of an allreduce / rate): a lower bound for any order of sending
 """
 
@@ -27,6 +31,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shlex
 import statistics
 import subprocess
@@ -80,7 +85,7 @@ def work(options: argparse.Namespace) -> None:
     shapes_of = SourceShapes(proto.TRAIN, lambda line: None)
     net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
     feed_synthetic(net, seed=1 + ranks.rank)
-    training = Training(net, ranks, text_format.Parse(options.comm, proto.CommParameter()))
+    training = Training(net, ranks, text_format.Parse(options.comm, proto.CommParameter()), options.rule)
     for iteration in range(2):
         step(net, training, iteration)
     seconds, before = [], (*thread_ms(), interrupts_ms(), training.optimizer.waited_ns() / 1e6)
@@ -94,6 +99,7 @@ def work(options: argparse.Namespace) -> None:
     spent = [(b - a) / options.iterations for a, b in zip(before, after, strict=True)]
     figures = dict(zip(("solver", "servers", "kernel", "waiting"), spent, strict=True))
     figures |= {"step": 1000 * statistics.median(seconds), "bytes": training.optimizer.gradients.nbytes}
+    figures["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     every = ranks.gather(figures)
     if every:
         how = training.optimizer.describe()
@@ -109,7 +115,7 @@ class Session:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         me = [sys.executable, str(Path(__file__).resolve()), "--work", "--model", options.model]
-        me += ["--batch", str(options.batch), "--precision", options.precision, "--comm", options.comm]
+        me += ["--batch", str(options.batch), "--precision", options.precision, "--rule", options.rule]
         self.worker = [*me, "--iterations", str(options.iterations)]
         self.environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.rows: dict[str, list[dict]] = {}  # name -> one entry for each round
@@ -118,10 +124,9 @@ class Session:
         self.rows.setdefault(name, []).append(figures)
         print(f"  {name:28s} step {figures['step']:8.1f} ms  {figures.get('how', '')}", file=sys.stderr, flush=True)
 
-    def engine(self, name: str, launcher: list[str], **variables: str) -> None:
-        done = subprocess.run(
-            [*launcher, *self.worker], env=self.environ | variables, capture_output=True, text=True, check=False
-        )
+    def engine(self, name: str, launcher: list[str], sharded: bool = False, **variables: str) -> None:
+        command = [*launcher, *self.worker, "--comm", self.options.comm + " shard_updates: true" * sharded]
+        done = subprocess.run(command, env=self.environ | variables, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{name} failed:\n{done.stdout}{done.stderr}")
         told = json.loads(done.stdout.strip().splitlines()[-1])
@@ -154,15 +159,23 @@ class Session:
         self.engine("1 rank", [])
         self.apart()
         for link in options.links.split(","):
+            if link == "here":
+                self.link(link, ["mpiexec", "-n", str(options.hosts)])
+                continue
             subprocess.run([options.netlab, "up", str(options.hosts), link], check=True)
             try:
-                launcher = [options.netlab, "run", str(options.hosts)]
-                self.engine(f"{link}, servers", launcher)
-                self.engine(f"{link}, no servers", launcher, MLSL_NUM_SERVERS="0")
+                self.link(link, [options.netlab, "run", str(options.hosts)])
                 if options.peer:
                     self.peer(f"{link}, peer")
             finally:
                 subprocess.run([options.netlab, "down"], check=True)
+
+    def link(self, name: str, launcher: list[str]) -> None:
+        self.engine(f"{name}, servers", launcher)
+        if self.options.shard:
+            self.engine(f"{name}, sharded", launcher, sharded=True)
+        if not self.options.servers_only:
+            self.engine(f"{name}, no servers", launcher, MLSL_NUM_SERVERS="0")
 
     def report(self) -> None:
         options, hosts = self.options, self.options.hosts
@@ -170,7 +183,7 @@ class Session:
             f"{Path(options.model).stem}, {hosts} hosts x 1 thread x {options.batch} images, {options.precision}, "
             f"comm_param {{ {options.comm} }}; medians of {options.rounds} rounds of {options.iterations} steps; ms"
         )
-        columns = ("waiting", "solver", "servers", "kernel")
+        columns = ("waiting", "solver", "servers", "kernel", "memory")
         print(f"{'':24s}{'step':>9s}{'x base':>8s}" + "".join(f"{name:>9s}" for name in columns) + f"{'bound':>9s}")
         base = statistics.median(each["step"] for each in self.rows["1 rank"])
         travelling = self.rows["1 rank"][0]["bytes"] * (0.5 if "BF16" in options.comm else 1)
@@ -195,6 +208,9 @@ def main() -> None:
     parser.add_argument("--links", default="10gbit,1gbit,200mbit")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--comm", default="", help="fields of comm_param, as in a solver")
+    parser.add_argument("--rule", default="SGD", help="the update rule, a solver's type")
+    parser.add_argument("--shard", action="store_true", help="with sharded updates, too")
+    parser.add_argument("--servers_only", action="store_true", help="leave out MLSL_NUM_SERVERS=0")
     parser.add_argument("--iterations", type=int, default=6, help="steps per run, after two to warm up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--netlab", default="netlab")

@@ -20,17 +20,23 @@ class Blocking(Strategy):
             self.world.board.enter(UPDATE, bucket.index)
             begin = time.monotonic_ns()
             for chunk in self.chunks(bucket):
-                self.channels[bucket.parts].allreduce(chunk.gradients, chunk.residual)
+                self.reduce(chunk, self.channels[bucket.parts])
             self.reducing_ns += time.monotonic_ns() - begin
             self.queue.reduced(bucket.index)
         self.apply_all(self.threads)
+        if self.sharded:
+            begin = time.monotonic_ns()
+            for bucket in self.buckets:
+                for chunk in self.chunks(bucket):
+                    self.pass_on(chunk, self.channels[bucket.parts])
+            self.reducing_ns += time.monotonic_ns() - begin
 
     def waited_ns(self) -> int:
         return super().waited_ns() + self.reducing_ns
 
     def close(self) -> None:
         super().close()
-        for channel in self.channels.values():
+        for channel in (*self.channels.values(), *filter(None, [self.norm_channel])):
             channel.close()
 
     def describe(self) -> str:

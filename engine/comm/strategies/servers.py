@@ -8,14 +8,20 @@ time. The order of the chunks is the same on every rank:
   next forward needs first (the highest, because forward reads parameters in the reverse order), and tells the others
   (Channel.follow). A large bucket can thus be overtaken between two of its chunks.
 
+With sharded updates (shares.py), a chunk's reduction gives each rank the sums of its share, which it updates and sends
+to all; the server goes on to the next chunk when the other ranks' new weights are in the arena. So weights come in the
+order of the chunks, with priority that of the next forward. Nobody reads a bucket's weights meanwhile: it was ready on
+this rank before.
+
 Why this cannot deadlock. Each communicator is used by one thread per rank, and all ranks make the same collective calls
 on it in the same order, so a call completes once every rank has made it. A rank is late for a call only because (a) its
 bucket is not ready there, (b) an earlier call on the same communicator has not completed, (c) the rank has not begun
-the step, or (d) for norms, another of its servers has not reached the barrier. (a) and (c) wait for the solver's
-thread, which is in backward or before it; there it waits only for updates of earlier steps or, with synchronised
-BatchNorm, for the other ranks' solver threads to reach the same op, never for a reduction of this step. (b) leads back
-to the first call that has not completed, hence to (a), (c) or (d); servers reach the barrier of (d) when their calls of
-this step are complete. So, by induction over the steps and over the calls within each, every call is made on every
+the step, or (d) for norms, another of its servers has not reached the barrier (where the norms are of shares, the last
+one there adds them up over the ranks, on a communicator for that alone). (a) and (c) wait for the solver's thread,
+which is in backward or before it; there it waits only for updates of earlier steps or, with synchronised BatchNorm, for
+the other ranks' solver threads to reach the same op, never for a reduction of this step. (b) leads back to the first
+call that has not completed, hence to (a), (c) or (d); servers reach the barrier of (d) when they have reduced their
+buckets of this step. So, by induction over the steps and over the calls within each, every call is made on every
 rank.
 """
 
@@ -65,7 +71,8 @@ class Servers(Strategy):
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in self.servers):
             raise CommError(f"communication servers have not ended for {CLOSING:g} s: they wait for other ranks")
-        for channel in [*self.channels, *(one for channels in self.part_channels for one in channels.values())]:
+        of_parts = [one for channels in self.part_channels for one in channels.values()]
+        for channel in [*self.channels, *of_parts, *filter(None, [self.norm_channel])]:
             channel.close()
 
     @property
@@ -126,7 +133,7 @@ class Servers(Strategy):
             if not self.needs_norms:
                 self._reduce_and_update(index, chunk, channel, server, last=index not in left)
                 continue
-            channel.allreduce(chunk.gradients, chunk.residual)
+            self.reduce(chunk, channel)
             self.world.board.server_beat()
             if index not in left:
                 self.queue.reduced(index)
@@ -134,18 +141,25 @@ class Servers(Strategy):
                 deferred.append(index)
         if deferred:  # norms need every bucket: all servers meet first
             self.meeting.wait()
-            for index in deferred:
+            for index in sorted(deferred, reverse=True):  # the next forward's order
                 self.updater.apply(index)
+                if self.sharded:
+                    for chunk in self.chunks(self.buckets[index]):
+                        self.pass_on(chunk, self.channels[server])
+                        self.world.board.server_beat()
                 self.queue.done(index, server)
         return True
 
     def _reduce_and_update(self, index: int, chunk: Chunk, channel: Channel, server: int, last: bool) -> None:
         """One pass over the sums as they have come: the chunk is in the cache."""
-        sums = channel.reduce(chunk.gradients, chunk.residual)
+        sums = self.reduce(chunk, channel) if self.sharded else channel.reduce(chunk.gradients, chunk.residual)
         self.world.board.server_beat()
         if last:
             self.queue.reduced(index)
         self.updater.apply_range(index, chunk.begin, chunk.end, sums, self.keep_gradients)
+        if self.sharded:
+            self.pass_on(chunk, channel)
+            self.world.board.server_beat()
         if last:
             self.queue.done(index, server)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.comm.buckets import FLOAT_BYTES, Bucket
+from engine.comm.buckets import Bucket, chunk_bounds
 from engine.comm.settings import CommSettings
+from engine.comm.shares import ShardedWeights
 from engine.comm.world import Channel, World
 from engine.errors import CommError
 from engine.watchdog.board import UPDATE
@@ -37,7 +38,8 @@ class Step:
 
 
 class Event(NamedTuple):
-    """A bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`."""
+    """A bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`, with the
+    exchange of weights where updates are sharded."""
 
     step: int
     bucket: int
@@ -80,12 +82,15 @@ class Strategy:
         gradients: np.ndarray,
         settings: CommSettings,
         threads: int,
+        sharded: ShardedWeights | None = None,
     ):
-        """gradients: the whole arena, float32. threads: of this rank's solver."""
+        """gradients: the whole arena, float32. threads: of this rank's solver. sharded: where each rank updates its
+        shares only, the updater's ranges are these."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
         self.gradients = gradients
-        self.settings, self.threads = settings, threads
+        self.settings, self.threads, self.sharded = settings, threads, sharded
+        self.norm_channel = world.channel() if sharded else None  # for what ranks measure of their shares
         feedback = settings.reduction.error_feedback and world.size > 1
         self.residual = np.zeros_like(gradients) if feedback else None  # what rounding has taken, for the next step
         self.clip = 0.0
@@ -151,13 +156,12 @@ class Strategy:
     def describe_buckets(self) -> str:
         largest, chunk = max((bucket.nbytes for bucket in self.buckets), default=0), self.settings.chunk_bytes
         chunks = f" in chunks of {chunk / 1e6:.3g} MB" if largest > chunk else ""
-        return f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{chunks}, {self.settings.reduction}"
+        text = f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{chunks}, {self.settings.reduction}"
+        return text + (f", each rank updates 1/{self.sharded.shares.ranks}" if self.sharded else "")
 
     def chunks(self, bucket: Bucket) -> list[Chunk]:
-        step = max(1, self.settings.chunk_bytes // FLOAT_BYTES)
         found = []
-        for begin in range(bucket.begin, bucket.end, step):
-            end = min(begin + step, bucket.end)
+        for begin, end in chunk_bounds(bucket, self.settings.chunk_bytes):
             residual = None if self.residual is None else self.residual[begin:end]
             found.append(Chunk(begin, end, self.gradients[begin:end], residual))
         return found
@@ -169,16 +173,33 @@ class Strategy:
         kinds = sorted({1, *(bucket.parts for bucket in self.buckets)})
         return {parts: Channel() if parts == size > 1 else self.world.channel(reduction, parts) for parts in kinds}
 
-    def clip_factor(self, sums_of_squares: Sequence[float]) -> float:
-        """clip / norm if the norm is larger, else 1. sums_of_squares: of each bucket, after the reduction."""
-        norm = float(np.sqrt(sum(sums_of_squares))) / self.world.size
+    def reduce(self, chunk: Chunk, channel: Channel) -> None:
+        """The sums over the ranks in place of the gradients; with sharded updates those of this rank's share."""
+        reduce = channel.reduce_scatter if self.sharded else channel.allreduce
+        reduce(chunk.gradients, chunk.residual)
+
+    def pass_on(self, chunk: Chunk, channel: Channel) -> None:
+        """With sharded updates: the new weights of this rank's share of a chunk to all ranks, and theirs into the
+        arena."""
+        assert self.sharded
+        channel.all_gather(self.sharded.weights[chunk.begin : chunk.end], self.sharded.of_chunk(chunk.begin))
+        if self.keep_gradients:
+            channel.all_gather(chunk.gradients)
+
+    def clip_factor(self, sum_of_squares: float) -> float:
+        """clip / norm if the norm is larger, else 1. sum_of_squares: of all gradients, after the reduction."""
+        norm = float(np.sqrt(sum_of_squares)) / self.world.size
         return self.clip / norm if norm > self.clip else 1.0
 
     def use_norms(self, sums_of_squares: Sequence[float]) -> None:
-        """Clips and sets layer-wise rates, whichever are asked for. sums_of_squares: measured, of every bucket."""
+        """Clips and sets layer-wise rates, whichever are asked for. sums_of_squares: measured, of every bucket. With
+        sharded updates it is collective."""
+        figures = np.array([sum(sums_of_squares), *self.updater.squares()])
+        if self.norm_channel:
+            self.norm_channel.allreduce(figures)
         if self.clip > 0:
-            self.updater.set_clip_factor(self.clip_factor(sums_of_squares))
-        self.updater.set_local_rates()
+            self.updater.set_clip_factor(self.clip_factor(float(figures[0])))
+        self.updater.set_local_rates(figures[1:].tolist())
 
     def apply_all(self, threads: int) -> None:
         """Updates every bucket, with a team of threads; all are reduced by now."""

@@ -1,0 +1,116 @@
+"""Sharded updates: which floats of the arenas each rank updates, and flat arrays of only these.
+
+A rank's share of every chunk is the one that it sums up when gradients are reduced, so that it sends on the new weights
+instead of the sum. What it remembers of its shares (optimizer's state, float32 weights) lies in arrays of only these,
+share after share in the order of the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.comm.buckets import Bucket, chunk_bounds
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+
+ALIGNMENT = 32  # floats: bfloat16 in a cache line
+
+
+def bounds_of_shares(count: int, ranks: int) -> list[tuple[int, int]]:
+    """[begin, end) of every rank's share of `count` floats, in whole cache lines; the last ones may be shorter, or
+    empty."""
+    share = -(-count // ranks)
+    share = -(-share // ALIGNMENT) * ALIGNMENT
+    return [(min(count, rank * share), min(count, (rank + 1) * share)) for rank in range(ranks)]
+
+
+class Share(NamedTuple):
+    """Floats [begin, end) of the arena; at: where they begin in the arrays of a rank's shares."""
+
+    begin: int
+    end: int
+    at: int
+
+
+class Shares:
+    """Of one rank: `count` floats in all."""
+
+    def __init__(self, buckets: Sequence[Bucket], chunk_bytes: int, rank: int, ranks: int):
+        self.rank, self.ranks, self._buckets, self._chunk_bytes = rank, ranks, list(buckets), chunk_bytes
+        self._of_bucket = [list(shares) for shares in self._of(rank)]
+        self._of_chunk = {
+            chunk[0]: share
+            for bucket, shares in zip(self._buckets, self._of_bucket, strict=True)
+            for chunk, share in zip(chunk_bounds(bucket, chunk_bytes), shares, strict=True)
+        }
+        self.count = sum(share.end - share.begin for shares in self._of_bucket for share in shares)
+
+    def _of(self, rank: int) -> list[list[Share]]:
+        """Of any rank: by bucket, a share for each chunk."""
+        found, at = [], 0
+        for bucket in self._buckets:
+            found.append([])
+            for begin, end in chunk_bounds(bucket, self._chunk_bytes):
+                first, last = bounds_of_shares(end - begin, self.ranks)[rank]
+                found[-1].append(Share(begin + first, begin + last, at))
+                at += last - first
+        return found
+
+    def of_bucket(self, index: int) -> list[Share]:
+        """This rank's, one for each chunk; some may be empty."""
+        return self._of_bucket[index]
+
+    def of_chunk(self, begin: int) -> Share:
+        """This rank's share of the chunk that begins there."""
+        return self._of_chunk[begin]
+
+    def take(self, whole: np.ndarray, mine: np.ndarray) -> None:
+        """mine = this rank's shares of an arena."""
+        for shares in self._of_bucket:
+            for begin, end, at in shares:
+                mine[at : at + end - begin] = whole[begin:end]
+
+    # Collective: bucket by bucket, so that no rank but the first needs room for the whole
+
+    def gather(self, world: World, mine: np.ndarray, whole: np.ndarray | None) -> None:
+        """Every rank's shares into an arena on rank 0; None elsewhere."""
+        of_ranks = [self._of(rank) for rank in range(self.ranks)] if whole is not None else []
+        for bucket, shares in zip(self._buckets, self._of_bucket, strict=True):
+            first, last = shares[0].at, shares[-1].at + shares[-1].end - shares[-1].begin
+            found = world.gather(mine[first:last])
+            if found is None or whole is None:
+                continue
+            for theirs, values in zip(of_ranks, found, strict=True):
+                start = theirs[bucket.index][0].at
+                for begin, end, at in theirs[bucket.index]:
+                    whole[begin:end] = values[at - start : at - start + end - begin]
+
+    def scatter(self, world: World, whole: np.ndarray | None, mine: np.ndarray) -> None:
+        """The reverse."""
+        for bucket, shares in zip(self._buckets, self._of_bucket, strict=True):
+            values = (
+                np.empty(bucket.end - bucket.begin, np.float32) if whole is None else whole[bucket.begin : bucket.end]
+            )
+            world.broadcast(values)
+            for begin, end, at in shares:
+                mine[at : at + end - begin] = values[begin - bucket.begin : end - bucket.begin]
+
+
+@dataclass
+class ShardedWeights:
+    """weights: the arena, which the net reads. masters: of this rank's shares, where the arena holds them rounded to
+    bfloat16; None: the arena holds them as they are."""
+
+    shares: Shares
+    weights: np.ndarray
+    masters: np.ndarray | None = None
+
+    def of_chunk(self, begin: int) -> np.ndarray | None:
+        """The masters of the chunk that begins there."""
+        share = self.shares.of_chunk(begin)
+        return None if self.masters is None else self.masters[share.at : share.at + share.end - share.begin]

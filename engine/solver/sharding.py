@@ -1,0 +1,105 @@
+"""Sharded updates in the solver: what this rank keeps of weights and history, and the whole of it for files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.comm.buckets import Bucket
+from engine.comm.shares import ShardedWeights, Shares
+from engine.errors import ConfigError
+from engine.host.memory import require_memory
+from engine.net import Net
+
+if TYPE_CHECKING:
+    from engine.comm.settings import CommSettings
+    from engine.comm.world import World
+    from engine.host._core import Arena, Tensor
+    from engine.layers.base import Parameter
+
+
+class Sharding:
+    """`comm_param { shard_updates: true }` on several ranks. weights: see ShardedWeights."""
+
+    def __init__(self, net: Net, world: World, buckets: list[Bucket], settings: CommSettings):
+        """Raises ConfigError for a net of which ranks hold layers in parts."""
+        from engine.host import _core
+
+        if any(bucket.parts > 1 for bucket in buckets):
+            raise ConfigError(
+                "comm_param { shard_updates } does not go together with model_parallel: take one of them out"
+            )
+        self.net, self.world = net, world
+        self.shares = Shares(buckets, settings.chunk_bytes, world.rank, world.size)
+        self._masters: Arena | None = None
+        if settings.reduction.bf16:
+            require_memory(4 * self.shares.count, "the share of the float32 weights", "more ranks have smaller shares")
+            self._masters = _core.Arena(4 * max(1, self.shares.count))
+        arena = np.asarray(net.weights, np.float32)[: net.arena_size]
+        masters = None if self._masters is None else np.asarray(self._masters, np.float32)[: self.shares.count]
+        self.weights = ShardedWeights(self.shares, arena, masters)
+        self.begun = False  # the masters hold what training goes on from; it is for whoever reads weights to take back
+
+    def take_over(self) -> None:
+        """Goes on from the net's weights, the same on all ranks: before the first step from all of them, later from
+        those that somebody has set since."""
+        masters = self.weights.masters
+        if masters is None:
+            return
+        mine = np.empty_like(masters)
+        self.shares.take(self.weights.weights, mine)
+        if self.begun:
+            rounded = masters.copy()
+            _round(rounded)
+            changed = rounded != mine
+            masters[changed] = mine[changed]
+        else:
+            masters[:] = mine
+        self.begun = True
+        _round(self.weights.weights)
+
+    def whole_weights(self) -> dict[Parameter, np.ndarray]:
+        """Collective. The float32 weights on rank 0, where the net's are rounded; {} elsewhere."""
+        return {} if self.weights.masters is None else self.gather(self.weights.masters)
+
+    def gather(self, mine: np.ndarray) -> dict[Parameter, np.ndarray]:
+        """Collective. An array of shares as whole arrays, row-major in the parameters' shapes, on rank 0; {}
+        elsewhere."""
+        if self.world.rank:
+            self.shares.gather(self.world, mine, None)
+            return {}
+        whole, tensors = self._arena()
+        self.shares.gather(self.world, mine, np.asarray(whole, np.float32))
+        return {parameter: tensor.get().reshape(parameter.shape) for parameter, tensor in tensors.items()}
+
+    def scatter(self, values: Mapping[Parameter, np.ndarray] | None, mine: np.ndarray) -> None:
+        """Collective, the reverse. values: on rank 0."""
+        if values is None:
+            self.shares.scatter(self.world, None, mine)
+            return
+        whole, tensors = self._arena()
+        for parameter, tensor in tensors.items():
+            tensor.set(np.ascontiguousarray(values[parameter], np.float32).ravel())
+        self.shares.scatter(self.world, np.asarray(whole, np.float32), mine)
+
+    def _arena(self) -> tuple[Arena, dict[Parameter, Tensor]]:
+        """Laid out as the net's."""
+        from engine.host import _core
+        from engine.solver.history import tensors_in
+
+        arena = _core.Arena(4 * max(1, self.net.arena_size))
+        return arena, tensors_in(arena, self.net)
+
+
+def _round(values: np.ndarray) -> None:
+    """To bfloat16, in place."""
+    from engine.host import _core
+
+    step = 1 << 20  # floats: no second arena
+    for begin in range(0, values.size, step):
+        part = values[begin : begin + step]
+        packed = np.empty(part.size, np.uint16)
+        _core.pack_bf16(part, packed)
+        _core.unpack_bf16(packed, part)
