@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import NetConfig
     from engine.data.data_source import DataSource
+    from engine.data.reader import Reader
     from engine.layers.base import Shape
     from engine.net import Net
 
@@ -134,6 +135,11 @@ class Feeder:
     def sources(self) -> list[str]:
         """What is read, for messages: "layer 'data' (train_lmdb)"."""
         return [f"layer '{name}'" + (f" ({path})" if path else "") for name, path in self._paths.items()]
+
+    @property
+    def readers(self) -> dict[str, Reader]:
+        """What reads, by layer, of the sources that are open."""
+        return {name: opened.source.reader for name, opened in self._opened.items()}
 
     def identities(self) -> dict[str, str]:
         """By the words that messages use for a source, what must be the same on all ranks. Raises DataError."""

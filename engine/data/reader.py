@@ -48,7 +48,8 @@ class Sample(NamedTuple):  # made for each sample: a frozen dataclass takes thri
 class Reader:
     """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
 
-    size: items. shapes: of one item's arrays, one for each top. Order and prefetch: shuffle (a new permutation in each
+    size: items. shapes: of one item's arrays, one for each top. classes: names by their labels, where the source says
+    them. Order and prefetch: shuffle (a new permutation in each
     epoch), first (item that the training begins with), owners (where the source holds the items of some ranks only: the
     place of this one among them, and how many they are), depth (batches read ahead). pairs: samples 2k and 2k + 1 of a
     batch go through join() when both are loaded.
@@ -58,6 +59,7 @@ class Reader:
 
     size: int
     shapes: tuple[Shape, ...]
+    classes: Sequence[str] = ()
     shuffle = False
     first = 0
     owners: tuple[int, int] | None = None

@@ -319,13 +319,13 @@ def test_webcams_have_their_batch_size_in_data_param():
     text = "data_param { batch_size: 3 } transform_param { resize_param { height: 30 width: 40 } } video_data_param { }"
     webcam = text_format.Parse(text, proto.LayerParameter(name="data", type="VideoData", top=["data"]))
     assert batch_size_of(webcam) == 3 and shapes_without_data(webcam)[0] == (3, 30, 40)
-    with pytest.raises(ConfigError, match="VideoData reads lists of frames: .* cameras are not read"):
+    with pytest.raises(ConfigError, match=r"VideoData reads lists of frames: .* cameras are not read"):
         open_data(webcam, proto.TEST)
     webcam.video_data_param.batch_size = 4
     assert batch_size_of(webcam) == 4
     webcam.ClearField("video_data_param")
     webcam.ClearField("data_param")
-    with pytest.raises(ConfigError, match="expected a video_data_param.batch_size above 0, got 0"):
+    with pytest.raises(ConfigError, match=r"expected a video_data_param.batch_size above 0, got 0"):
         batch_size_of(webcam)
 
 

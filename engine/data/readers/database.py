@@ -42,7 +42,7 @@ class DatabaseReader(PairedReader):
             raise ConfigError("stage_keep and stage_part need stage: the folder to copy to", request.where)
         self._source = open_source(path, request.where, param.shuffle, param.field, backend)
         self.name = param.source
-        self.size = len(self._source)
+        self.size, self.classes = len(self._source), self._source.classes
         self.shuffle = param.shuffle
         self.owners = owners
         self.depth = param.prefetch

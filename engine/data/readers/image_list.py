@@ -51,7 +51,7 @@ class ListedReader(PairedReader):
         self._tree = _archive(listing.root)
         self._folders = open_source(self.name, request.where, listing.shuffle) if recognised(self.name) else None
         if self._folders is not None:
-            self.size = len(self._folders)
+            self.size, self.classes = len(self._folders), self._folders.classes
         else:
             self._open_lines(listing.bare, request.where)
         self.shuffle = listing.shuffle

@@ -1,0 +1,243 @@
+"""`engine preview`: a contact sheet of a batch as a net sees it, with labels, boxes and masks.
+
+A net sees floats, less the mean and scaled; they are shown as the pixels that they come from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from engine import proto
+from engine.comm.world import World
+from engine.config import NetConfig
+from engine.data.convert_imageset import LABELS, labels_file
+from engine.data.feeder import Feeder
+from engine.data.mean import read_mean
+from engine.errors import ConfigError, EngineError, shape_text, shortened
+from engine.files import atomic_write, is_regular
+from engine.graph.build import Graph, build
+from engine.inference.classify import read_labels
+from engine.layers.base import Layer
+
+KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+_SMALLEST, _LARGEST = 112, 320  # sides that pictures are shown with
+_MARGIN, _LINE, _TEXT = 6, 15, 12  # pixels around a picture, of a line below it, of its letters
+_MOST_LINES = 3
+_INK, _PAPER = (20, 20, 20), (250, 250, 250)
+_MOST_SHARES = 2  # of a distribution, that are named
+
+
+@dataclass
+class Shown:
+    """One sample: its picture, and beside it its mask; what is written below."""
+
+    image: Image.Image
+    lines: list[str] = field(default_factory=list)
+
+
+def preview(
+    config: NetConfig, phase: int, world: World, seed: int, count: int, level: int = 0, stages: Sequence[str] = ()
+) -> tuple[Image.Image, list[str]]:
+    """A sheet of the first `count` samples, and what it shows, in a few lines. Raises ConfigErrors, DataError."""
+    with contextlib.closing(Feeder(config, phase, seed, world)) as feeder:
+        graph = build(config, phase, level=level, stages=stages, shapes_of=feeder.shapes_of, to_look_at=True)
+        layer = _picture_layer(graph, feeder, config)
+        names = list(feeder.readers[layer.name].classes) or _names(layer.message, config)
+        feeder.start()
+        shown: list[Shown] = []
+        notes = [_describe(layer)]
+        while len(shown) < count and (batch := feeder.take()) is not None and batch.size:
+            shown += _samples(layer, batch.arrays[layer.name], batch.keys, names)
+    return _sheet(shown[:count]), notes
+
+
+def save(sheet: Image.Image, path: str) -> None:
+    """Whole, or not at all. Raises EngineError."""
+    content = io.BytesIO()
+    sheet.save(content, KINDS[os.path.splitext(path)[1].lower()])
+    with atomic_write(path) as file:
+        file.write(content.getvalue())
+
+
+def _picture_layer(graph: Graph, feeder: Feeder, config: NetConfig) -> Layer:
+    """The first data layer whose first top is pictures. Raises ConfigError."""
+    fed = [layer for layer in graph.layers if layer.name in feeder.readers]
+    for layer in fed:
+        if len(layer.tops[0].shape) == 4:
+            return layer
+    phase = "TRAIN" if graph.phase == proto.TRAIN else "TEST"
+    if fed:
+        shapes = ", ".join(f"'{layer.name}' ({shape_text(layer.tops[0].shape)})" for layer in fed)
+        raise ConfigError(f"the net reads no pictures in phase {phase}: its data layers are {shapes}", config.path)
+    raise ConfigError(f"the net has no data layer in phase {phase}; is it in the other, or deployed?", config.path)
+
+
+def _describe(layer: Layer) -> str:
+    tops = ", ".join(f"{top.name} {shape_text(top.shape)}" for top in layer.tops)
+    return f"layer '{layer.name}' ({layer.type}): {tops}"
+
+
+def _names(message: proto.LayerParameter, config: NetConfig) -> list[str]:
+    """Of the classes, where the source does not say: from the labels.txt that convert_imageset has written, or the one
+    beside the net; [] for none."""
+    source = message.data_param.source or message.image_data_param.source
+    beside = os.path.join(os.path.dirname(config.path), LABELS)
+    for path in ([labels_file(source)] if source else []) + [beside]:
+        if is_regular(path):
+            return read_labels(path)
+    return []
+
+
+def _samples(layer: Layer, tops: Sequence[np.ndarray], keys: Sequence[str], names: Sequence[str]) -> Iterator[Shown]:
+    pictures, rest = tops[0], tops[1:]
+    restore = _restoring(layer.message, pictures.shape[1])
+    for n, key in enumerate(keys):
+        shown = Shown(_as_image(restore(pictures[n])))
+        scale = _scale_of(shown.image)
+        shown.image = _resized(shown.image, scale)
+        for top in rest:
+            if top.ndim == 4 and top.shape[0] == 1 and top.shape[1] == 1 and top.shape[3] == 8:
+                shown.lines.append(_draw_boxes(shown.image, top[0, 0][top[0, 0, :, 0] == n], names))
+            elif top.ndim == 4 and top.shape[2:] == pictures.shape[2:]:
+                shown.image = _beside(shown.image, _resized(_mask_image(top[n, 0]), scale))
+                shown.lines.append(_classes_of(top[n, 0], names))
+            elif top.size:
+                shown.lines.append(_label_text(np.atleast_1d(top[n]).ravel(), names))
+        shown.lines.append(os.path.basename(key) or key)
+        yield shown
+
+
+def _restoring(message: proto.LayerParameter, channels: int) -> Callable[[np.ndarray], np.ndarray]:
+    """(c, h, w) as the net reads it -> what it was before the mean and the scale, 0 to 255. Of a mean_file its mean:
+    where the crop was is not known."""
+    param = message.transform_param
+    mean = np.array(list(param.mean_value) or [0.0], np.float32)
+    if param.mean_file:
+        mean = read_mean(param.mean_file).mean(axis=(1, 2))
+    mean = np.resize(mean, channels).reshape(channels, 1, 1)
+    scale = param.scale or 1.0
+    return lambda values: np.clip(np.rint(values / scale + mean), 0, 255).astype(np.uint8)
+
+
+def _as_image(pixels: np.ndarray) -> Image.Image:
+    """Of blue, green and red, or grey; of other numbers of channels (frames, pairs) all, each grey, or three by three,
+    side by side."""
+    channels, height, width = pixels.shape
+    group = 3 if channels % 3 == 0 else 1
+    strip = pixels.reshape(channels // group, group, height, width).transpose(2, 0, 3, 1).reshape(height, -1, group)
+    return Image.fromarray(np.ascontiguousarray(strip[:, :, ::-1])) if group == 3 else Image.fromarray(strip[:, :, 0])
+
+
+def _scale_of(image: Image.Image) -> float:
+    longer = max(image.size)
+    return math.ceil(_SMALLEST / longer) if longer < _SMALLEST else min(1.0, _LARGEST / longer)
+
+
+def _resized(image: Image.Image, scale: float) -> Image.Image:
+    """In colours; small ones by whole pixels."""
+    image = image.convert("RGB")
+    if scale == 1:
+        return image
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX)
+
+
+def _colour(number: int) -> tuple[int, int, int]:
+    """Of a class: neighbours differ much. By the bits of its number, as Pascal VOC's masks have them."""
+    found = [0, 0, 0]
+    for bit in range(8):
+        for channel in range(3):
+            found[channel] |= (number >> channel & 1) << (7 - bit)
+        number >>= 3
+    return found[0], found[1], found[2]
+
+
+_COLOURS = np.array([_colour(number) for number in range(256)], np.uint8)
+
+
+def _mask_image(mask: np.ndarray) -> Image.Image:
+    return Image.fromarray(_COLOURS[np.clip(mask, 0, 255).astype(np.uint8)])
+
+
+def _beside(left: Image.Image, right: Image.Image) -> Image.Image:
+    both = Image.new("RGB", (left.width + 2 + right.width, max(left.height, right.height)), _PAPER)
+    both.paste(left, (0, 0))
+    both.paste(right, (left.width + 2, 0))
+    return both
+
+
+def _name(number: float, names: Sequence[str]) -> str:
+    if number == int(number) and 0 <= number < len(names):
+        return f"{int(number)} {names[int(number)]}"
+    return f"{number:g}"
+
+
+def _classes_of(mask: np.ndarray, names: Sequence[str]) -> str:
+    return "classes " + ", ".join(_name(float(each), names) for each in np.unique(mask)[:6])
+
+
+def _label_text(values: np.ndarray, names: Sequence[str]) -> str:
+    """A class; of a distribution its largest shares; else the numbers."""
+    if values.size == 1:
+        return _name(float(values[0]), names)
+    if values.min() >= 0 and abs(values.sum() - 1) < 1e-3 and values.size > _MOST_SHARES:
+        largest = [int(i) for i in np.argsort(-values)[:_MOST_SHARES] if values[i] > 0.005]
+        return ", ".join(f"{_name(i, names)} {100 * values[i]:.0f}%" for i in largest)
+    return " ".join(f"{value:g}" for value in values[:12])
+
+
+def _draw_boxes(image: Image.Image, rows: np.ndarray, names: Sequence[str]) -> str:
+    """Draws rows of picture, class, instance, x1, y1, x2, y2, difficult; returns their number, in words."""
+    draw = ImageDraw.Draw(image)
+    for _, number, _, x1, y1, x2, y2, difficult in rows.tolist():
+        colour = _colour(int(number) % 256) if number else (255, 255, 0)
+        corners = [x1 * (image.width - 1), y1 * (image.height - 1), x2 * (image.width - 1), y2 * (image.height - 1)]
+        draw.rectangle(corners, outline=colour, width=1 if difficult else 2)
+        draw.text((corners[0] + 3, corners[1] + 1), _name(number, names), colour, _font())
+    return f"{len(rows)} box{'es' if len(rows) != 1 else ''}"
+
+
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(_TEXT)
+
+
+def _fitting(text: str, width: int) -> str:
+    """Cut in the middle."""
+    font = _font()
+    for length in range(len(text), 4, -1):
+        cut = text if length == len(text) else shortened(text, length)
+        if font.getlength(cut) <= width:
+            return cut
+    return text[:4]
+
+
+def _sheet(shown: Sequence[Shown]) -> Image.Image:
+    """Rows and columns, about as wide as high."""
+    width = max(each.image.width for each in shown) + 2 * _MARGIN
+    lines = min(_MOST_LINES, max(len(each.lines) for each in shown))
+    height = max(each.image.height for each in shown) + _MARGIN + lines * _LINE + _MARGIN
+    columns = min(len(shown), max(1, round(math.sqrt(len(shown) * height / width))))
+    rows = math.ceil(len(shown) / columns)
+    sheet = Image.new("RGB", (columns * width, rows * height), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for n, each in enumerate(shown):
+        left, top = n % columns * width + _MARGIN, n // columns * height + _MARGIN
+        sheet.paste(each.image, (left, top))
+        below = top + max(other.image.height for other in shown) + 1
+        for k, text in enumerate(each.lines[:_MOST_LINES]):
+            draw.text((left, below + k * _LINE), _fitting(text, width - 2 * _MARGIN), _INK, _font())
+    return sheet
+
+
+def check_name(path: str) -> None:
+    """Raises EngineError for a file that a sheet cannot be written to."""
+    if os.path.splitext(path)[1].lower() not in KINDS:
+        raise EngineError(f"{path}: expected a file name that ends in .png or .jpg")
