@@ -1,6 +1,7 @@
 // The extension module, and what it reports about the processor.
 #include "bind.h"
 
+#include "kernels/isa.h"
 #include "tensor.h"
 #include "threads.h"
 
@@ -40,10 +41,22 @@ static bool has_bf16() {
     return (isa & needed) == needed;
 }
 
+// Kernels of our own keep to what oneDNN may use.
+static Isa allowed_isa() {
+    const auto allows = [isa = int(dnnl::get_effective_cpu_isa())](dnnl::cpu_isa needed) {
+        return (isa & int(needed)) == int(needed);
+    };
+    if (allows(dnnl::cpu_isa::avx512_core_amx)) return Isa::amx;
+    if (allows(dnnl::cpu_isa::avx512_core_bf16)) return Isa::avx512_bf16;
+    if (allows(dnnl::cpu_isa::avx512_core)) return Isa::avx512;
+    return allows(dnnl::cpu_isa::avx2) ? Isa::avx2 : Isa::any;
+}
+
 }  // namespace engine
 
 PYBIND11_MODULE(_ext, m) {
     using namespace engine;
+    limit_isa(allowed_isa());
     m.doc() = "The executor of engine: ops on oneDNN, run without the GIL.";
     bind_tensor(m);
     bind_updates(m);

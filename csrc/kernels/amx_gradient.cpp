@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -13,6 +12,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/amx_tiles.h"
+#include "kernels/isa.h"
 
 namespace engine {
 
@@ -271,11 +271,9 @@ private:
 
 bool AmxGradient::available() {
     static const bool result = [] {
-        unsigned a, b, c, d;
-        constexpr unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
-        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & amx_bf16) || !(d & amx_tile)) return false;
+        if (!may_use(Isa::amx)) return false;
         constexpr int ask_for_state = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: tiles are the kernel's to grant
-        return __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, ask_for_state, tile_data) == 0;
+        return syscall(SYS_arch_prctl, ask_for_state, tile_data) == 0;
     }();
     return result;
 }

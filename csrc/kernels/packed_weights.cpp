@@ -1,6 +1,7 @@
 #include "kernels/packed_weights.h"
 
 #if defined(__x86_64__)
+#include "kernels/isa.h"
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/transpose16.h"
@@ -16,7 +17,7 @@ constexpr int64_t tile = 16, pair_block = 32;  // lanes, and elements along the 
 
 #define ENGINE_AMX_HOST __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
-bool can_pack() { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw"); }
+bool can_pack() { return may_use(Isa::avx512_bf16); }
 
 ENGINE_AMX_HOST inline __m512i pair(__m512 low, __m512 high) {
     const __m512i l = _mm512_cvtepu16_epi32(__m256i(_mm512_cvtneps_pbh(low))),
