@@ -118,6 +118,7 @@ void bind_program(py::module_& m) {
     py::class_<Program, std::shared_ptr<Program>>(m, "Program", "Ops in forward order, their memory, and the executor.")
         .def(py::init<bool>(), "backward"_a)
         .def("input", &Program::input, "name"_a, "shape"_a, "wants_gradient"_a = false)
+        .def("given", &Program::given, "like"_a, "wants_gradient"_a, "A blob that no op makes: to run an op by itself.")
         .def("share", &Program::share, "parameter"_a)
         .def("parameter", &Program::parameter, "name"_a, "shape"_a, "wants_gradient"_a)
         .def("op", &add_op, "type"_a, "name"_a, "inputs"_a, "params"_a, "attributes"_a, "shapes"_a, "gradients"_a)

@@ -50,6 +50,16 @@ static void place(Tensor& tensor, Arena& arena, size_t offset) {
     tensor.buffer->place(arena.data() + offset);
 }
 
+// Into the layout and the precision of a tensor of the same shape.
+static void convert(const Tensor& from, Tensor& to) {
+    dnnl::memory source = from.memory, target = to.memory;
+    if (!source.get_data_handle() || !target.get_data_handle())
+        throw py::value_error("convert: a tensor has no memory yet");
+    py::gil_scoped_release release;
+    dnnl::stream stream(cpu());
+    dnnl::reorder(source, target).execute(stream, source, target);
+}
+
 void bind_tensor(py::module_& m) {
     py::class_<Arena>(m, "Arena", py::buffer_protocol(), "Bytes allocated and touched once; a buffer of float32.")
         .def(py::init<size_t>(), "bytes"_a)
@@ -75,6 +85,7 @@ void bind_tensor(py::module_& m) {
         .def("view", &view, "owner"_a,
              "The values in place, as an array that keeps `owner` (who has the memory) alive; None if not row-major.")
         .def("set", &set, "values"_a, "Copies dense row-major values in; raises ValueError on another count.")
+        .def("convert", &convert, "to"_a, "Copies the values into a tensor of the same shape, laid out its own way.")
         .def("attach", &attach, "values"_a.noconvert())
         .def("place", &place, "arena"_a, "offset"_a, py::keep_alive<1, 2>())
         .def(

@@ -24,6 +24,13 @@ TensorPtr Program::input(const std::string& name, const Dims& shape, bool wants_
     return tensor;
 }
 
+TensorPtr Program::given(const TensorPtr& like, bool wants_gradient) {
+    auto tensor = std::make_shared<Tensor>(like->name, like->shape, Home::activation);
+    if (wants_gradient) tensor->diff = std::make_shared<Tensor>(like->name, like->shape, Home::activation);
+    tensor->decide(like->layout);
+    return tensor;
+}
+
 TensorPtr Program::parameter(const std::string& name, const Dims& shape, bool wants_gradient) {
     auto tensor = std::make_shared<Tensor>(name, shape, Home::parameter);
     if (wants_gradient) tensor->diff = std::make_shared<Tensor>(name, shape, Home::gradient);

@@ -19,6 +19,8 @@ public:
 
     // Building, in forward order.
     TensorPtr input(const std::string& name, const Dims& shape, bool wants_gradient);
+    // A blob that no op of this program makes, laid out as one of another program: to run an op by itself.
+    TensorPtr given(const TensorPtr& like, bool wants_gradient);
     TensorPtr parameter(const std::string& name, const Dims& shape, bool wants_gradient);
     void share(const TensorPtr& parameter) { parameters_.push_back(parameter); }  // of another program
     std::vector<TensorPtr> add(const std::string& type, OpSpec spec);

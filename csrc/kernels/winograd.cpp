@@ -4,6 +4,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own intrinsics
+#include "kernels/isa.h"
+
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl")
 
 namespace engine {
@@ -15,6 +18,22 @@ static constexpr int tile = 4, kernel = 3, seen = tile + kernel - 1;
 
 static Lanes& at(float* p) { return *reinterpret_cast<Lanes*>(p); }
 static const Lanes& at(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
+
+static inline Lanes load(const float* p) { return at(p); }
+static inline Lanes load(const bf16* p) {
+    const __m256i halves = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    return Lanes(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+static inline void store(Lanes value, float* p) { at(p) = value; }
+static inline void store(Lanes value, bf16* p) {  // to the nearest, ties to even; NaN stays NaN
+    const __m512i bits = __m512i(value), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(__m512(value), __m512(value), _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(1 << 22));
+    const __m512i high = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+}
 
 // The transforms in one direction, for the points 0, 1, -1, 2, -2 and infinity; names as in the paper.
 
@@ -107,16 +126,16 @@ static int64_t plane(const BlockedImages& images, int64_t image, int64_t block) 
 }
 
 // A square of pixels from (row, column) on, zero outside of the image.
-template <int size>
-static inline void read_square(const BlockedImages& images, const float* x, int64_t row, int64_t column,
+template <int size, typename T>
+static inline void read_square(const BlockedImages& images, const T* x, int64_t row, int64_t column,
                                Lanes (&square)[size][size]) {
     const bool inside = row >= 0 && column >= 0 && row + size <= images.h && column + size <= images.w;
     for (int i = 0; i < size; i++) {
-        const float* const line = x + ((row + i) * images.w + column) * lanes;
+        const T* const line = x + ((row + i) * images.w + column) * lanes;
         for (int j = 0; j < size; j++) {
             const bool there =
                 inside || (row + i >= 0 && row + i < images.h && column + j >= 0 && column + j < images.w);
-            square[i][j] = there ? at(line + j * lanes) : Lanes{};
+            square[i][j] = there ? load(line + j * lanes) : Lanes{};
         }
     }
 }
@@ -131,7 +150,8 @@ static inline void read_points(const Points& from, int64_t offset, Lanes (&point
         for (int j = 0; j < seen; j++) points[i][j] = at(from.values + (i * seen + j) * from.stride + offset);
 }
 
-void winograd_input(const BlockedImages& images, const float* x, int64_t pad, const Tiles& tiles, const Points& to) {
+template <typename T>
+void winograd_input(const BlockedImages& images, const T* x, int64_t pad, const Tiles& tiles, const Points& to) {
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t t = 0; t < tiles.count; t++) {
         for (int64_t block = 0; block < images.blocks; block++) {
@@ -144,8 +164,9 @@ void winograd_input(const BlockedImages& images, const float* x, int64_t pad, co
     }
 }
 
+template <typename T>
 void winograd_output(const BlockedImages& images, const Points& from, const Tiles& tiles, const float* bias,
-                     const float* added, bool relu, float* y) {
+                     const T* added, bool relu, T* y) {
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t t = 0; t < tiles.count; t++) {
         for (int64_t block = 0; block < images.blocks; block++) {
@@ -159,16 +180,17 @@ void winograd_output(const BlockedImages& images, const Points& from, const Tile
                 for (int64_t j = 0; j < tile && place.column + j < images.w; j++) {
                     const int64_t pixel = begin + ((place.row + i) * images.w + place.column + j) * lanes;
                     Lanes value = result[i][j] + constant;
-                    if (added) value += at(added + pixel);
+                    if (added) value += load(added + pixel);
                     if (relu) value = value < 0.f ? Lanes{} : value;  // NaN stays NaN
-                    at(y + pixel) = value;
+                    store(value, y + pixel);
                 }
             }
         }
     }
 }
 
-void winograd_output_gradient(const BlockedImages& images, const float* dy, const Tiles& tiles, const Points& to) {
+template <typename T>
+void winograd_output_gradient(const BlockedImages& images, const T* dy, const Tiles& tiles, const Points& to) {
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t t = 0; t < tiles.count; t++) {
         for (int64_t block = 0; block < images.blocks; block++) {
@@ -216,15 +238,16 @@ void winograd_weights_gradient(const Points& from, int64_t outputs, int64_t inpu
     }
 }
 
-void winograd_bias_gradient(const BlockedImages& images, int64_t count, const float* dy, float* gradient) {
+template <typename T>
+void winograd_bias_gradient(const BlockedImages& images, int64_t count, const T* dy, float* gradient) {
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < images.blocks; block++) {
         double sums[lanes] = {};
         for (int64_t image = 0; image < count; image++) {
-            const float* from = dy + plane(images, image, block);
+            const T* from = dy + plane(images, image, block);
             for (int64_t row = 0; row < images.h; row++) {
                 Lanes sum{};
-                for (int64_t column = 0; column < images.w; column++, from += lanes) sum += at(from);
+                for (int64_t column = 0; column < images.w; column++, from += lanes) sum += load(from);
                 for (int64_t lane = 0; lane < lanes; lane++) sums[lane] += sum[lane];
             }
         }
@@ -232,10 +255,7 @@ void winograd_bias_gradient(const BlockedImages& images, int64_t count, const fl
     }
 }
 
-bool has_winograd() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
+bool has_winograd() { return may_use(Isa::avx512); }
 
 }  // namespace engine
 
@@ -244,12 +264,30 @@ bool has_winograd() {
 namespace engine {
 
 bool has_winograd() { return false; }
-void winograd_input(const BlockedImages&, const float*, int64_t, const Tiles&, const Points&) {}
-void winograd_output(const BlockedImages&, const Points&, const Tiles&, const float*, const float*, bool, float*) {}
-void winograd_output_gradient(const BlockedImages&, const float*, const Tiles&, const Points&) {}
+template <typename T>
+void winograd_input(const BlockedImages&, const T*, int64_t, const Tiles&, const Points&) {}
+template <typename T>
+void winograd_output(const BlockedImages&, const Points&, const Tiles&, const float*, const T*, bool, T*) {}
+template <typename T>
+void winograd_output_gradient(const BlockedImages&, const T*, const Tiles&, const Points&) {}
+template <typename T>
+void winograd_bias_gradient(const BlockedImages&, int64_t, const T*, float*) {}
 void winograd_weights(const float*, int64_t, int64_t, bool, const Points&) {}
 void winograd_weights_gradient(const Points&, int64_t, int64_t, float*) {}
-void winograd_bias_gradient(const BlockedImages&, int64_t, const float*, float*) {}
 
 }  // namespace engine
 #endif
+
+namespace engine {
+
+#define ENGINE_OF(T)                                                                                               \
+    template void winograd_input(const BlockedImages&, const T*, int64_t, const Tiles&, const Points&);            \
+    template void winograd_output(const BlockedImages&, const Points&, const Tiles&, const float*, const T*, bool, \
+                                  T*);                                                                             \
+    template void winograd_output_gradient(const BlockedImages&, const T*, const Tiles&, const Points&);           \
+    template void winograd_bias_gradient(const BlockedImages&, int64_t, const T*, float*);
+
+ENGINE_OF(float)
+ENGINE_OF(bf16)
+
+}  // namespace engine

@@ -6,9 +6,12 @@
 
 #include <cstdint>
 
+#include "kernels/bf16.h"
+
 namespace engine {
 
-// Images in blocks of 16 channels (nChw16c). A group of a convolution is `blocks` of them from `first_block` on.
+// Images in blocks of 16 channels (nChw16c), of float32 or bf16; whatever they are, sums are taken in float32. A group
+// of a convolution is `blocks` of them from `first_block` on.
 struct BlockedImages {
     int64_t all_blocks, h, w;
     int64_t first_block, blocks;
@@ -27,18 +30,21 @@ struct Points {
     int64_t stride;  // between points
 };
 
-// Whether this processor has what the kernels below are compiled for, AVX-512: there is such an op only then.
+// Whether there may be used what the kernels below are compiled for, AVX-512.
 bool has_winograd();
 
 // What the tiles see of x, which begins `pad` pixels outside of it.
-void winograd_input(const BlockedImages& images, const float* x, int64_t pad, const Tiles& tiles, const Points& to);
+template <typename T>
+void winograd_input(const BlockedImages& images, const T* x, int64_t pad, const Tiles& tiles, const Points& to);
 
 // y = activation(the tiles' outputs + bias + added); bias and added may be null.
+template <typename T>
 void winograd_output(const BlockedImages& images, const Points& from, const Tiles& tiles, const float* bias,
-                     const float* added, bool relu, float* y);
+                     const T* added, bool relu, T* y);
 
 // The gradient of the points from that of the outputs.
-void winograd_output_gradient(const BlockedImages& images, const float* dy, const Tiles& tiles, const Points& to);
+template <typename T>
+void winograd_output_gradient(const BlockedImages& images, const T* dy, const Tiles& tiles, const Points& to);
 
 // Weights (outputs, inputs) of one group in blocks [outputs / 16][inputs / 16][3][3][16 inputs][16 outputs], at the
 // points as matrices (inputs, outputs). `turned` by half a circle, as the gradient of the input sees them.
@@ -48,6 +54,7 @@ void winograd_weights(const float* weights, int64_t outputs, int64_t inputs, boo
 void winograd_weights_gradient(const Points& from, int64_t outputs, int64_t inputs, float* gradient);
 
 // Sums over `count` images and all pixels.
-void winograd_bias_gradient(const BlockedImages& images, int64_t count, const float* dy, float* gradient);
+template <typename T>
+void winograd_bias_gradient(const BlockedImages& images, int64_t count, const T* dy, float* gradient);
 
 }  // namespace engine

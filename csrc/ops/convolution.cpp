@@ -1,51 +1,45 @@
 // Convolution in any number of spatial dimensions, with groups, dilation and an optional bias.
 // inputs: x (N, C, ...); params: weights (O, C/group, ...), bias (O); attributes: kernel, stride, pad, dilation (one
-// each per spatial axis), group, bias.
+// each per spatial axis), group, bias, and the kernels of its passes (weighted.h). Without a name the gradient of
+// weights in bf16 is taken by AMX where it can be.
 #include <omp.h>
 
 #include <optional>
 
 #include "kernels/amx_gradient.h"
-#include "ops/common/weighted.h"
+#include "ops/common/winograd_passes.h"
 
 namespace engine {
 namespace {
 
-class Convolution : public Weighted {
+class Convolution : public WinogradPasses {
 public:
-    explicit Convolution(OpSpec spec) : Weighted(std::move(spec)) {
+    explicit Convolution(OpSpec spec) : WinogradPasses(std::move(spec)) {
         const auto& attributes = spec_.attributes;
         stride_ = attributes.integers("stride");
         pad_ = attributes.integers("pad");
         dilation_ = attributes.integers("dilation");
         for (auto& d : dilation_) d -= 1;  // oneDNN counts the holes
-        const int64_t group = attributes.integer("group", 1);
         const Dims& out = spec_.output_shapes[0];
-        const auto type = input(0)->layout.get_data_type();
-        Dims weights{out[1] / group, input(0)->shape[1] / group};
-        if (group > 1) weights.insert(weights.begin(), group);
-        for (int64_t k : attributes.integers("kernel")) weights.push_back(k);
-        src_ = any_layout(input(0)->shape, type);
-        dst_ = any_layout(out, type);
-        weights_ = any_layout(weights, type);
-        diff_weights_ = any_layout(weights, memory::data_type::f32);
         if (biased()) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
 
-        const auto forward = make_forward();
-        const auto by_amx = param_gradient(0) ? amx_shape(forward) : std::nullopt;
-        if (by_amx)
-            decide_weights(amx_layout());
-        else if (type != memory::data_type::f32 && weights_learn())
-            decide_weights(make_backward_weights(forward).diff_weights_desc());
-        add_forward<dnnl::convolution_forward>(forward);
+        std::optional<forward_pd> forward;
+        if (!by_winograd("forward")) forward = make_forward("forward");
+        const auto by_amx = forward && param_gradient(0) ? amx_shape(*forward) : std::nullopt;
+        if (weights_learn()) lay_out_weights(bool(by_amx));
+        forward ? add_forward<dnnl::convolution_forward>(*forward) : add_winograd_forward();
         if (by_amx && param(0)->layout == amx_layout() && (!bias_ || is_plain(param(1)->layout))) {
             add_amx_gradient(*by_amx);
         } else {
+            if (kernel("weight_gradient") == "amx") without_kernel("weight_gradient");
             close_activation();
-            if (weights_learn())
-                add_backward_weights<dnnl::convolution_backward_weights>(make_backward_weights(forward));
+            if (weights_learn()) add_weights_gradient();
         }
-        if (input_gradient(0)) add_backward_data<dnnl::convolution_backward_data>(make_backward_data(forward));
+        if (!input_gradient(0)) return;
+        if (by_winograd("data_gradient"))
+            add_winograd_data();
+        else
+            add_backward_data<dnnl::convolution_backward_data>(make_backward_data(make_forward("data_gradient")));
     }
 
 private:
@@ -54,7 +48,41 @@ private:
     using data_pd = dnnl::convolution_backward_data::primitive_desc;
     static constexpr auto how = algorithm::convolution_direct;
 
-    forward_pd make_forward() const {
+    bool by_winograd(const char* pass) const {
+        if (kernel(pass) != "winograd") return false;
+        if (!winograd_fits()) without_kernel(pass);
+        return winograd_fits();
+    }
+
+    // As the first kernel that reads or writes them wants them; in bf16 the forward kernel reads a copy in any case.
+    void lay_out_weights(bool by_amx) {
+        if (by_amx)
+            decide_weights(amx_layout());
+        else if (by_winograd("weight_gradient"))
+            decide_weights(winograd_weights_layout());
+        else if (arithmetic("forward") != memory::data_type::f32 ||
+                 arithmetic("weight_gradient") != arithmetic("forward"))
+            decide_weights(make_backward_weights(make_forward("weight_gradient")).diff_weights_desc());
+    }
+
+    void add_weights_gradient() {
+        if (by_winograd("weight_gradient")) return add_winograd_weights();
+        add_backward_weights<dnnl::convolution_backward_weights>(
+            make_backward_weights(make_forward("weight_gradient")));
+    }
+
+    // By oneDNN, in the precision of a pass; what follows for that pass is asked for in it, too.
+    forward_pd make_forward(const char* pass) {
+        const int64_t group = spec_.attributes.integer("group", 1);
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        const auto type = arithmetic(pass);
+        Dims weights{out[1] / group, in[1] / group};
+        if (group > 1) weights.insert(weights.begin(), group);
+        for (int64_t k : spec_.attributes.integers("kernel")) weights.push_back(k);
+        src_ = any_layout(in, type);
+        dst_ = any_layout(out, type);
+        weights_ = any_layout(weights, type);
+        diff_weights_ = any_layout(weights, memory::data_type::f32);
         const auto kind =
             prop_kind::forward_training;  // the kernels offered for inference are not faster, on the whole
         if (biased())
@@ -75,14 +103,16 @@ private:
         return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, hint, user_scratchpad());
     }
 
-    // Nothing where the gradient of the weights is left to oneDNN.
+    // Nothing where AMX is not to take the gradient of the weights.
     std::optional<ConvolutionShape> amx_shape(const forward_pd& pd) const {
+        const std::string asked = kernel("weight_gradient");
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
-        if (input(0)->layout.get_data_type() == memory::data_type::f32 || in.size() != 4) return {};
+        if ((!asked.empty() && asked != "amx") || in.size() != 4) return {};
+        if (input(0)->layout.get_data_type() == memory::data_type::f32) return {};
         if (!channels_last(input(0)->layout) || pd.src_desc() != input(0)->layout || !channels_last(pd.dst_desc()))
             return {};
         const auto& attributes = spec_.attributes;
-        if (attributes.integer("group", 1) != 1 || !has_amx()) return {};
+        if (attributes.integer("group", 1) != 1 || !AmxGradient::available()) return {};
         const Dims kernel = attributes.integers("kernel");
         ConvolutionShape shape{in[0], in[1], out[1], {}, {}, {}, {}, {}, {}};
         for (int axis : {0, 1}) {
@@ -95,11 +125,6 @@ private:
         }
         if (!AmxGradient::suits(shape)) return {};
         return shape;
-    }
-
-    // What oneDNN may use, which its own settings limit, and what this processor has.
-    static bool has_amx() {
-        return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_amx && AmxGradient::available();
     }
 
     static bool channels_last(const Layout& layout) {

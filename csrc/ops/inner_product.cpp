@@ -1,6 +1,6 @@
 // y = x W' + b, over everything from the given axis on.
 // inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
-// `transpose`, and bias (O); attributes: bias, transpose.
+// `transpose`, and bias (O); attributes: bias, transpose, and the kernels of its passes (weighted.h).
 #include "kernels/bf16.h"
 #include "ops/common/parts.h"
 #include "ops/common/weighted.h"
@@ -11,28 +11,25 @@ namespace {
 class InnerProduct : public Weighted {
 public:
     explicit InnerProduct(OpSpec spec) : Weighted(std::move(spec)) {
-        const auto type = input(0)->layout.get_data_type();
-        const Dims& in = input(0)->layout.get_dims();
         const Dims& out = spec_.output_shapes[0];
-        Dims weights = in;
-        weights[0] = out[1];
-        src_ = any_layout(in, type);
-        dst_ = plain_layout(out, type);
-        weights_ = any_layout(weights, type);
-        diff_weights_ = any_layout(weights, memory::data_type::f32);
         if (bias_) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
-        if (spec_.attributes.flag("transpose")) transpose_weights(transposed(weights));
+        if (spec_.attributes.flag("transpose")) transpose_weights(transposed(weights_dims()));
 
-        forward_pd forward = make_forward();
-        if (forward.src_desc() != input(0)->layout) keep_source(forward);
-        if (weights_learn()) keep_weights(forward);
+        forward_pd forward = make_forward("forward");
+        if (mixed()) {
+            if (weights_learn())
+                decide_weights(make_backward_weights(make_forward("weight_gradient")).diff_weights_desc());
+        } else {
+            if (forward.src_desc() != input(0)->layout) keep_source(forward);
+            if (weights_learn()) keep_weights(forward);
+        }
         std::optional<data_pd> data;
-        if (input_gradient(0)) data = make_backward_data(forward);
+        if (input_gradient(0)) data = make_backward_data(mixed() ? make_forward("data_gradient") : forward);
         if (data) data_weights_ = data->weights_desc();
         add_forward<dnnl::inner_product_forward>(forward);
         close_activation();
         if (weights_learn()) {
-            const weights_pd pd = make_backward_weights(forward);
+            const weights_pd pd = make_backward_weights(mixed() ? make_forward("weight_gradient") : forward);
             is_product(pd) ? add_product() : add_backward_weights<dnnl::inner_product_backward_weights>(pd);
         }
         if (data) add_backward_data<dnnl::inner_product_backward_data>(*data);
@@ -42,6 +39,19 @@ private:
     using forward_pd = dnnl::inner_product_forward::primitive_desc;
     using weights_pd = dnnl::inner_product_backward_weights::primitive_desc;
     using data_pd = dnnl::inner_product_backward_data::primitive_desc;
+
+    // Whether some pass computes in another precision than the blobs have.
+    bool mixed() const {
+        const auto type = input(0)->layout.get_data_type();
+        return arithmetic("forward") != type || arithmetic("data_gradient") != type ||
+               arithmetic("weight_gradient") != type;
+    }
+
+    Dims weights_dims() const {
+        Dims dims = input(0)->layout.get_dims();
+        dims[0] = spec_.output_shapes[0][1];
+        return dims;
+    }
 
     // Weights whose layout is still open take the kernel's, and files see them as `columns`. An array that lies in
     // memory as in files is read through that layout.
@@ -75,6 +85,16 @@ private:
         }
         strides[0] = 1;
         return Layout(weights, memory::data_type::f32, strides);
+    }
+
+    // In the precision of a pass; what follows for that pass is asked for in it, too.
+    forward_pd make_forward(const char* pass) {
+        const auto type = arithmetic(pass);
+        src_ = any_layout(input(0)->layout.get_dims(), type);
+        dst_ = plain_layout(spec_.output_shapes[0], type);
+        weights_ = any_layout(weights_dims(), type);
+        diff_weights_ = any_layout(weights_dims(), memory::data_type::f32);
+        return make_forward();
     }
 
     forward_pd make_forward() const {

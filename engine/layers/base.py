@@ -154,6 +154,11 @@ class Layer:
         """Shapes of the bottoms."""
         return [blob.shape for blob in self.bottoms]
 
+    @property
+    def keeps_kernels(self) -> bool:
+        """Whether no kernel may be chosen for it but those of the rules of thumb."""
+        return False
+
     def infer(self) -> list[Shape]:
         """Shapes of the tops, from `self.shapes`. Raises ConfigError (through `self.error`) when they do not fit."""
         raise NotImplementedError

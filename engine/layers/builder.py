@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.errors import ConfigError, EngineError
 from engine.layers.base import Attribute, Blob, Layer, Parameter, Shape
+from engine.layers.kernels import PASSES, Asked, Choices, candidates, key_of
 
 if TYPE_CHECKING:
     from engine.host._core import Program, Tensor
@@ -26,13 +27,16 @@ class Builder:
         summed: Collection[Parameter] = (),
         plain_parameters: bool = False,
         fed: Mapping[Blob, np.ndarray] = MappingProxyType({}),
+        kernels: Choices = MappingProxyType({}),
     ):
-        """fed: the memory that inputs are pointed at, as soon as they are."""
+        """fed: the memory that inputs are pointed at, as soon as they are. kernels: those that are chosen."""
         self.program = program
         self.shared = shared or {}
         self.summed = summed
         self.plain_parameters = plain_parameters
         self.fed = fed
+        self.kernels = kernels
+        self.asked: list[Asked] = []  # the ops whose kernels can be chosen
         self.tensors: dict[Blob, Tensor] = {}
         self.params: dict[Parameter, Tensor] = {}
         self.inputs: dict[Blob, Tensor] = {}
@@ -77,12 +81,6 @@ class Builder:
                 self.params[owner] = tensor
         return self.params[owner]
 
-    def has(self, type: str) -> bool:
-        """Whether the extension has an op of that type for this processor."""
-        from engine.host import _core
-
-        return type in _core.op_types()
-
     def op(
         self,
         type: str,
@@ -107,20 +105,45 @@ class Builder:
         elif gradients is None:
             learns = bool(params) and any(blob.needs_gradient for blob in layer.tops)
             gradients = [learns or any(t.diff is not None for t in inputs)] * len(shapes)
+        attributes = dict(attributes or {})
+        key = "" if layer.keeps_kernels else self._key(type, inputs, tensors, attributes, shapes, gradients)
+        attributes |= self.kernels.get(key, {})
         try:
             outputs = self.program.op(
-                type, layer.name, inputs, tensors, dict(attributes or {}), [list(s) for s in shapes], gradients
+                type, layer.name, inputs, tensors, attributes, [list(s) for s in shapes], gradients
             )
         except EngineError:
             raise
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"layer '{layer.name}' ({type}): {error}", layer.where) from error
+        if key:
+            choice = {name: str(attributes[name]) for name in PASSES if name in attributes}
+            trains, plain = any(gradients), self.plain_parameters
+            self.asked.append(
+                Asked(layer.name, key, type, inputs, tensors, attributes, shapes[0], outputs[0], trains, choice, plain)
+            )
         self.op_params.append([parameter.owner or parameter for parameter in params])
         self.layer_of_op.append(layer)
         self.type_of_op.append(type)
         for blob, tensor in zip(tops, outputs, strict=False):
             self.tensors[blob] = tensor
         return outputs
+
+    def _key(
+        self,
+        type: str,
+        inputs: list[Tensor],
+        params: list[Tensor],
+        attributes: Mapping[str, Attribute],
+        shapes: Sequence[Shape],
+        gradients: Sequence[bool],
+    ) -> str:
+        """Of an op whose kernels can be chosen; "" for all others."""
+        if not any(
+            len(kernels) > 1 for kernels in candidates(type, inputs[0].dtype if inputs else "", attributes).values()
+        ):
+            return ""
+        return key_of(type, inputs, params, attributes, shapes[0], any(gradients), self.plain_parameters)
 
     def plain(self, layer: Layer, tensor: Tensor) -> Tensor:
         """The tensor in row-major order; adds a reorder only if it is blocked."""

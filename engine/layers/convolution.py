@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Blob, Layer, Parameter, Shape
+from engine.layers.kernels import PASSES
 from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
@@ -152,13 +153,16 @@ class Convolution(Weighted):
     def absorb(self, following: Layer) -> bool:
         return len(self.tops) == 1 and self._is_direct and super().absorb(following)
 
+    @property
+    def keeps_kernels(self) -> bool:
+        """Intel's conv_algorithm "direct" means it; not given, it is as "auto" and "winograd" are."""
+        return self.param.HasField("conv_algorithm") and self.param.conv_algorithm == "direct"
+
     def by_winograd(self, dtype: str) -> bool:
-        """Whether Winograd's algorithm computes it, which takes less time for 3 x 3 pixels of enough channels and
-        tiles. Intel's conv_algorithm "direct" rules it out; not given, it is as "auto" and "winograd" are."""
+        """The rule of thumb for Winograd's algorithm, which takes less time for 3 x 3 pixels of enough channels and
+        tiles."""
         param, window, n, channels = self.param, self.window, *self.seen[:2]
-        if param.HasField("conv_algorithm") and param.conv_algorithm == "direct":
-            return False
-        if not self._is_direct:
+        if self.keeps_kernels or not self._is_direct:
             return False
         ones, size = [1, 1], self.tops[0].shape[2:]
         fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
@@ -177,18 +181,16 @@ class Convolution(Weighted):
             blobs = self.bottoms if len(self.tops) == 1 else self.bottoms[i : i + 1]  # it may have absorbed a sum
             self._lower_one(builder, [builder.tensor(blob) for blob in blobs], top)
 
-    def op_type(self, builder: Builder, dtype: str) -> str:
-        op = "WinogradConvolution"
-        return op if builder.has(op) and self.by_winograd(dtype) else "Convolution"
-
     def _lower_one(self, builder: Builder, inputs: list[Tensor], top: Blob) -> None:
-        op, attributes, seen = self.op_type(builder, inputs[0].dtype), self.attributes(), top.shape
+        attributes, seen = self.attributes(), top.shape
+        if self.by_winograd(inputs[0].dtype):
+            attributes |= dict.fromkeys(PASSES, "winograd")
         if not self._is_direct:
             spatial = (1,) if len(self.seen) == 2 else ()
             inputs = [builder.view(self, x, (*self.seen, *spatial)) for x in inputs]
             seen = (self.seen[0], *top.shape[self.axis :], *spatial)
         last = self._is_direct and not self.param.relu
-        y = builder.op(op, self, inputs, attributes, tops=[top] if last else [], shapes=[seen])
+        y = builder.op(self.type, self, inputs, attributes, tops=[top] if last else [], shapes=[seen])
         if self.param.relu:
             slope = {"negative_slope": self.param.negative_slope}
             tops = [top] if self._is_direct else []

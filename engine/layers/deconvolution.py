@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.convolution import Convolution, grouped
 from engine.layers.registry import register
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("Deconvolution")
@@ -47,8 +43,8 @@ class Deconvolution(Convolution):
     def absorb(self, following: Layer) -> bool:
         return False
 
-    def op_type(self, builder: Builder, dtype: str) -> str:
-        return "Deconvolution"
+    def by_winograd(self, dtype: str) -> bool:
+        return False
 
     def flops(self) -> int:
         products = math.prod(self.shapes[0]) * math.prod(self.params[0].shape[1:])

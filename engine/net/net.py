@@ -115,7 +115,9 @@ class Net:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())
         if self.options.accumulate:
             summed.update(self.graph.params)
-        self.builder = Builder(self.program, shared, summed, self.options.plain_parameters, self.fed)
+        self.builder = Builder(
+            self.program, shared, summed, self.options.plain_parameters, self.fed, self.options.kernels
+        )
         for layer in self.graph.layers:
             with layer.arithmetic():
                 layer.lower(self.builder)

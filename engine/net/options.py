@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.graph.build import ShapesOf
 from engine.graph.prepare import PASSES
+from engine.layers.kernels import Choices
 from engine.layers.model_parallel import Part
 
 
@@ -21,7 +22,8 @@ class NetOptions:
     parameters add up over several backward passes (iter_size). plain_parameters: parameters are row-major. precision:
     "bf16" computes activations and their gradients in bfloat16 in the layers that support it; parameters stay float32.
     gradients: whether there is a backward; by default in phase TRAIN, and with force_backward. memory_budget: the limit
-    in bytes for blobs, gradients and masks. parts: the layers of which this rank holds a part, by name.
+    in bytes for blobs, gradients and masks. parts: the layers of which this rank holds a part, by name. kernels:
+    those that are chosen for convolutions and inner products; the others follow rules of thumb.
     """
 
     seed: int = 1
@@ -34,6 +36,7 @@ class NetOptions:
     gradients: bool | None = None
     memory_budget: int | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
+    kernels: Choices = field(default_factory=dict)
 
     def replace(self, **changes: Any) -> NetOptions:
         """These options with some of them changed."""

@@ -2,6 +2,9 @@
 // the graph may have fused in: the addition of a second input and an activation, and, where the attribute `constant`
 // says that parameters change rarely, a normalisation by running statistics. params: weights, bias, then with the
 // attribute `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
+// The attributes forward, data_gradient and weight_gradient name the kernels of these passes: "direct" (oneDNN's),
+// "fp32" (the same in float32, for blobs in bf16), "winograd" or "amx", where an op has them; without a name, or where
+// that kernel cannot be had, the op has a rule of its own, but throws for `exact`, where somebody wants to measure it.
 #pragma once
 
 #include <cmath>
@@ -12,6 +15,7 @@
 #include <utility>
 
 #include "ops/common/onednn_util.h"
+#include "ops/common/parts.h"
 #include "ops/common/relu_slope.h"
 
 namespace engine {
@@ -49,7 +53,7 @@ protected:
 public:
     void forward(const dnnl::stream& stream) override {
         if (kept_weights_ && writes() != seen_) keep_parameters(stream);
-        if (adds_ && added_.get_data_handle() != outputs_[0]->data())
+        if (added_ && added_.get_data_handle() != outputs_[0]->data())
             dnnl::reorder(added_, outputs_[0]->memory).execute(stream, added_, outputs_[0]->memory);
         Op::forward(stream);
     }
@@ -69,6 +73,21 @@ protected:
     // Whether the kernel adds one: the parameter, or what the normalisation amounts to.
     bool biased() const { return bias_ || norm_; }
 
+    std::string kernel(const char* pass) const {
+        return spec_.attributes.has(pass) ? spec_.attributes.text(pass) : std::string();
+    }
+
+    // Where the kernel that is asked for cannot be had.
+    void without_kernel(const char* pass) const {
+        if (spec_.attributes.flag("exact"))
+            throw std::invalid_argument(std::string(pass) + " cannot be computed by '" + kernel(pass) + "' here");
+    }
+
+    // In which a pass by oneDNN's kernels computes.
+    memory::data_type arithmetic(const char* pass) const {
+        return kernel(pass) == "fp32" ? memory::data_type::f32 : input(0)->layout.get_data_type();
+    }
+
     bool weights_learn() const { return param_gradient(0) || (bias_ && param_gradient(1)); }
 
     // In bf16 the forward kernel reads a copy in any case: the parameter, float32, is laid out as its gradient is.
@@ -80,14 +99,20 @@ protected:
     void add_forward(const typename Primitive::primitive_desc& pd) {
         const memory src = reading(input(0), pd.src_desc(), forward_calls_);
         const memory weights = constant_ ? constant_weights(pd.weights_desc()) : read_weights(pd.weights_desc());
-        output(0, pd.dst_desc());
-        Call call{Primitive(pd),
-                  {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, outputs_[0]->memory}}};
+        const Layout wanted = pd.dst_desc();
+        const auto type = input(0)->layout.get_data_type();
+        const bool as_it_is = wanted.get_data_type() == type;  // or the kernel computes in float32
+        output(0, as_it_is ? wanted : layout_like(wanted, wanted.get_dims(), type));
+        const memory result = as_it_is ? outputs_[0]->memory : scratch(wanted);
+        Call call{Primitive(pd), {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, result}}};
         if (norm_)
             call.args[DNNL_ARG_BIAS] = kept_bias_ = memory(pd.bias_desc(), cpu());
         else if (bias_)
             call.args[DNNL_ARG_BIAS] = reading_param(1, pd.bias_desc(), forward_calls_);
-        if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
+        if (adds_ && !as_it_is) {
+            forward_calls_.push_back(reorder(input(1)->memory, result));
+            touch(Pass::forward, input(1));
+        } else if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
             added_ = input(1)->memory;
             touch(Pass::forward, input(1));
             const bool is_source = input(1)->buffer->root() == input(0)->buffer->root();  // read by the kernel as well
@@ -95,6 +120,7 @@ protected:
         }
         call.args[DNNL_ARG_SCRATCHPAD] = scratch(pd.scratchpad_desc());
         forward_calls_.push_back(call);
+        if (!as_it_is) forward_calls_.push_back(reorder(result, outputs_[0]->memory));
         implementation_ = pd.impl_info_str();
         touch(Pass::forward, {input(0), outputs_[0]});
     }

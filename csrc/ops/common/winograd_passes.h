@@ -1,0 +1,281 @@
+// The passes of a convolution of 3 x 3 pixels with stride 1 by Winograd's algorithm (kernels/winograd.h), for groups of
+// whole blocks of 16 channels. Blobs are float32 or bf16, sums float32. Attributes: as Convolution's.
+//
+// At each of 36 points y = x w, and for the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their
+// points stay in the caches between transform and product.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/winograd.h"
+#include "ops/common/parts.h"
+#include "ops/common/weighted.h"
+
+namespace engine {
+
+class WinogradPasses : public Weighted {
+public:
+    void parameters_changed() override {
+        Weighted::parameters_changed();
+        transformed_ = never;
+    }
+
+protected:
+    explicit WinogradPasses(OpSpec spec) : Weighted(std::move(spec)) {}
+
+    // Whether this processor and this convolution can have these passes.
+    bool winograd_fits() const {
+        const auto& attributes = spec_.attributes;
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0], ones{1, 1}, pad = attributes.integers("pad");
+        const int64_t group = attributes.integer("group", 1);
+        return has_winograd() && in.size() == 4 && attributes.integers("kernel") == Dims{3, 3} &&
+               attributes.integers("stride") == ones && attributes.integers("dilation") == ones && pad[0] == pad[1] &&
+               pad[0] <= 2 && in[1] / group % 16 == 0 && out[1] / group % 16 == 0;
+    }
+
+    Layout winograd_weights_layout() const {
+        const auto type = memory::data_type::f32;
+        const Dims dims{groups(), y_channels(), x_channels(), 3, 3};
+        if (groups() > 1) return Layout(dims, type, memory::format_tag::gOIhw16i16o);
+        return Layout({y_channels(), x_channels(), 3, 3}, type, memory::format_tag::OIhw16i16o);
+    }
+
+    void add_winograd_forward() {
+        implementation_ = "winograd:avx512_core";
+        const Dims& out = spec_.output_shapes[0];
+        output(0, blocked(out));
+        const memory x = reading(input(0), blocked(input(0)->shape), forward_calls_);
+        const memory weights = constant_ ? constant_weights(winograd_weights_layout())
+                                         : reading_param(0, winograd_weights_layout(), forward_calls_);
+        if (norm_)
+            kept_bias_ = memory(plain_layout({out[1]}), cpu());
+        else if (bias_)
+            plain_param(1);
+        touch(Pass::forward, {input(0), outputs_[0]});
+        memory added;
+        if (adds_) {
+            added = reading(input(1), blocked(out), forward_calls_);
+            touch(Pass::forward, input(1));
+            const bool is_source = input(1)->buffer->root() == input(0)->buffer->root();  // read by later tiles
+            if (!is_source) may_overwrite(Pass::forward, input(1), outputs_[0]);
+        }
+        const Room room = make_room(constant_);
+        std::vector<Calls> products;
+        for (const auto& w : room.w)
+            products.push_back({product(room.x.at, room.x.layout(), w.at, w.layout(), room.y.at)});
+        with_type([&](auto number) {
+            using T = decltype(number);
+            add_own(forward_calls_, [=] {
+                if (!constant_ || transformed_ != writes()) transform_weights(room, weights, false);
+                transformed_ = writes();
+                const float* const bias = kept_bias_ ? values<float>(kept_bias_) : bias_ ? param(1)->data() : nullptr;
+                const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
+                for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
+                    winograd_input(images(in, group, x_channels()), values<T>(x), pad(), tiles, room.x.points());
+                    run(products[size_t(group)], stream_);
+                    winograd_output(images(seen, group, y_channels()), room.y.points(), tiles, bias,
+                                    added ? values<T>(added) : nullptr, activation_ && activation_->is_relu(),
+                                    values<T>(outputs_[0]->memory));
+                });
+            });
+        });
+        if (activation_ && !activation_->is_relu()) activate();
+    }
+
+    // After close_activation().
+    void add_winograd_weights() {
+        fresh_scratch();
+        const Room room = make_room(false);
+        std::vector<Calls> products[2];  // by group; the second adds to what is there
+        for (const bool add : {false, true})
+            for (const auto& w : room.w)
+                products[add].push_back(
+                    {product(room.x.at, room.x.transposed(), room.y.at, room.y.layout(), w.at, add)});
+        const Dims& out = spec_.output_shapes[0];
+        const Target weights = writing_gradient(0, winograd_weights_layout());
+        const Target bias = bias_ ? writing_gradient(1, plain_layout({out[1]})) : Target{};
+        const memory x = reading(input(0), blocked(input(0)->shape), backward_calls_);
+        const memory dy = reading(gradient(), blocked(out), backward_calls_);
+        with_type([&](auto number) {
+            using T = decltype(number);
+            add_own(backward_calls_, [=, first = products[0], next = products[1]] {
+                const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
+                for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
+                    winograd_input(images(in, group, x_channels()), values<T>(x), pad(), tiles, room.x.points());
+                    winograd_output_gradient(images(seen, group, y_channels()), values<T>(dy), tiles, room.y.points());
+                    clear_behind(room, tiles.count);
+                    run((tiles.first > 0 ? next : first)[size_t(group)], stream_);
+                });
+                const int64_t size = y_channels() * x_channels() * 9;
+                for (int64_t group = 0; group < groups(); group++)
+                    winograd_weights_gradient(room.w[size_t(group)].points(), y_channels(), x_channels(),
+                                              values<float>(weights.memory) + group * size);
+                if (bias_)
+                    winograd_bias_gradient(images(seen, 0, seen[1]), seen[0], values<T>(dy),
+                                           values<float>(bias.memory));
+            });
+        });
+        finish(weights, backward_calls_);
+        finish(bias, backward_calls_);
+        touch(Pass::backward, {input(0), gradient()});
+    }
+
+    // After close_activation().
+    void add_winograd_data() {
+        fresh_scratch();
+        const Room room = make_room(false);
+        std::vector<Calls> products;
+        for (const auto& w : room.w)
+            products.push_back({product(room.y.at, room.y.layout(), w.at, w.transposed(), room.x.at)});
+        const memory weights = reading_param(0, winograd_weights_layout(), backward_calls_);
+        const memory dy = reading(gradient(), blocked(spec_.output_shapes[0]), backward_calls_);
+        const Target dx = writing(input(0)->diff, blocked(input(0)->shape));
+        with_type([&](auto number) {
+            using T = decltype(number);
+            add_own(backward_calls_, [=] {
+                const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+                transform_weights(room, weights, true);
+                for_chunks(in, room, [&](int64_t group, const Tiles& tiles) {
+                    winograd_input(images(out, group, y_channels()), values<T>(dy), 2 - pad(), tiles, room.y.points());
+                    run(products[size_t(group)], stream_);
+                    winograd_output<T>(images(in, group, x_channels()), room.x.points(), tiles, nullptr, nullptr, false,
+                                       values<T>(dx.memory));
+                });
+            });
+        });
+        finish(dx, backward_calls_);
+        touch(Pass::backward, {gradient(), input(0)->diff});
+    }
+
+private:
+    // At all points, a cache line further apart than they must be: at powers of two they would compete for the same
+    // places in the caches.
+    struct Matrices {
+        Matrices() = default;
+        Matrices(int64_t r, int64_t c) : rows(r), columns(c), stride(r * c + 16) {}
+        Layout layout() const {
+            return Layout({Points::count, rows, columns}, memory::data_type::f32, Dims{stride, columns, 1});
+        }
+        Layout transposed() const {
+            return Layout({Points::count, columns, rows}, memory::data_type::f32, Dims{stride, 1, columns});
+        }
+        Points points() const { return {values<float>(at), stride}; }
+
+        int64_t rows = 0, columns = 0, stride = 0;
+        memory at;
+    };
+
+    // What a pass works in: x and y of a chunk of tiles, and the weights of each group.
+    struct Room {
+        int64_t chunk;
+        Matrices x, y;
+        std::vector<Matrices> w;
+    };
+
+    template <typename T>
+    static T* values(const memory& from) {
+        return static_cast<T*>(from.get_data_handle());
+    }
+
+    int64_t groups() const { return spec_.attributes.integer("group", 1); }
+    int64_t x_channels() const { return input(0)->shape[1] / groups(); }
+    int64_t y_channels() const { return spec_.output_shapes[0][1] / groups(); }
+    int64_t pad() const { return spec_.attributes.integers("pad")[0]; }
+
+    Layout blocked(const Dims& dims) const {
+        return Layout(dims, input(0)->layout.get_data_type(), memory::format_tag::nChw16c);
+    }
+    static int64_t tiles_along(int64_t size) { return (size + 3) / 4; }
+    static BlockedImages images(const Dims& dims, int64_t group, int64_t channels) {
+        return {dims[1] / 16, dims[2], dims[3], group * channels / 16, channels / 16};
+    }
+
+    // Calls `add` with a number of the type of the blobs.
+    template <typename Add>
+    void with_type(const Add& add) const {
+        input(0)->layout.get_data_type() == memory::data_type::bf16 ? add(bf16{}) : add(float{});
+    }
+
+    static void add_own(Calls& calls, std::function<void()> own) {
+        Call call;
+        call.own = std::move(own);
+        calls.push_back(std::move(call));
+    }
+
+    // A chunk fills half of the second-level caches, but has rows enough for weights to be read seldom.
+    Room make_room(bool keeps_weights) {
+        constexpr int64_t cache = 1 << 20, fewest = 256;
+        const int64_t bytes = Points::count * (x_channels() + y_channels()) * int64_t(sizeof(float));
+        const int64_t most = std::max(fewest, omp_get_max_threads() * cache / bytes);
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        const int64_t tiles = in[0] * tiles_along(std::max(in[2], out[2])) * tiles_along(std::max(in[3], out[3]));
+        const int64_t chunks = (tiles + most - 1) / most, chunk = (tiles + chunks - 1) / chunks;
+        Room room{chunk, {chunk, x_channels()}, {chunk, y_channels()}, {}};
+        room.x.at = scratch(room.x.layout());
+        room.y.at = scratch(room.y.layout());
+        room.w.assign(size_t(groups()), Matrices(x_channels(), y_channels()));
+        for (auto& each : room.w) each.at = keeps_weights ? memory(each.layout(), cpu()) : scratch(each.layout());
+        return room;
+    }
+
+    // c = a b, or c + a b, where the matrices are the group's.
+    Call product(const memory& a, const Layout& a_seen, const memory& b, const Layout& b_seen, const memory& c,
+                 bool add = false) {
+        primitive_attr attr = user_scratchpad();
+        if (add) {
+            dnnl::post_ops post;
+            post.append_sum(1.f);
+            attr.set_post_ops(post);
+        }
+        const dnnl::matmul::primitive_desc pd(cpu(), a_seen, b_seen, c.get_desc(), attr);
+        return {dnnl::matmul(pd),
+                {{DNNL_ARG_SRC, a},
+                 {DNNL_ARG_WEIGHTS, b},
+                 {DNNL_ARG_DST, c},
+                 {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
+    }
+
+    // The transform of the results knows a ReLU; other functions are applied to them afterwards.
+    void activate() {
+        const Layout& layout = outputs_[0]->layout;
+        const dnnl::eltwise_forward::primitive_desc pd(cpu(), forward_kind(spec_), activation_->forward, layout, layout,
+                                                       activation_->alpha, activation_->beta, user_scratchpad());
+        fresh_scratch();
+        forward_calls_.push_back({dnnl::eltwise_forward(pd),
+                                  {{DNNL_ARG_SRC, outputs_[0]->memory},
+                                   {DNNL_ARG_DST, outputs_[0]->memory},
+                                   {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    }
+
+    void transform_weights(const Room& room, const memory& weights, bool turned) const {
+        const int64_t size = y_channels() * x_channels() * 9;
+        for (int64_t group = 0; group < groups(); group++)
+            winograd_weights(values<float>(weights) + group * size, y_channels(), x_channels(), turned,
+                             room.w[size_t(group)].points());
+    }
+
+    // each(group, tiles) for all chunks of tiles that cover a plane.
+    template <typename Each>
+    void for_chunks(const Dims& plane, const Room& room, const Each& each) const {
+        const int64_t rows = tiles_along(plane[2]), columns = tiles_along(plane[3]), all = plane[0] * rows * columns;
+        for (int64_t group = 0; group < groups(); group++)
+            for (int64_t first = 0; first < all; first += room.chunk)
+                each(group, Tiles{rows, columns, first, std::min(room.chunk, all - first)});
+    }
+
+    // The last chunk may be short: rows that no tile wrote add nothing.
+    static void clear_behind(const Room& room, int64_t count) {
+        for (const Matrices* each : {&room.x, &room.y})
+            for (int64_t point = 0; point < Points::count; point++)
+                std::fill_n(values<float>(each->at) + point * each->stride + count * each->columns,
+                            (room.chunk - count) * each->columns, 0.f);
+    }
+
+    dnnl::stream stream_{cpu()};
+    uint64_t transformed_ = never;  // writes() when constant weights were
+};
+
+}  // namespace engine
