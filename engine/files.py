@@ -120,6 +120,14 @@ def take_in(file: BinaryIO, digest: _Hash) -> None:
         digest.update(block)
 
 
+def cache_folder() -> Path | None:
+    """The folder for what can be found again: indexes, measurements; None where the user has no such folder."""
+    if named := os.environ.get("ENGINE_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "engine" if os.path.isabs(base) else None
+
+
 def check_writable(path: str | os.PathLike) -> None:
     """Raises EngineError where atomic_write() would: better before hours of work than after."""
     path = Path(path)

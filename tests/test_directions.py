@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "weights": {"proto", "files"},
     "layers": {"config", "weights", "host", "proto"},
     "graph": {"config", "layers", "host", "proto"},
-    "net": {"config", "graph", "layers", "host", "weights"},
+    "net": {"config", "files", "graph", "layers", "host", "weights"},  # files: measurements are kept
     "watchdog": {"host"},
     "report": {"files", "config", "graph", "host", "layers"},
     "comm": {"config", "host", "report", "watchdog"},

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.data.host_lock import host_lock
 from engine.errors import DataError, EngineError
-from engine.files import atomic_write, reason
+from engine.files import atomic_write, cache_folder, reason
 
 SMALLEST = 10_000  # items; fewer are listed in milliseconds, each time anew
 _MAGIC = b"engine index 1\n"
@@ -85,14 +85,6 @@ def open_index(
         if _items(index) >= SMALLEST and any(_save(index, place, stamp) for place in places):
             return _load_one(places, stamp) or index
         return index
-
-
-def cache_folder() -> Path | None:
-    """Where indexes are kept; None where the user has no such folder."""
-    if named := os.environ.get("ENGINE_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "engine" if os.path.isabs(base) else None
 
 
 def _stamp(kind: str, files: Sequence[str | Path], where: str | None) -> str:

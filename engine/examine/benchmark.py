@@ -11,10 +11,11 @@ import numpy as np
 from engine import proto
 from engine.data.source_shapes import SourceShapes
 from engine.examine.synthetic import feed_synthetic
-from engine.examine.times import Fused, LayerTime, Reorder, Times
+from engine.examine.times import Fused, KernelTime, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
 from engine.host.machine import process_age
 from engine.net import Counters, Net, NetOptions
+from engine.net.kernel_table import Kernels
 from engine.report.log import log
 from engine.report.progress import Progress
 from engine.solver.optimizer import Optimizer
@@ -34,10 +35,12 @@ def benchmark(
     world: World,
     precision: str = "fp32",
     memory_budget: int | None = None,
+    kernels: Kernels | None = None,
 ) -> Times:
     """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
-    shapes_of = SourceShapes(phase, log)
-    net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision, memory_budget=memory_budget))
+    options = NetOptions(shapes_of=SourceShapes(phase, log), precision=precision, memory_budget=memory_budget)
+    kernels = kernels or Kernels()
+    net = kernels.build(lambda choices: Net(config, phase, options.replace(kernels=choices)), world)
     feed_synthetic(net, seed=1 + world.rank)
     training = Training(net, world) if phase == TRAIN else None
     age = process_age()
@@ -60,6 +63,7 @@ def benchmark(
     times = _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
     if ends and world.size == 1:
         times.update_ms = 1e3 * float(np.median(ends))
+    times.kernels = _kernel_times(net, kernels)
     times.recomputed, times.recompute_ms = len(net.repeats), float(np.median(repeats))
     return times
 
@@ -128,6 +132,17 @@ def _times(
         layers=layers,
         step_variation=float(np.std(steps) / np.mean(steps)),
     )
+
+
+def _kernel_times(net: Net, kernels: Kernels) -> list[KernelTime]:
+    """Of the layers whose kernels were measured."""
+    found = []
+    for asked in net.builder.asked:
+        measured = kernels.table.ops.get(asked.key) if kernels.table else None
+        if measured is not None:
+            chosen = measured.kernels
+            found += [KernelTime(asked.layer, name, chosen.get(name, ""), dict(ms)) for name, ms in measured.ms.items()]
+    return found
 
 
 def _layer_times(net: Net, spans: np.ndarray, reorders: np.ndarray) -> list[LayerTime]:

@@ -48,6 +48,16 @@ class LayerTime:
 
 
 @dataclass
+class KernelTime:
+    """A pass of a layer whose kernels were measured: the chosen one, and the milliseconds of each when it ran alone."""
+
+    layer: str
+    name: str  # of the pass
+    kernel: str
+    ms: dict[str, float]
+
+
+@dataclass
 class Times:
     """What was measured, on rank 0; images_per_second counts the images of all ranks.
 
@@ -76,6 +86,7 @@ class Times:
     update_ms: float = 0.0  # on one rank, where it follows backward; servers update beside compute
     recomputed: int = 0  # layers that run forward twice, for a memory budget
     recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
+    kernels: list[KernelTime] = field(default_factory=list)
     step_variation: float = 0.0  # standard deviation of the steps over their mean
 
 
@@ -106,6 +117,7 @@ def to_text(times: Times) -> str:
             table(header, rows, "<<>>>><<", total),
             *_fused(times.layers),
             *_reorders(times),
+            *_kernels(times.kernels),
             *_summary(times),
         ]
     )
@@ -145,6 +157,20 @@ def _reorders(times: Times) -> Iterator[str]:
         for name, each in found[:SHOWN]
     ]
     yield table(("layer", "pass", "change", "MB", "ms"), rows, "<<<>>")
+
+
+def _kernels(found: list[KernelTime]) -> Iterator[str]:
+    """Chosen kernels and runners-up, by layer and pass."""
+    if not found:
+        return
+    yield "Kernels that were measured (ms, of the op alone):"
+    rows = []
+    for each in found:
+        others = sorted((ms, kernel) for kernel, ms in each.ms.items() if kernel != each.kernel)
+        chosen = f"{each.ms[each.kernel]:.3f}" if each.kernel in each.ms else ""
+        others_text = ", ".join(f"{kernel} {ms:.3f}" for ms, kernel in others)
+        rows.append((each.layer, each.name, each.kernel, chosen, others_text))
+    yield table(("layer", "pass", "kernel", "ms", "runners-up"), rows, "<<<><")
 
 
 def _summary(times: Times) -> Iterator[str]:

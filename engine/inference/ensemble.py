@@ -16,6 +16,7 @@ from engine.inference.scoring import cut
 from engine.inference.trained import load
 from engine.inference.views import Views
 from engine.net import DEFAULT, Counters, Net, NetOptions
+from engine.net.kernel_table import Kernels
 from engine.report.table import table
 from engine.weights import read_caffemodel
 
@@ -50,6 +51,7 @@ class Ensemble(Evaluator):
         *,
         views: Views | None = None,
         feeder: Callable[..., Feeder] = Feeder,
+        kernels: Kernels | None = None,
     ):
         """members: the files of weights of each. views: of each picture, over which each member is averaged first.
         Raises ConfigError for a net without probabilities, WeightsError for weights of another net."""
@@ -61,7 +63,7 @@ class Ensemble(Evaluator):
             shapes_of = self._views.shapes_of(opened.shapes_of)
             graph = build(config, TEST, level=state.level, stages=state.stage, shapes_of=shapes_of)
             self._cut = cut(config, graph)
-            super().__init__(self._cut.body, world, options, feeder=lambda *_: opened)
+            super().__init__(self._cut.body, world, options, feeder=lambda *_: opened, kernels=kernels)
             self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
             for net, files in zip(self._members, members, strict=True):
                 _load_member(net, files, alone=len(members) == 1)

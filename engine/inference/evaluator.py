@@ -12,7 +12,9 @@ from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST, ShapesOf
+from engine.layers.kernels import Choices
 from engine.net import DEFAULT, Counters, Net, NetOptions
+from engine.net.kernel_table import Kernels
 from engine.report.average_precision import Detections
 from engine.report.log import log
 from engine.report.metrics import Averages, output_lines
@@ -45,14 +47,21 @@ class Evaluator:
         ap_version: str = "Integral",
         show_per_class: bool = False,
         index: int = 0,
+        kernels: Kernels | None = None,
     ):
         """options: of the net; its shapes come from the data. feeder: what feeds the net, made as a Feeder is.
         ap_version: how the average precision of detectors is computed; show_per_class: also for each class. index:
-        among the test nets of a solver. Raises ConfigErrors, DataError."""
+        among the test nets of a solver. kernels: how the net comes by those that compute it. Raises ConfigErrors,
+        DataError."""
         self.world = world
         self.feeder = feeder(config, TEST, options.seed, world)
         self._config, self._options = config, options
-        self.net = self._make_net(self.feeder.shapes_of, share)
+
+        def make(choices: Choices) -> Net:
+            self._options = options.replace(kernels=choices)
+            return self._make_net(self.feeder.shapes_of, share)
+
+        self.net = (kernels or Kernels()).build(make, world)
         compare_data(world, self.feeder.identities)
         self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)

@@ -16,6 +16,7 @@ from engine.data.feeder import Feeder
 from engine.errors import DataError, WeightsError
 from engine.inference.evaluator import Evaluator
 from engine.net import Counters, Net, NetOptions
+from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
@@ -44,7 +45,8 @@ class Solver:
         solver.solve()
 
     observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
-    every blob and gradient. feeder: what feeds the nets, made as a Feeder is. `on_gradients`, if set, is called before
+    every blob and gradient. feeder: what feeds the nets, made as a Feeder is. kernels: how they come by those that
+    compute them. `on_gradients`, if set, is called before
     each update, when this rank's gradients are complete. Raises the exceptions of engine.errors for whatever cannot be
     read, built or run.
     """
@@ -58,9 +60,10 @@ class Solver:
         observers: Sequence[Observer] = (),
         every_blob: bool = False,
         feeder: Callable[..., Feeder] = Feeder,
+        kernels: Kernels | None = None,
     ):
         self.config, self.param, self.world = config, config.message, world
-        self.every_blob = every_blob
+        self.every_blob, self.kernels = every_blob, kernels or Kernels()
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
         validate(self.param, self.config.place)
@@ -71,7 +74,7 @@ class Solver:
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         groups, parts = divide(train, world)
-        self.net = build_alike(train, net_options(self, parts), world, self.feeder)
+        self.net = build_alike(train, net_options(self, parts), world, self.feeder, self.kernels)
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, self.config.place)
         self.feeder.connect(self.net)
@@ -119,6 +122,7 @@ class Solver:
                 ap_version=param.ap_version,
                 show_per_class=param.show_per_class_result,
                 index=index,
+                kernels=self.kernels,
             )
             for index, config in enumerate(configs)
         ]
@@ -370,6 +374,7 @@ class Solver:
         self.world.allreduce(recent_loss)
         saved = self.state.save((recent_loss / self.world.size).tolist())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.calendar.batch
+        saved.kernels = self.kernels.saved()
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
         saved.test_samples = [evaluator.samples for evaluator in self.evaluators]
         if self.param.lr_policy != "plateau":  # which counts its own

@@ -9,8 +9,10 @@ from engine.comm.preflight import compare_data
 from engine.comm.world import World
 from engine.config import NetConfig
 from engine.graph.model_parallel import model_parts
+from engine.layers.kernels import Choices
 from engine.layers.model_parallel import Part
 from engine.net import Net, NetOptions
+from engine.net.kernel_table import Kernels
 from engine.report.log import log
 from engine.report.table import human
 
@@ -41,12 +43,17 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     return options.watched().replace(accumulate=True) if solver.every_blob else options
 
 
-def build_alike(config: NetConfig, options: NetOptions, world: World, feeder: Feeder) -> Net:
+def build_alike(config: NetConfig, options: NetOptions, world: World, feeder: Feeder, kernels: Kernels) -> Net:
     """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ.
 
-    feeder: whose sources the net opens. Raises DataError where they are not the same on all ranks.
+    feeder: whose sources the net opens. kernels: how it comes by those that compute it. Raises DataError where
+    sources are not the same on all ranks.
     """
-    net = Net(config, proto.TRAIN, options)
+
+    def make(choices: Choices) -> Net:
+        return Net(config, proto.TRAIN, options.replace(kernels=choices))
+
+    net = kernels.build(make, world)
     compare_data(world, feeder.identities)
     if options.memory_budget:
         log(
@@ -58,6 +65,7 @@ def build_alike(config: NetConfig, options: NetOptions, world: World, feeder: Fe
     if other is None:
         return net
     log(f"Ranks 0 and {other} have different processors or oneDNN versions: parameters stay in plain layouts.")
-    net = Net(config, proto.TRAIN, options.plain())
+    options = options.plain()
+    net = kernels.build(make, world)
     world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
     return net

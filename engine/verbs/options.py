@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 
@@ -136,6 +137,24 @@ def add_consent(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the code that the net's Python layers name, modules beside the net or in PYTHONPATH: only for nets "
         "whose authors you trust (also ENGINE_PYTHON_LAYERS=1)",
+    )
+
+
+def kernels(text: str) -> str:
+    """default, measure, or the path of a table that is there."""
+    if text not in ("default", "measure") and not os.path.exists(text):
+        raise argparse.ArgumentTypeError(f"expected default, measure or the file of a table, got {text!r}")
+    return text
+
+
+def add_kernels(parser: argparse.ArgumentParser, snapshot: str = "") -> None:
+    """snapshot: what else the default is, for verbs that go on from one."""
+    parser.add_argument(
+        "--kernels",
+        type=kernels,
+        metavar="default|measure|FILE",
+        help="how the kernels of convolutions and inner products are chosen: by rules of thumb, by measurement (once; "
+        f"kept in the user's cache folder), or as a table says that was kept (default: {snapshot}default)",
     )
 
 

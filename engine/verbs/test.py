@@ -7,7 +7,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from engine.verbs.options import add_running, add_skip, comma_separated, positive
+from engine.verbs.options import add_kernels, add_running, add_skip, comma_separated, positive
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -54,6 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="also write the averages as JSON ('-': standard output)")
     add_skip(parser)
+    add_kernels(parser)
     add_running(parser)
 
 
@@ -108,16 +109,18 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     from engine.inference.trained import load
     from engine.inference.views import Views
     from engine.net import NetOptions
+    from engine.net.kernel_table import Kernels
     from engine.report.log import log
 
     net = NetOptions(precision=usable_precision(options.precision or "fp32", world))
+    kernels = Kernels(options.kernels or "default", say=log)
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     views = Views(config, options.crops, options.flip)
     if not options.ensemble and views.count == 1:
-        evaluator = Evaluator(config, world, net, feeder=feeder)
+        evaluator = Evaluator(config, world, net, feeder=feeder, kernels=kernels)
         load(evaluator.net, options.weights)
         return evaluator
     if views.count > 1:
         log(f"Averaging probabilities over {views.describe()}.")
     members = [[path] for path in options.weights] if options.ensemble else [options.weights]
-    return Ensemble(config, members, world, net, views=views, feeder=feeder)
+    return Ensemble(config, members, world, net, views=views, feeder=feeder, kernels=kernels)

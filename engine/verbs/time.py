@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_budget, add_running, positive
+from engine.verbs.options import add_budget, add_kernels, add_running, positive
 
 ORDER = 30
 SUMMARY = "measure the layers of a net, and whole training steps"
@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--iterations", type=positive, default=10, metavar="N", help="timed iterations (default: 10)")
     add_budget(parser)
     parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_kernels(parser)
     add_running(parser)
 
 
@@ -34,11 +35,14 @@ def run(options: Namespace) -> int:
     from engine.comm.precision import usable_precision
     from engine.examine.benchmark import benchmark
     from engine.examine.times import to_json, to_text
+    from engine.net.kernel_table import Kernels
+    from engine.report.log import log
 
     phase = phase_of(options.phase)
     precision = usable_precision(options.precision or "fp32", world)
     config = asked_model(options, phase)
-    times = benchmark(config, phase, options.iterations, world, precision, options.memory_budget)
+    kernels = Kernels(options.kernels or "default", say=log)
+    times = benchmark(config, phase, options.iterations, world, precision, options.memory_budget, kernels)
     if world.rank == 0:
         show(to_text(times))
         if options.json:

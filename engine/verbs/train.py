@@ -9,11 +9,21 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from engine.verbs.options import add_budget, add_running, add_skip, automatic, comma_separated, positive, seconds
+from engine.verbs.options import (
+    add_budget,
+    add_kernels,
+    add_running,
+    add_skip,
+    automatic,
+    comma_separated,
+    positive,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import SolverConfig
+    from engine.net.kernel_table import Kernels
     from engine.solver.signals import Signals
     from engine.solver.stages import Position
 
@@ -58,6 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_budget(parser)
     add_skip(parser)
+    add_kernels(parser, "the snapshot's, else ")
     add_running(parser)
 
 
@@ -168,6 +179,7 @@ def _train(
     from engine.solver.solver import Solver
 
     config = configs[position.index]
+    snapshot = position.snapshot or options.snapshot
     if len(configs) > 1:
         log(f"Stage {position.index + 1} of {len(configs)}: {config.path}")
     observers: list[Observer] = [TrainingBar(), Summary()]
@@ -181,9 +193,10 @@ def _train(
         signals=signals,
         observers=observers,
         feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
+        kernels=_kernels(options, snapshot, world),
     )
     solver.begin_after(position.first_sample, position.begun_from)
-    if snapshot := position.snapshot or options.snapshot:
+    if snapshot:
         solver.restore(snapshot)
     elif position.weights:
         solver.load_weights(position.weights)
@@ -193,3 +206,15 @@ def _train(
     left = str(solver.snapshots.names(solver.iteration)[0]), solver.state.samples_seen
     solver.close()
     return left if finished else None
+
+
+def _kernels(options: Namespace, snapshot: str | None, world: World) -> Kernels:
+    """Those of the snapshot, so that its bits go on, unless the user has named others."""
+    from engine.net.kernel_table import Kernels
+    from engine.report.log import log
+    from engine.weights import read_solverstate
+
+    mode, table = options.kernels or "default", None
+    if snapshot and options.kernels in (None, "measure"):
+        table = world.broadcast_object(read_solverstate(snapshot).kernels if world.rank == 0 else None)
+    return Kernels(mode, table, log)

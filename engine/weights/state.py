@@ -32,6 +32,7 @@ class SolverState:
     ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
     begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of
     max_iter: int | None = None  # where the run that wrote it was to end
+    kernels: str | None = None  # that computed it: see engine.net.kernel_table.Kernels.saved
 
 
 # SolverState's names, where they are not the file's.
