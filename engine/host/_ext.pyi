@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'speak_as', 'sum_bf16', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'sum_bf16', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -292,8 +292,6 @@ def flush_denormals() -> None:
     """
     Denormals count as zero in this thread, for good.
     """
-def has_amx() -> bool:
-    ...
 def has_bf16() -> bool:
     ...
 def hold_stderr(on: bool) -> None:
@@ -303,6 +301,8 @@ def hold_stderr(on: bool) -> None:
 def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
     ...
 def load_jpeg_library(path: str) -> str:
+    ...
+def mix(first: numpy.typing.NDArray[numpy.float32], second: numpy.typing.NDArray[numpy.float32], of_first: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex], of_second: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]) -> None:
     ...
 def onednn_isa() -> str:
     """
@@ -320,6 +320,8 @@ def reading(file: str, key: bytes) -> None:
     """
     Until done_reading(), a fault of this thread, such as SIGBUS, is the file's: it is named, and the process ends with status 1.
     """
+def retouch(pixels: numpy.ndarray, changes: typing.Annotated[numpy.typing.ArrayLike, numpy.float64]) -> None:
+    ...
 def speak_as(name: str, pipe: typing.SupportsIndex, socket: typing.SupportsIndex) -> None:
     """
     How the line begins; a pipe where it is written for who ends all processes; a socket where "fail" is asked otherwise. -1: none.
