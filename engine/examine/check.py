@@ -71,6 +71,8 @@ class FileReport:
     absent_files: list[str] = field(default_factory=list)
     ranks: int = 1
     batch: str = ""  # global, and what it is the product of
+    optimizer_bytes: int = 0  # on each rank
+    sharded: bool = False  # each rank has a share of them
     outline: Outline | None = None
 
     def fail(self, error: EngineError) -> None:
@@ -154,14 +156,15 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
     model_parts(nets.train, ranks=1)  # raises
-    wrong, rule = bool(report.errors), find_rule(config.message)
-    sets = len(rule.histories if rule else ()) + (config.message.ema > 0)
+    wrong, sets = bool(report.errors), _sets(config.message, report)
     reads: list[bool] = []  # of each net in turn
     for net in (nets.train, *nets.tests):
         state = net.message.state
         shapes_of = SourceShapes(state.phase, report.absent)
         _add_graph(net, state.phase, state.level, list(state.stage), report, shapes_of, sets)
         reads.append(shapes_of.reads)
+        if net is nets.train and report.nets:
+            report.optimizer_bytes = int(sets * report.nets[0].memory.gradients)
         if net is nets.train and not wrong:
             _add_outline(config, shapes_of, report)
     try:
@@ -170,6 +173,17 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             require_loss(report.nets[0].name, report.nets[0].has_loss, nets.train.path)
     except ConfigError as error:
         report.fail(error)
+
+
+def _sets(param: proto.SolverParameter, report: FileReport) -> float:
+    """Of numbers that a rank's optimizer remembers: so many for each that is learned."""
+    rule, comm = find_rule(param), param.comm_param
+    sets, average = len(rule.histories if rule else ()), int(param.ema > 0)
+    report.sharded = comm.shard_updates and report.ranks > 1
+    if not report.sharded:
+        return sets + average
+    masters = comm.compression == proto.CommParameter.BF16  # the net's weights are rounded, and those float32
+    return (sets + masters) / report.ranks + average
 
 
 def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport) -> None:
@@ -267,7 +281,7 @@ def _add_graph(
     stages: list[str],
     report: FileReport,
     shapes_of: SourceShapes | None = None,
-    sets: int = 0,
+    sets: float = 0,
 ) -> None:
     """sets: of numbers that the optimizer remembers, one for each that is learned."""
     for text in config.notes:
@@ -280,7 +294,8 @@ def _add_graph(
     except ConfigError as error:
         report.fail(error)
         return
-    needed, free = net.memory.parameters + (1 + sets) * net.memory.gradients + net.memory.planned, free_memory()
+    optimizer = int(sets * net.memory.gradients)
+    needed, free = net.memory.parameters + net.memory.gradients + optimizer + net.memory.planned, free_memory()
     if needed > free:
         size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
         report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")
@@ -314,11 +329,25 @@ def to_text(report: FileReport) -> str:
     if report.schedule:
         rates = ", ".join(f"{rate:g} at {iteration}" for iteration, rate in report.schedule)
         paragraphs.append(f"learning rate: {rates}")
+    if report.optimizer_bytes:
+        paragraphs.append(_memory_text(report))
     paragraphs += ["\n" + _net_text(net) for net in report.nets]
     paragraphs += [f"note: {printable(note)}" for note in (*report.refused, *report.notes)]
     paragraphs += [f"absent code: {printable(line)}" for line in report.absent_code]
     paragraphs += [f"absent file: {printable(line)}" for line in report.absent_files]
     return "\n".join(paragraphs)
+
+
+def _memory_text(report: FileReport) -> str:
+    """Of a rank that trains."""
+    used, own = report.nets[0].memory, report.optimizer_bytes
+    total = used.parameters + used.gradients + own + used.planned
+    share = f", 1/{report.ranks} of it (shard_updates)" if report.sharded else ""
+    return (
+        f"memory of each rank: {human(total, 'B')}: {human(used.parameters, 'B')} parameters, "
+        f"{human(used.gradients, 'B')} their gradients, {human(own, 'B')} the optimizer's state{share}, "
+        f"{human(used.planned, 'B')} blobs"
+    )
 
 
 def _net_text(net: NetReport) -> str:

@@ -88,11 +88,18 @@ def keyed_generator(seed: int, name: str, *numbers: int) -> np.random.Generator:
 
 
 def _uniform(shape: Shape, low: float, high: float, generator: np.random.Generator) -> np.ndarray:
-    return np.float32(low) + np.float32(high - low) * generator.random(shape, dtype=np.float32)
+    return _scaled(generator.random(shape, dtype=np.float32), low, high - low)
 
 
 def _gaussian(shape: Shape, mean: float, std: float, generator: np.random.Generator) -> np.ndarray:
-    return np.float32(mean) + np.float32(std) * generator.standard_normal(shape, dtype=np.float32)
+    return _scaled(generator.standard_normal(shape, dtype=np.float32), mean, std)
+
+
+def _scaled(values: np.ndarray, offset: float, factor: float) -> np.ndarray:
+    """In place: a net's memory is at its peak while its largest parameter is filled."""
+    values *= np.float32(factor)
+    values += np.float32(offset)
+    return values
 
 
 def _outputs(shape: Shape) -> int:

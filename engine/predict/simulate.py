@@ -3,7 +3,8 @@
 The ranks are taken to be alike and in step, so that one of them stands for all. Its solver thread, its servers and the
 link are simulated as they work in program.cpp and servers.py: a server takes one chunk of one of its buckets at a time;
 an allreduce first takes its messages' latency, then its bytes share the link with those of the other servers; then the
-server updates the weights, and the next forward waits for each bucket before its first reader.
+server updates the weights, and the next forward waits for each bucket before its first reader. Sharded updates send as
+many messages and bytes, one half before the update and one behind it, and update a share.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ class _Simulation:
                 if not server.left[index]:
                     del server.left[index]
                     size = next(bucket.nbytes for bucket in server.buckets if bucket.index == index)
-                    server.stages.append(_Stage("update", size * self.work.update))
+                    ranks = self.network.ranks if self.settings.shard_updates else 1
+                    server.stages.append(_Stage("update", size * self.work.update / ranks))
 
     def _choice(self, server: _Server) -> int | None:
         """As in servers.py; None while nothing is ready."""

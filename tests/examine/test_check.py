@@ -56,6 +56,25 @@ def test_costs(net_file):
     assert re.search(r"^conv +Convolution +2 x 5 x 4 x 4 +140 ", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "comm", "sets", "told"),
+    [
+        (1, "shard_updates: true", 3, "kB the optimizer's state,"),
+        (4, "", 3, "kB the optimizer's state,"),
+        (4, "shard_updates: true", 1.5, "the optimizer's state, 1/4 of it (shard_updates),"),
+        (4, "shard_updates: true compression: BF16", 1.75, "1/4 of it (shard_updates),"),
+    ],
+)
+def test_memory_of_a_rank(tmp_path, net_file, ranks, comm, sets, told):
+    """Adam's two moments, and a share of the float32 weights where others travel; the average is whole."""
+    solver = tmp_path / "solver.prototxt"
+    rest = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 5 type: "Adam" momentum: 0.9 ema: 0.9'
+    solver.write_text(f'net: "{net_file}" {rest} comm_param {{ {comm} }}')
+    report = check_file(str(solver), ranks=ranks)
+    assert report.errors == [] and report.optimizer_bytes == int(sets * report.nets[0].memory.gradients)
+    assert told in to_text(report) and to_json(report)["optimizer_bytes"] == report.optimizer_bytes
+
+
 def test_memory_estimate(net_file):
     graph = build(parse_net(NET), 0, shapes_of=lambda message, where: [(2, 3, 4, 4), (2,)])
     assert len(layer_costs(graph)) == 5

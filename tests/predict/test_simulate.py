@@ -62,6 +62,13 @@ def test_updates_are_waited_for():
     assert run([1], [1], [2], network(), update=0.5e-6, bucket=8e6) == pytest.approx(3 + 1 + 0.5)
 
 
+def test_sharded_updates_are_of_a_share():
+    four = network(4)
+    whole, sharded = (run([1], [1], [2], four, update=1e-6, shard_updates=on) for on in (False, True))
+    assert whole - sharded == pytest.approx(1 - 1 / 4)
+    assert run([1], [1], [2], network(1), update=1e-6, shard_updates=True) == pytest.approx(4)
+
+
 def test_without_servers_all_of_it_is_exposed():
     seconds = run([1, 1], [1, 1], [5, 2], network(), servers=0)
     assert seconds == pytest.approx(9 + 2, rel=1e-3)
