@@ -16,7 +16,7 @@ from tests.mpi import REPO
 
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
 # What a path that a document names begins with.
-ROOMS = ("csrc", "docs", "engine", "examples", "experiments", "nets", "proto", "solvers", "tests", "tools")
+ROOMS = ("csrc", "docs", "engine", "examples", "experiments", "nets", "packaging", "proto", "solvers", "tests", "tools")
 # The messages of which a document has to list every field.
 LISTED = {
     "SolverParameter": "solver.md",

@@ -1,0 +1,59 @@
+"""Builds a wheel for each Python that is named, and tries it: `make wheels`, or
+
+    python tools/wheels.py dist python3.11 python3.12
+
+auditwheel gives each wheel the tag of the oldest glibc that it runs on, the one of the system it is built on: build in
+PyPA's image manylinux_2_28 for clusters with older systems. Nothing is copied into a wheel. libdnnl comes from the
+package onednn-cpu-gomp, which the wheel requires. libgomp is the system's: libdnnl uses that one, too, and two OpenMP
+runtimes in one process would start two teams of threads. libmpi is what mpi4py finds when a run starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = ("libdnnl.so.3", "libgomp.so.1")
+# What a wheel has to do in an environment that has nothing else.
+TRIAL = (
+    "engine train --solver solvers/digits.prototxt --ranks 2 --set max_iter=20 --set snapshot_prefix={folder}/digits"
+)
+
+
+def build(python: str, target: Path, folder: Path) -> Path:
+    """Returns the wheel for this Python, repaired, in `target`."""
+    subprocess.run([python, "-m", "venv", folder / "build"], check=True)
+    subprocess.run([folder / "build/bin/pip", "wheel", "--no-deps", "-w", folder, ROOT], check=True)
+    (plain,) = folder.glob("*.whl")
+    excluded = [f"--exclude={library}" for library in LEFT_OUT]
+    subprocess.run([sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", target, plain], check=True)
+    return next(target.glob(plain.name.replace("linux_", "manylinux_*")))
+
+
+def tried(wheel: Path, python: str, folder: Path) -> None:
+    """Installs the wheel alone and trains with it."""
+    subprocess.run([python, "-m", "venv", folder / "trial"], check=True)
+    subprocess.run([folder / "trial/bin/pip", "install", f"{wheel}[mpich]"], check=True)
+    command = f". {folder}/trial/bin/activate && cd {ROOT} && {TRIAL.format(folder=folder)}"
+    subprocess.run(["sh", "-c", command], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds manylinux wheels.")
+    parser.add_argument("target", type=Path, help="the folder for the wheels")
+    parser.add_argument("python", nargs="+", help="an interpreter, such as python3.12")
+    options = parser.parse_args()
+    options.target.mkdir(parents=True, exist_ok=True)
+    for python in options.python:
+        with tempfile.TemporaryDirectory() as name:
+            wheel = build(python, options.target.resolve(), Path(name))
+            tried(wheel, python, Path(name))
+            print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, trained with {python}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
