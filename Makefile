@@ -7,6 +7,8 @@
 #   make build   compiles in place after a change to csrc/ or proto/ (only what changed)
 #   make sanitize  runs tests with csrc/ compiled for the sanitizers of memory, of undefined behaviour and of threads
 #   make fuzz SECONDS=600  feeds damaged and random input to everything that reads a file; make fuzz-sanitized, too
+#   make site    writes the documents as a site to build/site;  make site-serve  shows it while you write
+#   make wheels PYTHONS="python3.11 python3.12"  builds manylinux wheels into dist, and trains with each
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
 # PYTHON chooses the interpreter: make demo PYTHON=python3.12
 
@@ -33,7 +35,8 @@ $(call pip,$(DEV),"pip>=25.1")
 $(call pip,$(DEV),$(1))
 endef
 
-.PHONY: help demo test test-mpi test-torch build sanitize fuzz fuzz-sanitized lint format headers clean distclean
+.PHONY: help demo test test-mpi test-torch build sanitize fuzz fuzz-sanitized lint format site site-serve wheels headers \
+	clean distclean
 
 help:
 	@sed -n -E 's/^# ?(  make|PYTHON)/\1/p' Makefile
@@ -93,6 +96,18 @@ format: $(DEV)/bin/pyright
 	$(DEV)/bin/ruff format .
 	$(DEV)/bin/clang-format -i $(CPP)
 
+site: $(DEV)/bin/mkdocs
+	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict --quiet
+	@echo "the site is in build/site"
+
+site-serve: $(DEV)/bin/mkdocs
+	$(DEV)/bin/mkdocs serve
+
+PYTHONS ?= $(PYTHON)
+wheels: $(DEV)/bin/pip headers
+	$(call groups,--group wheels)
+	$(DEV)/bin/python tools/wheels.py dist $(PYTHONS)
+
 # Python.h without root, where python3-dev is not installed.
 headers:
 	@tools/python_headers.sh $(PYTHON)
@@ -103,6 +118,9 @@ headers:
 # The linters alone, in their pinned versions: no need to build engine for them.
 $(DEV)/bin/pyright: $(DEV)/bin/pip
 	$(call groups,--group lint)
+
+$(DEV)/bin/mkdocs: $(DEV)/bin/pip
+	$(call groups,--group site)
 
 clean:
 	rm -rf build dist engine.egg-info engine/proto/caffe.desc .pytest_cache .ruff_cache

@@ -1,9 +1,11 @@
 """caffe.SGDSolver and the others: training driven step by step by a script, on one rank or, under mpiexec, on many.
 
+```python
 solver = caffe.SGDSolver("solver.prototxt")
 solver.net.copy_from("pretrained.caffemodel")
 solver.step(100)
 solver.net.params["ip"][0].data  # after the 100 updates
+```
 """
 
 from __future__ import annotations
