@@ -127,6 +127,8 @@ static bool fill_from_jpeg(const py::bytes& data, const Header& found, const Box
     const Task task = task_of(width, height, box, size, filter, window, mean, scale, out);
     const std::string_view bytes = data;
     py::gil_scoped_release release;
+    StageTimes& times = stage_times();
+    const Stopwatch watch(times.decoding, times.resizing, times.finishing);
     const int shrink = shrink_for(task.resizing);
     Resizing resizing = task.resizing;
     resizing.left /= shrink, resizing.right /= shrink, resizing.top /= shrink, resizing.bottom /= shrink;
@@ -183,6 +185,11 @@ static std::optional<Header> header_of(const py::bytes& data) {
 void bind_image(py::module_& m) {
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
+    m.def("measure_stages", &measure_stages, "on"_a);
+    m.def("stage_times", [] {
+        const StageTimes& times = stage_times();
+        return std::make_tuple(times.decoding, times.resizing, times.finishing);
+    });
     m.def("retouch", &change_pixels, "pixels"_a.noconvert(), "changes"_a);
     m.def("mix", &mix_pair, "first"_a.noconvert(), "second"_a.noconvert(), "of_first"_a, "of_second"_a);
     m.def("load_jpeg_library", &load_jpeg_library, "path"_a);

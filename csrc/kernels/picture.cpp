@@ -1,6 +1,8 @@
 #include "kernels/picture.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -299,6 +301,35 @@ ENGINE_VECTORISED void less_mirrored_row(const uint32_t* pixels, int shift, std:
 
 }  // namespace
 
+namespace {
+
+std::atomic<bool> measuring{false};
+
+int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+const int64_t nothing = 0;
+
+}  // namespace
+
+StageTimes& stage_times() {
+    thread_local StageTimes times;
+    return times;
+}
+
+void measure_stages(bool on) { measuring = on; }
+
+Stopwatch::Stopwatch(int64_t& sum, const int64_t& part, const int64_t& other_part)
+    : sum_(sum), part_(part), other_part_(other_part) {
+    if (measuring.load(std::memory_order_relaxed)) begin_ = now() - part_ - other_part_;
+}
+
+Stopwatch::~Stopwatch() {
+    if (begin_) sum_ += now() - part_ - other_part_ - begin_;
+}
+
 int shrink_for(const Resizing& r) {
     // The smaller picture of a JPEG is sharper than a filter's, which must have enough left to do to hide that: from
     // 2.5 times on all but the box do, to half a grey level on average; at 1 the difference is four times as large.
@@ -333,6 +364,8 @@ Part Resampler::part() const {
 }
 
 void Resampler::row(const uint8_t* pixels) {
+    StageTimes& times = stage_times();
+    const Stopwatch watch(times.resizing, times.finishing, nothing);
     Scratch& s = scratch_;
     const int width = s.x.end - s.x.begin, height = s.y.end - s.y.begin;
     if (to_gray_) {
@@ -366,6 +399,7 @@ void Resampler::row(const uint8_t* pixels) {
 }
 
 void Resampler::finish(int y, const uint32_t* row) const {
+    const Stopwatch watch(stage_times().finishing, nothing, nothing);
     const int width = window_.width;
     if (!target_.floats) {
         uint8_t* out = target_.bytes + std::ptrdiff_t(y) * width * target_.channels;

@@ -17,6 +17,11 @@ class DataSource:
         self._request = request
 
     @property
+    def name(self) -> str:
+        """What is read, in the layer's words."""
+        return getattr(self.reader, "name", "")
+
+    @property
     def size(self) -> int:
         """The items of the source."""
         return self.reader.size
@@ -64,6 +69,11 @@ class DataSource:
         end of each rank. The ranks' numbers of batches can differ by one."""
         shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, owners=self.reader.owners)
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
+
+    def order(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """(epoch, item) of the samples begin <= p < end of a training."""
+        first = self.reader.first
+        return self._sampler().samples(first + begin, first + end)
 
     def _sampler(self) -> Sampler:
         if self.size == 0:

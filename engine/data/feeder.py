@@ -141,6 +141,16 @@ class Feeder:
         """What reads, by layer, of the sources that are open."""
         return {name: opened.source.reader for name, opened in self._opened.items()}
 
+    @property
+    def data_sources(self) -> dict[str, DataSource]:
+        """The sources that are open, by layer."""
+        return {name: opened.source for name, opened in self._opened.items()}
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """Of the layers whose sources are open."""
+        return {name: opened.batch_size for name, opened in self._opened.items()}
+
     def identities(self) -> dict[str, str]:
         """By the words that messages use for a source, what must be the same on all ranks. Raises DataError."""
         phase = "train" if self._phase == proto.TRAIN else "test"

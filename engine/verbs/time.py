@@ -1,5 +1,7 @@
-"""Times every layer forward and backward, and whole steps (forward, backward, update), on synthetic input with the
-shapes of the net's data; the data itself is not needed. Times are medians; the first iteration is reported separately.
+"""With --model, times every layer forward and backward, and whole steps (forward, backward, update), on synthetic input
+with the shapes of the net's data; the data itself is not needed. Times are medians; the first iteration is reported
+separately. With --data, measures what the data of a solver's net take: processor time of an image by stage (read,
+decode, resize, transform), and how many decoding threads keep the net fed, by its step on synthetic input.
 """
 
 from __future__ import annotations
@@ -9,15 +11,18 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_budget, add_kernels, add_running, positive
 
 ORDER = 30
-SUMMARY = "measure the layers of a net, and whole training steps"
+SUMMARY = "measure the layers of a net, whole training steps, and what its data take"
 EXAMPLES = [
     "engine time --model nets/resnet50.prototxt --iterations 20",
     "engine time --model net.prototxt --phase TEST --json times.json",
+    "engine time --data solver.prototxt",
 ]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="FILE", help="the net, a prototxt")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="FILE", help="the net, a prototxt")
+    what.add_argument("--data", metavar="SOLVER", help="measure the data of this solver's train net")
     parser.add_argument(
         "--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)"
     )
@@ -31,6 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from engine.verbs.runtime import asked_model, phase_of, show, start, write_json
 
+    if options.data:
+        return _time_data(options)
     world = start(output=options.json)
     from engine.comm.precision import usable_precision
     from engine.examine.benchmark import benchmark
@@ -47,4 +54,20 @@ def run(options: Namespace) -> int:
         show(to_text(times))
         if options.json:
             write_json(to_json(times), options.json)
+    return 0
+
+
+def _time_data(options: Namespace) -> int:
+    from engine.verbs.runtime import asked_solver, show, start, write_json
+
+    world = start(output=options.json)
+    from engine.comm.precision import usable_precision
+    from engine.examine.data_times import data_times, to_json, to_text
+
+    config = asked_solver(options, options.data)
+    own = config.message.Precision.Name(config.message.precision).lower()
+    found = data_times(config, world, usable_precision(options.precision or own, world), options.iterations)
+    show(to_text(found))
+    if options.json:
+        write_json(to_json(found), options.json)
     return 0

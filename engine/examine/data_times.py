@@ -1,0 +1,206 @@
+"""`engine time --data`: what the data of a solver's net take, stage by stage, and how many threads keep the net fed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import proto
+from engine.config import SolverConfig, net_of_solver
+from engine.data.decode import pillow_nanoseconds, slow_jpegs
+from engine.data.feeder import Feeder
+from engine.data.prefetch import data_threads
+from engine.data.reader import PictureReader, Sample
+from engine.errors import ConfigError
+from engine.examine.benchmark import benchmark
+from engine.graph.build import build
+from engine.report.progress import Progress
+from engine.report.table import table
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.data.data_source import DataSource
+
+IMAGES, _WARM_UP = 256, 8  # of a layer that are measured, and before that
+_LIMIT = 10.0  # seconds that one pass over them may take
+_ELAPSED = 2.0  # seconds that all threads run for
+
+
+@dataclass
+class LayerTimes:
+    """One data layer. stages: processor time of an image, ms, by stage; waited: for the source's files, ms of an image,
+    beside that, when it was read first; threads, elapsed: images per second with all decoding threads at once."""
+
+    name: str
+    source: str
+    images: int
+    batch: int
+    stages: dict[str, float]
+    waited: float
+    threads: int
+    elapsed: float
+
+    @property
+    def milliseconds(self) -> float:
+        """Of one image on one core."""
+        return sum(self.stages.values())
+
+
+@dataclass
+class DataTimes:
+    """step_ms: of the net on synthetic input; 0 where it was not measured."""
+
+    net: str
+    precision: str
+    step_ms: float
+    layers: list[LayerTimes]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def core_ms(self) -> float:
+        """Processor time that the data of one step take."""
+        return sum(layer.batch * layer.milliseconds for layer in self.layers)
+
+    @property
+    def threads_needed(self) -> int:
+        return max(1, math.ceil(self.core_ms / self.step_ms)) if self.step_ms else 0
+
+
+def data_times(config: SolverConfig, world: World, precision: str, iterations: int) -> DataTimes:
+    """The data layers of the train net, over `iterations` steps of it. Raises ConfigErrors, DataError."""
+    if world.size > 1:
+        raise ConfigError("--data measures one rank's pipeline: start it without mpiexec")
+    net = net_of_solver(config, proto.TRAIN)
+    seed = max(1, config.message.random_seed)
+    with contextlib.closing(Feeder(net, proto.TRAIN, seed, world)) as feeder:
+        build(net, proto.TRAIN, shapes_of=feeder.shapes_of, to_look_at=True)
+        if not feeder.readers:
+            raise ConfigError("the train net has no data layer, so there is nothing to read", net.path)
+        layers = [_measure(name, source) for name, source in feeder.data_sources.items()]
+        for layer in layers:
+            layer.batch = feeder.batch_sizes[layer.name]
+    found = DataTimes(net.message.name or net.path, precision, 0.0, layers)
+    found.step_ms = benchmark(net, proto.TRAIN, iterations, world, precision).step_ms
+    found.notes += [note for note in (slow_jpegs(),) if note]
+    return found
+
+
+def _measure(name: str, source: DataSource) -> LayerTimes:
+    reader = source.reader
+    samples = source.order(0, min(IMAGES + _WARM_UP, 4 * source.size))
+    out = [np.empty((2, *shape), np.float32) for shape in reader.shapes]
+
+    def load(position: int) -> None:
+        place = position % 2
+        reader.load(Sample(*samples[position], place), [array[place, ...] for array in out])
+        if reader.pairs and place:
+            reader.join(samples[position - 1 : position + 1], out)
+
+    with Progress(f"Reading {name}") as progress:
+        cold = warm = (0.0, 0.0)
+        if isinstance(reader, PictureReader):
+            fetch = _fetcher(reader, samples)
+            cold, _ = _timed(fetch, len(samples), lambda done: progress.update(done, 3 * len(samples)))
+            warm, _ = _timed(fetch, len(samples))
+        for position in range(min(_WARM_UP, len(samples))):
+            load(position)
+        (processor, _), stages, count = _timed_stages(load, len(samples))
+        elapsed = _all_threads(source)
+    read = min(warm[0], processor)
+    times = {"read": read, **stages, "transform": max(0.0, processor - read - sum(stages.values()))}
+    return LayerTimes(
+        name=name,
+        source=source.name,
+        images=count,
+        batch=0,
+        stages=times if isinstance(reader, PictureReader) else {"load": processor},
+        waited=max(0.0, cold[1] - cold[0]),
+        threads=data_threads(),
+        elapsed=elapsed,
+    )
+
+
+def _fetcher(reader: PictureReader, samples: Sequence[tuple[int, int]]) -> Callable[[int], object]:
+    return lambda position: reader.fetch(samples[position][1])
+
+
+def _timed(
+    work: Callable[[int], object], count: int, tell: Callable[[int], None] | None = None
+) -> tuple[tuple[float, float], int]:
+    """(processor, elapsed) ms of one call of work(0), work(1) ..., and how many there were time for."""
+    begin, processor = time.perf_counter(), time.thread_time()
+    done = 0
+    while done < count and time.perf_counter() - begin < _LIMIT:
+        work(done)
+        done += 1
+        if tell:
+            tell(done)
+    passed = time.thread_time() - processor, time.perf_counter() - begin
+    return (1e3 * passed[0] / done, 1e3 * passed[1] / done), done
+
+
+def _timed_stages(load: Callable[[int], None], count: int) -> tuple[tuple[float, float], dict[str, float], int]:
+    """The same, with the processor time of decoding and resizing, by their share of the time that passed."""
+    from engine.host import _core
+
+    before, pillow = np.array(_core.stage_times()), pillow_nanoseconds()
+    _core.measure_stages(True)
+    try:
+        passed, done = _timed(load, count)
+    finally:
+        _core.measure_stages(False)
+    decoding, resizing, finishing = (np.array(_core.stage_times()) - before).tolist()
+    decoding += pillow_nanoseconds() - pillow
+    share = passed[0] / passed[1] / done / 1e6
+    del finishing  # a part of what is left: transform
+    return passed, {"decode": decoding * share, "resize": resizing * share}, done
+
+
+def _all_threads(source: DataSource) -> float:
+    """Images per second of the ring with as many threads as a run has, which nothing else disturbs."""
+    size = 16
+    with source.batches(size) as batches:
+        next(batches)
+        begin, done = time.perf_counter(), 0
+        while time.perf_counter() - begin < _ELAPSED:
+            next(batches)
+            done += size
+        return done / (time.perf_counter() - begin)
+
+
+def to_json(found: DataTimes) -> dict[str, object]:
+    return {**asdict(found), "core_ms": found.core_ms, "threads_needed": found.threads_needed}
+
+
+def to_text(found: DataTimes) -> str:
+    """For people: the stages of each layer, and what they mean for the net."""
+    lines = []
+    for layer in found.layers:
+        whole = layer.milliseconds
+        rows = [
+            (stage, f"{value:.3f}", f"{100 * value / whole:.1f}%", f"{1e3 / value:.0f}" if value > 1e-4 else "")
+            for stage, value in layer.stages.items()
+        ]
+        lines.append(f"Layer '{layer.name}', {layer.images} images of {layer.source or 'memory'}, on one core:")
+        header = ("stage", "ms per image", "share", "images per core-second")
+        lines.append(table(header, rows, "<>>>", ("all", f"{whole:.3f}", "", f"{1e3 / whole:.0f}")))
+        threads = f"{layer.threads} decoding thread{'s' if layer.threads > 1 else ''}"
+        lines.append(f"{threads} (ENGINE_DATA_THREADS), nothing else running: {layer.elapsed:.0f} images/s")
+        if layer.waited > 0.1 * whole:
+            lines.append(f"Its files were waited for, when they were read first: {layer.waited:.3f} ms per image")
+    batch = sum(layer.batch for layer in found.layers[:1])
+    lines.append(
+        f"Net {found.net}, {found.precision}, batch {batch}: a step takes {found.step_ms:.1f} ms, "
+        f"{1e3 * batch / found.step_ms:.0f} images/s; its data take {found.core_ms:.1f} ms of one core, "
+        f"{100 * found.core_ms / found.step_ms:.1f}% of it"
+    )
+    threads, has = found.threads_needed, found.layers[0].threads
+    enough = "as there are" if threads <= has else f"more than there are: set ENGINE_DATA_THREADS={threads}"
+    lines.append(f"Decoding threads that keep it fed: {threads}, {enough}, each on a core that the net does without")
+    return "\n".join([*lines, *found.notes])

@@ -1,0 +1,91 @@
+"""`engine time --data`: what it counts, not how fast it is."""
+
+import pytest
+
+from engine.comm.world import World
+from engine.config import read_solver
+from engine.errors import ConfigError
+from engine.examine import data_times as module
+from engine.examine.data_times import DataTimes, LayerTimes, data_times, to_json, to_text
+from tests.data.conftest import make_lmdb  # noqa: F401
+from tests.data.pictures import encoded_datum, random_pixels, raw_datum
+from tests.verbs.test_cli import engine
+
+NET = """layer {{ name: "d" type: "Data" top: "x" top: "y" data_param {{ source: "{source}" batch_size: 4 }}
+  transform_param {{ {transform} }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "s" inner_product_param {{ num_output: 3 }} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "s" bottom: "y" top: "l" }}"""
+
+
+@pytest.fixture
+def solver(tmp_path, make_lmdb):  # noqa: F811
+    def made(kind: str, transform: str = ""):
+        def item(n):
+            pixels = random_pixels(n, 90, 120)
+            return raw_datum(pixels, n % 3) if kind == "raw" else encoded_datum(pixels, kind, n % 3)
+
+        source = make_lmdb({f"{n}": item(n) for n in range(5)}, kind)
+        (tmp_path / "net.prototxt").write_text(NET.format(source=source, transform=transform))
+        path = tmp_path / "solver.prototxt"
+        path.write_text(f'net: "{tmp_path}/net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 1')
+        return path
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch):
+    monkeypatch.setattr(module, "_ELAPSED", 0.05)
+
+
+@pytest.mark.parametrize(
+    "kind, transform, takes, not_at_all",
+    [
+        ("JPEG", "resize_param { height: 20 width: 20 }", ("read", "decode", "resize", "transform"), ()),
+        ("PNG", "resize_param { height: 20 width: 20 }", ("read", "decode", "resize", "transform"), ()),
+        ("raw", "", ("read", "transform"), ("decode", "resize")),
+        ("JPEG", "mix_param { mixup_alpha: 1 num_classes: 3 }", ("read", "decode", "transform"), ()),
+    ],
+)
+def test_stages(solver, kind, transform, takes, not_at_all):
+    found = data_times(read_solver(str(solver(kind, transform))), World(), "fp32", 1)
+    (layer,) = found.layers
+    assert list(layer.stages) == ["read", "decode", "resize", "transform"]
+    assert all(layer.stages[stage] > 0 for stage in takes) and not any(layer.stages[stage] for stage in not_at_all)
+    assert layer.images == 20 and layer.batch == 4 and layer.elapsed > 0 and found.step_ms > 0
+    assert to_json(found)["threads_needed"] == found.threads_needed >= 1
+    assert f"Layer 'd', 20 images of {layer.source}" in to_text(found)
+
+
+def test_how_many_threads_keep_a_net_fed():
+    stages = {"read": 0.5, "decode": 2.0, "resize": 1.0, "transform": 0.5}
+    layer = LayerTimes("d", "x", 100, 32, stages, 0.0, threads=2, elapsed=400.0)
+    fast, slow = DataTimes("n", "bf16", 50.0, [layer]), DataTimes("n", "bf16", 1000.0, [layer])
+    assert fast.core_ms == 128 and fast.threads_needed == 3 and slow.threads_needed == 1
+    assert "keep it fed: 3, more than there are: set ENGINE_DATA_THREADS=3" in to_text(fast)
+    assert "its data take 128.0 ms of one core, 12.8% of it" in to_text(slow) and "fed: 1, as there are" in to_text(
+        slow
+    )
+
+
+def test_what_cannot_be_measured(solver, tmp_path):
+    data = 'type: "DummyData" top: "x" dummy_data_param { shape { dim: 2 } }'
+    (tmp_path / "net.prototxt").write_text(f'layer {{ name: "d" {data} }}')
+    path = tmp_path / "solver.prototxt"
+    path.write_text(f'net: "{tmp_path}/net.prototxt" base_lr: 0.1 lr_policy: "fixed"')
+    with pytest.raises(ConfigError, match="the train net has no data layer, so there is nothing to read"):
+        data_times(read_solver(str(path)), World(), "fp32", 1)
+
+    class Two(World):
+        size = 2
+
+    with pytest.raises(ConfigError, match="--data measures one rank's pipeline: start it without mpiexec"):
+        data_times(read_solver(str(path)), Two(), "fp32", 1)
+
+
+def test_the_verb(solver, tmp_path):
+    done = engine("time", "--data", solver("JPEG"), "--iterations", 1, "--json", tmp_path / "x.json")
+    assert done.returncode == 0 and "Decoding threads that keep it fed: " in done.stdout
+    assert (tmp_path / "x.json").exists()
+    bad = engine("time", "--data", solver("JPEG"), "--set", "net=nowhere.prototxt")
+    assert bad.returncode == 1 and bad.stderr.count("\n") == 1 and "nowhere.prototxt" in bad.stderr
