@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -29,14 +28,19 @@ class Sampler:
         self.size = size
         self._seed = seed
         self._shuffle = shuffle
-        # Two, because a batch can lie across the end of an epoch.
-        self._order = lru_cache(maxsize=2)(self._permutation)
+        self._orders: dict[int, np.ndarray] = {}  # by epoch
 
-    def _permutation(self, epoch: int) -> np.ndarray:
+    def _order(self, epoch: int) -> np.ndarray:
         """(size,) indices. RandomState, because its stream is the one that numpy promises never to change."""
-        keys = [self._seed & 0xFFFFFFFF, self._seed >> 32 & 0xFFFFFFFF, epoch]
-        order = np.random.RandomState(keys).permutation(self.size)
-        return order.astype(np.uint32) if self.size < 1 << 32 else order  # half of the memory
+        if epoch not in self._orders:
+            while len(self._orders) > 1:  # two, because a batch can lie across the end of an epoch
+                del self._orders[min(self._orders)]
+            keys = [self._seed & 0xFFFFFFFF, self._seed >> 32 & 0xFFFFFFFF, epoch]
+            # What permutation() does, in half of the memory.
+            order = np.arange(self.size, dtype=np.uint32 if self.size < 1 << 32 else np.int64)
+            np.random.RandomState(keys).shuffle(order)
+            self._orders[epoch] = order
+        return self._orders[epoch]
 
     def samples(self, begin: int, end: int) -> list[tuple[int, int]]:
         """(epoch, index) of the samples begin <= p < end."""

@@ -2,6 +2,7 @@
 
 from itertools import chain, islice
 
+import numpy as np
 import pytest
 
 from engine.data.keyed_random import KeyedRandom
@@ -72,3 +73,12 @@ def test_keyed_random_is_uniform_and_repeats():
     assert 2 <= min(values) and max(values) < 4 and abs(sum(values) / 10000 - 3) < 0.05
     assert KeyedRandom(1, 2, 3).uniform(0, 1) == KeyedRandom(1, 2, 3).uniform(0, 1)
     assert KeyedRandom(1, 2, 3).uniform(0, 1) != KeyedRandom(1, 3, 2).uniform(0, 1)
+
+
+def test_orders_are_numpys_permutations_and_two_are_kept():
+    sampler = Sampler(1000, 7, True)
+    for epoch in range(4):
+        wanted = np.random.RandomState([7, 0, epoch]).permutation(1000)
+        found = [index for _, index in sampler.samples(1000 * epoch, 1000 * (epoch + 1))]
+        assert found == wanted.tolist()
+    assert sorted(sampler._orders) == [2, 3] and sampler._orders[3].dtype == np.uint32
