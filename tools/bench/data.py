@@ -4,6 +4,7 @@ machine only ratios are meaningful.
 
     python tools/bench/data.py --images imagenet-sample.zip --rounds 5 --baseline /a/checkout/of/an/older/engine \\
         --python torchvision=/path/to/a/venv/bin/python --json data.json
+    python tools/bench/data.py --images imagenet-sample.zip --sources --rounds 5
     python tools/bench/data.py --images folder/of/jpegs --nets resnet50,alexnet --precisions fp32,bf16 --iterations 20
 
 The work is that of nets/resnet50.prototxt: a random part of 8% to 100% of the area, resized to 224 x 224 by a cubic and
@@ -12,6 +13,9 @@ of the files, engine reads an LMDB of them through its Data layer, on one thread
 shrink, all others' do not. Every contender is a process of its own, which is asked for one pass over the pictures at a
 time; what counts is its processor time. Those that cannot be imported are left out. The last row is engine on two
 threads, of which elapsed time counts.
+
+With --sources, engine reads the same pictures from each type of source, through the same transform and, as "bytes", as
+they are stored: what a source costs stands out there.
 
 With --nets, nets are trained instead, from an LMDB of the JPEGs and on synthetic input: the step of both, the share of
 it that the first waited for data, and its decoding's processor time.
@@ -24,8 +28,10 @@ import os
 import random
 import re
 import statistics
+import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -35,6 +41,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENGINE, TWO, BASELINE = "engine", "engine, 2 threads", "engine, baseline"
+# Of --sources, in the order in which they are written: a name, and what it is called in the folder.
+SOURCES = {
+    **{"LMDB": "lmdb", "LevelDB": "leveldb", "folder": "folder", "zip": "x.zip", "tar": "x.tar", "shards": "s-*.tar"},
+    **{"TFRecord": "x.tfrecord", "RecordIO": "x.rec"},
+}
 RIVALS = ("Pillow", "OpenCV", "simplejpeg + OpenCV", "simplejpeg, DCT scaling + OpenCV", "torchvision", "DALI")
 SIZE, MEAN, SCALE = 224, (104.0, 117.0, 123.0), 0.0078125
 FILTERS = ("CUBIC", "LINEAR")
@@ -73,20 +84,35 @@ def random_part(width: int, height: int, dice: random.Random) -> tuple[int, int,
     return 0, 0, width, height
 
 
-def engine(files: list[bytes], folder: Path, kind: str, threads: int) -> Callable[[], None]:
+def engine(files: list[bytes], source: Path, kind: str, threads: int) -> Callable[[], None]:
     from google.protobuf import text_format
 
     from engine import proto
     from engine.data import open_data
 
     layer = proto.LayerParameter(name="data", type="Data")
-    text_format.Parse(DATA.format(filter=kind, source=folder / "lmdb"), layer)
-    source = open_data(layer, proto.TRAIN)
+    text_format.Parse(DATA.format(filter=kind, source=source), layer)
+    data = open_data(layer, proto.TRAIN)
 
     def go() -> None:
-        with source.epoch(25, threads=threads) as batches:  # which decodes nothing before it is asked, or afterwards
+        with data.epoch(25, threads=threads) as batches:  # which decodes nothing before it is asked, or afterwards
             for _ in batches:
                 pass
+
+    return go
+
+
+def stored_bytes(source: Path) -> Callable[[], None]:
+    """All items of a source as they are stored, in a random order."""
+    from engine.data.registry import open_source
+
+    opened = open_source(str(source), None, True)
+    order = random.Random(1).sample(range(len(opened)), len(opened))
+
+    def go() -> None:
+        for _ in range(20):  # one pass takes a few milliseconds
+            for index in order:
+                opened.item(index)
 
     return go
 
@@ -210,10 +236,13 @@ def dali(files: list[bytes], kind: str) -> Callable[[], None]:
 
 
 def contender(name: str, files: list[bytes], folder: Path, kind: str) -> Callable[[], None]:
+    if name in SOURCES:
+        source = folder / SOURCES[name]
+        return stored_bytes(source) if kind == "bytes" else engine(files, source, kind, 1)
     if name in (ENGINE, BASELINE):
-        return engine(files, folder, kind, 1)
+        return engine(files, folder / "lmdb", kind, 1)
     if name == TWO:
-        return engine(files, folder, kind, 2)
+        return engine(files, folder / "lmdb", kind, 2)
     if name == "Pillow":
         return pillow(files, kind)
     if name == "torchvision":
@@ -276,6 +305,39 @@ def write_lmdb(images: Path, folder: Path) -> int:
     return count
 
 
+def write_sources(images: Path, folder: Path) -> None:
+    """The pictures of folder/lmdb as all types of SOURCES, by other writers than engine's where there are."""
+    import plyvel
+
+    from engine.data import example
+
+    files = {f"{n % 10}/{n:05d}.jpg": data for n, data in enumerate(pictures(images), 1)}
+    for name, data in files.items():
+        (folder / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "folder" / name).write_bytes(data)
+    with zipfile.ZipFile(folder / "x.zip", "w") as archive, tarfile.open(folder / "x.tar", "w") as tar:
+        for name in files:
+            archive.write(folder / "folder" / name, name)
+            tar.add(folder / "folder" / name, name)
+    for shard in range(4):
+        with tarfile.open(folder / f"s-{shard}.tar", "w") as tar:
+            for name in list(files)[shard::4]:
+                tar.add(folder / "folder" / name, name)
+    magic = struct.pack("<I", 0xCED7230A)
+    with (folder / "x.rec").open("wb") as records, (folder / "x.tfrecord").open("wb") as out:
+        for n, (name, data) in enumerate(files.items()):
+            label = int(name.split("/")[0])
+            content = struct.pack("<IfQQ", 0, label, n, 0) + data
+            assert magic not in content  # such a record would be cut into several
+            records.write(magic + struct.pack("<I", len(content)) + content + bytes(-len(content) % 4))
+            out.write(example.record(example.serialise({"image/encoded": data, "image/class/label": [label]})))
+    with plyvel.DB(str(folder / "leveldb"), create_if_missing=True) as db:
+        from engine import proto
+
+        for n, data in enumerate(files.values()):
+            db.put(f"{n:08d}".encode(), proto.Datum(data=data, encoded=True, label=n % 1000).SerializeToString())
+
+
 def spread(values: list[float], digits: int = 0) -> str:
     middle = f"{statistics.median(values):.{digits}f}"
     return middle + (f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else "")
@@ -284,8 +346,12 @@ def spread(values: list[float], digits: int = 0) -> str:
 def compare(options: argparse.Namespace, folder: Path, count: int) -> list[dict]:
     """Rounds over all contenders; a run is a dict of names, rounds and images per second."""
     names = [ENGINE, *([BASELINE] if options.baseline else []), *options.rivals.split(","), TWO]
+    kinds = options.filters.split(",")
+    if options.sources:
+        write_sources(options.images, folder)
+        names, kinds = list(SOURCES), ["CUBIC", "bytes"]
     runs: list[dict] = []
-    for kind in options.filters.split(","):
+    for kind in kinds:
         running: dict[str, Contender] = {}
         for name in names:
             try:
@@ -295,7 +361,8 @@ def compare(options: argparse.Namespace, folder: Path, count: int) -> list[dict]
         for number in range(options.rounds):
             for name, process in running.items():
                 processor, elapsed = process.measure()
-                rate, wall = count / processor, count / elapsed
+                passes = 20 if kind == "bytes" else 1
+                rate, wall = passes * count / processor, passes * count / elapsed
                 say(f"{kind}, round {number + 1}, {name}: {rate:.0f} images per core-second, {wall:.0f} images/s")
                 entry = {"filter": kind, "round": number, "contender": name}
                 runs.append({**entry, "per_core_second": rate, "per_second": wall})
@@ -308,7 +375,8 @@ def print_table(runs: list[dict]) -> None:
     print(
         f"{date.today()}, {processor_name()}, images per core-second: median (range); ratio: of the rounds' medians.\n"
     )
-    print("| filter | contender | images per core-second | engine / this | images/s elapsed | two threads / one |")
+    first = next(iter(dict.fromkeys(run["contender"] for run in runs)))
+    print(f"| filter | contender | images per core-second | {first} / this | images/s elapsed | two threads / one |")
     print("|---|---|---|---|---|---|")
     for kind in dict.fromkeys(run["filter"] for run in runs):
         by: dict[str, list[dict]] = {}
@@ -316,7 +384,7 @@ def print_table(runs: list[dict]) -> None:
             if run["filter"] == kind:
                 by.setdefault(run["contender"], []).append(run)
         for name, own in by.items():
-            pairs = [(a, b) for a, b in zip(by[ENGINE], own, strict=True)]
+            pairs = [(a, b) for a, b in zip(by[first], own, strict=True)]
             ratio = statistics.median(a["per_core_second"] / b["per_core_second"] for a, b in pairs)
             faster = (
                 f"{statistics.median(b['per_second'] / a['per_second'] for a, b in pairs):.2f}" if name == TWO else ""
@@ -398,6 +466,7 @@ def main() -> None:
     parser.add_argument("--rivals", default=",".join(RIVALS), help=f"(default: {','.join(RIVALS)})")
     parser.add_argument("--baseline", type=Path, help="a checkout of engine, built, to compare with")
     parser.add_argument("--python", metavar="NAME=FILE", action="append", default=[], help="a contender's interpreter")
+    parser.add_argument("--sources", action="store_true", help="compare the types of sources instead")
     parser.add_argument("--nets", help="of nets/, separated by commas: train these instead")
     parser.add_argument("--precisions", default="fp32,bf16", help="(default: fp32,bf16)")
     parser.add_argument("--batch", type=int, default=32, help="images a step of a net (default: 32)")
