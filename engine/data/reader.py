@@ -57,6 +57,8 @@ class Reader:
 
     field: ClassVar[str]  # of LayerParameter, which has batch_size
 
+    has_masks: ClassVar[bool] = False  # each item has one: its second array
+
     size: int
     shapes: tuple[Shape, ...]
     classes: Sequence[str] = ()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine import proto
 from engine.data import batch_size_of, open_data, shapes_without_data
@@ -16,15 +18,38 @@ KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)
 UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
 
 
+@dataclass(frozen=True)
+class Supposition:
+    """Of items where nothing tells. picture: None for what the name of the source suggests; labels: what a top is that
+    is not the first one, or that is called a label: a "number", a "mask" (1, h, w), or a whole "picture"."""
+
+    picture: Shape | None = None
+    labels: str = "number"
+
+
+# In the order in which they are tried: some nets fit pictures of one size only, such as SegNet's.
+_SIDES = ((360, 480), (530, 730), (256, 256), (300, 300), (321, 321), (513, 513), (512, 1024), (384, 512), (224, 224))
+_PICTURES = (None, *((3, *sides) for sides in _SIDES), (1, 28, 28), (3, 32, 32), (1, 33, 33), (3, 12, 12), (3, 48, 48))
+SUPPOSITIONS = tuple(itertools.starmap(Supposition, itertools.product(_PICTURES, ("number", "mask", "picture"))))
+
+
 class SourceShapes:
     """For build(): from the source where it is, else from the layer's parameters, which `absent` is told.
 
     batch_size: instead of the layers' own, if it is not 0. absent: takes a line for each file that is not here.
+    suppose: of what neither tells.
     """
 
-    def __init__(self, phase: int, absent: Callable[[str], None], batch_size: int = 0):
-        self._phase, self._absent, self._batch_size = phase, absent, batch_size
+    def __init__(
+        self,
+        phase: int,
+        absent: Callable[[str], None],
+        batch_size: int = 0,
+        suppose: Supposition = SUPPOSITIONS[0],
+    ):
+        self._phase, self._absent, self._batch_size, self._suppose = phase, absent, batch_size, suppose
         self.reads = False  # some layer does
+        self.supposed = False  # something that nothing told
         self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
 
     def __call__(self, message: proto.LayerParameter, where: str) -> list[Shape]:
@@ -44,12 +69,22 @@ class SourceShapes:
         try:
             shapes, why = shapes_without_data(message, where), "taking data of"
         except ConfigError:  # no crop, no resize, no mean file: only the source knows
-            rest = [()] * max(1, len(message.top) - 1)
-            shapes = (_usual(message.type, source), *rest)
+            self.supposed = True
+            shapes = self._supposed(message, source)
             why = "nothing else tells the size of its items, assuming"
         if source:
             self._absent(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
         return shapes
+
+    def _supposed(self, message: proto.LayerParameter, source: str) -> tuple[Shape, ...]:
+        picture = self._suppose.picture or _usual(message.type, source)
+        mask = (1, *picture[1:])
+        if find_reader(message.type).has_masks:
+            return picture, mask, (1, 1, 2)
+        label = {"number": (), "mask": mask, "picture": picture}[self._suppose.labels]
+        if len(message.top) == 1 and "label" in message.top[0]:
+            return (label or picture,)
+        return picture, *[label] * max(1, len(message.top) - 1)
 
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import cast
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
 from engine.data import batch_size_of
-from engine.data.source_shapes import SourceShapes
+from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
 from engine.errors import CODE, FILE, ConfigError, ConfigErrors, EngineError, printable, shape_text
 from engine.graph.build import Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
@@ -31,6 +32,7 @@ from engine.solver.update import find_rule
 from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
+_SHAPE = re.compile(r"\((\d+, \d+)(?:, \d+)+\)")  # and its first two numbers
 USUAL_CLASSES = 10  # where only data that are not here tell their number
 
 
@@ -45,6 +47,7 @@ class NetReport:
     memory: Memory
     batch: int  # of the first top, samples
     has_loss: bool
+    supposition: Supposition = SUPPOSITIONS[0]  # of data that are not here
 
     @property
     def parameters(self) -> int:
@@ -160,8 +163,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     reads: list[bool] = []  # of each net in turn
     for net in (nets.train, *nets.tests):
         state = net.message.state
-        shapes_of = SourceShapes(state.phase, report.absent)
-        _add_graph(net, state.phase, state.level, list(state.stage), report, shapes_of, sets)
+        shapes_of = _add_graph(net, state.phase, state.level, list(state.stage), report, sets)
         reads.append(shapes_of.reads)
         if net is nets.train and report.nets:
             report.optimizer_bytes = int(sets * report.nets[0].memory.gradients)
@@ -275,25 +277,15 @@ def _give_num_output(config: NetConfig, report: FileReport) -> None:
 
 
 def _add_graph(
-    config: NetConfig,
-    phase: int,
-    level: int,
-    stages: list[str],
-    report: FileReport,
-    shapes_of: SourceShapes | None = None,
-    sets: float = 0,
-) -> None:
-    """sets: of numbers that the optimizer remembers, one for each that is learned."""
+    config: NetConfig, phase: int, level: int, stages: list[str], report: FileReport, sets: float = 0
+) -> SourceShapes:
+    """sets: of numbers that the optimizer remembers, one for each that is learned. Returns what it has found of the
+    sources."""
     for text in config.notes:
         report.note(text)
-    try:
-        graph = build(
-            config, phase, level=level, stages=stages, shapes_of=shapes_of or SourceShapes(phase, report.absent)
-        )
-        net = _net_report(config, graph)
-    except ConfigError as error:
-        report.fail(error)
-        return
+    net, shapes_of = _built(config, phase, level, stages, report)
+    if net is None:
+        return shapes_of
     optimizer = int(sets * net.memory.gradients)
     needed, free = net.memory.parameters + net.memory.gradients + optimizer + net.memory.planned, free_memory()
     if needed > free:
@@ -302,8 +294,51 @@ def _add_graph(
     for other in report.nets:
         if (other.file, other.layers, other.memory) == (net.file, net.layers, net.memory):
             other.phases += net.phases
-            return
+            return shapes_of
     report.nets.append(net)
+    return shapes_of
+
+
+def _built(
+    config: NetConfig, phase: int, level: int, stages: list[str], report: FileReport
+) -> tuple[NetReport | None, SourceShapes]:
+    """Where nothing tells the size of data that are not here, one with which the net builds is found: an error that it
+    has with some sizes only is a lack of data."""
+    failed: list[tuple[dict[str, EngineError], list[str], SourceShapes]] = []  # errors, what is absent
+    for supposition in SUPPOSITIONS:
+        lines: list[str] = []
+        shapes_of = SourceShapes(phase, lines.append, suppose=supposition)
+        try:
+            net = _net_report(config, build(config, phase, level=level, stages=stages, shapes_of=shapes_of))
+            net.supposition = supposition
+        except ConfigError as error:
+            failed.append(({str(each): each for each in getattr(error, "errors", [error])}, lines, shapes_of))
+            always = set.intersection(*(set(errors) for errors, *_ in failed))
+            if not shapes_of.supposed or (always and supposition.picture):  # with the second size, too
+                break
+            continue
+        for line in lines:
+            report.absent(line)
+        return net, shapes_of
+    errors, lines, shapes_of = failed[0]
+    for line in lines:
+        report.absent(line)
+    always = set.intersection(*(set(map(_without_sides, errors)) for errors, *_ in failed))
+    sure = [error for text, error in errors.items() if _without_sides(text) in always]
+    for error in sure:
+        report.fail(error)
+    if not sure:
+        report.absent(
+            f"{config.path}: in phase {PHASES[phase]} the net fits none of the sizes that its data may have; "
+            f"with the first: {next(iter(errors))}"
+        )
+    return None, shapes_of
+
+
+def _without_sides(text: str) -> str:
+    """An error, without heights and widths where channels differ, too: it does not come of a picture's size."""
+    differ = len({shape[1] for shape in _SHAPE.finditer(text)}) > 1
+    return _SHAPE.sub(r"(\1)", text) if differ else text
 
 
 def _net_report(config: NetConfig, graph: Graph) -> NetReport:

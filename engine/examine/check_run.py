@@ -72,7 +72,10 @@ def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
         yield Row(report.file, report.kind, "", stage, reason, message, lacks=lacks)
         return
     for phase in phases:
-        outcome = run_apart(Trial(report.file, report.kind, phase, *state))
+        supposed = next(net.supposition for net in report.nets if phase in net.phases)
+        outcome = run_apart(
+            Trial(report.file, report.kind, phase, *state, picture=supposed.picture, labels=supposed.labels)
+        )
         reason = outcome.reason
         if reason == "refused":
             reason = reason_of(outcome.message)

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.data.source_shapes import SourceShapes
+from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
 
@@ -32,9 +32,19 @@ class SyntheticFeeder(Feeder):
     and nothing is written.
     """
 
-    def __init__(self, config: NetConfig, phase: int, seed: int, world: World, *, batch_size: int = 0, **_: object):
+    def __init__(
+        self,
+        config: NetConfig,
+        phase: int,
+        seed: int,
+        world: World,
+        *,
+        batch_size: int = 0,
+        suppose: Supposition = SUPPOSITIONS[0],
+        **_: object,
+    ):
         super().__init__(config, phase, seed, world)
-        self._shapes = SourceShapes(phase, lambda text: None, batch_size)
+        self._shapes = SourceShapes(phase, lambda text: None, batch_size, suppose)
         self._size, self._generator = batch_size or 1, np.random.default_rng(seed)
         if batch_size:
             shrink(config.message, batch_size)

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from engine import proto
 from engine.comm.world import World
 from engine.config import SolverConfig, parse_solver, read_net, read_solver
 from engine.data.feeder import Feeder
+from engine.data.source_shapes import Supposition
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.examine.synthetic import SyntheticFeeder
 from engine.host.machine import memory
@@ -32,7 +33,8 @@ _MEMORY_SHARE = 0.8  # of what is free when the trial begins
 
 @dataclass(frozen=True)
 class Trial:
-    """file: a solver (phase TRAIN), or a net in phase TRAIN or TEST. python_layers: their modules may be imported."""
+    """file: a solver (phase TRAIN), or a net in phase TRAIN or TEST. python_layers: their modules may be imported.
+    picture, labels: of a Supposition."""
 
     file: str
     kind: str
@@ -41,6 +43,8 @@ class Trial:
     stages: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     python_layers: bool = False
+    picture: Sequence[int] | None = None
+    labels: str = "number"
 
 
 @dataclass
@@ -61,9 +65,10 @@ def run(trial: Trial) -> Outcome:
     outcome = Outcome()
     try:
         step = _train if trial.phase == "TRAIN" else _test
+        suppose = Supposition(tuple(trial.picture) if trial.picture else None, trial.labels)
         for outcome.batch in (BATCH, 0):
             try:
-                outputs = step(trial, partial(SyntheticFeeder, batch_size=outcome.batch))
+                outputs = step(trial, partial(SyntheticFeeder, batch_size=outcome.batch, suppose=suppose))
                 break
             except ConfigError:  # some nets reshape by their batch size
                 if not outcome.batch:

@@ -71,6 +71,61 @@ def test_nets_and_weights_of_a_solver(write):
     assert "momentum" in report.errors[0] and len(report.absent_files) == 1
 
 
+POOLED = """
+layer { name: "data" type: "DenseImageData" top: "data" top: "label"
+  dense_image_data_param { source: "/nowhere/list" batch_size: 1 } }
+layer { name: "p" type: "Pooling" bottom: "data" top: "p" top: "mask" pooling_param { kernel_size: 8 stride: 8 } }
+layer { name: "up" type: "Upsample" bottom: "p" bottom: "mask" top: "up"
+  upsample_param { upsample_h: %d upsample_w: 480 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "up" bottom: "label" top: "loss" }
+"""
+
+
+def test_data_of_a_size_that_the_net_fits(write):
+    """As SegNet's, whose lists name pictures of one size; nothing else tells it."""
+    report = check_file(write("net.prototxt", POOLED % 360))
+    assert report.errors == [] and report.nets[0].layers[0].tops == [
+        ("data", (1, 3, 360, 480)),
+        ("label", (1, 1, 360, 480)),
+    ]
+    assert report.absent_files[0].endswith("nothing else tells the size of its items, assuming 3 x 360 x 480")
+    assert len(report.absent_files) == 1 and report.nets[0].supposition.picture == (3, 360, 480)
+    assert main(["check", "--run", report.file]) == 0
+
+
+def test_data_of_no_size_that_the_net_fits(write):
+    report = check_file(write("net.prototxt", POOLED % 7))
+    assert report.errors == report.nets == []
+    assert (
+        "in phase TRAIN the net fits none of the sizes that its data may have; with the first: "
+        in report.absent_files[1]
+    )
+
+
+ALONE = """
+layer { name: "data" type: "Data" top: "data" data_param { source: "/nowhere/a" batch_size: 1 } }
+layer { name: "label" type: "Data" top: "label" data_param { source: "/nowhere/b" batch_size: 1 } }
+layer { name: "a" type: "Convolution" bottom: "data" top: "a" convolution_param { num_output: 4 kernel_size: 1 } }
+layer { name: "b" type: "Convolution" bottom: "data" top: "b" convolution_param { num_output: %d kernel_size: 1 } }
+layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "sum" bottom: "label" top: "loss" }
+"""
+
+
+def test_masks_in_a_data_base_of_their_own(write):
+    report = check_file(write("net.prototxt", ALONE % 4))
+    assert report.errors == [] and [line[-13:] for line in report.absent_files] == ["3 x 224 x 224", "1 x 224 x 224"]
+
+
+def test_channels_that_differ_are_an_error_with_any_size(write):
+    report = check_file(write("net.prototxt", ALONE % 5))
+    assert "expected bottoms of one shape, (1, 4, 224, 224), got (1, 5, 224, 224)" in report.errors[0]
+    report = check_file(write("net.prototxt", ALONE.replace("Eltwise", "Eltwice") % 4))
+    assert [error.partition("layer 'sum': ")[2] for error in report.errors] == [
+        "unknown layer type 'Eltwice'; did you mean 'Eltwise'?"
+    ]
+
+
 STAGED = """
 layer { name: "train" type: "Data" top: "data" top: "label" data_param { batch_size: 2 } include { stage: "train" } }
 layer { name: "val" type: "Data" top: "data" top: "label" data_param { batch_size: 3 } include { stage: "val" } }

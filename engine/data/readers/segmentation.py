@@ -23,6 +23,8 @@ from engine.errors import ConfigError
 class MaskedReader(ListedReader):
     """Arrays: the picture (c, h, w), its mask (1, h, w)."""
 
+    has_masks = True
+
     def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
         image, partner = super().decode(fetched)
         if partner.mask is None:
