@@ -93,17 +93,17 @@ class SolverNets:
 
 def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig:
     """Reads a net, upgrades it, and sets the fields of overrides ("path=value"). Raises ConfigError or ConfigErrors."""
-    return parse_net(_read_text(path), str(path), overrides)
+    return parse_net(read_text(path), str(path), overrides)
 
 
 def read_solver(path: str | os.PathLike, overrides: Iterable[str] = ()) -> SolverConfig:
     """Reads a solver; overrides of fields that only a net has wait for nets_of_solver(). Raises as read_net()."""
-    return parse_solver(_read_text(path), str(path), overrides)
+    return parse_solver(read_text(path), str(path), overrides)
 
 
 def read(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig | SolverConfig:
     """Reads a net or a solver, whichever the fields of the file say it is."""
-    text = _read_text(path)
+    text = read_text(path)
     parse = {"net": parse_net, "solver": parse_solver}[_kind(scan(text, str(path)))]
     return parse(text, str(path), overrides)
 
@@ -133,7 +133,7 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
     return config
 
 
-def _read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike) -> str:
     """Text that is not UTF-8, as comments of older editors are, keeps its bytes as Latin-1: its marks are ASCII."""
     data = read_bytes(path, ConfigError)
     try:

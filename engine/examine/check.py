@@ -12,6 +12,7 @@ from typing import cast
 
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
+from engine.config.label_map import read_label_map
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
 from engine.errors import CODE, FILE, ConfigError, ConfigErrors, EngineError, printable, shape_text
@@ -121,6 +122,9 @@ def check_file(
     are in the report."""
     report = FileReport(path, ranks=ranks)
     try:
+        if read_label_map(path) is not None:
+            report.kind = "label map"
+            return report
         config = read(path, overrides)
     except EngineError as error:  # an error also where it is not there
         report.errors += [str(each) for each in getattr(error, "errors", [error])]

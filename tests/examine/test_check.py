@@ -288,3 +288,15 @@ def test_a_missing_folder_for_snapshots_is_an_absent_file(tmp_path, net_file):
     path = tmp_path / "solver.prototxt"
     path.write_text(f'net: "{net_file}" base_lr: 1 lr_policy: "fixed" max_iter: 1 snapshot_prefix: "{tmp_path}/no/x"')
     assert any("there is no folder" in line for line in check_file(str(path)).absent_files)
+
+
+def test_names_of_classes_lie_beside_nets(tmp_path):
+    path = tmp_path / "labelmap.prototxt"
+    path.write_text('item { name: "none" label: 0 display_name: "background" }\nitem { name: "a" label: 1 }')
+    report = check_file(str(path))
+    assert (report.kind, report.errors, report.nets) == ("label map", [], [])
+    assert to_text(report) == f"{path}: label map"
+    path.write_text('item { name: "none" label: "0" }')
+    assert "labelmap.prototxt:1:22: 'label' expects a 32-bit integer without quotes" in check_file(str(path)).errors[0]
+    path.write_text('item { name: "none" }\nlayer { }')
+    assert "unknown field 'item' in NetParameter" in check_file(str(path)).errors[0]
