@@ -24,6 +24,10 @@ class Tensor:
     accumulate: bool
     def attach(self, values: numpy.typing.NDArray[numpy.float32]) -> None:
         ...
+    def convert(self, to: Tensor) -> None:
+        """
+        Copies the values into a tensor of the same shape, laid out its own way.
+        """
     def decide_plain(self) -> None:
         ...
     def get(self) -> numpy.typing.NDArray[numpy.float32]:
@@ -205,6 +209,10 @@ class Program:
         ...
     def forward(self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex = 18446744073709551615) -> None:
         ...
+    def given(self, like: Tensor, wants_gradient: bool) -> Tensor:
+        """
+        A blob that no op makes: to run an op by itself.
+        """
     def implementation(self, op: typing.SupportsIndex) -> str:
         ...
     def input(self, name: str, shape: collections.abc.Sequence[typing.SupportsIndex], wants_gradient: bool = False) -> Tensor:
