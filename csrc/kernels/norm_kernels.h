@@ -1,7 +1,7 @@
 // The kernels behind norm_rows.h, for one instruction set: each includes this header in a file of its own, which has
 // said what the compiler may use, and defined ENGINE_REGISTER, the numbers that a register then holds. Vectors are
-// GCC's own, of sixteen numbers; smaller registers take one in pieces. Nothing of the standard library is called: the
-// linker could take such a function from here for files that must run anywhere.
+// GCC's own, of a register of 8 or 16 numbers; smaller ones take one in pieces. Nothing of the standard library is
+// called: the linker could take such a function from here for files that must run anywhere.
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own intrinsics
 
@@ -11,7 +11,7 @@ namespace {
 #define ENGINE_INLINE inline __attribute__((always_inline))
 #define ENGINE_BODY __attribute__((always_inline))  // of lambdas
 
-constexpr int wide = 16;
+constexpr int wide = ENGINE_REGISTER == 8 ? 8 : 16;  // a vector in pieces goes through memory wherever it is cut
 typedef float Vector __attribute__((vector_size(4 * wide)));
 typedef uint32_t Bits __attribute__((vector_size(4 * wide)));
 typedef uint16_t Halves __attribute__((vector_size(2 * wide)));
@@ -72,8 +72,8 @@ ENGINE_INLINE void finish_stores() {
 
 ENGINE_INLINE Vector positive(Vector where, Vector value) { return where > 0 ? value : Vector{}; }
 
-// Some of a row's lanes, from `first` on: whole vectors, or fewer than sixteen numbers, eight (blocks of smaller
-// registers) or `part`.
+// Some of a row's lanes, from `first` on: whole vectors, or fewer numbers, half of one (blocks of smaller registers) or
+// `part`.
 enum class Kind { whole, half, part };
 
 template <typename T, int vectors, Kind kind>
