@@ -22,7 +22,8 @@ struct ChannelSlice {
 
 class NormGrid {
 public:
-    NormGrid(const ChannelRows& rows, int64_t element_bytes) : rows_(rows) {
+    // `rows` of all arrays but x, and those of x, which differ in strides only.
+    NormGrid(const ChannelRows& rows, const ChannelRows& x, int64_t element_bytes) : rows_(rows), x_(x) {
         const bool run = rows_.lanes == 1;
         element_bytes_ = element_bytes;
         all_ = {0, rows_.channels, false};
@@ -34,12 +35,15 @@ public:
             slices_.push_back({channel, count, run});
             channel += count;
         }
-        dense_ = rows_.lanes == rows_.channels && !run && rows_.outer_stride == rows_.inner * rows_.inner_stride;
+        dense_ = rows_.lanes == rows_.channels && !run && follows_itself(rows_) && follows_itself(x_);
         if (rows_.inner == 1 && !run) dense_ = true;
         parts_ = rows_.outer;
         if (!dense_) return;
         const int64_t row_bytes = rows_.channels * element_bytes, total = rows_.outer * rows_.inner;
-        if (rows_.inner == 1) rows_.inner_stride = rows_.outer_stride;
+        if (rows_.inner == 1) {
+            rows_.inner_stride = rows_.outer_stride;
+            x_.inner_stride = x_.outer_stride;
+        }
         block_rows_ = std::max<int64_t>(8, block_bytes / row_bytes);
         rows_.inner = (part_bytes / row_bytes / block_rows_ + 1) * block_rows_;
         parts_ = (total + rows_.inner - 1) / rows_.inner;
@@ -57,36 +61,37 @@ public:
         return step * element % bytes == 0 && rows_.outer_stride * element % bytes == 0;
     }
 
-    // each(slice, panel, where it begins) for all panels of a part and the slices [first, last).
+    // each(slice, panel, where it begins, and where in x) for all panels of a part and the slices [first, last).
     template <typename Each>
     void panels(int64_t part, int64_t first, int64_t last, const Each& each) const {
         if (dense_) return dense_panels(part, each);
         for (int64_t s = first; s < last; s++) {
             const ChannelSlice& slice = slices_[s];
-            const int64_t at = rows_.offset(part, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
+            const int64_t block = slice.channel / rows_.lanes, lane = slice.channel % rows_.lanes;
+            const int64_t at = rows_.offset(part, block) + lane, x_at = x_.offset(part, block) + lane;
             if (!slice.run) {
-                each(slice, alone(rows_.inner, rows_.inner_stride, slice.count), at);
+                each(slice, alone(rows_.inner, rows_.inner_stride, x_.inner_stride, slice.count), at, x_at);
                 continue;
             }
-            const int64_t whole = rows_.inner / 16;
-            if (whole) each(slice, alone(whole, 16, 16), at);
-            if (rows_.inner % 16) each(slice, alone(1, 16, rows_.inner % 16), at + 16 * whole);
+            const int64_t whole = rows_.inner / 16, rest = rows_.inner % 16;
+            if (whole) each(slice, alone(whole, 16, 16, 16), at, x_at);
+            if (rest) each(slice, alone(1, 16, 16, rest), at + 16 * whole, x_at + 16 * whole);
         }
     }
 
-    // A few values of every channel, to know roughly where they are.
+    // each(slice, panel, where it begins in x) for a few values of every channel, to know roughly where they are.
     template <typename Each>
     void sample(const Each& each) const {
         const int64_t rows = std::min<int64_t>(16, rows_.lanes == 1 ? rows_.inner / 16 : per_row_limit());
         for (const ChannelSlice& slice : slices_) {
             const int64_t at =
-                dense_ ? slice.channel : rows_.offset(0, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
+                dense_ ? slice.channel : x_.offset(0, slice.channel / rows_.lanes) + slice.channel % rows_.lanes;
             if (!slice.run)
-                each(slice, alone(rows, rows_.inner_stride, slice.count), at);
+                each(slice, alone(rows, rows_.inner_stride, x_.inner_stride, slice.count), at);
             else if (rows > 0)
-                each(slice, alone(rows, 16, 16), at);
+                each(slice, alone(rows, 16, 16, 16), at);
             else
-                each(slice, alone(1, 16, rows_.inner), at);
+                each(slice, alone(1, 16, 16, rows_.inner), at);
         }
     }
 
@@ -118,13 +123,16 @@ public:
     }
 
 private:
+    // Whether each sample's rows follow those of the one before.
+    static bool follows_itself(const ChannelRows& rows) { return rows.outer_stride == rows.inner * rows.inner_stride; }
+
     static constexpr int64_t block_bytes = 8 << 10, part_bytes = 128 << 10;
 
     int64_t per_row_limit() const { return dense_ ? total_ : rows_.inner; }
 
     // A panel whose successor lies elsewhere.
-    Panel alone(int64_t rows, int64_t step, int64_t lanes) const {
-        return {rows, step, lanes, std::min(rows / 4, block_bytes / (step * element_bytes_)), rows};
+    Panel alone(int64_t rows, int64_t step, int64_t x_step, int64_t lanes) const {
+        return {rows, step, x_step, lanes, std::min(rows / 4, block_bytes / (step * element_bytes_)), rows};
     }
 
     // Rows hold all channels, and are taken in blocks within which memory can be read ahead of the work.
@@ -134,11 +142,12 @@ private:
         const int64_t step = rows_.inner_stride;
         for (int64_t row = begin; row < end; row += block_rows_) {
             const int64_t rows = std::min(block_rows_, end - row);
-            each(all_, Panel{rows, step, rows_.channels, block_rows_, total_ - row}, row * step);
+            each(all_, Panel{rows, step, x_.inner_stride, rows_.channels, block_rows_, total_ - row}, row * step,
+                 row * x_.inner_stride);
         }
     }
 
-    ChannelRows rows_;
+    ChannelRows rows_, x_;
     int64_t element_bytes_;
     std::vector<ChannelSlice> slices_;
     ChannelSlice all_;

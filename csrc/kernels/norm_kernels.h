@@ -106,11 +106,16 @@ struct Row {
     // Asks for these lanes of the row to be worked on a little after `row`, in each array that there is.
     template <typename... Arrays>
     ENGINE_INLINE void fetch(const Panel& panel, int64_t row, const Arrays*... arrays) const {
-        const int64_t later = row + panel.lead < panel.reach ? row + panel.lead : panel.reach - 1;
-        (fetch_row(arrays, later * panel.step), ...);
+        (fetch_row(arrays, later(panel, row) * panel.step), ...);
+    }
+    ENGINE_INLINE void fetch_x(const Panel& panel, int64_t row, const T* x) const {
+        fetch_row(x, later(panel, row) * panel.x_step);
     }
 
 private:
+    ENGINE_INLINE static int64_t later(const Panel& panel, int64_t row) {
+        return row + panel.lead < panel.reach ? row + panel.lead : panel.reach - 1;
+    }
     ENGINE_INLINE void fetch_row(const T* array, int64_t at) const {
         constexpr int line = 64 / int(sizeof(T));
         if (!array) return;
@@ -153,10 +158,10 @@ void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, f
         Vector middle[count], sum[chains][count] = {}, square[chains][count] = {};
         for (int v = 0; v < count; v++) middle[v] = lanes.coefficient(near, v);
         const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
-            lanes.fetch(panel, row, x);
+            lanes.fetch_x(panel, row, x);
 #pragma GCC unroll 4
             for (int v = 0; v < count; v++) {
-                const Vector away = lanes.get(x + row * panel.step, v) - middle[v];
+                const Vector away = lanes.get(x + row * panel.x_step, v) - middle[v];
                 sum[chain][v] += away;
                 square[chain][v] = multiply_add(away, away, square[chain][v]);
             }
@@ -191,11 +196,12 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
         with_flag(job.residual, [&](auto adds) ENGINE_BODY {
             with_flag(job.past_caches, [&](auto past_caches) ENGINE_BODY {
                 for (int64_t row = 0; row < panel.rows; row++) {
-                    const int64_t at = row * panel.step;
-                    lanes.fetch(panel, row, job.x, job.residual);
+                    const int64_t at = row * panel.step, x_at = row * panel.x_step;
+                    lanes.fetch_x(panel, row, job.x);
+                    lanes.fetch(panel, row, job.residual);
 #pragma GCC unroll 4
                     for (int v = 0; v < count; v++) {
-                        Vector value = multiply_add(lanes.get(job.x + at, v) - mean[v], scale[v], shift[v]);
+                        Vector value = multiply_add(lanes.get(job.x + x_at, v) - mean[v], scale[v], shift[v]);
                         if constexpr (adds) value += lanes.get(job.residual + at, v);
                         value = value < floor ? floor : value;
                         lanes.template put<decltype(past_caches)::value>(job.y + at, v, value);
@@ -221,11 +227,12 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
             with_flag(job.y, [&](auto from_y) ENGINE_BODY {
                 with_flag(job.kept, [&](auto kept) ENGINE_BODY {
                     const auto add_row = [&](int64_t row, int chain) ENGINE_BODY {
-                        const int64_t at = row * panel.step;
-                        lanes.fetch(panel, row, job.x, job.given, job.other, job.y);
+                        const int64_t at = row * panel.step, x_at = row * panel.x_step;
+                        lanes.fetch_x(panel, row, job.x);
+                        lanes.fetch(panel, row, job.given, job.other, job.y);
 #pragma GCC unroll 4
                         for (int v = 0; v < count; v++) {
-                            const Vector away = lanes.get(job.x + at, v) - mean[v];
+                            const Vector away = lanes.get(job.x + x_at, v) - mean[v];
                             Vector g = lanes.get(job.given + at, v);
                             if constexpr (two) g += lanes.get(job.other + at, v);
                             if constexpr (from_y)
@@ -273,11 +280,12 @@ void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* 
         with_flag(job.scale, [&](auto masks) ENGINE_BODY {
             with_flag(past_caches, [&](auto past) ENGINE_BODY {
                 for (int64_t row = 0; row < panel.rows; row++) {
-                    const int64_t at = row * panel.step;
-                    lanes.fetch(panel, row, job.x, job.given);
+                    const int64_t at = row * panel.step, x_at = row * panel.x_step;
+                    lanes.fetch_x(panel, row, job.x);
+                    lanes.fetch(panel, row, job.given);
 #pragma GCC unroll 4
                     for (int v = 0; v < count; v++) {
-                        const Vector away = lanes.get(job.x + at, v) - mean[v];
+                        const Vector away = lanes.get(job.x + x_at, v) - mean[v];
                         Vector g = lanes.get(job.given + at, v);
                         if constexpr (masks) g = positive(multiply_add(away, scale[v], shift[v]), g);
                         const Vector value = multiply_add(of_g[v], g, multiply_add(of_x[v], away, constant[v]));

@@ -12,14 +12,15 @@
 
 #include "kernels/norm_grid.h"
 #include "ops/common/channel_layout.h"
-#include "ops/common/onednn_util.h"
+#include "ops/common/parts.h"
 
 namespace engine {
 namespace {
 
 class BatchNorm : public Op {
 public:
-    explicit BatchNorm(OpSpec spec) : Op(std::move(spec)), grid_(rows(), is_bf16() ? 2 : 4) {
+    explicit BatchNorm(OpSpec spec)
+        : Op(std::move(spec)), layout_(dense(input(0)->layout)), grid_(rows(layout_), x_rows(), is_bf16() ? 2 : 4) {
         const auto& attributes = spec_.attributes;
         eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
@@ -63,20 +64,36 @@ private:
 
     bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 
-    ChannelRows rows() const {
-        const auto rows = channel_rows(input(0)->layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(input(0)->layout));
+    // Of all blobs but x, which may be part of the channels of a larger one (a chain of Concats).
+    static Layout dense(const Layout& x) {
+        const Layout like = layout_like(x, x.get_dims(), x.get_data_type());
+        return like.get_inner_blks() == x.get_inner_blks() ? like : x;
+    }
+
+    static ChannelRows rows(const Layout& layout) {
+        const auto rows = channel_rows(layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         return *rows;
     }
 
+    ChannelRows x_rows() const {
+        ChannelRows result = rows(layout_);
+        if (input(0)->layout == layout_) return result;
+        const Dims strides = input(0)->layout.get_strides();
+        result.outer_stride = strides[0];
+        if (result.block_stride) result.block_stride = strides[1];
+        if (result.lanes > 1) result.inner_stride = strides.back();
+        return result;
+    }
+
     void build_forward() {
-        const Layout& layout = input(0)->layout;
+        const Layout& layout = layout_;
         output(0, layout);
         for (size_t i = 1; i < outputs_.size(); i++) output_view(i, layout, outputs_[0], false);
         touch(Pass::forward, {input(0), outputs_[0]});
         sums_ = scratch(plain_layout({2, grid_.parts(), grid_.channels()}));
         if (!adds()) {
-            may_overwrite(Pass::forward, input(0), outputs_[0]);
+            if (input(0)->layout == layout) may_overwrite(Pass::forward, input(0), outputs_[0]);
             return;
         }
         added_ = reading(input(1), layout, forward_calls_);
@@ -104,7 +121,7 @@ private:
     }
 
     void build_kept_gradient() {
-        const TensorPtr kept = workspace("gradient", input(0)->layout);
+        const TensorPtr kept = workspace("gradient", layout_);
         kept_ = kept->memory;
         touch(Pass::backward, kept);
         may_overwrite(Pass::backward, given_[0], kept);
@@ -114,7 +131,7 @@ private:
     // What arrives behind the addition is the gradient of both its terms.
     void build_shortcut_gradient() {
         const TensorPtr& wanted = input(1)->diff;
-        const Target target = writing(wanted, input(0)->layout);
+        const Target target = writing(wanted, layout_);
         touch(Pass::backward, wanted);
         if (target.final || relu_ || given_.size() == 2) {
             kept_ = target.memory;
@@ -164,12 +181,13 @@ private:
         const T* const added = adds() ? at<T>(added_) : nullptr;
         const bool past_caches = y != x && y != added && goes_past_caches(y);
         grid_.run(measure, gather, [&](int64_t part, int64_t first, int64_t last) {
-            grid_.panels(part, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
-                const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
-                    offset(slice, of(offset_, slice));
-                kernels.normalise(panel, {x + begin, added ? added + begin : nullptr, mean, factor, offset, relu_,
-                                          past_caches, y + begin});
-            });
+            grid_.panels(part, first, last,
+                         [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
+                             const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                                 offset(slice, of(offset_, slice));
+                             kernels.normalise(panel, {x + x_begin, added ? added + begin : nullptr, mean, factor,
+                                                       offset, relu_, past_caches, y + begin});
+                         });
         });
     }
 
@@ -184,22 +202,23 @@ private:
         return at<float>(sums_) + (which * grid_.parts() + part) * grid_.channels() + channel;
     }
 
-    // adds(panel, begin, slice, to sums of lanes, and to others) for a part, from 0.
+    // adds(slice, panel, begin, begin in x, to sums of lanes, and to others) for a part, from 0.
     template <typename Add>
     void sum_part(int64_t part, int64_t first, int64_t last, const Add& add) const {
         const int64_t from = grid_.slice(first).channel,
                       to = grid_.slice(last - 1).channel + grid_.slice(last - 1).count;
         for (int which : {0, 1}) std::fill(sums(which, part, from), sums(which, part, from) + (to - from), 0.f);
-        grid_.panels(part, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
-            float *const some = sums(0, part, slice.channel), *const others = sums(1, part, slice.channel);
-            if (!slice.run) return add(slice, panel, begin, some, others);
-            float lanes[2][16] = {};
-            add(slice, panel, begin, lanes[0], lanes[1]);
-            for (int64_t lane = 0; lane < panel.lanes; lane++) {
-                *some += lanes[0][lane];
-                *others += lanes[1][lane];
-            }
-        });
+        grid_.panels(part, first, last,
+                     [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
+                         float *const some = sums(0, part, slice.channel), *const others = sums(1, part, slice.channel);
+                         if (!slice.run) return add(slice, panel, begin, x_begin, some, others);
+                         float lanes[2][16] = {};
+                         add(slice, panel, begin, x_begin, lanes[0], lanes[1]);
+                         for (int64_t lane = 0; lane < panel.lanes; lane++) {
+                             *some += lanes[0][lane];
+                             *others += lanes[1][lane];
+                         }
+                     });
     }
 
     // The mean of a few values: deviations from it are summed, which costs no accuracy if it is near the mean of all.
@@ -219,10 +238,11 @@ private:
 
     template <typename T>
     void measure(const NormKernels<T>& kernels, const T* x, int64_t part, int64_t first, int64_t last) const {
-        sum_part(part, first, last,
-                 [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, float* sum, float* square) {
-                     kernels.sum(panel, x + begin, Coefficients(slice, of(mean_, slice)), sum, square);
-                 });
+        sum_part(
+            part, first, last,
+            [&](const ChannelSlice& slice, const Panel& panel, int64_t, int64_t x_begin, float* sum, float* square) {
+                kernels.sum(panel, x + x_begin, Coefficients(slice, of(mean_, slice)), sum, square);
+            });
     }
 
     void gather_statistics(const ChannelSlice& slice) {
@@ -298,9 +318,10 @@ private:
 
     // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.
     template <typename T>
-    Gradient<T> moved(Gradient<T> job, int64_t begin, const float* mean, const float* factor,
+    Gradient<T> moved(Gradient<T> job, int64_t begin, int64_t x_begin, const float* mean, const float* factor,
                       const float* offset) const {
-        for (const T** each : {&job.x, &job.given, &job.other, &job.y})
+        job.x += x_begin;
+        for (const T** each : {&job.given, &job.other, &job.y})
             if (*each) *each += begin;
         if (job.kept) job.kept += begin;
         job.mean = mean;
@@ -315,10 +336,11 @@ private:
     void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t part, int64_t first,
                       int64_t last) const {
         sum_part(part, first, last,
-                 [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, float* of_g, float* of_gx) {
+                 [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin, float* of_g,
+                     float* of_gx) {
                      const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
                          offset(slice, of(offset_, slice));
-                     kernels.sum_gradient(panel, moved(job, begin, mean, factor, offset), of_g, of_gx);
+                     kernels.sum_gradient(panel, moved(job, begin, x_begin, mean, factor, offset), of_g, of_gx);
                  });
     }
 
@@ -351,16 +373,18 @@ private:
         const bool in_place = wanted == job.given || wanted == job.other || wanted == job.kept;
         const bool past_caches = !in_place && goes_past_caches(wanted), masked = job.kept;
         if (masked) job.given = job.kept;
-        grid_.panels(part, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
-            const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
-                offset(slice, of(offset_, slice)), of_x(slice, sums(0, 0, slice.channel)),
-                constant(slice, sums(1, 0, slice.channel));
-            Gradient<T> piece = moved(job, begin, mean, factor, offset);
-            if (masked) piece.scale = piece.shift = nullptr;
-            kernels.write_gradient(panel, piece, factor, of_x, constant, past_caches, wanted + begin);
-        });
+        grid_.panels(part, first, last,
+                     [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
+                         const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                             offset(slice, of(offset_, slice)), of_x(slice, sums(0, 0, slice.channel)),
+                             constant(slice, sums(1, 0, slice.channel));
+                         Gradient<T> piece = moved(job, begin, x_begin, mean, factor, offset);
+                         if (masked) piece.scale = piece.shift = nullptr;
+                         kernels.write_gradient(panel, piece, factor, of_x, constant, past_caches, wanted + begin);
+                     });
     }
 
+    Layout layout_;  // of all blobs but x
     NormGrid grid_;
     float eps_, fraction_;
     bool global_, relu_;

@@ -1,7 +1,10 @@
 // Blobs one after the other along an axis.
-// inputs: one or more that agree in all other axes; attributes: axis.
+// inputs: one or more that agree in all other axes; attributes: axis, and where the top is the first part of a larger
+// blob, into which later Concats write what follows (graph/passes/chain_concats.py): parts, the sizes of all that the
+// larger one holds along the axis, and `continues`, whether the first input lies there already.
 #include <algorithm>
 
+#include "kernels/row_pieces.h"
 #include "ops/common/parts.h"
 
 namespace engine {
@@ -16,32 +19,147 @@ public:
             if (input_gradient(0)) touch(Pass::backward, input(0)->diff);
             return;
         }
-        const int64_t axis = spec_.attributes.integer("axis");
-        output(0, best_layout(axis));
+        axis_ = spec_.attributes.integer("axis");
+        const bool continues = spec_.attributes.flag("continues");
+        if (continues)
+            output_view(0, part_of(like_first()), input(0), true);
+        else
+            make_top(best_layout());
         touch(Pass::forward, outputs_[0]);
+        if (continues && outputs_[0]->diff) touch(Pass::backward, outputs_[0]->diff);
         int64_t offset = 0;
-        for (const auto& part : spec_.inputs) {
-            const Dims dims = part->layout.get_dims();
-            copy(part->memory, piece(outputs_[0], axis, offset, dims), forward_calls_);
-            touch(Pass::forward, part);
-            if (part->diff && output_gradient(0)) {
-                copy(piece(outputs_[0]->diff, axis, offset, dims), part->diff->memory, backward_calls_);
-                touch(Pass::backward, {outputs_[0]->diff, part->diff});
-            }
-            offset += dims[axis];
+        for (size_t i = 0; i < spec_.inputs.size(); i++) {
+            const TensorPtr& part = input(i);
+            if (i > 0 || !continues) place(part, offset);
+            offset += part->layout.get_dims()[axis_];
         }
     }
 
+    void forward(const dnnl::stream& stream) override {
+        size_t count = 0;
+        for (const Moved& each : moved_) copies_[count++] = each.copy(each.part->memory, outputs_[0]->memory, true);
+        if (count) copy_rows(copies_, rows_);
+        run(forward_calls_, stream);
+    }
+
+    void backward(const dnnl::stream& stream) override {
+        size_t count = 0;
+        for (const Moved& each : moved_)
+            if (sends_gradient(each.part))
+                gradients_[count++] = each.copy(each.part->diff->memory, outputs_[0]->diff->memory, false);
+        if (count) copy_rows(gradients_, rows_);
+        run(backward_calls_, stream);
+    }
+
 private:
-    // Like the largest input's, unless inputs would begin within a block.
-    Layout best_layout(int64_t axis) const {
+    // A part that is moved row by row. Bytes.
+    struct Moved {
+        TensorPtr part;
+        int64_t offset, pitch, length, whole_pitch;
+
+        RowCopy copy(const memory& mine, const memory& whole, bool forward) const {
+            char *const here = static_cast<char*>(mine.get_data_handle()), *const there = static_cast<char*>(
+                                                                                              whole.get_data_handle()) +
+                                                                                          offset;
+            if (forward) return {{here, pitch}, {there, whole_pitch}, length};
+            return {{there, whole_pitch}, {here, pitch}, length};
+        }
+    };
+
+    bool sends_gradient(const TensorPtr& part) const { return part->diff && output_gradient(0); }
+
+    void place(const TensorPtr& part, int64_t offset) {
+        const Dims dims = part->layout.get_dims();
+        touch(Pass::forward, part);
+        if (sends_gradient(part)) touch(Pass::backward, {outputs_[0]->diff, part->diff});
+        if (moves_rows(part, offset)) return;
+        copy(part->memory, piece(outputs_[0], axis_, offset, dims), forward_calls_);
+        if (sends_gradient(part))
+            copy(piece(outputs_[0]->diff, axis_, offset, dims), part->diff->memory, backward_calls_);
+    }
+
+    // Whether the part lies as the top does, so that rows need only be copied.
+    bool moves_rows(const TensorPtr& part, int64_t offset) {
+        const Layout &mine = part->layout, &whole = outputs_[0]->layout;
+        if (layout_like(whole, mine.get_dims(), whole.get_data_type()) != mine) return false;
+        if (part->diff && part->diff->layout != mine) return false;
+        const auto rows = rows_along(mine, axis_), into = rows_along(whole, axis_);
+        if (!rows || !into || rows->count != into->count || rows->unit != into->unit) return false;
+        const int64_t bytes = int64_t(memory::data_type_size(mine.get_data_type()));
+        const int64_t begin = offset / block(whole) * into->unit;
+        moved_.push_back({part, begin * bytes, rows->pitch * bytes, rows->length * bytes, into->pitch * bytes});
+        rows_ = rows->count;
+        copies_.emplace_back();
+        if (sends_gradient(part)) gradients_.emplace_back();
+        return true;
+    }
+
+    // Elements of the axis that lie together.
+    int64_t block(const Layout& layout) const {
+        const Dims blocks = layout.get_inner_blks(), axes = layout.get_inner_idxs();
+        int64_t size = 1;
+        for (size_t i = 0; i < blocks.size(); i++)
+            if (axes[i] == axis_) size *= blocks[i];
+        return size;
+    }
+
+    // What the memory holds that the top is in: the top, or the larger blob of which it is the first part.
+    Dims whole_dims() const {
+        Dims dims = spec_.output_shapes[0];
+        if (!spec_.attributes.has("parts")) return dims;
+        dims[axis_] = 0;
+        for (const int64_t size : spec_.attributes.integers("parts")) dims[axis_] += size;
+        return dims;
+    }
+
+    // Of the whole: like the largest input's, unless parts would begin within a block.
+    Layout best_layout() const {
         std::vector<Dims> parts;
         for (const auto& part : spec_.inputs) parts.push_back(part->layout.get_dims());
         const auto smaller = [](const TensorPtr& a, const TensorPtr& b) { return a->count() < b->count(); };
         const TensorPtr& largest = *std::max_element(spec_.inputs.begin(), spec_.inputs.end(), smaller);
-        const Layout wanted = layout_like(largest->layout, spec_.output_shapes[0], largest->layout.get_data_type());
-        return divides(wanted, axis, parts) ? wanted : plain_layout(wanted.get_dims(), wanted.get_data_type());
+        if (spec_.attributes.has("parts")) {
+            for (const int64_t size : spec_.attributes.integers("parts")) {
+                parts.push_back(parts[0]);
+                parts.back()[axis_] = size;
+            }
+        }
+        const Layout wanted = layout_like(largest->layout, whole_dims(), largest->layout.get_data_type());
+        return divides(wanted, axis_, parts) ? wanted : plain_layout(wanted.get_dims(), wanted.get_data_type());
     }
+
+    // The same, where the first input lies in it.
+    Layout like_first() const {
+        const Layout &first = input(0)->layout, whole = layout_like(first, whole_dims(), first.get_data_type());
+        if (whole.get_strides() != first.get_strides())
+            throw std::logic_error("'" + spec_.name + "' cannot go on with a blob laid out as " + layout_name(first));
+        return whole;
+    }
+
+    // The top within the whole.
+    Layout part_of(const Layout& whole) const {
+        const Dims& dims = spec_.output_shapes[0];
+        return whole.get_dims() == dims ? whole : whole.submemory_desc(dims, Dims(dims.size(), 0));
+    }
+
+    void make_top(const Layout& whole) {
+        if (whole.get_dims() == spec_.output_shapes[0]) {
+            output(0, whole);
+            return;
+        }
+        const auto room = [&] { return std::make_shared<Buffer>(whole.get_size(), Home::activation); };
+        const auto top = std::make_shared<Tensor>(spec_.name, spec_.output_shapes[0], Home::activation);
+        top->decide(part_of(whole), room());
+        if (output_gradient(0)) {
+            top->diff = std::make_shared<Tensor>(spec_.name, top->shape, Home::activation);
+            top->diff->decide(top->layout, room());
+        }
+        outputs_[0] = top;
+    }
+
+    int64_t axis_ = 1, rows_ = 0;
+    std::vector<Moved> moved_;
+    std::vector<RowCopy> copies_, gradients_;  // made anew in every pass: memory is placed late
 };
 
 static const RegisterOp<Concat> registered("Concat");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.graph.build import TRAIN, Graph
+from engine.graph.passes.chain_concats import chain_concats
 from engine.graph.passes.constant import mark_constant
 from engine.graph.passes.fuse import fuse
 from engine.graph.passes.gradients import mark_gradients
@@ -11,7 +12,7 @@ from engine.graph.passes.split import insert_splits
 from engine.graph.passes.subsample import subsample
 
 # Those that can be switched off; splits and gradients are the graph's meaning.
-PASSES = frozenset({"constant", "fuse", "memory_plan", "subsample"})
+PASSES = frozenset({"chain_concats", "constant", "fuse", "memory_plan", "subsample"})
 
 
 def prepare(
@@ -29,4 +30,6 @@ def prepare(
         fuse(graph)
     if precision == "bf16":
         lower_precision(graph)
+    if "chain_concats" in passes:
+        chain_concats(graph)
     return graph

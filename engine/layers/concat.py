@@ -12,6 +12,10 @@ class Concat(Layer):
 
     bf16 = True
 
+    # Of a chain (graph/passes/chain_concats.py): the sizes of all that its blob holds, and whether it goes on with one.
+    parts: list[int] | None = None
+    continues = False
+
     bottom_range = (1, None)
 
     @property
@@ -27,7 +31,8 @@ class Concat(Layer):
         return [(*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])]
 
     def attributes(self) -> Attributes:
-        return {"axis": self.axis}
+        chain: Attributes = {} if self.parts is None else {"parts": self.parts, "continues": self.continues}
+        return {"axis": self.axis, **chain}
 
     def flops(self) -> int:
         return 0

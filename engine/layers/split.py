@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 
@@ -11,11 +11,15 @@ class Split(Layer):
     """Bottom: any shape; tops: the same blob. Backward adds the tops' gradients."""
 
     bf16 = True
+    kept: int | None = None  # the top with which the next Concat of a chain goes on
 
     top_range = (1, None)
 
     def infer(self) -> list[Shape]:
         return [self.shapes[0]] * len(self.message.top)
+
+    def attributes(self) -> Attributes:
+        return {} if self.kept is None else {"kept": self.kept}
 
     def flops(self) -> int:
         return 0

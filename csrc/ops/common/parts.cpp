@@ -7,6 +7,15 @@ namespace engine {
 
 using tag = memory::format_tag;
 
+// Whether a layout is that one, but for samples that lie further apart: part of the channels of a larger blob.
+static bool follows(const Layout& layout, const Layout& dense) {
+    if (layout == dense) return true;
+    if (layout.get_inner_blks() != dense.get_inner_blks() || layout.get_inner_idxs() != dense.get_inner_idxs())
+        return false;
+    const Dims strides = layout.get_strides(), others = dense.get_strides();
+    return strides[0] > others[0] && std::equal(strides.begin() + 1, strides.end(), others.begin() + 1);
+}
+
 Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type type) {
     const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks();
     if (!blocks.empty()) {
@@ -15,7 +24,7 @@ Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type typ
                                       {tag::aBcde4b, tag::aBcde8b, tag::aBcde16b}};
         if (dims.size() < 3 || dims.size() > 5) return plain_layout(dims, type);
         for (const tag candidate : tags[dims.size() - 3])
-            if (Layout(layout.get_dims(), layout.get_data_type(), candidate) == layout)
+            if (follows(layout, Layout(layout.get_dims(), layout.get_data_type(), candidate)))
                 return Layout(dims, type, candidate);
         return plain_layout(dims, type);
     }
@@ -29,6 +38,36 @@ Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type typ
         stride *= dims[axis];
     }
     return Layout(dims, type, dense);
+}
+
+std::optional<AxisRows> rows_along(const Layout& layout, int64_t axis) {
+    if (layout.get_format_kind() != memory::format_kind::blocked) return {};
+    const Dims strides = layout.get_strides(), blocks = layout.get_inner_blks(), axes = layout.get_inner_idxs();
+    Dims extents = layout.get_padded_dims();
+    int64_t inside = 1;  // elements within one step along the axis
+    for (size_t i = 0; i < blocks.size(); i++) {
+        extents[axes[i]] /= blocks[i];
+        inside *= blocks[i];
+    }
+    std::vector<size_t> order;  // of the axes that have steps, innermost first
+    for (size_t i = 0; i < extents.size(); i++)
+        if (extents[i] > 1 && int64_t(i) != axis) order.push_back(i);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+    AxisRows rows{1, 0, strides[axis] * extents[axis], strides[axis]};
+    int64_t next = 0;  // where the next row begins, from the second axis outside on
+    for (const size_t i : order) {
+        if (strides[i] < strides[axis]) {
+            if (strides[i] != inside) return {};
+            inside *= extents[i];
+            continue;
+        }
+        if (!rows.pitch) rows.pitch = strides[i];
+        if (next && strides[i] != next) return {};
+        next = strides[i] * extents[i];
+        rows.count *= extents[i];
+    }
+    if (inside != strides[axis] || (rows.pitch && rows.pitch < rows.length)) return {};
+    return rows;
 }
 
 bool Parts::divides(const Layout& whole, int64_t axis, const std::vector<Dims>& parts) {

@@ -1,0 +1,72 @@
+"""Lets Concats that append to each other (DenseNet's) write into one blob, of which every top is the first part.
+
+Without it a dense block of L layers copies its first bottom L times, and again in backward, where a Split then adds
+what the next layer sends to what comes from all later ones: most of what such a block does to memory. In the chain,
+every bottom is copied once, and gradients are added where they lie.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from engine.graph.build import Graph
+from engine.layers.base import Blob, Layer
+from engine.layers.batch_norm import BatchNorm
+from engine.layers.concat import Concat
+from engine.layers.split import Split
+
+
+def chain_concats(graph: Graph) -> None:
+    """Runs on the final graph. A top may be the first part of a larger blob where only the next Concat and BatchNorms,
+    whose kernels are our own, read it. Results stay the same, bit by bit."""
+    readers: dict[Blob, list[Layer]] = {}
+    for layer in graph.layers:
+        for blob in layer.bottoms:
+            readers.setdefault(blob, []).append(layer)
+    follower = {layer: found for layer in graph.layers if (found := _next(layer, readers))}
+    continued = {concat for _, concat in follower.values()}
+    for first in graph.layers:
+        if first not in follower or first in continued:
+            continue
+        chain = [cast(Concat, first)]
+        while chain[-1] in follower:
+            split, concat = follower[chain[-1]]
+            if split:
+                split.kept = [blob in concat.bottoms for blob in split.tops].index(True)
+            chain.append(concat)
+        parts = [blob.shape[1] for i, each in enumerate(chain) for blob in each.bottoms[i > 0 :]]
+        for each in chain:
+            each.parts, each.continues = parts, each is not first
+
+
+def _next(layer: Layer, readers: dict[Blob, list[Layer]]) -> tuple[Split | None, Concat] | None:
+    """The Concat that appends to this one's top, and the Split between, if there is one."""
+    if not _may_chain(layer) or any(layer.loss_weights):
+        return None
+    top, split = layer.tops[0], None
+    tops = [top]
+    if [type(each) for each in readers.get(top, [])] == [Split]:
+        split = cast(Split, readers[top][0])
+        tops = split.tops
+    if any(blob.needs_gradient != top.needs_gradient or blob.gradient_is_set for blob in tops):
+        return None
+    reading = [(blob, each) for blob in tops for each in readers.get(blob, [])]
+    concats = [each for blob, each in reading if _may_chain(each) and blob is each.bottoms[0]]
+    if len(concats) != 1 or concats[0].bottoms.count(concats[0].bottoms[0]) != 1:
+        return None
+    concat = cast(Concat, concats[0])
+    others = [each for blob, each in reading if each is not concat and _reads_parts(each, blob)]
+    if len(others) != len(tops) - 1 or concat.tops[0].needs_gradient != top.needs_gradient:
+        return None
+    return split, concat
+
+
+def _may_chain(layer: Layer) -> bool:
+    return isinstance(layer, Concat) and len(layer.bottoms) > 1 and layer.axis == 1 and len(layer.shapes[0]) == 4
+
+
+def _reads_parts(layer: Layer, blob: Blob) -> bool:
+    """Whether it takes the blob as part of a larger one, and sends its gradient by itself."""
+    if type(layer) is not BatchNorm or layer.sync or layer.stats_batch_size:
+        return False
+    return layer.bottoms[0] is blob and layer.bottoms.count(blob) == 1

@@ -1,0 +1,154 @@
+"""Concats that append to each other write into one blob: the same bits as with a copy at each."""
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.config import parse_net
+from engine.net import PASSES, Counters, Net, NetOptions
+
+HEAD = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: %(batch)d dim: 16 dim: %(size)d dim: %(size)d } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: %(batch)d } } }
+layer { name: "conv0" type: "Convolution" bottom: "x" top: "a0"
+  convolution_param { num_output: %(first)d kernel_size: 1 weight_filler { type: "msra" } } }
+"""
+LAYER = """
+layer { name: "bn%(n)d" type: "BatchNorm" bottom: "a%(n)d" top: "b%(n)d" }
+layer { name: "scale%(n)d" type: "Scale" bottom: "b%(n)d" top: "b%(n)d" scale_param { bias_term: true } }
+layer { name: "relu%(n)d" type: "ReLU" bottom: "b%(n)d" top: "b%(n)d" }
+layer { name: "conv%(n)d" type: "Convolution" bottom: "b%(n)d" top: "c%(n)d"
+  convolution_param { num_output: %(growth)d kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
+layer { name: "concat%(n)d" type: "Concat" bottom: "a%(n)d" bottom: "c%(n)d" %(third)s top: "a%(next)d" }
+"""
+TAIL = """
+layer { name: "bn" type: "BatchNorm" bottom: "a%(n)d" top: "b" }
+layer { name: "relu" type: "ReLU" bottom: "b" top: "b" }
+layer { name: "ip" type: "InnerProduct" bottom: "b" top: "ip"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+BLOCKS = 3
+
+
+def dense_block(batch=3, size=6, first=32, growth=16, third="", more=""):
+    """A net with a dense block. third: another bottom of the second Concat; more: layers that read some blob of it."""
+    text = HEAD % {"batch": batch, "size": size, "first": first}
+    for n in range(1, BLOCKS + 1):
+        layer = LAYER % {"n": n, "next": n + 1, "growth": growth, "third": third if n == 2 else ""}
+        text += layer.replace('"a1"', '"a0"')
+    return parse_net(text + more + TAIL % {"n": BLOCKS + 1}, "dense.prototxt")
+
+
+def built(config, chained, phase=proto.TRAIN, **options):
+    return Net(config, phase, NetOptions(passes=PASSES if chained else PASSES - {"chain_concats"}, **options))
+
+
+def results(net):
+    """Of two steps on the same weights: outputs, gradients, sums of BatchNorms."""
+    generator = np.random.default_rng(5)
+    for blob in net.inputs:
+        values = generator.integers(0, 5, blob.shape) if len(blob.shape) == 1 else generator.normal(size=blob.shape)
+        net.feed(blob, values.astype(np.float32))
+    for parameter in net.all_params():
+        if "scale" in parameter.layer:
+            values = generator.uniform(-0.8, 0.8, parameter.shape)
+            net.tensor_of[parameter].set(values.astype(np.float32))
+    found = {}
+    for step in range(2):
+        net.run_forward(Counters(step))
+        found |= {f"{name} {step}": values for name, values in net.outputs().items()}
+        if net.has_backward:
+            net.backward()
+    found |= {placed.name: placed.tensor.diff.get() for placed in net.parameters if placed.tensor.diff is not None}
+    found["statistics"] = np.concatenate([net.tensor_of[each].get() for each in net.graph.params if each.statistics])
+    return found
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    assert [what for what, values in expected.items() if values.tobytes() != found[what].tobytes()] == []
+
+
+def chains(net):
+    return [(layer.name, layer.continues) for layer in net.graph.layers if layer.type == "Concat" and layer.parts]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"batch": 1},
+        {"first": 16},  # one block of channels: rows of all channels in the dense blobs, but not in the chain
+        {"first": 20, "growth": 12},  # which no block of channels divides
+        {"size": 1},
+        {"batch": 2, "size": 37, "first": 64, "growth": 32},  # several parts of the norms' grid
+    ],
+    ids=str,
+)
+def test_a_chain_changes_no_bit(shape, precision):
+    config = dense_block(**shape)
+    chained, apart = (built(config, each, precision=precision) for each in (True, False))
+    assert chains(chained) == [("concat1", False), ("concat2", True), ("concat3", True)]
+    assert not chains(apart)
+    assert_same_bits(results(chained), results(apart))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_in_phase_test_too(precision):
+    chained, apart = (built(dense_block(), each, proto.TEST, precision=precision) for each in (True, False))
+    assert len(chains(chained)) == 3
+    assert_same_bits(results(chained), results(apart))
+
+
+def test_a_third_bottom():
+    config = dense_block(third='bottom: "c1"')
+    assert_same_bits(*(results(built(config, each)) for each in (True, False)))
+
+
+def test_the_block_takes_less_memory():
+    config = dense_block(batch=4, size=20, first=64)
+    chained, apart = (built(config, each).program.activation_bytes for each in (True, False))
+    assert chained < 0.9 * apart
+
+
+def test_recomputation_leaves_parts_alone():
+    config = dense_block(batch=4, size=20)
+    whole = built(config, True)
+    tight = built(config, True, memory_budget=2_400_000)
+    assert tight.repeats
+    assert_same_bits(results(tight), results(whole))
+
+
+# What reads a part of a larger blob must be able to: of the second Concat's top, nothing else can.
+OTHERS = {
+    "convolution": 'layer { name: "o" type: "Convolution" bottom: "a2" top: "o" '
+    'convolution_param { num_output: 5 kernel_size: 1 weight_filler { type: "msra" } } }',
+    "pooling": 'layer { name: "o" type: "Pooling" bottom: "a2" top: "o" pooling_param { kernel_size: 2 stride: 2 } }',
+    "norm of slices": 'layer { name: "o" type: "BatchNorm" bottom: "a2" top: "o" '
+    "batch_norm_param { stats_batch_size: 1 } }",
+    "sum": 'layer { name: "n" type: "BatchNorm" bottom: "a2" top: "n" } '
+    'layer { name: "o" type: "Eltwise" bottom: "n" bottom: "a2" top: "o" }',
+    "nothing learns": 'layer { name: "o" type: "BatchNorm" bottom: "a2" top: "o" propagate_down: false }',
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_readers_break_the_chain(other):
+    more = (
+        OTHERS[other]
+        + """
+        layer { name: "oip" type: "InnerProduct" bottom: "o" top: "oip"
+          inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+        layer { name: "oloss" type: "SoftmaxWithLoss" bottom: "oip" bottom: "label" top: "oloss" }"""
+    )
+    config = dense_block(more=more)
+    chained, apart = (built(config, each) for each in (True, False))
+    assert chains(chained) == [("concat2", False), ("concat3", True)]
+    assert_same_bits(results(chained), results(apart))
+
+
+def test_no_chain_where_every_blob_is_kept():
+    net = Net(dense_block(), proto.TRAIN, NetOptions().watched())
+    assert not chains(net)
