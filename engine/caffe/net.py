@@ -151,6 +151,7 @@ class Net:
         )
         self.blobs = OrderedDict((name, NetBlob(self, name)) for name in net.names())
         self.layers = [self._layer_view(layer) for layer in net.layers]
+        self._inputs = [top.name for layer in net.layers if layer.type == "Input" for top in layer.tops]
         self._layer_names = [layer.name for layer in net.layers]
         self._blob_names = list(self.blobs)
 
@@ -171,7 +172,7 @@ class Net:
     @property
     def inputs(self) -> list[str]:
         """Names of the blobs of Input layers."""
-        return [top.name for layer in self._net.layers if layer.type == "Input" for top in layer.tops]
+        return list(self._inputs)
 
     @property
     def outputs(self) -> list[str]:
