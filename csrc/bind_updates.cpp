@@ -74,6 +74,18 @@ static void apply_range(const Updater& updater, int bucket, int64_t begin, int64
     updater.apply_range(bucket, begin, end, from, keep);
 }
 
+static void apply_rows(const Updater& updater, int bucket, int64_t begin, int64_t end, const py::array& rows, int own,
+                       const py::array& packed, bool keep) {
+    if (rows.ndim() != 2 || end - begin > rows.shape(1) || own < 0 || own >= rows.shape(0))
+        throw py::value_error(
+            "rows must be (row_count, stride), stride at least the size of the range, own one of them");
+    const uint16_t* const from = array_pointer<uint16_t>(rows, rows.size(), "rows");
+    uint16_t* const to = array_pointer<uint16_t>(packed, end - begin, "packed");
+    const int64_t row_count = rows.shape(0), stride = rows.shape(1);
+    py::gil_scoped_release release;
+    updater.apply_rows(bucket, begin, end, from, row_count, stride, own, to, keep);
+}
+
 static py::typing::Dict<py::str, std::pair<float, float>> constants_of(const UpdateRule& rule) {
     py::typing::Dict<py::str, std::pair<float, float>> constants;
     for (const Constant& constant : rule.constants)
@@ -130,6 +142,7 @@ static void bind_updater(py::module_& m) {
         .def("apply", py::overload_cast<int, int>(&Updater::apply, py::const_), "bucket"_a, "threads"_a = 1,
              ReleaseGil())
         .def("apply_range", &apply_range, "bucket"_a, "begin"_a, "end"_a, "packed"_a = py::none(), "keep"_a = true)
+        .def("apply_rows", &apply_rows, "bucket"_a, "begin"_a, "end"_a, "rows"_a, "own"_a, "packed"_a, "keep"_a = true)
         .def_property_readonly("buckets", &Updater::buckets)
         .def_property_readonly("histories", &Updater::histories);
 }

@@ -10,6 +10,15 @@ static void check_rows(const py::array& rows, int own, py::ssize_t count) {
         throw py::value_error("rows must be (row_count, stride), stride at least the size of the sum, own one of them");
 }
 
+template <void (*into)(const uint16_t*, float*, int64_t)>
+static void unpack(const py::array& packed, const py::array& values) {
+    const py::ssize_t count = values.size();
+    const uint16_t* const from = array_pointer<uint16_t>(packed, count, "packed");
+    float* const to = array_pointer<float>(values, count, "values");
+    py::gil_scoped_release release;
+    into(from, to, count);
+}
+
 template <typename Row, void (*sum)(const Row*, int64_t, int64_t, int64_t, float*, int64_t)>
 static void sum_of_rows(const py::array& rows, int own, const py::array& values) {
     const py::ssize_t count = values.size();
@@ -53,16 +62,9 @@ void bind_wire(py::module_& m) {
           "Sums the rows (row_count, stride) of bfloat16 into `values`, float32, which count as row `own`.");
     m.def("sum_rows", sum_of_rows<float, sum_rows>, "rows"_a, "own"_a, "values"_a,
           "Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.");
-    m.def(
-        "unpack_bf16",
-        [](const py::array& packed, const py::array& values) {
-            const py::ssize_t count = values.size();
-            const uint16_t* const from = array_pointer<uint16_t>(packed, count, "packed");
-            float* const to = array_pointer<float>(values, count, "values");
-            py::gil_scoped_release release;
-            unpack_bf16(from, to, count);
-        },
-        "packed"_a, "values"_a);
+    m.def("unpack_bf16", unpack<unpack_bf16>, "packed"_a, "values"_a);
+    m.def("unpack_bf16_away", unpack<unpack_bf16_away>, "packed"_a, "values"_a,
+          "The same past the caches, for values that nobody reads soon.");
 }
 
 }  // namespace engine

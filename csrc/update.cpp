@@ -257,4 +257,27 @@ void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t
     }
 }
 
+void Updater::apply_rows(int bucket, int64_t begin, int64_t end, const uint16_t* rows, int64_t row_count,
+                         int64_t stride, int64_t own, uint16_t* packed, bool keep) const {
+    NoDenormals guard;
+    float buffer[kBlock];
+    int64_t done = begin;
+    for (const Task& task : tasks(bucket)) {
+        const int64_t first = std::max(begin, task.begin), last = std::min(end, task.end);
+        if (first >= last) continue;
+        std::fill(packed + (done - begin), packed + (first - begin), uint16_t(0));  // between two parameters
+        done = last;
+        const Factors factors = this->factors(task);
+        for (int64_t at = first; at < last; at += kBlock) {
+            const int64_t next = std::min(at + kBlock, last);
+            float* const gradients = keep ? gradients_ + at : buffer;
+            if (!keep) std::copy(gradients_ + at, gradients_ + next, buffer);
+            sum_bf16_rows(rows + (at - begin), row_count, stride, own, gradients, next - at);
+            apply(task, factors, at, next, gradients);
+            pack_bf16(weights_ + at + task.weights_shift, nullptr, packed + (at - begin), next - at);
+        }
+    }
+    std::fill(packed + (done - begin), packed + (end - begin), uint16_t(0));
+}
+
 }  // namespace engine

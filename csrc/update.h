@@ -80,6 +80,12 @@ public:
     // unpacked on the way, into the arena if `keep`; null: those of the arena.
     void apply_range(int bucket, int64_t begin, int64_t end, const uint16_t* packed, bool keep) const;
 
+    // The same of gradients that come as rows of bfloat16 from other ranks (wire.h): row r of `rows` holds those of
+    // [begin, end), r * stride on; those of row `own` are in the arena, which gets the sums if `keep`. packed: gets the
+    // new weights as bfloat16, and 0 between parameters.
+    void apply_rows(int bucket, int64_t begin, int64_t end, const uint16_t* rows, int64_t row_count, int64_t stride,
+                    int64_t own, uint16_t* packed, bool keep) const;
+
     int buckets() const { return int(tasks_.size()); }
     int histories() const { return int(histories_.size()); }
 

@@ -5,6 +5,10 @@
 
 #include "kernels/vectorised.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace engine {
 namespace {
 
@@ -154,5 +158,24 @@ void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own,
 }
 
 void unpack_bf16(const uint16_t* packed, float* values, int64_t count) { unpack(packed, values, count); }
+
+void unpack_bf16_away(const uint16_t* packed, float* values, int64_t count) {
+#if defined(__x86_64__)
+    constexpr int64_t line = 16;  // floats of a cache line, which has to be written as a whole
+    const int64_t to_line = int64_t((64 - reinterpret_cast<uintptr_t>(values) % 64) % 64 / sizeof(float));
+    const int64_t head = std::min(count, to_line), whole = head + (count - head) / line * line;
+    unpack(packed, values, head);
+    const __m128i zero = _mm_setzero_si128();
+    for (int64_t i = head; i < whole; i += 8) {
+        const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i));
+        _mm_stream_ps(values + i, _mm_castsi128_ps(_mm_unpacklo_epi16(zero, eight)));
+        _mm_stream_ps(values + i + 4, _mm_castsi128_ps(_mm_unpackhi_epi16(zero, eight)));
+    }
+    _mm_sfence();
+    unpack(packed + whole, values + whole, count - whole);
+#else
+    unpack(packed, values, count);
+#endif
+}
 
 }  // namespace engine

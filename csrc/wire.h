@@ -24,4 +24,7 @@ void sum_rows(const float* rows, int64_t row_count, int64_t stride, int64_t own,
 
 void unpack_bf16(const uint16_t* packed, float* values, int64_t count);
 
+// The same past the caches, for values that nobody reads soon.
+void unpack_bf16_away(const uint16_t* packed, float* values, int64_t count);
+
 }  // namespace engine

@@ -17,7 +17,7 @@ from engine.comm.buckets import MESSAGE_BYTES
 from engine.comm.link import Link
 from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.shares import ALIGNMENT, bounds_of_shares
-from engine.comm.world import Channel
+from engine.comm.world import Channel, Scattered
 from engine.errors import CommError
 
 MethodT = TypeVar("MethodT", bound=Callable)
@@ -138,6 +138,16 @@ class MpiChannel(Channel):
             values[begin:end] = sums
 
     @checked
+    def scatter(self, values: np.ndarray, residual: np.ndarray | None = None) -> Scattered | None:
+        if not self._packs:
+            return self.reduce_scatter(values, residual)
+        self._gather_ranks()
+        sent, received = self._pack_others(values, residual)
+        self._exchange(sent, received)
+        begin, end = bounds_of_shares(values.size, self._across.size)[self._across.rank]
+        return Scattered(received, self._across.rank, sent.reshape(-1)[begin:end])
+
+    @checked
     def all_gather(self, values: np.ndarray, mine: np.ndarray | None = None) -> None:
         from engine.host import _core
 
@@ -145,10 +155,13 @@ class MpiChannel(Channel):
             self._pass_on(values)
             return
         begin, end = bounds_of_shares(values.size, self._across.size)[self._across.rank]
-        packed = self._rows(1, values.size, np.uint16)[0]
-        _core.pack_bf16(mine, packed[begin:end])
+        packed = self._rows(1, values.size, np.uint16)[
+            0
+        ]  # as laid out by _pack_others(): Scattered.packed stands in it
+        if mine.dtype == np.float32:
+            _core.pack_bf16(mine, packed[begin:end])
         self._pass_on(packed)
-        _core.unpack_bf16(packed, values)
+        _core.unpack_bf16_away(packed, values)  # the next forward is far away
 
     def _gather_ranks(self) -> None:
         """Where MPI adds on one host, asleep until all ranks are here: it does so at full speed then, and spins."""

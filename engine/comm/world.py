@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class Agreement:
         return self._flags()
 
 
+class Scattered(NamedTuple):
+    """This rank's share as it has come: rows (ranks, stride) of bfloat16, held as uint16. Row `own` is not among them:
+    it stands in the values. packed: where this rank's answer, bfloat16 of the share's size, goes."""
+
+    rows: np.ndarray
+    own: int
+    packed: np.ndarray
+
+
 class Channel:
     """A stream of collectives for one thread; the ranks' channels pair up in the order in which they were made, and
     every rank makes the same calls in the same order."""
@@ -54,10 +63,16 @@ class Channel:
         """Sums float32 `values`: this rank's share of them (bounds_of_shares) then is the sum, the rest is undefined.
         What travels is rounded as the Reduction says, the sum is not."""
 
+    def scatter(self, values: np.ndarray, residual: np.ndarray | None = None) -> Scattered | None:
+        """The same, but where shares travel as bfloat16 they are not added up yet: they are returned, until the next
+        call."""
+        self.reduce_scatter(values, residual)
+
     def all_gather(self, values: np.ndarray, mine: np.ndarray | None = None) -> None:
         """Fills float32 `values` with every rank's share of them; the same bits on all ranks.
 
-        mine: this rank's share, where it is to travel as bfloat16: all shares, its own, too, arrive rounded."""
+        mine: this rank's share, where it is to travel as bfloat16: float32, or Scattered.packed of the scatter()
+        before. All shares, its own, too, arrive rounded."""
 
     def follow(self, choice: int) -> int:
         """Rank 0's choice, on every rank."""

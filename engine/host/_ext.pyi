@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'update_rules']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -24,10 +24,6 @@ class Tensor:
     accumulate: bool
     def attach(self, values: numpy.typing.NDArray[numpy.float32]) -> None:
         ...
-    def convert(self, to: Tensor) -> None:
-        """
-        Copies the values into a tensor of the same shape, laid out its own way.
-        """
     def decide_plain(self) -> None:
         ...
     def get(self) -> numpy.typing.NDArray[numpy.float32]:
@@ -170,6 +166,8 @@ class Updater:
         ...
     def apply_range(self, bucket: typing.SupportsIndex, begin: typing.SupportsIndex, end: typing.SupportsIndex, packed: numpy.ndarray | None = None, keep: bool = True) -> None:
         ...
+    def apply_rows(self, bucket: typing.SupportsIndex, begin: typing.SupportsIndex, end: typing.SupportsIndex, rows: numpy.ndarray, own: typing.SupportsIndex, packed: numpy.ndarray, keep: bool = True) -> None:
+        ...
     def measure(self, bucket: typing.SupportsIndex, threads: typing.SupportsIndex = 1) -> float:
         ...
     def set_clip_factor(self, factor: float) -> None:
@@ -209,10 +207,6 @@ class Program:
         ...
     def forward(self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex = 18446744073709551615) -> None:
         ...
-    def given(self, like: Tensor, wants_gradient: bool) -> Tensor:
-        """
-        A blob that no op makes: to run an op by itself.
-        """
     def implementation(self, op: typing.SupportsIndex) -> str:
         ...
     def input(self, name: str, shape: collections.abc.Sequence[typing.SupportsIndex], wants_gradient: bool = False) -> Tensor:
@@ -304,8 +298,6 @@ def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
     ...
 def load_jpeg_library(path: str) -> str:
     ...
-def measure_stages(on: bool) -> None:
-    ...
 def mix(first: numpy.typing.NDArray[numpy.float32], second: numpy.typing.NDArray[numpy.float32], of_first: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex], of_second: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]) -> None:
     ...
 def onednn_isa() -> str:
@@ -330,8 +322,6 @@ def speak_as(name: str, pipe: typing.SupportsIndex, socket: typing.SupportsIndex
     """
     How the line begins; a pipe where it is written for who ends all processes; a socket where "fail" is asked otherwise. -1: none.
     """
-def stage_times() -> tuple[int, int, int]:
-    ...
 def sum_bf16(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """
     Sums the rows (row_count, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.
@@ -352,6 +342,10 @@ def transform_image(pixels: numpy.ndarray, top: typing.SupportsIndex, left: typi
     ...
 def unpack_bf16(packed: numpy.ndarray, values: numpy.ndarray) -> None:
     ...
+def unpack_bf16_away(packed: numpy.ndarray, values: numpy.ndarray) -> None:
+    """
+    The same past the caches, for values that nobody reads soon.
+    """
 def update_rules() -> dict[str, UpdateRule]:
     """
     Every registered rule by its name.

@@ -265,3 +265,44 @@ def test_ten_steps_as_caffe_took_them(case):
     np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5, atol=1e-6)  # in float32 a small loss is 1 - p
     for name, a, b in zip(NAMES, ends[:-1], ends[1:]):
         np.testing.assert_allclose(weights[a:b], golden[f"after10_{name}"].ravel(), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_share_from_rows(keep):
+    """Sums, rule and packing in one pass: the same bits as one after the other, on arrays of the share alone."""
+    random = np.random.default_rng(8)
+    begin, end, at = 16_000, 40_000, 128  # of the gradients; where the share begins in its arrays
+    parameters = [(begin, 20_000), (20_016, 39_990)]  # with gaps
+    ranges = [_core.ParameterRange(*one, weights_shift=at - begin, history_shift=at - begin) for one in parameters]
+    weights, history = random.standard_normal((2, at + end - begin)).astype(np.float32)
+    gradients = random.standard_normal(50_000).astype(np.float32)
+    rows = random.integers(0x3C00, 0x3F00, (3, 30_000), dtype=np.uint16)
+
+    def updater(*arrays: np.ndarray) -> _core.Updater:
+        weights, gradients, history = arrays
+        made = _core.Updater("SGD", weights, gradients, [history], [ranges], {"momentum": 0.9})
+        made.set_step(0.1, 0.5, 3)
+        return made
+
+    expected, sums, remembered = weights.copy(), gradients.copy(), history.copy()
+    _core.sum_bf16_rows(rows, 1, sums[begin:end])
+    updater(expected, sums, remembered).apply_range(0, begin, end)
+    new = np.empty(expected.size, np.uint16)
+    _core.pack_bf16(expected, new)
+    new = new[at:]
+    new[4000:4016] = new[-10:] = 0
+
+    packed, before = np.full(end - begin, 0xABCD, np.uint16), gradients.copy()
+    updater(weights, gradients, history).apply_rows(0, begin, end, rows, 1, packed, keep)
+    assert np.array_equal(weights, expected) and np.array_equal(history, remembered) and np.array_equal(packed, new)
+    for first, last in parameters:
+        assert np.array_equal(gradients[first:last], (sums if keep else before)[first:last])
+    with pytest.raises(ValueError, match="rows must be"):
+        updater(weights, gradients, history).apply_rows(0, begin, end, rows[:, :100], 1, packed, keep)
+
+
+def test_a_range_outside_of_a_share_is_refused():
+    arrays = np.zeros(100, np.float32), np.zeros(100, np.float32), [np.zeros(40, np.float32)]
+    with pytest.raises(ValueError, match=r"range \[90, 100\) in an arena of 40 floats"):
+        _core.Updater("SGD", *arrays, [[_core.ParameterRange(90, 100)]], {"momentum": 0.9})
+    _core.Updater("SGD", *arrays, [[_core.ParameterRange(90, 100, history_shift=-60)]], {"momentum": 0.9})

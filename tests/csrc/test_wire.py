@@ -114,3 +114,31 @@ def test_arrays_that_do_not_fit_are_refused():
         _core.sum_rows(np.zeros((2, 8), np.float32), 2, values)
     with pytest.raises(ValueError, match="rows: expected a writable"):
         _core.sum_rows(np.zeros((2, 8), np.uint16), 1, values)
+
+
+@pytest.mark.parametrize("offset", range(0, 17, 3))
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 31, 1000])
+def test_unpacking_past_the_caches(offset, count):
+    packed = np.random.default_rng(count).integers(0, 2**16, count, dtype=np.uint16)
+    expected, values = np.empty(count, np.float32), np.full(offset + count + 9, 7, np.float32)
+    _core.unpack_bf16(packed, expected)
+    _core.unpack_bf16_away(packed, values[offset : offset + count])
+    assert values[offset : offset + count].tobytes() == expected.tobytes()
+    assert (values[:offset] == 7).all() and (values[offset + count :] == 7).all()
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_sums_of_rows_that_are_not_rounded(own):
+    random = np.random.default_rng(4)
+    rows = random.standard_normal((3, 5000)).astype(np.float32)
+    packed, values = np.empty(rows.shape, np.uint16), rows[own].copy()
+    _core.pack_bf16(rows.ravel(), packed.reshape(-1))
+    exact = np.empty(rows.size, np.float32)
+    _core.unpack_bf16(packed.reshape(-1), exact)
+    exact = exact.reshape(rows.shape)
+    exact[own] = values
+    _core.sum_bf16_rows(packed, own, values[:4990])
+    np.testing.assert_array_equal(values[:4990], ((exact[0] + exact[1]) + exact[2])[:4990])
+    assert (values[4990:] == rows[own, 4990:]).all()
+    with pytest.raises(ValueError, match="rows must be"):
+        _core.sum_bf16_rows(packed, 3, values)

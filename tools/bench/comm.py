@@ -23,7 +23,7 @@ Columns, medians over the rounds of medians over the steps:
   solver    milliseconds of processor time of the thread that computes
   servers   the same of all other threads: servers, MPI
   kernel    the same outside of processes, on the whole machine: interrupts, where TCP receives
-  memory    MB, the most that was resident of a rank
+  memory    MB that are resident of a rank while it trains; peak: the most that were, also before
   bound     max(base, bytes of an allreduce / rate): a lower bound for any order of sending
 """
 
@@ -67,6 +67,11 @@ def interrupts_ms() -> float:
     return (int(fields[6]) + int(fields[7])) * TICK_MS
 
 
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def work(options: argparse.Namespace) -> None:
     """Trains as one of the ranks that a launcher has started; rank 0 prints the figures of all as JSON."""
     from google.protobuf import text_format
@@ -99,7 +104,8 @@ def work(options: argparse.Namespace) -> None:
     spent = [(b - a) / options.iterations for a, b in zip(before, after, strict=True)]
     figures = dict(zip(("solver", "servers", "kernel", "waiting"), spent, strict=True))
     figures |= {"step": 1000 * statistics.median(seconds), "bytes": training.optimizer.gradients.nbytes}
-    figures["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    figures["memory"] = resident() / 1e6
+    figures["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     every = ranks.gather(figures)
     if every:
         how = training.optimizer.describe()
@@ -183,7 +189,7 @@ class Session:
             f"{Path(options.model).stem}, {hosts} hosts x 1 thread x {options.batch} images, {options.precision}, "
             f"comm_param {{ {options.comm} }}; medians of {options.rounds} rounds of {options.iterations} steps; ms"
         )
-        columns = ("waiting", "solver", "servers", "kernel", "memory")
+        columns = ("waiting", "solver", "servers", "kernel", "memory", "peak")
         print(f"{'':24s}{'step':>9s}{'x base':>8s}" + "".join(f"{name:>9s}" for name in columns) + f"{'bound':>9s}")
         base = statistics.median(each["step"] for each in self.rows["1 rank"])
         travelling = self.rows["1 rank"][0]["bytes"] * (0.5 if "BF16" in options.comm else 1)

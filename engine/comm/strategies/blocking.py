@@ -28,7 +28,7 @@ class Blocking(Strategy):
             begin = time.monotonic_ns()
             for bucket in self.buckets:
                 for chunk in self.chunks(bucket):
-                    self.pass_on(chunk, self.channels[bucket.parts])
+                    self.pass_on(chunk, self.channels[bucket.parts], self.sharded.of_chunk(chunk.begin))
             self.reducing_ns += time.monotonic_ns() - begin
 
     def waited_ns(self) -> int:

@@ -145,21 +145,25 @@ class Servers(Strategy):
                 self.updater.apply(index)
                 if self.sharded:
                     for chunk in self.chunks(self.buckets[index]):
-                        self.pass_on(chunk, self.channels[server])
+                        self.pass_on(chunk, self.channels[server], self.sharded.of_chunk(chunk.begin))
                         self.world.board.server_beat()
                 self.queue.done(index, server)
         return True
 
     def _reduce_and_update(self, index: int, chunk: Chunk, channel: Channel, server: int, last: bool) -> None:
         """One pass over the sums as they have come: the chunk is in the cache."""
-        sums = self.reduce(chunk, channel) if self.sharded else channel.reduce(chunk.gradients, chunk.residual)
-        self.world.board.server_beat()
-        if last:
-            self.queue.reduced(index)
-        self.updater.apply_range(index, chunk.begin, chunk.end, sums, self.keep_gradients)
         if self.sharded:
-            self.pass_on(chunk, channel)
+            mine = self.update_share(index, chunk, channel)
+            if last:
+                self.queue.reduced(index)
+            self.pass_on(chunk, channel, mine)
             self.world.board.server_beat()
+        else:
+            sums = channel.reduce(chunk.gradients, chunk.residual)
+            self.world.board.server_beat()
+            if last:
+                self.queue.reduced(index)
+            self.updater.apply_range(index, chunk.begin, chunk.end, sums, self.keep_gradients)
         if last:
             self.queue.done(index, server)
 

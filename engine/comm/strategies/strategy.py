@@ -38,8 +38,8 @@ class Step:
 
 
 class Event(NamedTuple):
-    """A bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`, with the
-    exchange of weights where updates are sharded."""
+    """A bucket in one step; times in nanoseconds of CLOCK_MONOTONIC. The update runs from `reduced` to `end`; where it
+    is sharded, weights are exchanged then."""
 
     step: int
     bucket: int
@@ -178,11 +178,24 @@ class Strategy:
         reduce = channel.reduce_scatter if self.sharded else channel.allreduce
         reduce(chunk.gradients, chunk.residual)
 
-    def pass_on(self, chunk: Chunk, channel: Channel) -> None:
-        """With sharded updates: the new weights of this rank's share of a chunk to all ranks, and theirs into the
-        arena."""
+    def update_share(self, index: int, chunk: Chunk, channel: Channel) -> np.ndarray | None:
+        """With sharded updates, reduces a chunk of bucket `index` and updates this rank's share, in one pass over what
+        has come. Returns what pass_on() sends."""
         assert self.sharded
-        channel.all_gather(self.sharded.weights[chunk.begin : chunk.end], self.sharded.of_chunk(chunk.begin))
+        share = self.sharded.shares.of_chunk(chunk.begin)
+        found = channel.scatter(chunk.gradients, chunk.residual)
+        self.world.board.server_beat()
+        if found is None:
+            self.updater.apply_range(index, share.begin, share.end)
+            return self.sharded.of_chunk(chunk.begin)
+        self.updater.apply_rows(index, share.begin, share.end, *found, self.keep_gradients)
+        return found.packed
+
+    def pass_on(self, chunk: Chunk, channel: Channel, mine: np.ndarray | None) -> None:
+        """With sharded updates: the new weights of this rank's share of a chunk to all ranks, and theirs into the
+        arena. mine: those of a share that travels rounded."""
+        assert self.sharded
+        channel.all_gather(self.sharded.weights[chunk.begin : chunk.end], mine)
         if self.keep_gradients:
             channel.all_gather(chunk.gradients)
 
