@@ -1,0 +1,262 @@
+"""Every command of the README, the tutorial and the other documents is run as it is printed, on small data, and must
+print what the document shows.
+
+A block ```console holds commands after "$ " and what they print; a block ```sh holds commands only. Each is run by
+bash, in the order of the page, in a folder that the page's setting has prepared, or is in NOT_RUN, with the reason.
+What is printed must be in the command's output line by line; numbers, units and blanks may differ, and "..." stands for
+lines that are left out. Files that a page shows (```prototxt title="net.prototxt") are written before its commands run.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.mpi import ENVIRON, REPO, mpiexec
+
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\S*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What commands begin with, and why no test runs them.
+NOT_RUN = {
+    "python3 -m venv .venv": "the tests have an environment",
+    ". .venv/bin/activate": "the same",
+    "make ": "installs or builds, each in an environment of its own; CI runs `make test` and `make site`",
+    "pip ": "installs; `make test` has done it",
+    "#!/bin/bash\n#SBATCH": "needs Slurm",
+    "#!/bin/bash\n#PBS": "needs PBS",
+    "for attempt in": "needs 64 nodes",
+    "engine train --solver solvers/mine.prototxt --ranks 2 --max_restarts 3": "a rank must die: test_supervise.py",
+    "engine export --torch": "needs torch: `make test-torch` runs tests/exchange/test_torch_file.py",
+    "engine import resnet50.pth": "needs torch: tests/exchange/test_torchvision.py",
+    "engine import weights.h5": "needs weights of Keras: tests/exchange/test_keras.py",
+    "engine train --ranks 2 --shorten 1000 --solver solvers/paper": "needs ImageNet",
+    "engine test --model nets/resnet50.prototxt": "needs ImageNet",
+    "python tools/bench/": "measures for minutes; tests/test_bench.py",
+    "python experiments/cifar10/run.py": "trains for hours",
+}
+# Lines that are not compared: "...", and what another machine or another MPI says otherwise.
+OTHERWISE = re.compile(r"\.\.\.$|MPI {3}|ranks {4}|ranks 0-1 |warning {4}| *$")
+MARK = "=== next command ==="
+
+
+@dataclass
+class Setting:
+    """Where the commands of a page run. prepare: is given the empty folder. before: commands that are run first.
+    shorter: what is replaced in files and commands of the page, so that they take seconds, or so that they find what
+    was prepared."""
+
+    prepare: Callable[[Path], None] = lambda folder: None
+    before: str = ""
+    shorter: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Command:
+    text: str
+    printed: list[str]
+
+    @property
+    def not_run(self) -> list[str]:
+        return [begin for begin in NOT_RUN if self.text.startswith(begin)]
+
+
+def commands(text: str) -> Iterator[Command]:
+    """Those of a page."""
+    for language, _, block in BLOCK.findall(text):
+        if language == "sh":
+            yield from map(Command, [block] if block.startswith("#!") else whole_lines(block), iter(list, None))
+        elif language == "console":
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                first, *printed = whole_lines(part)
+                yield Command(first, printed)
+
+
+def whole_lines(text: str) -> list[str]:
+    """Lines, of which those that go on are one; so are loops."""
+    text = text.replace("\\\n", "")
+    text = re.sub(r"^for .*?^done", lambda loop: loop[0].replace("\n", "\0"), text, flags=re.MULTILINE | re.DOTALL)
+    return [line.replace("\0", "\n") for line in text.splitlines() if line.strip()]
+
+
+def pictures(folder: Path, classes: str, count: int) -> None:
+    """Class folders of noise, each of another brightness."""
+    draw = np.random.default_rng(1)
+    for number, name in enumerate(classes.split()):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = draw.integers(20 * number, 20 * number + 60, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.jpg")
+
+
+def rooms(folder: Path) -> None:
+    """What commands name of the repository."""
+    for name in ("nets", "solvers", "examples"):
+        shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("paper", "out"))
+    shutil.copytree(REPO / "solvers/paper", folder / "solvers/paper")
+
+
+def mine(folder: Path) -> None:
+    """The digits net and its solver, under the reader's names."""
+    rooms(folder)
+    text = (folder / "solvers/digits.prototxt").read_text().replace("nets/digits", "nets/mine")
+    text = re.sub("max_iter: .*", "max_iter: 2", text).replace("examples/digits/digits", "mine")
+    (folder / "solvers/mine.prototxt").write_text(re.sub("test_iter: .*", "test_iter: 1", text))
+    shutil.copy(folder / "nets/digits.prototxt", folder / "nets/mine.prototxt")
+    pictures(folder / "pictures/train", "cat dog", 4)
+
+
+def schedule(folder: Path) -> None:
+    """The solver that docs/solver.md shows before its command, and a net for it."""
+    rooms(folder)
+    text = (REPO / "docs/solver.md").read_text()
+    shown = next(block for _, _, block in BLOCK.findall(text) if block.startswith("base_lr: 0.1\nlr_scaling"))
+    (folder / "solver.prototxt").write_text(f'net: "net.prototxt"\n{shown}')
+    net = (folder / "nets/digits.prototxt").read_text()
+    (folder / "net.prototxt").write_text(net.replace("batch_size: 32", "batch_size: 16"))
+
+
+def tutorial(folder: Path) -> None:
+    """An archive like CIFAR-10's, of 12 pictures in each of its files, and what the first commands name."""
+    (folder / "examples").symlink_to(REPO / "examples")
+    classes = "airplane automobile bird cat deer dog frog horse ship truck".split()
+    draw = np.random.default_rng(1)
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
+
+        def add(name: str, content: bytes) -> None:
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+
+        add("batches.meta.txt", "\n".join([*classes, "", ""]).encode())
+        for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+            labels = [*range(10)] * 2
+            records = (
+                bytes([label]) + draw.integers(20 * label, 20 * label + 60, 3072, np.uint8).tobytes()
+                for label in labels
+            )
+            add(f"{name}.bin", b"".join(records))
+
+
+MINE = "engine train --solver solvers/mine.prototxt"
+SETTINGS = {
+    "README.md": Setting(
+        mine, "", {"digits.prototxt\n": "digits.prototxt --set max_iter=2\n", "-n 4": "-n 2", "iter_1000": "iter_2"}
+    ),
+    "docs/cluster.md": Setting(mine),
+    "docs/data.md": Setting(lambda folder: pictures(folder / "train", "cat dog", 6)),
+    "docs/exchange.md": Setting(
+        mine, f"{MINE}; mv mine_iter_2.caffemodel mine.caffemodel", {"theirs.onnx": "mine.onnx"}
+    ),
+    "docs/predict.md": Setting(rooms),
+    "docs/recipes.md": Setting(rooms),
+    "docs/scoring.md": Setting(
+        mine,
+        f"{MINE}; mkdir run; cp solvers/mine.prototxt solvers/x.prototxt; for copy in"
+        " d{1,2,3}_iter_200 run/x_iter_{9000,9500,10000}; do cp mine_iter_2.caffemodel $copy.caffemodel; done",
+        {"solvers/x.prototxt": "solvers/x.prototxt --iterations 1"},
+    ),
+    "docs/solver.md": Setting(schedule),
+    "docs/tutorial.md": Setting(
+        tutorial,
+        "",
+        {
+            **{
+                "max_iter: 2000": "max_iter: 4",
+                "max_iter: 60": "max_iter: 2",
+                "iter_2000": "iter_4",
+                "iter_1500": "iter_2",
+            },
+            **{
+                "max_iter=200 ": "max_iter=4 ",
+                "test_interval: 500": "test_interval: 2",
+                "snapshot: 500": "snapshot: 2",
+            },
+            **{
+                "test_interval: 20\n": "test_interval: 2\n",
+                "test_iter: 100": "test_iter: 1",
+                "test_iter: 90": "test_iter: 1",
+            },
+            **{"batch_size: 100": "batch_size: 4", "batch_size=50": "batch_size=2", "display: 100": "display: 1"},
+            **{"display=40": "display=1", "display=5": "display=1", "display: 20\n": "display: 1\n"},
+            **{"max_iter=20 ": "max_iter=4 ", "0[1-9]??": "000[01]"},
+        },
+    ),
+}
+
+
+def run_there(folder: Path, script: str) -> str:
+    """Runs it by bash as a user would; returns what it prints, standard error too."""
+    path = f"{Path(sys.executable).parent}:{Path(mpiexec()).parent}:/usr/local/bin:/usr/bin:/bin"
+    own = {"PATH": path, "LANG": "C.UTF-8", "ENGINE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environ = {"HOME": os.environ["HOME"], **own, **ENVIRON}  # matplotlib's cache of fonts is in HOME
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def shape(line: str) -> str:
+    """A line without the time and place of a log, numbers, units, plurals, rules and blanks."""
+    line = re.sub(r"^[IWE]\d{4} .*?\] ", "", line)
+    line = re.sub(r"\binf\b|\bnan\b|\b(?=[a-f]*\d)[0-9a-f]{8}\b", "#", line)
+    line = re.sub(r"\d[\d.,]*(e[+-]?\d+)?( ?[kMGT]?B?(?=\s|$|[,)]))?", "#", line)
+    line = re.sub(r'^(# - )".*"$', r"\1", line)  # the class that a net sees in a picture
+    line = re.sub(r"(# h )?(# min )?# s\b", "# s", line)  # durations
+    line = re.sub(r"# (\w+?)s\b", r"# \1", line)  # 1 thread, 2 threads
+    return " ".join(re.sub(r"-{2,}|={2,}", "-", line).split())
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("document", SETTINGS)
+def test_commands_print_what_the_page_shows(document, tmp_path):
+    setting, text = SETTINGS[document], (REPO / document).read_text()
+    for long in setting.shorter:
+        assert long in text, f"SETTINGS: {document} has no {long!r} any more"
+    for long, short in setting.shorter.items():
+        text = text.replace(long, short)
+    setting.prepare(tmp_path)
+    if setting.before:
+        run_there(tmp_path, setting.before)
+    for _, title, block in BLOCK.findall(text):
+        if title:  # in every folder that the commands may be in
+            for folder in (tmp_path, tmp_path / "ten"):
+                folder.mkdir(exist_ok=True)
+                (folder / title).write_text(block)
+    todo = [command for command in commands(text) if not command.not_run]
+    script = "".join(f"echo {MARK}\n{command.text} || exit\n" for command in todo)
+    printed = run_there(tmp_path, f"set -o pipefail\n{script}").split(f"{MARK}\n")[1:]
+    for command, lines in zip(todo, printed, strict=True):
+        there = {shape(line) for line in lines.splitlines()}
+        missing = [line for line in command.printed if shape(line) not in there and not OTHERWISE.match(line)]
+        assert not missing, f"$ {command.text}\nshown, but not printed: {missing}\nprinted:\n{lines}"
+
+
+def test_every_command_is_run_or_has_a_reason():
+    told = {document: [*commands((REPO / document).read_text())] for document in DOCUMENTS}
+    reasons = {begin for found in told.values() for command in found for begin in command.not_run}
+    assert reasons == {*NOT_RUN}, "reasons for commands that no document has any more"
+    for document, found in told.items():
+        run = [command for command in found if not command.not_run]
+        assert bool(run) == (document in SETTINGS), f"{document}: {run}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_blocks_say_what_they_hold(document):
+    """A command in a block that nobody runs would go stale."""
+    known = {"console", "sh", "text", "prototxt", "python", "cpp"}
+    blocks = BLOCK.findall((REPO / document).read_text())
+    assert {language for language, _, _ in blocks} <= known
+    hidden = [line for language, _, block in blocks if language == "text" for line in block.splitlines()]
+    assert not [line for line in hidden if re.match(r"(\$ |engine [a-z]|mpiexec|pip |python )", line)]
