@@ -107,7 +107,7 @@ private:
     ErrorManager errors_{};
     Source source_{};
     std::jmp_buf failed_;
-    std::vector<uint8_t> rows_;  // two
+    std::vector<uint8_t> rows_;  // the last ones
     bool created_ = false;
 };
 
@@ -163,13 +163,13 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
     // Rows that begin where vectors do are written past the caches, and read back from memory; these do not.
     const std::size_t row_bytes =
         (std::size_t(columns) * 4 + row_slack + vector_bytes - 1) / vector_bytes * vector_bytes;
-    rows_.resize(std::max(rows_.size(), 2 * row_bytes + 2 * vector_bytes));
+    rows_.resize(std::max(rows_.size(), rows_kept * row_bytes + 2 * vector_bytes));
     const std::size_t past = reinterpret_cast<std::uintptr_t>(rows_.data()) % vector_bytes;
     uint8_t* const rows = rows_.data() + vector_bytes - past + 4;
     uint8_t* row = rows;
     if (part.top) library.skip_rows(&decoder_, unsigned(part.top));
     for (int y = 0; y < part.height; ++y) {
-        row = rows + std::size_t(y % 2) * row_bytes;
+        row = rows + std::size_t(y % rows_kept) * row_bytes;
         library.read_rows(&decoder_, &row, 1);
         sink.row(row + 4 * (part.left - int(left)));
     }

@@ -12,6 +12,8 @@
 #include "kernels/whole.h"
 
 #if defined(__x86_64__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #endif
 
@@ -41,8 +43,8 @@ struct Axis {
 struct Scratch {
     Axis x, y;
     std::vector<double> wanted;
-    std::vector<uint8_t> packed, greys;  // two rows each
-    std::vector<uint32_t> rows;          // resized; as many as one row of the result needs, and one more
+    std::vector<uint8_t> packed, greys;  // the last rows
+    std::vector<uint32_t> rows;          // resized; as many as one row of the result needs, and those beside the last
     std::vector<uint32_t> finished;
     std::vector<const uint8_t*> sources;
     std::ptrdiff_t row_pixels = 0;
@@ -209,6 +211,48 @@ __attribute__((target("avx2"))) void resize_rows_avx2(const uint8_t* upper, cons
     }
 }
 
+// The same of four rows, one in each quarter.
+__attribute__((target("avx512f,avx512bw"))) void resize_rows_avx512(const uint8_t* const* rows, const Axis& axis,
+                                                                    int count, uint8_t* const* outs) {
+    // As above, four bytes in a number.
+    const __m512i front = _mm512_setr4_epi32(int(0xFF04FF00u), int(0xFF05FF01u), int(0xFF06FF02u), int(0xFF07FF03u));
+    const __m512i back = _mm512_add_epi8(front, _mm512_set1_epi16(8));
+    const __m512i half = _mm512_set1_epi32(one / 2);
+    const uint8_t *const first = rows[0], *const second = rows[1], *const third = rows[2], *const fourth = rows[3];
+    uint8_t *const first_out = outs[0], *const second_out = outs[1], *const third_out = outs[2],
+                   *const fourth_out = outs[3];
+    const int16_t* weights = axis.weights.data();
+    const auto load = [](const uint8_t* at) __attribute__((target("avx512f,avx512bw"), always_inline)) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    };
+    alignas(64) int pixels[16];  // of which each quarter's first one counts
+    for (int i = 0; i < count; ++i, weights += axis.stride) {
+        const std::ptrdiff_t at = 4 * std::ptrdiff_t(axis.firsts[std::size_t(i)] - axis.begin);
+        const int groups = (axis.counts[std::size_t(i)] + group - 1) / group;
+        __m512i sums = half;
+        for (int k = 0; k < groups; ++k) {
+            const std::ptrdiff_t from = at + 16 * k;
+            __m512i all = _mm512_castsi128_si512(load(first + from));
+            all = _mm512_inserti32x4(all, load(second + from), 1);
+            all = _mm512_inserti32x4(all, load(third + from), 2);
+            all = _mm512_inserti32x4(all, load(fourth + from), 3);
+            int pairs[2];
+            std::memcpy(pairs, weights + group * k, 8);
+            const __m512i low = _mm512_madd_epi16(_mm512_shuffle_epi8(all, front), _mm512_set1_epi32(pairs[0]));
+            const __m512i high = _mm512_madd_epi16(_mm512_shuffle_epi8(all, back), _mm512_set1_epi32(pairs[1]));
+            sums = _mm512_add_epi32(sums, _mm512_add_epi32(low, high));
+        }
+        sums = _mm512_srai_epi32(sums, weight_bits);
+        sums = _mm512_packs_epi32(sums, sums);
+        sums = _mm512_packus_epi16(sums, sums);
+        _mm512_store_si512(pixels, sums);
+        std::memcpy(first_out + 4 * std::ptrdiff_t(i), pixels, 4);
+        std::memcpy(second_out + 4 * std::ptrdiff_t(i), pixels + 4, 4);
+        std::memcpy(third_out + 4 * std::ptrdiff_t(i), pixels + 8, 4);
+        std::memcpy(fourth_out + 4 * std::ptrdiff_t(i), pixels + 12, 4);
+    }
+}
+
 // Writes up to 31 bytes more than it is asked for.
 __attribute__((target("avx2"))) void sum_rows_avx2(const uint8_t* const* rows, const int16_t* weights, int count,
                                                    int bytes, uint8_t* out) {
@@ -237,24 +281,37 @@ bool has_avx2() {
     static const bool has = __builtin_cpu_supports("avx2");
     return has;
 }
+
+bool has_avx512() {
+    static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    return has;
+}
 #endif
 
-void resize_rows(const uint8_t* upper, const uint8_t* lower, const Axis& axis, int count, uint8_t* upper_out,
-                 uint8_t* lower_out, bool plain) {
+// How many rows resize_rows() takes.
+int rows_at_once(bool plain) {
+#if defined(__x86_64__)
+    if (!plain && has_avx512()) return 4;
+#endif
+    (void)plain;
+    return 2;
+}
+
+void resize_rows(const uint8_t* const* rows, int number, const Axis& axis, int count, uint8_t* const* outs,
+                 bool plain) {
     if (axis.most == 1) {
         for (int i = 0; i < count; ++i) {
             const std::ptrdiff_t at = 4 * std::ptrdiff_t(axis.firsts[std::size_t(i)] - axis.begin);
-            std::memcpy(upper_out + 4 * std::ptrdiff_t(i), upper + at, 4);
-            std::memcpy(lower_out + 4 * std::ptrdiff_t(i), lower + at, 4);
+            for (int k = 0; k < number; ++k) std::memcpy(outs[k] + 4 * std::ptrdiff_t(i), rows[k] + at, 4);
         }
         return;
     }
 #if defined(__x86_64__)
-    if (!plain && has_avx2()) return resize_rows_avx2(upper, lower, axis, count, upper_out, lower_out);
+    if (number == 4) return resize_rows_avx512(rows, axis, count, outs);
+    if (!plain && has_avx2()) return resize_rows_avx2(rows[0], rows[1], axis, count, outs[0], outs[1]);
 #endif
     (void)plain;
-    resize_row_plain(upper, axis, count, upper_out);
-    resize_row_plain(lower, axis, count, lower_out);
+    for (int k = 0; k < number; ++k) resize_row_plain(rows[k], axis, count, outs[k]);
 }
 
 void sum_rows(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out, bool plain) {
@@ -341,7 +398,12 @@ int shrink_for(const Resizing& r) {
 
 Resampler::Resampler(int width, int height, const Resizing& resizing, const CropWindow& window, const Target& target,
                      bool to_gray, bool plain)
-    : window_(window), target_(target), to_gray_(to_gray), plain_(plain), scratch_(own_scratch()) {
+    : window_(window),
+      target_(target),
+      to_gray_(to_gray),
+      plain_(plain),
+      at_once_(rows_at_once(plain)),
+      scratch_(own_scratch()) {
     Scratch& s = scratch_;
     make_axis(resizing.filter, resizing.left, resizing.right, width, resizing.width, window.left, window.width,
               window.mirror, s.wanted, s.x);
@@ -352,10 +414,10 @@ Resampler::Resampler(int width, int height, const Resizing& resizing, const Crop
     const auto grow = [](auto& memory, std::ptrdiff_t size) {
         memory.resize(std::max(memory.size(), std::size_t(size)));
     };
-    grow(s.rows, s.row_pixels * (s.y.most + 1));
+    grow(s.rows, s.row_pixels * (s.y.most + rows_kept - 1));
     grow(s.finished, s.row_pixels);
     grow(s.sources, s.y.most + 1);
-    if (to_gray) grow(s.greys, 2 * (4 * std::ptrdiff_t(s.x.end - s.x.begin) + std::ptrdiff_t(row_slack)));
+    if (to_gray) grow(s.greys, rows_kept * (4 * std::ptrdiff_t(s.x.end - s.x.begin) + std::ptrdiff_t(row_slack)));
 }
 
 Part Resampler::part() const {
@@ -369,25 +431,29 @@ void Resampler::row(const uint8_t* pixels) {
     Scratch& s = scratch_;
     const int width = s.x.end - s.x.begin, height = s.y.end - s.y.begin;
     if (to_gray_) {
-        uint8_t* grey = s.greys.data() + taken_ % 2 * (4 * std::ptrdiff_t(width) + std::ptrdiff_t(row_slack));
+        uint8_t* grey = s.greys.data() + taken_ % rows_kept * (4 * std::ptrdiff_t(width) + std::ptrdiff_t(row_slack));
         to_brightness(pixels, width, grey);
         pixels = grey;
     }
-    const uint8_t* upper = before_;
-    before_ = pixels;
-    ++taken_;
-    const bool odd = taken_ % 2;
-    if (odd && taken_ < height) return;  // rows are resized in pairs
-    const auto kept = [&](int y) {       // y: in the part
-        return reinterpret_cast<uint8_t*>(s.rows.data() + y % (s.y.most + 1) * s.row_pixels);
+    const int ring = s.y.most + rows_kept - 1;
+    const auto kept = [&](int y) {  // y: in the part
+        return reinterpret_cast<uint8_t*>(s.rows.data() + y % ring * s.row_pixels);
     };
-    resize_rows(odd ? pixels : upper, pixels, s.x, window_.width, kept(odd ? taken_ - 1 : taken_ - 2), kept(taken_ - 1),
-                plain_);
+    const int place = taken_ % at_once_;  // among those that are resized together
+    waiting_[place] = pixels;
+    ++taken_;
+    if (place + 1 < at_once_ && taken_ < height) return;
+    uint8_t* outs[rows_kept];
+    for (int k = 0; k < at_once_; ++k) {  // the last ones may be fewer: the last of all several times
+        waiting_[k] = waiting_[std::min(k, place)];
+        outs[k] = kept(taken_ - 1 - place + std::min(k, place));
+    }
+    resize_rows(waiting_, at_once_, s.x, window_.width, outs, plain_);
     for (; written_ < window_.height; ++written_) {
         const int first = s.y.firsts[std::size_t(written_)] - s.y.begin, count = s.y.counts[std::size_t(written_)];
         if (first + count > taken_) break;
         if (count == 1) {
-            finish(written_, s.rows.data() + first % (s.y.most + 1) * s.row_pixels);
+            finish(written_, s.rows.data() + first % ring * s.row_pixels);
             continue;
         }
         for (int k = 0; k < count; ++k) s.sources[std::size_t(k)] = kept(first + k);
@@ -423,11 +489,11 @@ void Resampler::finish(int y, const uint32_t* row) const {
 void read_pixels(const ImageView<uint8_t>& image, const Part& part, RowSink& sink) {
     std::vector<uint8_t>& packed = own_scratch().packed;
     const std::size_t row_bytes = std::size_t(part.width) * 4 + row_slack;
-    packed.resize(std::max(packed.size(), 2 * row_bytes));
+    packed.resize(std::max(packed.size(), rows_kept * row_bytes));
     const std::ptrdiff_t step = image.column_stride, channel = image.channels > 1 ? image.channel_stride : 0;
     for (int y = 0; y < part.height; ++y) {
         const uint8_t* source = image.data + (part.top + y) * image.row_stride + part.left * step;
-        uint8_t* row = packed.data() + std::size_t(y % 2) * row_bytes;
+        uint8_t* row = packed.data() + std::size_t(y % rows_kept) * row_bytes;
         for (uint8_t *out = row, *end = row + 4 * std::ptrdiff_t(part.width); out < end; source += step, out += 4) {
             out[0] = source[0];
             out[1] = source[channel];

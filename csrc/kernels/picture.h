@@ -19,8 +19,9 @@ struct Part {
 // What may be read behind the pixels of a row.
 constexpr std::size_t row_slack = 32;
 
-// Takes rows of pixels, from top to bottom: four bytes each, blue, green, red and one that means nothing. A row must be
-// there until the next one has been taken, too.
+// Takes rows of pixels, from top to bottom: four bytes each, blue, green, red and one that means nothing. The last
+// `rows_kept` rows must be there.
+constexpr int rows_kept = 4;
 class RowSink {
 public:
     virtual void row(const uint8_t* pixels) = 0;
@@ -69,11 +70,12 @@ public:
 private:
     void finish(int y, const uint32_t* row) const;
 
-    int taken_ = 0, written_ = 0;  // rows of the part, rows of the window
-    const uint8_t* before_ = nullptr;
+    int taken_ = 0, written_ = 0;             // rows of the part, rows of the window
+    const uint8_t* waiting_[rows_kept] = {};  // rows that will be resized together
     CropWindow window_;
     Target target_;
     bool to_gray_, plain_;
+    int at_once_;  // how many these are
     struct Scratch& scratch_;
 };
 
