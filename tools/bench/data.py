@@ -406,9 +406,12 @@ def train(net: str, precision: str, source: Path, options: argparse.Namespace, f
     command = [sys.executable, "-m", "engine", "train", "--solver", solver, "--precision", precision]
     command += ["--set", f"layer[data].data_param.source={source}"]
     done = engine_run([*command, "--set", f"layer[data].data_param.batch_size={options.batch}"])
-    found = re.search(r"data (\d+(?:\.\d+)?)%", done.stderr)
+    waits = re.findall(r"([\d.]+) ms per iteration: compute [\d.]+, data ([\d.]+)", done.stderr)[3:]
     speeds = [float(s) for s in re.findall(r"Iteration \d+ \(([\d.]+) iter/s", done.stderr)][3:]
-    return {"step_ms": 1e3 / statistics.median(speeds), "data": float(found.group(1)) if found else math.nan}
+    return {
+        "step_ms": 1e3 / statistics.median(speeds),
+        "data": statistics.median(100 * float(wait) / float(whole) for whole, wait in waits),
+    }
 
 
 def synthetic(net: str, precision: str, options: argparse.Namespace, folder: Path) -> float:
