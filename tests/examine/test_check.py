@@ -297,6 +297,6 @@ def test_names_of_classes_lie_beside_nets(tmp_path):
     assert (report.kind, report.errors, report.nets) == ("label map", [], [])
     assert to_text(report) == f"{path}: label map"
     path.write_text('item { name: "none" label: "0" }')
-    assert "labelmap.prototxt:1:22: 'label' expects a 32-bit integer without quotes" in check_file(str(path)).errors[0]
+    assert "labelmap.prototxt:1:21: 'label' expects a 32-bit integer without quotes" in check_file(str(path)).errors[0]
     path.write_text('item { name: "none" }\nlayer { }')
     assert "unknown field 'item' in NetParameter" in check_file(str(path)).errors[0]
