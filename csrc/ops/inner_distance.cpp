@@ -1,7 +1,8 @@
-// The squared distance of every sample from every center, or the sum of magnitudes, L1.
+// The squared distance of every sample from every center, or the sum of magnitudes, L1, or their inner product.
 // inputs: x (M, K); the centers (N, K), unless they are the parameter; with `own_only` the labels (M): a center then
 // learns from the samples of its class only; params: centers (N, K), where they are no input; outputs: (M, N);
-// attributes: l1, own_only, normalize (the parameter's rows are scaled to length 1, in place, before each forward).
+// attributes: kind (0: squares, 1: magnitudes, 2: product), own_only, normalize (the parameter's rows are scaled to
+// length 1, in place, before each forward).
 #include <algorithm>
 #include <cmath>
 
@@ -12,9 +13,14 @@
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED float distance(const float* a, const float* b, bool l1, int64_t length) {
+enum Kind { squares, magnitudes, product };
+
+ENGINE_VECTORISED float distance(const float* a, const float* b, Kind kind, int64_t length) {
     float sum = 0;
-    if (l1)
+    if (kind == product)
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < length; k++) sum += a[k] * b[k];
+    else if (kind == magnitudes)
 #pragma omp simd reduction(+ : sum)
         for (int64_t k = 0; k < length; k++) sum += std::abs(a[k] - b[k]);
     else
@@ -24,8 +30,11 @@ ENGINE_VECTORISED float distance(const float* a, const float* b, bool l1, int64_
 }
 
 // into += given times the derivative of distance(a, b) with respect to a.
-ENGINE_VECTORISED void add_slope(const float* a, const float* b, bool l1, float given, float* into, int64_t length) {
-    if (l1)
+ENGINE_VECTORISED void add_slope(const float* a, const float* b, Kind kind, float given, float* into, int64_t length) {
+    if (kind == product)
+#pragma omp simd
+        for (int64_t k = 0; k < length; k++) into[k] += given * b[k];
+    else if (kind == magnitudes)
 #pragma omp simd
         for (int64_t k = 0; k < length; k++) into[k] += given * (float(a[k] > b[k]) - float(a[k] < b[k]));
     else
@@ -37,7 +46,7 @@ class InnerDistance : public Op {
 public:
     explicit InnerDistance(OpSpec spec)
         : Op(std::move(spec)),
-          l1_(spec_.attributes.flag("l1")),
+          kind_(Kind(spec_.attributes.integer("kind"))),
           own_only_(spec_.attributes.flag("own_only")),
           normalizes_(spec_.attributes.flag("normalize")),
           samples_(spec_.output_shapes.at(0).at(0)),
@@ -64,7 +73,7 @@ public:
 #pragma omp parallel for collapse(2) schedule(static)
         for (int64_t i = 0; i < samples_; i++)
             for (int64_t j = 0; j < centers_; j++)
-                y[i * centers_ + j] = distance(x + i * size_, w + j * size_, l1_, size_);
+                y[i * centers_ + j] = distance(x + i * size_, w + j * size_, kind_, size_);
     }
 
     void backward(const dnnl::stream&) override {
@@ -77,7 +86,7 @@ public:
             for (int64_t i = 0; i < samples_; i++) {
                 std::fill_n(wanted + i * size_, size_, 0.f);
                 for (int64_t j = 0; j < centers_; j++)
-                    add_slope(x + i * size_, w + j * size_, l1_, given[i * centers_ + j], wanted + i * size_, size_);
+                    add_slope(x + i * size_, w + j * size_, kind_, given[i * centers_ + j], wanted + i * size_, size_);
             }
         }
         const TensorPtr& diff = centers()->diff;
@@ -89,7 +98,7 @@ public:
             if (!adds) std::fill_n(wanted + j * size_, size_, 0.f);
             for (int64_t i = 0; i < samples_; i++)
                 if (!own_only_ || labels_[i] == j)
-                    add_slope(w + j * size_, x + i * size_, l1_, given[i * centers_ + j], wanted + j * size_, size_);
+                    add_slope(w + j * size_, x + i * size_, kind_, given[i * centers_ + j], wanted + j * size_, size_);
         }
     }
 
@@ -107,7 +116,8 @@ private:
         }
     }
 
-    bool l1_, own_only_, normalizes_;
+    Kind kind_;
+    bool own_only_, normalizes_;
     int64_t samples_, centers_, size_;
     Labels labels_;
 };

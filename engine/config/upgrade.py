@@ -396,6 +396,8 @@ def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
                 _where(origin),
             )
     _upgrade_variable_sizes(layer, origin)
+    if layer.type == "InnerProduct" and len(layer.bottom) == 2:
+        _upgrade_given_weights(layer, origin)
     convolution = layer.convolution_param
     _upgrade_holes(layer, origin)
     if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
@@ -450,3 +452,22 @@ def _upgrade_variable_sizes(layer: proto.LayerParameter, origin: Node | None) ->
                 transform.center_crop = True
         if transform.HasField(old):
             transform.ClearField(old)
+
+
+def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """happynear's InnerProduct with its weights as a second bottom."""
+    param = layer.inner_product_param
+    wrong = [
+        f"{name}: {str(wanted).lower()}"
+        for name, wanted in (("bias_term", False), ("transpose", False), ("normalize", False), ("relu", False))
+        if getattr(param, name) != wanted
+    ]
+    if wrong:
+        raise ConfigError(
+            f"layer '{layer.name}': an InnerProduct whose weights are a bottom needs {', '.join(wrong)}", _where(origin)
+        )
+    layer.inner_distance_param.Clear()
+    layer.inner_distance_param.axis = param.axis
+    layer.inner_distance_param.distance_type = "product"
+    layer.type = "InnerDistance"
+    layer.ClearField("inner_product_param")

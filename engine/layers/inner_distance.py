@@ -11,12 +11,15 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
+_KINDS = ("L2", "L1", "product")
+
 
 @register("InnerDistance")
 class InnerDistance(Layer):
     """Bottoms: x (outer..., inner...), split at `axis`, and, if given, centers (num, inner...), and with
     `update_center_only` labels, one for each of outer; top (outer..., num_output): sum of (x - center)^2, or,
-    `distance_type: "L1"`, of |x - center|; params, where no centers are given: (num_output, inner).
+    `distance_type: "L1"`, of |x - center|, or, `"product"`, of x center; params, where no centers are given:
+    (num_output, inner). An InnerProduct with its weights as second bottom becomes a "product" when it is read.
 
     `normalize` scales the parameter's rows to length 1 before each forward. With `update_center_only` a center learns
     from the samples of its class alone. There is no bias.
@@ -43,8 +46,8 @@ class InnerDistance(Layer):
     def infer(self) -> list[Shape]:
         x, param = self.shapes[0], self.param
         outer, inner = x[: self.axis], x[self.axis :]
-        if param.distance_type not in ("L1", "L2"):
-            raise self.error(f"expected distance_type L1 or L2, got '{param.distance_type}'")
+        if param.distance_type not in _KINDS:
+            raise self.error(f"expected distance_type {', '.join(_KINDS)}, got '{param.distance_type}'")
         if param.transpose:
             raise self.error("expected no transpose, which happynear's fork reads and does not use")
         if len(self.shapes) not in ((2, 3) if param.update_center_only else (1, 2)):
@@ -70,7 +73,7 @@ class InnerDistance(Layer):
     def attributes(self) -> Attributes:
         param = self.param
         return {
-            "l1": param.distance_type == "L1",
+            "kind": _KINDS.index(param.distance_type),
             "own_only": param.update_center_only,
             "normalize": param.normalize,
         }

@@ -180,6 +180,20 @@ def test_sizes_by_their_older_names():
         transform("var_sz_img_rand_crop: 22 var_sz_img_center_crop: 22")
 
 
+def test_inner_products_with_given_weights():
+    """happynear's: their weights are the second bottom."""
+    text = 'type: "InnerProduct" bottom: "x" bottom: "w" top: "y" inner_product_param {{ bias_term: {} axis: 2 }}'
+    layer = net(text.format("false"))
+    assert (layer.type, layer.inner_distance_param.distance_type, layer.inner_distance_param.axis) == (
+        "InnerDistance",
+        "product",
+        2,
+    )
+    assert not layer.HasField("inner_product_param")
+    with pytest.raises(ConfigError, match="layer 'l': an InnerProduct whose weights are a bottom needs bias_term: fal"):
+        net(text.format("true"))
+
+
 def test_layers_that_write_files_are_left_out():
     text = """layer { name: "x" type: "Input" top: "x" }
       layer { name: "w" type: "MatWrite" bottom: "x" mat_write_param { prefix: "/a" source: "b" strip: 2 } }

@@ -16,11 +16,13 @@ def layer(params="", bottoms=("x",)):
 
 
 def distances(x, w, kind):
+    if kind == "product":
+        return x @ w.T
     gap = x[:, None] - w[None]
     return np.abs(gap).sum(-1) if kind == "L1" else (gap**2).sum(-1)
 
 
-@pytest.mark.parametrize("kind", ["L1", "L2"])
+@pytest.mark.parametrize("kind", ["L1", "L2", "product"])
 def test_of_a_parameter(kind):
     x = RANDOM.normal(size=(3, 5))
     text = layer(f'distance_type: "{kind}"')
@@ -30,7 +32,7 @@ def test_of_a_parameter(kind):
     check_gradients(net_text(text, x=x.shape), {"x": x}, step=2e-3, tolerance=5e-3)
 
 
-@pytest.mark.parametrize("kind", ["L1", "L2"])
+@pytest.mark.parametrize("kind", ["L1", "L2", "product"])
 def test_of_a_bottom(kind):
     x, w = RANDOM.normal(size=(3, 5)), RANDOM.normal(size=(6, 5))
     text = layer(f'distance_type: "{kind}"', ("x", "w"))
@@ -78,7 +80,7 @@ def test_centers_learn_from_their_own_samples(bottoms):
 
 
 def test_errors():
-    assert "expected distance_type L1 or L2, got 'cos'" in error_of(layer('distance_type: "cos"'), x=(2, 3))
+    assert "expected distance_type L2, L1, product, got 'cos'" in error_of(layer('distance_type: "cos"'), x=(2, 3))
     assert "expected no transpose" in error_of(layer("transpose: true"), x=(2, 3))
     assert "expected as bottoms x, centers where they are no parameter, labels; got 1" in error_of(
         layer("update_center_only: true"), x=(2, 3)
