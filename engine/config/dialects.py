@@ -30,6 +30,9 @@ DISPOSITIONS = {
     "elsewhere": "Held by no net, no solver and no file of weights: not read.",
 }
 
+# Options that public nets give to layers that do not read them, too; who does has one of the words in its type.
+_READERS = {"softmax_param": ("Softmax", "SOFTMAX", "Focal", "softmax")}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -67,9 +70,11 @@ class Review:
         """label: what comes first in error messages."""
         known, fields = rows(), descriptor.fields_by_name
         name = _name(descriptor)
+        nodes = list(nodes)
+        kind = next((str(node.value) for node in nodes if node.name == "type"), "")
         for node in nodes:
             described = fields.get(node.name)
-            if described is None:
+            if described is None or (kind and not any(word in kind for word in _READERS.get(node.name, ("",)))):
                 continue
             row = known.get((name, node.name))
             refused = refusal(described, node.value)

@@ -64,7 +64,8 @@ def read(row, value, times=1):
         return parse_net(inner, "n.prototxt")
     if path[0] != "layer":
         return parse_net(f"{path[0]} {{ {inner} }}", "n.prototxt")
-    return parse_net("\n".join(f'layer {{ name: "l{i}" type: "ReLU" {inner} }}' for i in range(times)), "n.prototxt")
+    kind = "Softmax" if path[1:2] == ["softmax_param"] else "ReLU"
+    return parse_net("\n".join(f'layer {{ name: "l{i}" type: "{kind}" {inner} }}' for i in range(times)), "n.prototxt")
 
 
 def parents(message):
@@ -259,6 +260,14 @@ def test_types_of_older_formats(v1, ours):
 def test_values_of_enumerations(fields, words):
     with pytest.raises(ConfigError, match=f"n:1:[0-9]+: layer 'a': {words}"):
         parse_net(f'layer {{ name: "a" {fields} }}', "n")
+
+
+def test_options_that_a_layer_does_not_read():
+    text = 'layer {{ name: "a" type: "{}" softmax_param {{ normalize_type: "L2" }} }}'
+    assert parse_net(text.format("Normalize")).message.layer[0].type == "Normalize"
+    for kind in ("SoftmaxWithLoss", "Softmax", "FocalLoss"):
+        with pytest.raises(ConfigError, match="normalize_type is happynear's and is not supported"):
+            parse_net(text.format(kind))
 
 
 def test_layer_types_that_are_not_here():
