@@ -89,7 +89,8 @@ int main() {
     for (const auto& [name, rule] : update_rules())
         std::printf("%s %s %s\n", name.c_str(), rule.histories[0].c_str(), rule.constants[0].field.c_str());
     float weights[] = {1, 2, 3}, gradients[] = {-4, 0, 4}, history[] = {0, 0, 0};
-    Updater updater("Signum", weights, gradients, {history}, 3, {{{0, 3, 2, 1, 0}}}, {{"momentum", 0.75f}}, {}, {});
+    Updater updater("Signum", {weights, 3}, {gradients, 3}, {{history, 3}}, {{{0, 3, 2, 1, 0}}},
+                    {{"momentum", 0.75f}}, {}, {});
     updater.set_step(0.125, 1, 0);
     updater.apply(0);
     std::printf("%g %g %g, %g %g %g\n", weights[0], weights[1], weights[2], history[0], history[1], history[2]);

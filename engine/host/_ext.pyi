@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_bf16', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -24,6 +24,10 @@ class Tensor:
     accumulate: bool
     def attach(self, values: numpy.typing.NDArray[numpy.float32]) -> None:
         ...
+    def convert(self, to: Tensor) -> None:
+        """
+        Copies the values into a tensor of the same shape, laid out its own way.
+        """
     def decide_plain(self) -> None:
         ...
     def get(self) -> numpy.typing.NDArray[numpy.float32]:
@@ -207,6 +211,10 @@ class Program:
         ...
     def forward(self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex = 18446744073709551615) -> None:
         ...
+    def given(self, like: Tensor, wants_gradient: bool) -> Tensor:
+        """
+        A blob that no op makes: to run an op by itself.
+        """
     def implementation(self, op: typing.SupportsIndex) -> str:
         ...
     def input(self, name: str, shape: collections.abc.Sequence[typing.SupportsIndex], wants_gradient: bool = False) -> Tensor:
@@ -298,6 +306,8 @@ def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
     ...
 def load_jpeg_library(path: str) -> str:
     ...
+def measure_stages(on: bool) -> None:
+    ...
 def mix(first: numpy.typing.NDArray[numpy.float32], second: numpy.typing.NDArray[numpy.float32], of_first: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex], of_second: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]) -> None:
     ...
 def onednn_isa() -> str:
@@ -322,6 +332,8 @@ def speak_as(name: str, pipe: typing.SupportsIndex, socket: typing.SupportsIndex
     """
     How the line begins; a pipe where it is written for who ends all processes; a socket where "fail" is asked otherwise. -1: none.
     """
+def stage_times() -> tuple[int, int, int]:
+    ...
 def sum_bf16(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """
     Sums the rows (row_count, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.

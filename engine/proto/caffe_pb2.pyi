@@ -690,7 +690,7 @@ class CommParameter(_message.Message):
     def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ...) -> None: ...
 
 class SolverState(_message.Message):
-    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples")
+    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples", "kernels")
     ITER_FIELD_NUMBER: _ClassVar[int]
     LEARNED_NET_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -708,6 +708,7 @@ class SolverState(_message.Message):
     BEGUN_FROM_FIELD_NUMBER: _ClassVar[int]
     MAX_ITER_FIELD_NUMBER: _ClassVar[int]
     TEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     iter: int
     learned_net: str
     history: _containers.RepeatedCompositeFieldContainer[BlobProto]
@@ -725,7 +726,8 @@ class SolverState(_message.Message):
     begun_from: str
     max_iter: int
     test_samples: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ..., begun_from: _Optional[str] = ..., max_iter: _Optional[int] = ..., test_samples: _Optional[_Iterable[int]] = ...) -> None: ...
+    kernels: str
+    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ..., begun_from: _Optional[str] = ..., max_iter: _Optional[int] = ..., test_samples: _Optional[_Iterable[int]] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class MultiPhaseSolverParameter(_message.Message):
     __slots__ = ("params_pair",)

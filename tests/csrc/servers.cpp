@@ -27,8 +27,9 @@ struct Training {
         for (int bucket = 0; bucket < buckets; bucket++)
             ranges.push_back({{bucket * size, (bucket + 1) * size, 1, 1, bucket}});
         updater = std::make_unique<Updater>(
-            "SGD", weights.data(), gradients.data(), std::vector<float*>{history.data()}, count, ranges,
-            std::map<std::string, float>{{"momentum", 0.9f}}, WeightDecay{0.001f, false}, LocalRates{});
+            "SGD", FloatArena{weights.data(), count}, FloatArena{gradients.data(), count},
+            std::vector<FloatArena>{{history.data(), count}}, ranges, std::map<std::string, float>{{"momentum", 0.9f}},
+            WeightDecay{0.001f, false}, LocalRates{});
         for (int64_t i = 0; i < count; i++) weights[size_t(i)] = std::sin(float(i));
     }
 
