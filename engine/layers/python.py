@@ -68,7 +68,11 @@ class Python(Layer):
     _is_set_up = False
     _known: list[Shape] | None = None  # shapes of the tops, from before the net was built again
     _computed: list[np.ndarray] | None = None  # tops for the next forward
-    remembers = True  # for all that is known
+
+    @property
+    def remembers(self) -> bool:
+        """For all that is known."""
+        return True
 
     @cached_property
     def user(self) -> PythonLayer:
