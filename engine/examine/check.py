@@ -25,6 +25,7 @@ from engine.host.memory import SMALLER_BATCH, free_memory, size_text
 from engine.layers.python import ModuleRefused
 from engine.report.plot import Panel, write_panels
 from engine.report.table import human, table
+from engine.solver.goals import check_goals
 from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
 from engine.solver.resume import data_layers
@@ -175,6 +176,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             _add_outline(config, shapes_of, report)
     try:
         check_tests(config.message, reads[1:], config.place)
+        check_goals(config)
         if report.nets and "TRAIN" in report.nets[0].phases and not report.refused + report.absent_code:
             require_loss(report.nets[0].name, report.nets[0].has_loss, nets.train.path)
     except ConfigError as error:

@@ -23,9 +23,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class BestOutput:
+    """The test output that tells which weights are the best. index: of the test net. sign: -1 where the lowest is.
+    value, iteration: of the best so far, None before the first."""
+
+    output: str
+    index: int
+    sign: int
+    value: float | None = None
+    iteration: int | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """What is trained. first, last: iterations. prefix: of the snapshots' names, "" for a run that saves nothing.
-    average_loss: iterations that a loss is the mean of."""
+    average_loss: iterations that a loss is the mean of. best: for a run that keeps its best weights."""
 
     world: World
     net: Net
@@ -34,6 +46,7 @@ class Run:
     last: int
     prefix: str = ""
     average_loss: int = 1
+    best: BestOutput | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,10 @@ class Observer:
         """Called after each test of each test net."""
 
     def saved(self, iteration: int, path: str) -> None:
-        """Called after each snapshot; path: of the weights."""
+        """Called after each snapshot, and when a test has shown the best weights so far; path: of the weights."""
+
+    def removed(self, path: str) -> None:
+        """Called for weights that saved() has told of, and that are not kept any longer."""
 
     def finished(self, iteration: int, loss: float) -> None:
         """Called after the last iteration, before the last test. loss: the mean over the ranks."""

@@ -12,8 +12,8 @@ from engine.report.table import duration
 
 
 class Summary(Observer):
-    """The best test is that with the highest first output of the first test net, or, where all outputs are losses, with
-    the lowest of the first."""
+    """The best test is that of snapshot_best; without it that with the highest first output of the first test net, or,
+    where all outputs are losses, with the lowest of the first."""
 
     def begin(self, run: Run) -> None:
         self._begin, self._first, self._last = time.monotonic(), run.first, run.first
@@ -21,7 +21,10 @@ class Summary(Observer):
         self._samples = 0
         self._best: tuple[float, int, str] | None = None  # value, iteration, name
         self._sign = 1
-        self._saved: dict[int, str] = {}  # iteration -> weights
+        self._asked = run.best
+        if run.best and run.best.value is not None and run.best.iteration is not None:
+            self._best, self._sign = (run.best.value, run.best.iteration, run.best.output), run.best.sign
+        self._saved: dict[str, int] = {}  # weights -> iteration
 
     def step(self, record: StepRecord) -> None:
         self._last, self._samples = record.iteration + 1, self._samples + record.samples
@@ -29,18 +32,26 @@ class Summary(Observer):
 
     def test(self, record: TestRecord) -> None:
         self._end = time.monotonic()
-        if record.index > 0 or not record.outputs:
+        if self._asked:
+            if record.index != self._asked.index:
+                return
+            name, self._sign = self._asked.output, self._asked.sign
+        elif record.index > 0 or not record.outputs:
             return
-        figures = [name for name in record.outputs if name not in record.loss_weights]
-        name = figures[0] if figures else next(iter(record.outputs))
-        self._sign = 1 if figures else -1
+        else:
+            figures = [name for name in record.outputs if name not in record.loss_weights]
+            name = figures[0] if figures else next(iter(record.outputs))
+            self._sign = 1 if figures else -1
         value = float(np.ravel(record.outputs[name])[0])
         if self._best is None or self._sign * value > self._sign * self._best[0]:
             self._best = value, record.iteration, name
 
     def saved(self, iteration: int, path: str) -> None:
-        self._saved[iteration] = path
+        self._saved[path] = iteration
         self._end = time.monotonic()
+
+    def removed(self, path: str) -> None:
+        self._saved.pop(path, None)
 
     def end(self, trace) -> None:
         seconds, count = self._end - self._begin, self._last - self._first
@@ -49,6 +60,6 @@ class Summary(Observer):
             log(f"Trained iterations {self._first} to {self._last} in {duration(seconds)}, with tests and all: {rates}")
         if self._best:
             value, iteration, name = self._best
-            path = self._saved.get(iteration)
+            path = next((path for path, at in reversed(self._saved.items()) if at == iteration), None)
             where = f"saved in {path}" if path else "not saved: snapshot and test at the same iterations to keep it"
             log(f"Best test: {name} = {value:.6g} at iteration {iteration} ({where})")

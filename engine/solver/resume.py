@@ -40,7 +40,7 @@ Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file
 class Snapshot:
     """path: of a solverstate. global_batch: samples in an iteration of all ranks. model: the path of its weights.
     samples_seen: the position in the sequence of samples. max_iter: where its run was to end. None: the state tells
-    not."""
+    not. tests_without_gain: of early_stopping."""
 
     path: str
     iteration: int
@@ -49,6 +49,7 @@ class Snapshot:
     model: str = ""
     samples_seen: int | None = None
     max_iter: int | None = None
+    tests_without_gain: int = 0
 
 
 def snapshot_prefix(config: SolverConfig, world: World) -> str:
@@ -81,7 +82,14 @@ def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None
             warn(f"Skipping a snapshot that is damaged: {told}")
             continue
         return Snapshot(
-            path, state.iteration, state.ranks, state.global_batch, whole.model, state.samples_seen, state.max_iter
+            path,
+            state.iteration,
+            state.ranks,
+            state.global_batch,
+            whole.model,
+            state.samples_seen,
+            state.max_iter,
+            state.tests_without_gain or 0,
         )
     return None
 
@@ -131,7 +139,7 @@ def take_prefix(config: SolverConfig, world: World) -> None:
     folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
     for name in os.listdir(folder):
         match = TEMPORARY.fullmatch(name)
-        if match and re.fullmatch(rf"{stem}_iter_[0-9]+(_ema)?\.(caffemodel|solverstate)(\.h5)?", match["name"]):
+        if match and re.fullmatch(rf"{stem}_iter_[0-9]+(_ema|_best)?\.(caffemodel|solverstate)(\.h5)?", match["name"]):
             (folder / name).unlink(missing_ok=True)
             log(f"Removed {folder / name}, which was never finished")
 

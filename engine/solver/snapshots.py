@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -12,7 +14,9 @@ import numpy as np
 
 from engine import proto, weights
 from engine.config import SolverConfig
+from engine.files import is_regular
 from engine.report.log import log
+from engine.solver.kept import SUFFIXES, KeptSnapshots
 from engine.solver.lock import lock_prefix, unlock_prefix
 from engine.solver.resume import finish, read_whole, snapshot_prefix
 from engine.solver.validate import saves
@@ -36,9 +40,12 @@ class Snapshots:
         optimizer: Optimizer,
         model_parallel: ModelParallel,
         average: WeightAverage | None = None,
+        needed: Iterable[str] = (),
     ):
+        """needed: files that later stages begin with, which are not removed."""
         self._config, self._param, self._world = config, config.message, world
         self._optimizer, self._model_parallel, self._average = optimizer, model_parallel, average
+        self.kept = KeptSnapshots(self.prefix(), self._param.snapshot_keep, needed, writes=world.rank == 0)
 
     def prefix(self) -> str:
         """See snapshot_prefix()."""
@@ -74,11 +81,12 @@ class Snapshots:
         reason = f"snapshots: a {' and a '.join(kinds)} of this net is more than a protobuf message can hold (2 GB)"
         log(f"{reason}: saved as HDF5 instead")
 
-    def write(self, state: SolverState) -> None:
+    def write(self, state: SolverState) -> list[str]:
         """Collective. Rank 0 writes both files, and the average's; `state` needs neither history nor the names of
-        files. Raises EngineError that names file and reason (a full disk, another run on this snapshot_prefix); older
-        files stay whole.
+        files. Then removes what snapshot_keep leaves out, and returns the weights among it. Raises EngineError that
+        names file and reason (a full disk, another run on this snapshot_prefix); older files stay whole.
         """
+        state.kept_snapshots = self.kept.others(state.iteration)
         model, path = self.names(state.iteration)
         divided, history = self._model_parallel, self._optimizer.history
         if sharding := self._optimizer.sharding:
@@ -97,6 +105,37 @@ class Snapshots:
             weights.write_solverstate(path, state)
             self._world.saved(str(path))
         self._world.barrier()  # nobody runs ahead of a snapshot that fails
+        return self.kept.add(state.iteration, state.best_iteration)
+
+    def best_name(self, iteration: int) -> Path:
+        """The file of the best weights, which are those of an iteration."""
+        model = self.names(iteration)[0]
+        return model.with_name(model.name.replace(".caffemodel", "_best.caffemodel"))
+
+    def write_best(self, iteration: int) -> list[str]:
+        """Collective. Writes what a test has just scored, the weights or their average, and returns the files that it
+        takes the place of, which have been removed. Raises EngineError."""
+        average = self._average if iteration else None  # which begins with the first update
+        net, path = self._optimizer.net, self.best_name(iteration)
+        if average:
+            (whole,) = self._model_parallel.histories(average.history)
+        else:
+            sharding = self._optimizer.sharding
+            whole = sharding.whole_weights() if sharding else self._model_parallel.weights()
+        if self._world.rank == 0:
+            lock_prefix(self.prefix())
+            with average.in_use() if average else nullcontext():
+                weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
+        self._world.barrier()
+        return self.kept.add_best(path, iteration)
+
+    def find_best(self, iteration: int) -> bool:
+        """Collective. Whether the best weights of a run that goes on are there: then they are the best again."""
+        paths = [Path(f"{self.prefix()}_iter_{iteration}_best.caffemodel{suffix}") for suffix in SUFFIXES]
+        found = [path for path in paths if is_regular(path)] if self._world.rank == 0 else []
+        if found:
+            self.kept.link_best(found[0])
+        return self._world.broadcast_object(bool(found))
 
     def _write_average(self, state: SolverState, model: Path) -> list[np.ndarray]:
         """Collective. Writes the weights' average to a file of its own beside the model; returns it as a set of
@@ -140,6 +179,7 @@ class Snapshots:
         elif self._optimizer.sharding:
             self._optimizer.history.from_blobs(None, path)
         self._optimizer.weights_are_read()
+        self.kept.restore(path, state)
         return state
 
     def _restore_history(self, state: SolverState, path: str) -> None:

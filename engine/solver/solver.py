@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
-from engine.report.observer import Figures, Observer, Run, TestRecord, end_all
+from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
 from engine.solver.drift import check_drift
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
+from engine.solver.goals import Goals
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_plan, log_skipped
@@ -46,7 +48,8 @@ class Solver:
 
     observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
     every blob and gradient. feeder: what feeds the nets, made as a Feeder is. kernels: how they come by those that
-    compute them. `on_gradients`, if set, is called before
+    compute them. needed: files that later stages begin with, which snapshot_keep leaves alone. `on_gradients`, if set,
+    is called before
     each update, when this rank's gradients are complete. Raises the exceptions of engine.errors for whatever cannot be
     read, built or run.
     """
@@ -61,6 +64,7 @@ class Solver:
         every_blob: bool = False,
         feeder: Callable[..., Feeder] = Feeder,
         kernels: Kernels | None = None,
+        needed: Sequence[str] = (),
     ):
         self.config, self.param, self.world = config, config.message, world
         self.every_blob, self.kernels = every_blob, kernels or Kernels()
@@ -87,8 +91,9 @@ class Solver:
         if not every_blob:  # or a program may set gradients
             require_loss(self.net.name, bool(self._losses), train.path)
         self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema) if self.param.ema else None
-        self.snapshots = Snapshots(self.config, world, self.optimizer, self.model_parallel, self.average)
+        self.snapshots = Snapshots(self.config, world, self.optimizer, self.model_parallel, self.average, needed)
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
+        self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
         self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
@@ -179,6 +184,11 @@ class Solver:
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
+        best = self.state.goals
+        if best.best_iteration is not None and not (self.goals.best and self.snapshots.find_best(best.best_iteration)):
+            if self.goals.best:
+                log(f"The best weights, of iteration {best.best_iteration}, are not there: the next test is the best")
+            best.best_value = best.best_iteration = None
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def share_weights(self) -> None:
@@ -205,7 +215,7 @@ class Solver:
         try:
             self.signals.on_stop = self._say_stop
             with self.signals:
-                finished = self.run(self.param.max_iter)
+                finished = self.run(self.param.max_iter, until_lost=True)
                 if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
                     self.snapshot()
                 if not finished:
@@ -222,15 +232,17 @@ class Solver:
                 observer.close()
             log_skipped(self.feeder)
 
-    def run(self, until: int) -> bool:
-        """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. Returns False
-        if a signal stopped it."""
+    def run(self, until: int, until_lost: bool = False) -> bool:
+        """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
+        until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
         every = self.param.comm_param.drift_check
-        while self.iteration < until:
-            asked = self.world.agree(lambda: self.signals.flags)
+        while self.iteration < until and not (until_lost and self.goals.are_lost(self.state.goals)):
             if self._test_is_due():
                 self.test()
+                if until_lost and self.goals.are_lost(self.state.goals):
+                    break
+            asked = self.world.agree(lambda: self.signals.flags)
             self.step()
             if every and self.iteration % every == 0:
                 self._check_drift()
@@ -246,7 +258,17 @@ class Solver:
         self._observed = True
         prefix = self.snapshots.prefix() if self.param.snapshot_prefix or saves(self.param) else ""
         loss_of = max(1, self.param.average_loss)
-        run = Run(self.world, self.net, self.optimizer.buckets, self.iteration, self.param.max_iter, prefix, loss_of)
+        best, so_far = self.goals.best, self.state.goals
+        run = Run(
+            self.world,
+            self.net,
+            self.optimizer.buckets,
+            self.iteration,
+            self.param.max_iter,
+            prefix,
+            loss_of,
+            BestOutput(best.output, best.index, best.sign, so_far.best_value, so_far.best_iteration) if best else None,
+        )
         for observer in self.observers:
             observer.begin(run)
 
@@ -351,6 +373,7 @@ class Solver:
         """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks."""
         self._begin_observing()
         self._settle()
+        records: list[TestRecord] = []
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
             count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
@@ -360,8 +383,11 @@ class Solver:
                 self.model_parallel.copy_to(evaluator.net)
                 values = evaluator.run(count)
             record = TestRecord(self.iteration, index, values, evaluator.loss_weights)
+            records.append(record)
             for observer in self.observers:
                 observer.test(record)
+        if self.goals.judge(self.state.goals, self.iteration, records):
+            self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
 
     def snapshot(self) -> None:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
@@ -379,9 +405,13 @@ class Solver:
         saved.test_samples = [evaluator.samples for evaluator in self.evaluators]
         if self.param.lr_policy != "plateau":  # which counts its own
             saved.current_step = current_step(self.param, self.iteration)
-        self.snapshots.write(saved)
+        self._tell_saved(self.snapshots.names(self.iteration)[0], self.snapshots.write(saved))
+
+    def _tell_saved(self, path: Path, removed: Sequence[str]) -> None:
         for observer in self.observers:
-            observer.saved(self.iteration, str(self.snapshots.names(self.iteration)[0]))
+            observer.saved(self.iteration, str(path))
+            for old in removed:
+                observer.removed(old)
 
     def _settle(self) -> None:
         """Every update is in the weights, and statistics are the ranks' mean."""
@@ -399,14 +429,18 @@ class Solver:
 
     def _finish(self) -> None:
         """The last snapshot and test, and what observers have to say at the end."""
-        if self.param.snapshot_after_train and not self._snapshot_is_due():
+        lost = self.goals.are_lost(self.state.goals)
+        if lost:
+            log(self.goals.describe_stop(self.state.goals))
+        # What early_stopping has seen by now is not in a snapshot that was due before the test.
+        if self.param.snapshot_after_train and (lost or not self._snapshot_is_due()):
             self.snapshot()
         if self.state.recent_loss:
             loss = self.optimizer.mean_loss(self.state)
             log(f"Iteration {self.iteration}, loss = {loss:.6g}")
             for observer in self.observers:
                 observer.finished(self.iteration, loss)
-        if self.evaluators:
+        if self.evaluators and self.state.goals.last_judged != self.iteration:
             self.test()
         self._end_observing()
 

@@ -21,6 +21,7 @@ from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log
+from engine.solver.goals import check_goals
 from engine.solver.resolve import is_given
 from engine.solver.resume import Snapshot, data_batch, hold_global_batch, known, newest, snapshot_prefix
 from engine.solver.validate import saves, validate
@@ -94,7 +95,9 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
 def _leaver(prefixes: Sequence[str], path: str) -> int | None:
     """The index of the stage that leaves a file of weights."""
     named = (
-        index for index, prefix in enumerate(prefixes) if re.fullmatch(rf"{re.escape(prefix)}_iter_[0-9]+\D.*", path)
+        index
+        for index, prefix in enumerate(prefixes)
+        if re.fullmatch(rf"{re.escape(prefix)}_(iter_[0-9]+\D.*|best\.caffemodel(\.h5)?)", path)
     )
     return next(named, None)
 
@@ -109,6 +112,7 @@ def _misfits(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigEr
             state = net.message.state
             shapes_of = SourceShapes(proto.TRAIN, lambda note: None)
             graph = build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
+            check_goals(config)
         except ConfigError as error:
             yield from getattr(error, "errors", [error])
             return
@@ -180,6 +184,9 @@ def _tell_of_later(configs: Sequence[SolverConfig], world: World) -> None:
 
 def _is_over(config: SolverConfig, snapshot: Snapshot) -> bool:
     """Whether a stage has come to its end, which the solver itself tells if it counts in iterations."""
+    stopping = config.message.early_stopping
+    if config.message.HasField("early_stopping") and snapshot.tests_without_gain >= stopping.patience:
+        return True
     last = config.message.max_iter if is_given(config.message, "max_iter") else snapshot.max_iter
     return last is not None and snapshot.iteration >= last
 

@@ -18,6 +18,17 @@ class PlateauState:
 
 
 @dataclass
+class GoalsState:
+    """What snapshot_best and early_stopping remember, under the names of SolverState's fields."""
+
+    best_value: float | None = None
+    best_iteration: int | None = None
+    stopping_value: float | None = None
+    tests_without_gain: int | None = None
+    last_judged: int | None = None
+
+
+@dataclass
 class TrainingState:
     """iteration: updates begun so far. samples_seen: the position in the global sequence of samples. recent_loss: the
     window of average_loss, oldest first, of this rank. last_rate: the learning rate of the last update."""
@@ -27,6 +38,7 @@ class TrainingState:
     recent_loss: deque[float] = field(default_factory=lambda: deque(maxlen=1))
     last_rate: float | None = None
     plateau: PlateauState = field(default_factory=PlateauState)
+    goals: GoalsState = field(default_factory=GoalsState)
 
     @classmethod
     def new(cls, average_loss: int) -> TrainingState:
@@ -51,6 +63,7 @@ class TrainingState:
         self.recent_loss.extend(saved.recent_loss)
         self.last_rate = saved.last_rate
         self.plateau = PlateauState(saved.current_step, saved.minimum_loss, saved.iter_last_event)
+        self.goals = GoalsState(**{name: getattr(saved, name) for name in GoalsState.__dataclass_fields__})
 
     def save(self, recent_loss: list[float]) -> SolverState:
         """Returns a SolverState without history and weights. recent_loss: the window, averaged over the ranks."""
@@ -62,4 +75,5 @@ class TrainingState:
             current_step=self.plateau.current_step,
             minimum_loss=self.plateau.minimum_loss,
             iter_last_event=self.plateau.iter_last_event,
+            **vars(self.goals),
         )

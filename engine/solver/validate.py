@@ -13,6 +13,7 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
+from engine.solver import goals
 from engine.solver.resolve import in_epochs, is_given, resolve, twins
 from engine.solver.schedules import MOMENTUM_POLICIES, WARMUPS, WEIGHT_DECAY_POLICIES, LearningRate, WeightDecay
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
@@ -45,6 +46,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "cycle_mult": (1, float("inf")),
     "memory_budget_mb": (0, float("inf")),
     "ema": (0, 1),
+    "snapshot_keep": (0, float("inf")),
 }
 
 # Of the fields that count in epochs, those that may be 0.
@@ -128,7 +130,7 @@ def require_loss(net: str, has_loss: bool, where: str) -> None:
 
 def saves(param: proto.SolverParameter) -> bool:
     """Whether a run of this solver takes snapshots by itself."""
-    return param.snapshot > 0 or param.snapshot_epoch > 0 or param.snapshot_after_train
+    return param.snapshot > 0 or param.snapshot_epoch > 0 or param.snapshot_after_train or bool(param.snapshot_best)
 
 
 def check_snapshots(param: proto.SolverParameter, path: str, where: str | None = None) -> None:
@@ -182,6 +184,7 @@ def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
         yield "regularization_type", f"unknown regularization_type '{param.regularization_type}'{known}"
     yield from _local_rates(param)
     yield from _lists(param)
+    yield from goals.complaints(param, tests(param)).items()
     for field in UNSUPPORTED:
         if getattr(param, field):
             yield field, f"{field} is not supported yet; take it out"

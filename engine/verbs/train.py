@@ -194,6 +194,7 @@ def _train(
         observers=observers,
         feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
         kernels=_kernels(options, snapshot, world),
+        needed=[path for later in configs[position.index + 1 :] for path in later.message.weights],
     )
     solver.begin_after(position.first_sample, position.begun_from)
     if snapshot:

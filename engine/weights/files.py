@@ -22,6 +22,7 @@ _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # Of a state's numbers, which others are computed from: the least that they are, and what they are below.
 _RANGES = {
     **dict.fromkeys(("iteration", "current_step", "iter_last_event", "max_iter"), (0, 2**31)),
+    **dict.fromkeys(("best_iteration", "tests_without_gain", "last_judged"), (0, 2**31)),
     **dict.fromkeys(("ranks", "global_batch"), (1, 2**31)),
     "samples_seen": (0, 2**63),
 }
@@ -62,9 +63,11 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
         value = getattr(state, name)
         if value is not None and not least <= value < below:
             raise WeightsError(f"{name} {value}, expected {least} to {below - 1}", str(path))
-    if not all(value in range(2**63) for value in state.test_samples):
-        raise WeightsError(f"test_samples {state.test_samples}, expected whole numbers of 0 or more", str(path))
-    state.test_samples = [int(value) for value in state.test_samples]
+    for name in ("test_samples", "kept_snapshots"):
+        values = getattr(state, name)
+        if not all(0 <= value < 2**63 and value == int(value) for value in values):  # a range would be searched
+            raise WeightsError(f"{name} {values}, expected whole numbers of 0 or more", str(path))
+        setattr(state, name, [int(value) for value in values])
     return state
 
 

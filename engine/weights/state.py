@@ -33,6 +33,12 @@ class SolverState:
     begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of
     max_iter: int | None = None  # where the run that wrote it was to end
     kernels: str | None = None  # that computed it: see engine.net.kernel_table.Kernels.saved
+    best_value: float | None = None  # of the output that snapshot_best names
+    best_iteration: int | None = None
+    stopping_value: float | None = None  # the best of the output that early_stopping names
+    tests_without_gain: int | None = None  # since then
+    last_judged: int | None = None  # the iteration of the last test that the two have seen
+    kept_snapshots: list[int] = field(default_factory=list)  # iterations of the run's other snapshots that were there
 
 
 # SolverState's names, where they are not the file's.

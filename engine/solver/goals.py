@@ -1,0 +1,167 @@
+"""What test outputs decide in a run: which weights are the best so far (`snapshot_best`), and that nothing is gained
+any more (`early_stopping`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import proto
+from engine.config import SolverConfig, nets_of_solver
+from engine.config.suggestions import suggestion
+from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError
+from engine.graph.build import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.graph.build import Graph
+    from engine.report.observer import TestRecord
+    from engine.solver.state import GoalsState
+
+
+class Goal:
+    """An output of a test net that is to become as high as it can, or as low.
+
+    field: of the solver, that names it. index: of the first test net that has it.
+    """
+
+    def __init__(self, field: str, output: str, best_is: int | None, tested: Sequence[Graph]):
+        """tested: the test nets. Raises ConfigError, without a place, where none of them has the output."""
+        self.field, self.output = field, output
+        outputs = [[blob.name for blob in graph.outputs] for graph in tested]
+        having = [index for index, names in enumerate(outputs) if output in names]
+        if not having:
+            known = list(dict.fromkeys(name for names in outputs for name in names))
+            raise ConfigError(f"{field}: no test net has an output '{output}'{suggestion(output, known)}")
+        self.index = having[0]
+        layers = tested[self.index].layers
+        losses = {top.name for layer in layers for top, weight in zip(layer.tops, layer.loss_weights) if weight}
+        self.sign = -1 if (output in losses if best_is is None else best_is == proto.LOWEST) else 1
+
+    def value(self, records: Sequence[TestRecord]) -> float:
+        """Of a test of all nets. Raises ConfigError for an output of several values."""
+        found = np.ravel(records[self.index].outputs[self.output])
+        if found.size != 1:
+            raise ConfigError(f"{self.field}: output '{self.output}' has {found.size} values, a goal is one number")
+        return float(found[0])
+
+    def gains(self, value: float, best: float | None, by: float = 0.0) -> bool:
+        """Whether a value is better by more than `by` than the best so far. NaN is never better."""
+        return not np.isnan(value) and (best is None or self.sign * (value - best) > by)
+
+
+class Goals:
+    """What a solver's tests decide. Every rank has the same, since a test's outputs are the same bits on all."""
+
+    def __init__(
+        self,
+        param: proto.SolverParameter,
+        tested: Sequence[Graph],
+        place: Callable[[str], str | None] = lambda field: None,
+    ):
+        """tested: the test nets. Raises ConfigError, with the field's place, where none has an output that is named."""
+        self._place = place
+        self.best = self._goal("snapshot_best", param, tested)
+        self.stopping = self._goal("early_stopping", param, tested)
+        self._patience, self._min_delta = param.early_stopping.patience, param.early_stopping.min_delta
+
+    def _goal(self, field: str, param: proto.SolverParameter, tested: Sequence[Graph]) -> Goal | None:
+        asked = wanted(param, field)
+        if not asked or not asked[0]:
+            return None
+        try:
+            return Goal(field, *asked, tested)
+        except ConfigError as error:
+            raise ConfigError(str(error), self._place(field)) from None
+
+    def judge(self, state: GoalsState, iteration: int, records: Sequence[TestRecord]) -> bool:
+        """After a test of all nets: whether its weights are the best so far. A test that a resumed run repeats counts
+        once. Raises ConfigError for an output of several values."""
+        if state.last_judged == iteration or not (self.best or self.stopping):
+            return False
+        state.last_judged = iteration
+        best = False
+        if self.best and self.best.gains(value := self._value(self.best, records), state.best_value):
+            state.best_value, state.best_iteration, best = value, iteration, True
+        if self.stopping:
+            value = self._value(self.stopping, records)
+            if self.stopping.gains(value, state.stopping_value, self._min_delta):
+                state.stopping_value, state.tests_without_gain = value, 0
+            else:
+                state.tests_without_gain = (state.tests_without_gain or 0) + 1
+        return best
+
+    def _value(self, goal: Goal, records: Sequence[TestRecord]) -> float:
+        try:
+            return goal.value(records)
+        except ConfigError as error:
+            raise ConfigError(str(error), self._place(goal.field)) from None
+
+    def are_lost(self, state: GoalsState) -> bool:
+        """Whether early_stopping's patience is over."""
+        return bool(self.stopping) and (state.tests_without_gain or 0) >= self._patience
+
+    def describe_stop(self, state: GoalsState) -> str:
+        """Why the run ends."""
+        assert self.stopping
+        by = f" by more than {self._min_delta:g}" if self._min_delta else ""
+        best = "nothing" if state.stopping_value is None else f"{state.stopping_value:.6g}"
+        tests = f"{state.tests_without_gain} test{'s' if state.tests_without_gain != 1 else ''}"
+        return f"Early stopping: {tests} without a gain{by}; the best {self.stopping.output} is {best}"
+
+
+def check_goals(config: SolverConfig) -> None:
+    """Before a run: raises ConfigError where a solver goes by an output that none of its test nets has. A test net that
+    does not build is for others to tell of."""
+    param, tested = config.message, []
+    if not any(wanted(param, field) for field in ("snapshot_best", "early_stopping")):
+        return
+    for net in nets_of_solver(config).tests:
+        state, shapes_of = net.message.state, SourceShapes(proto.TEST, lambda note: None)
+        try:
+            tested.append(build(net, proto.TEST, level=state.level, stages=state.stage, shapes_of=shapes_of))
+        except ConfigError:
+            return
+    if tested:
+        Goals(param, tested, config.place)
+
+
+def wanted(param: proto.SolverParameter, field: str) -> tuple[str, int | None] | None:
+    """What snapshot_best or early_stopping wants: the output, and which of its values is the best one, if it says so;
+    None if it is not given."""
+    best = param.snapshot_best_is if param.HasField("snapshot_best_is") else None
+    if field == "snapshot_best":
+        return (param.snapshot_best, best) if param.snapshot_best else None
+    if not param.HasField("early_stopping"):
+        return None
+    asked = param.early_stopping
+    if asked.HasField("best_is"):
+        best = asked.best_is
+    elif asked.output and asked.output != param.snapshot_best:
+        best = None
+    return asked.output or param.snapshot_best, best
+
+
+def complaints(param: proto.SolverParameter, tested: bool) -> Mapping[str, str]:
+    """What is wrong with the fields by themselves: field -> what. tested: whether a run of this solver tests."""
+    found: dict[str, str] = {}
+    asked = param.early_stopping
+    if param.HasField("early_stopping"):
+        if not (asked.output or param.snapshot_best):
+            found["early_stopping.output"] = 'early_stopping needs the name of a test output, output: "accuracy"'
+        if asked.patience < 1:
+            found["early_stopping.patience"] = (
+                f"early_stopping.patience: expected 1 or more tests, got {asked.patience}"
+            )
+        if not 0 <= asked.min_delta < float("inf"):
+            found["early_stopping.min_delta"] = f"early_stopping.min_delta: expected 0 or more, got {asked.min_delta:g}"
+    for field in ("snapshot_best", "early_stopping"):
+        if wanted(param, field) and not tested:
+            found[field] = f"{field} goes by tests, and this solver has none; give test_interval or test_epoch"
+    if param.HasField("snapshot_best_is") and not param.snapshot_best:
+        found["snapshot_best_is"] = "snapshot_best_is is given, but no snapshot_best"
+    return found

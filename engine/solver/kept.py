@@ -1,0 +1,110 @@
+"""Which of its snapshots a run keeps (`snapshot_keep`), and the file of its best weights (`snapshot_best`).
+
+Only what this run has written, or the run that it goes on from, is ever removed, and never what a later stage begins
+with.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.files import reason
+from engine.report.log import log, warn
+from engine.weights import SolverState
+
+SUFFIXES = ("", ".h5")  # a run may go on in the other format
+
+
+class KeptSnapshots:
+    """Alike on all ranks; the files are rank 0's."""
+
+    def __init__(self, prefix: str, keep: int, needed: Iterable[str], writes: bool):
+        """keep: so many snapshots; 0: all. needed: files that later stages begin with. writes: whether this rank
+        removes files."""
+        self._prefix, self._keep, self._writes = prefix, keep, writes
+        self._needed = {os.path.abspath(path) for path in needed}
+        self.iterations: list[int] = []  # of the snapshots, ascending
+        self._bests: set[int] = set()  # iterations of the files of best weights
+        self._saved_best: int | None = None  # what the last snapshot names
+
+    def restore(self, path: str, state: SolverState) -> None:
+        """From a snapshot. One of another prefix is another run's."""
+        own = {os.path.abspath(f"{self._prefix}_iter_{state.iteration}.solverstate{suffix}") for suffix in SUFFIXES}
+        if os.path.abspath(path) not in own:
+            return
+        self.iterations = sorted({*(at for at in state.kept_snapshots if at < state.iteration), state.iteration})
+        self._saved_best = state.best_iteration
+        if state.best_iteration is not None:
+            self._bests.add(state.best_iteration)
+
+    def add(self, iteration: int, best: int | None) -> list[str]:
+        """After a snapshot is whole, which names `best`. Returns the weights that have been removed."""
+        self.iterations = sorted({*self.iterations, iteration})
+        self._saved_best = best
+        removed = []
+        for each in self._old():
+            if each == iteration:  # a run that has gone back
+                continue
+            # The state goes first: nothing goes on from one without its weights.
+            states = [f"{self._prefix}_iter_{each}.solverstate{suffix}" for suffix in SUFFIXES]
+            self._remove([*states, *self._models(each)])
+            self.iterations.remove(each)
+            removed += self._models(each)
+        return removed + self._prune_bests(best)
+
+    def others(self, iteration: int) -> list[int]:
+        """The iterations of the snapshots that are there beside that of `iteration`, before it is written."""
+        old = self._old()
+        return [each for each in self.iterations if each != iteration and each not in old]
+
+    def _old(self) -> list[int]:
+        old = self.iterations[: -self._keep] if self._keep else []
+        return [each for each in old if not self._needed & set(map(os.path.abspath, self._models(each)))]
+
+    def _models(self, iteration: int) -> list[str]:
+        stem = f"{self._prefix}_iter_{iteration}"
+        return [f"{stem}{kind}.caffemodel{suffix}" for kind in ("", "_ema") for suffix in SUFFIXES]
+
+    def add_best(self, path: Path, iteration: int) -> list[str]:
+        """After a file of best weights is whole. Returns the files that have been removed."""
+        self._bests.add(iteration)
+        if self._writes:
+            self.link_best(path)
+        return self._prune_bests(iteration)
+
+    def _prune_bests(self, best: int | None) -> list[str]:
+        """Removes all but the best, and that to which a run that goes on from the last snapshot would come back."""
+        removed = []
+        for each in sorted(self._bests - {best, self._saved_best}):
+            files = [f"{self._prefix}_iter_{each}_best.caffemodel{suffix}" for suffix in SUFFIXES]
+            if not self._needed & set(map(os.path.abspath, files)):
+                self._remove(files)
+                removed += files
+            self._bests.discard(each)
+        return removed
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths if self._writes else ():
+            try:
+                Path(path).unlink(missing_ok=True)
+            except OSError as error:
+                warn(f"{path} is an old snapshot and cannot be removed: {reason(error)}")
+
+    def link_best(self, path: Path) -> None:
+        """Points `<prefix>_best.caffemodel` to the best weights."""
+        link = Path(f"{self._prefix}_best.caffemodel{path.suffix if path.suffix == '.h5' else ''}")
+        if link.exists() and not link.is_symlink():
+            warn(f"{link} is a file of its own and stays; the best weights are in {path}")
+            return
+        temporary = link.with_name(f".{link.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        try:
+            temporary.symlink_to(path.name)
+            os.replace(temporary, link)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            warn(f"{link} cannot be made, a link to {path.name}: {reason(error)}")
+            return
+        log(f"Best weights in {link}")
