@@ -73,8 +73,8 @@ class Ensemble(Evaluator):
             given = {top.name for layer in self.net.graph.layers if not layer.bottoms for top in layer.tops}
             # What members also say, and nothing can be averaged for; the detections of a detector are no figures.
             outputs = [blob.name for blob in self.net.graph.outputs]
-            self._others = [name for name in outputs if name not in copies | given | self._detectors.keys()]
-            self._detectors = {}
+            self._others = [name for name in outputs if name not in copies | given | self.detectors.keys()]
+            self.detectors = {}
         except BaseException:
             opened.close()
             raise
@@ -87,9 +87,13 @@ class Ensemble(Evaluator):
         return _Built(members, Net(self._cut.head_net(shapes), TEST, self._options.replace(precision="fp32")))
 
     @property
+    def scoring_net(self) -> Net:
+        """What scores the average; see Evaluator."""
+        return next(iter(self._built.values())).head
+
+    @property
     def loss_weights(self) -> dict[str, float]:
-        head = next(iter(self._built.values())).head
-        return {top: weight for net in (self.net, head) for _, top, weight in net.losses()}
+        return {top: weight for net in (self.net, self.scoring_net) for _, top, weight in net.losses()}
 
     def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
         """Collective; see the class and Evaluator.run()."""
@@ -113,6 +117,8 @@ class Ensemble(Evaluator):
         scored = [self._scored(head, given, size) for given in answers]
         if len(members) > 1:
             scored.append(self._scored(head, [each for given in answers for each in given], size))
+        if self.on_forward is not None:
+            self.on_forward(head, size)  # which has scored the average last
         rows = {name: np.stack([row[name] for row in scored]) for name in scored[0]}
         for name in self._others:
             rows[name] = np.stack([np.mean([over_samples(e[name], size, "") for e in given], 0) for given in answers])

@@ -65,9 +65,11 @@ class Evaluator:
         compare_data(world, self.feeder.identities)
         self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)
+        self.on_forward: Callable[[Net, int], None] | None = None  # called with net and samples after each forward
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
-        self._ap_version, self._show_per_class = ap_version, show_per_class
-        self._detectors = {
+        self.ap_version, self._show_per_class = ap_version, show_per_class
+        self.detections: dict[str, Detections] = {}  # of the last test, by the detector's top; on rank 0
+        self.detectors = {
             layer.tops[0].name: layer
             for layer in self.net.graph.layers
             if layer.type in _ADD_DETECTIONS and layer.tops[0] in self.net.graph.outputs
@@ -82,6 +84,11 @@ class Evaluator:
         """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
         self._config, self._small = config, None
         self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)
+        return self.net
+
+    @property
+    def scoring_net(self) -> Net:
+        """The net whose losses and accuracies judge the samples."""
         return self.net
 
     @property
@@ -107,7 +114,7 @@ class Evaluator:
             for k, size, outputs in self._batches(iterations):
                 mine.append((k, size, outputs))
                 if on_batch and self.world.size == 1:
-                    on_batch(k, {name: value for name, value in outputs.items() if name not in self._detectors})
+                    on_batch(k, {name: value for name, value in outputs.items() if name not in self.detectors})
         finally:
             self.feeder.stop()
         self.samples += (iterations or 0) * self.feeder.batch_size
@@ -145,9 +152,11 @@ class Evaluator:
             outputs = net.forward(Counters(k, batch.first_sample))
         except DataError as error:
             raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch()}".strip()) from None
+        if self.on_forward is not None:
+            self.on_forward(net, batch.size or 1)
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
-            name: value if name in self._detectors else over_samples(value, batch.size, makers[name].type)
+            name: value if name in self.detectors else over_samples(value, batch.size, makers[name].type)
             for name, value in outputs.items()
         }
 
@@ -161,10 +170,11 @@ class Evaluator:
         gathered = self.world.gather(mine)
         result: Outputs = {}
         if gathered is not None:
-            averages, detections = Averages(), {name: Detections() for name in self._detectors}
+            averages = Averages()
+            self.detections = detections = {name: Detections() for name in self.detectors}
             batches = (batch for of_rank in gathered for batch in of_rank)
             for k, size, outputs in sorted(batches, key=lambda batch: batch[0]):
-                for name, layer in self._detectors.items():
+                for name, layer in self.detectors.items():
                     _ADD_DETECTIONS[layer.type](detections[name], layer, outputs.pop(name))
                 averages.add(outputs, size)
                 if on_batch:
@@ -176,9 +186,9 @@ class Evaluator:
         """The mean average precision of each detector, by the name of its top; then, if asked for, of its classes."""
         result = {}
         for name, found in detections.items():
-            result[name] = np.array([found.mean(self._ap_version)])
+            result[name] = np.array([found.mean(self.ap_version)])
             if self._show_per_class:
-                for label, value in found.average_precisions(self._ap_version).items():
+                for label, value in found.average_precisions(self.ap_version).items():
                     result[f"{name}_class{label}"] = np.array([value])
         return result
 

@@ -56,8 +56,8 @@ class Detections:
     def _add_boxes(self, label: int, count: float) -> None:
         self._boxes[label] = self._boxes.get(label, 0) + count
 
-    def average_precisions(self, version: str) -> dict[int, float]:
-        """By label, of those that have boxes. version: of AP_VERSIONS."""
+    def curves(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Precision and recall after each detection, the surest first, by label, of those that have boxes."""
         found = np.concatenate([*self._found, np.zeros((0, 4))])
         found = found[found[:, 2] + found[:, 3] > 0]  # not those of boxes that do not count
         found = found[np.argsort(-found[:, 1], kind="stable")]
@@ -65,8 +65,17 @@ class Detections:
         for label, boxes in sorted(self._boxes.items()):
             if boxes > 0:
                 right, wrong = np.cumsum(found[found[:, 0] == label, 2:], axis=0).T
-                result[label] = AP_VERSIONS[version](right / (right + wrong), right / boxes)
+                result[label] = right / (right + wrong), right / boxes
         return result
+
+    @property
+    def boxes(self) -> dict[int, float]:
+        """How many boxes there are, by label."""
+        return dict(sorted(self._boxes.items()))
+
+    def average_precisions(self, version: str) -> dict[int, float]:
+        """By label, of those that have boxes. version: of AP_VERSIONS."""
+        return {label: AP_VERSIONS[version](*curve) for label, curve in self.curves().items()}
 
     def mean(self, version: str) -> float:
         """0 where there are no boxes."""

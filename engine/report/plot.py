@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,12 @@ def write_curve(history: CurvePoints, prefix: str) -> None:
 
 
 def write_panels(path: str, title: str, panels: list[Panel]) -> None:
-    """Writes a picture of one of the KINDS, as path's suffix says.
+    """Writes panels above each other; raises as write_picture()."""
+    write_picture(path, (9, 2.9 * len(panels) + 0.4), lambda figure: _draw(figure, title, panels))
+
+
+def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    """Writes a picture of one of the KINDS, as path's suffix says, of so many inches.
 
     Raises:
         EngineError: path has another suffix, matplotlib is not installed, or the file cannot be written.
@@ -157,8 +162,8 @@ def write_panels(path: str, title: str, panels: list[Panel]) -> None:
     # Names are no formulas, and an SVG holds them as text.
     with rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name in a script that no font has
-        figure = Figure(figsize=(9, 2.9 * len(panels) + 0.4), layout="constrained")
-        _draw(figure, title, panels)
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
         with atomic_write(path) as file:
             figure.savefig(file, format=suffix[1:], dpi=110)
 

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 from engine.verbs.options import add_kernels, add_running, add_skip, comma_separated, positive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.comm.world import World
     from engine.config import NetConfig
     from engine.inference.evaluator import Evaluator, Outputs
+    from engine.inference.judges import Judge, Judges
+    from engine.report.scorecard import Scorecard
 
 ORDER = 20
 SUMMARY = "score a net, or an ensemble, with given weights"
@@ -21,6 +25,7 @@ EXAMPLES = [
     "engine test --model net.prototxt --weights net.caffemodel --iterations 100",
     "engine test --model net.prototxt --weights a.caffemodel,b.caffemodel,c.caffemodel --ensemble",
     "engine test --model net.prototxt --weights net.caffemodel --crops 10",
+    "engine test --model net.prototxt --weights net_best.caffemodel --report report",
 ]
 
 
@@ -53,6 +58,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--iterations", type=positive, metavar="N", help="batches to run (default: the whole set, once)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the averages as JSON ('-': standard output)")
+    parser.add_argument(
+        "--report",
+        metavar="DIR",
+        help="also write accuracy by class and confusion matrix, ROC of labels, IoU, average precision: JSON, CSV, "
+        "pictures",
+    )
     add_skip(parser)
     add_kernels(parser)
     add_running(parser)
@@ -68,7 +79,14 @@ def run(options: Namespace) -> int:
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
 
-    evaluator = _evaluator(options, asked_model(options, phase_of("TEST")), world)
+    config = asked_model(options, phase_of("TEST"))
+    report = None
+    if options.report:
+        from engine.report.scorecard import Scorecard
+
+        report = Scorecard(options.report) if world.rank == 0 else None
+    evaluator = _evaluator(options, config, world)
+    judges = _judges(evaluator, config) if options.report else None
     log(
         f"Running for {options.iterations} iterations."
         if options.iterations
@@ -92,10 +110,54 @@ def run(options: Namespace) -> int:
     for name, value in elements(values):
         log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
     log_skipped(evaluator.feeder.skipped)
+    if judges:
+        _report(judges.gather(world), evaluator, config, report, judges.samples, values)
     evaluator.close()
     if options.json and world.rank == 0:
         write_json(found, options.json)
     return 0
+
+
+def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:
+    """What takes in every sample for the report."""
+    from engine.inference.judges import Judges, require_judges
+    from engine.report.log import log
+
+    judges = Judges(evaluator.scoring_net, log)
+    require_judges(judges, bool(evaluator.detectors), config.path)
+    evaluator.on_forward = judges.watch
+    return judges
+
+
+def _report(
+    judges: Sequence[Judge],
+    evaluator: Evaluator,
+    config: NetConfig,
+    report: Scorecard | None,
+    samples: int,
+    values: Outputs,
+) -> None:
+    """Writes what has been found, on rank 0."""
+    if report is None:
+        return
+    from engine.inference.classify import found_labels
+    from engine.inference.judges import ClassJudge
+
+    outputs = {name: value.tolist() for name, value in values.items()}
+    report.add_figures(net=config.message.name, samples=samples, outputs=outputs)
+    kinds = [type(judge) for judge in judges]
+    for judge in judges:
+        stem = judge.name if kinds.count(type(judge)) > 1 else ""
+        names = found_labels(config, judge.count)
+        if isinstance(judge, ClassJudge):
+            report.add_classes(judge.name, judge.counts, judge.by_pixel, names, stem)
+        else:
+            report.add_labels(judge.name, judge.scores, judge.there, names, stem)
+    for name, found in evaluator.detections.items():
+        stem = name if len(evaluator.detections) > 1 else ""
+        names = found_labels(config, max(found.boxes, default=0) + 1)
+        report.add_detections(name, found, evaluator.ap_version, names, stem)
+    report.close()
 
 
 def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator:
@@ -112,7 +174,7 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     from engine.net.kernel_table import Kernels
     from engine.report.log import log
 
-    net = NetOptions(precision=usable_precision(options.precision or "fp32", world))
+    net = NetOptions(precision=usable_precision(options.precision or "fp32", world), keep_all=bool(options.report))
     kernels = Kernels(options.kernels or "default", say=log)
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     views = Views(config, options.crops, options.flip)

@@ -176,12 +176,27 @@ def test_wrong_usage_is_status_2(arguments, capsys):
         (["train", "-slover=x"], "arguments: --slover; did you mean '--solver'?"),
         (["summarize", "--xyz", "x"], "unrecognized arguments: --xyz\n"),
         (["--verson"], "arguments: --verson; did you mean '--version'?"),
+        (
+            ["train", "--solver", "x", "-gpu", "all"],
+            "--gpu: this engine computes on processors, with all cores that it",
+        ),
+        (["train", "--solver", "x", "--gpus=0,1"], "--gpus: this engine computes on processors"),
+        (["train", "--solver", "x", "--resume", "a_iter_5.solverstate"], "--snapshot FILE goes on from a .solverstate"),
     ],
 )
 def test_unknown_verbs_and_flags_are_met_with_the_nearest(arguments, expected, capsys):
     with pytest.raises(SystemExit) as left:
         parse(arguments)
     assert left.value.code == 2 and expected in capsys.readouterr().err
+
+
+def test_a_solver_for_a_gpu_is_told_what_computes(tmp_path, capsys):
+    text = Path("solvers/digits.prototxt").read_text().replace("solver_mode: CPU", "solver_mode: GPU")
+    (tmp_path / "solver.prototxt").write_text(text.replace("nets/", f"{REPO}/nets/"))
+    for path, told in ((tmp_path / "solver.prototxt", True), (REPO / "solvers/digits.prototxt", False)):
+        assert main(["check", str(path)]) == 0
+        line = "note: solver_mode: GPU is ignored, this engine computes on the processor"
+        assert (line in capsys.readouterr().out) is told
 
 
 def test_errors_are_one_line_each(tmp_path):

@@ -1,0 +1,143 @@
+"""What `engine test --report` takes in of every sample: the scores and labels that the net's own layers judge.
+
+A Judge stands for a blob of scores and one of labels. Each rank's takes in what its batches hold; the sum over
+the ranks does not depend on who had which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.report.scores import confusion
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.layers.base import Layer
+    from engine.net import Net
+
+# Layers that have scores of classes and the number of the right one, the axis of the classes in their attributes.
+CLASSES = ("Accuracy", "SoftmaxWithLoss", "FocalLoss", "InfogainLoss")
+LABELS = ("SigmoidCrossEntropyLoss",)
+
+
+class ClassJudge:
+    """One right class for each sample, or for each pixel of it: a confusion matrix. counts: int64, by rows the label,
+    by columns the class with the highest score, the first of equals."""
+
+    def __init__(self, name: str, layer: Layer):
+        axis, shape = layer.attributes()["axis"], layer.shapes[0]
+        assert isinstance(axis, int)
+        self.name, self._axis = name, axis
+        classes = self.count = shape[axis]
+        self.counts = np.zeros((classes, classes), np.int64)
+        self.by_pixel = int(np.prod(shape)) != shape[0] * classes
+        self._ignored = _ignored(layer)
+        self._least = layer.type == "Accuracy" and layer.message.accuracy_param.min_is_better
+
+    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        """A batch: the two bottoms of the layer."""
+        rows = np.moveaxis(scores, self._axis, -1)
+        predicted = (rows.argmin(-1) if self._least else rows.argmax(-1)).ravel()
+        numbers = labels.ravel().astype(np.int64)
+        counted = (numbers >= 0) & (numbers < len(self.counts))
+        if self._ignored is not None:
+            counted &= numbers != self._ignored
+        self.counts += confusion(numbers[counted], predicted[counted], len(self.counts))
+
+    def gather(self, world: World) -> None:
+        """Collective; rank 0 then has everything."""
+        parts = world.gather(self.counts)
+        self.counts = sum(parts, np.zeros_like(self.counts)) if parts else self.counts
+
+
+class LabelJudge:
+    """Several labels of each sample, each there or not. scores: float32 (samples, labels); there: whether the label is,
+    int8: 1, 0, or -1 where it does not count."""
+
+    def __init__(self, name: str, layer: Layer):
+        self.name, self.count = name, int(np.prod(layer.shapes[0][1:]))
+        self._ignored = _ignored(layer)
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self.scores, self.there = np.zeros((0, self.count), np.float32), np.zeros((0, self.count), np.int8)
+
+    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        """A batch: the two bottoms of the layer."""
+        targets = labels.reshape(len(scores), -1)
+        there = (targets >= 0.5).astype(np.int8)
+        if self._ignored is not None:
+            there[targets == self._ignored] = -1
+        self._rows.append((scores.reshape(there.shape).copy(), there))
+
+    def gather(self, world: World) -> None:
+        """Collective; rank 0 then has everything."""
+        parts = world.gather(self._rows) or [self._rows]
+        rows = [row for part in parts for row in part]
+        self.scores = np.concatenate([self.scores, *(scores for scores, _ in rows)])
+        self.there = np.concatenate([self.there, *(there for _, there in rows)])
+
+
+Judge = ClassJudge | LabelJudge
+
+
+def _ignored(layer: Layer) -> int | None:
+    """The label that does not count."""
+    param = layer.message.accuracy_param if layer.type == "Accuracy" else layer.message.loss_param
+    return param.ignore_label if param.HasField("ignore_label") else None
+
+
+class Judges:
+    """All judges of a test; watch() is called after each forward. samples: that this rank has seen, after gather() all
+    have."""
+
+    def __init__(self, net: Net, note: Callable[[str], None]):
+        """net: that is tested. note: is told what is left out."""
+        self.samples = 0
+        self._by_name: dict[str, Judge] = {}
+        for name, layer in _judging(net):
+            if layer.type in CLASSES:
+                self._by_name[name] = ClassJudge(name, layer)
+            elif int(np.prod(layer.shapes[0][2:])) > 1:
+                note(f"Layer {layer.name} has labels for each pixel: their ROC is left out of the report")
+            else:
+                self._by_name[name] = LabelJudge(name, layer)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._by_name)
+
+    def watch(self, net: Net, size: int) -> None:
+        """After a forward of `size` samples of the net, or of one like it."""
+        self.samples += size
+        for name, layer in _judging(net):
+            if name in self._by_name:
+                self._by_name[name].add(*(net.tensors[blob].get() for blob in layer.bottoms[:2]))
+
+    def gather(self, world: World) -> list[Judge]:
+        """Collective. Returns the judges, on rank 0 with what all ranks have seen."""
+        self.samples = sum(world.gather(self.samples) or [self.samples])
+        for judge in self._by_name.values():
+            judge.gather(world)
+        return list(self._by_name.values())
+
+
+def _judging(net: Net) -> Iterator[tuple[str, Layer]]:
+    """One layer for each blob of scores, by the blob's name: a loss and an accuracy often have the same."""
+    seen = set()
+    for layer in net.graph.layers:
+        if layer.type in (*CLASSES, *LABELS):
+            name = layer.message.bottom[0]
+            if name not in seen:
+                yield name, layer
+            seen.add(name)
+
+
+def require_judges(judges: Judges, detects: bool, path: str) -> None:
+    """Raises ConfigError for a net of which nothing can be reported."""
+    if not judges.any and not detects:
+        known = ", ".join((*CLASSES, *LABELS, "DetectionEvaluate", "EvalDetection"))
+        raise ConfigError(f"--report: no layer of phase TEST tells right from wrong; expected one of {known}", path)

@@ -1,0 +1,262 @@
+"""`engine test --report DIR`: what a test has found as JSON, tables in CSV, and pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.files import atomic_write, check_writable, reason
+from engine.report.log import log, warn
+from engine.report.plot import write_picture
+from engine.report.scores import ByClass, Roc, mean, roc
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from engine.report.average_precision import Detections
+
+MOST_NUMBERS = 20  # classes of a matrix whose counts are written into the picture
+MOST_TICKS = 60  # classes that an axis names
+MOST_LINES = 12  # curves that a legend names
+LONGEST = 24  # characters of a name in a picture
+Names = Sequence[str]  # of classes or labels; numbers where it is empty
+
+
+class Scorecard:
+    """Files of one folder. Each part has its files' names from its blob where there are several of its kind."""
+
+    def __init__(self, folder: str):
+        """Raises EngineError for a folder that cannot be made or written to: before the test, not after it."""
+        self._folder = Path(folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngineError(f"--report: cannot be made: {reason(error)}", folder) from None
+        check_writable(self._folder / "report.json")
+        self._found: dict[str, Any] = {}
+        self._draws = True  # until matplotlib turns out to be missing
+        self.files: list[str] = []
+
+    def add_figures(self, **figures: object) -> None:
+        """Of the whole test."""
+        self._found |= figures
+
+    def add_classes(self, blob: str, counts: np.ndarray, by_pixel: bool, names: Names, stem: str = "") -> None:
+        """A confusion matrix. stem: of the files' names, "" where there is one matrix only."""
+        found = ByClass.of(counts)
+        labels = list(names) or [str(number) for number in range(len(counts))]
+        header = ["class", "name", "pixels" if by_pixel else "samples", "accuracy", "precision", "iou"]
+        rows = zip(range(len(labels)), labels, found.samples, found.recall, found.precision, found.iou)
+        self._table(_name(stem, "classes.csv"), header, rows)
+        self._table(
+            _name(stem, "confusion.csv"), ["label", *labels], ([name, *row] for name, row in zip(labels, counts))
+        )
+        total = counts.sum()
+        self._found.setdefault("classes", {})[blob] = {
+            "by_pixel": by_pixel,
+            "counted": int(total),
+            "accuracy": _number(np.trace(counts) / total if total else np.nan),
+            "mean_accuracy": _number(mean(found.recall)),
+            "mean_iou": _number(mean(found.iou)),
+            "names": labels,
+            **{key: _numbers(getattr(found, key)) for key in ("recall", "precision", "iou")},
+            "confusion": counts.tolist(),
+        }
+        side = float(np.clip(0.42 * len(labels) + 2.5, 5, 16))
+        self._picture(
+            _name(stem, "confusion.png"), (side + 1, side), lambda figure: draw_confusion(figure, counts, labels)
+        )
+        bars = {"iou": found.iou} if by_pixel else {"accuracy": found.recall}
+        height = float(np.clip(0.24 * len(labels) + 1.2, 3, 60))
+        if len(labels) <= 200:
+            self._picture(_name(stem, "classes.png"), (7, height), lambda figure: draw_bars(figure, bars, labels))
+
+    def add_labels(self, blob: str, scores: np.ndarray, there: np.ndarray, names: Names, stem: str = "") -> None:
+        """Several labels of each sample: (samples, labels); there: 1, 0, or -1 where it does not count."""
+        labels = list(names) or [str(number) for number in range(scores.shape[1])]
+        curves = [roc(scores[there[:, i] >= 0, i], there[there[:, i] >= 0, i] > 0) for i in range(len(labels))]
+        areas = np.array([curve.area for curve in curves])
+        positive, counted = (there == 1).sum(0), (there >= 0).sum(0)
+        header = ["label", "name", "samples", "positive", "auroc"]
+        self._table(_name(stem, "labels.csv"), header, zip(range(len(labels)), labels, counted, positive, areas))
+        points = (
+            (number, name, threshold, wrong, right)
+            for number, (name, curve) in enumerate(zip(labels, curves))
+            for threshold, wrong, right in zip(curve.thresholds, curve.false_rates, curve.true_rates)
+        )
+        header = ["label", "name", "threshold", "false positive rate", "true positive rate"]
+        self._table(_name(stem, "roc.csv"), header, points)
+        self._found.setdefault("labels", {})[blob] = {
+            "mean_auroc": _number(mean(areas)),
+            "names": labels,
+            "samples": counted.tolist(),
+            "positive": positive.tolist(),
+            "auroc": _numbers(areas),
+        }
+        self._picture(_name(stem, "roc.png"), (7.5, 6.5), lambda figure: draw_roc(figure, curves, labels))
+
+    def add_detections(self, blob: str, found: Detections, version: str, names: Names, stem: str = "") -> None:
+        """version: of AP_VERSIONS."""
+        curves, precisions = found.curves(), found.average_precisions(version)
+        labels = {label: names[label] if label < len(names) else str(label) for label in curves}
+        rows = ((label, labels[label], found.boxes[label], precisions[label]) for label in curves)
+        self._table(_name(stem, "detections.csv"), ["label", "name", "boxes", "average precision"], rows)
+        points = (
+            (label, labels[label], *point)
+            for label, (precision, recall) in curves.items()
+            for point in zip(recall, precision)
+        )
+        self._table(_name(stem, "precision_recall.csv"), ["label", "name", "recall", "precision"], points)
+        self._found.setdefault("detections", {})[blob] = {
+            "ap_version": version,
+            "map": found.mean(version),
+            "average_precision": {labels[label]: value for label, value in precisions.items()},
+        }
+        lines = {f"{labels[label]}, {precisions[label]:.3f}": curves[label] for label in curves}
+        draw = lambda figure: draw_precisions(figure, lines)  # noqa: E731
+        self._picture(_name(stem, "precision_recall.png"), (7.5, 6.5), draw)
+
+    def close(self) -> None:
+        """Writes report.json, the last file, and says what there is."""
+        with self._file("report.json") as file:
+            file.write(json.dumps(self._found, indent=1, allow_nan=False).encode() + b"\n")
+        log(f"Report in {self._folder}: {', '.join(self.files)}")
+
+    def _file(self, name: str):
+        self.files.append(name)
+        return atomic_write(self._folder / name)
+
+    def _table(self, name: str, header: Sequence[str], rows) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        with self._file(name) as file:
+            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+    def _picture(self, name: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+        if not self._draws:
+            return
+        try:
+            write_picture(os.fspath(self._folder / name), size, draw)
+        except EngineError as error:
+            warn(f"Pictures are left out of the report: {error}")
+            self._draws = False
+        else:
+            self.files.append(name)
+
+
+def _name(stem: str, name: str) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9-]+', '_', stem)}_{name}" if stem else name
+
+
+def _cell(value: object) -> object:
+    """Every digit of a number; nothing for NaN."""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else repr(float(value))
+    return value
+
+
+def _number(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+# Pictures
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def draw_confusion(figure: Figure, counts: np.ndarray, labels: Names) -> None:
+    """Colours are shares of a row: of the samples of a class. Numbers are counts."""
+    axis = figure.subplots()
+    whole = np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axis.imshow(counts / whole, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axis, shrink=0.8, label="share of the class")
+    axis.set_xlabel("taken for")
+    axis.set_ylabel("class")
+    if len(labels) <= MOST_TICKS:
+        ticks, names = range(len(labels)), [_short(name) for name in labels]
+        size = "medium" if len(labels) <= MOST_NUMBERS else "x-small"
+        upright = max(map(len, names)) > 3
+        axis.set_xticks(ticks, names, rotation=90 if upright else 0, fontsize=size)
+        axis.set_yticks(ticks, names, fontsize=size)
+    if len(labels) <= MOST_NUMBERS:
+        for row, column in np.argwhere(counts):
+            dark = counts[row, column] > whole[row] / 2
+            text, colour = f"{counts[row, column]}", "white" if dark else "black"
+            axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=_count_size(counts))
+
+
+def _count_size(counts: np.ndarray) -> float:
+    """Points in which the longest count fits into its square of 0.42 inches."""
+    return float(np.clip(36 / len(str(counts.max())), 4, 9))
+
+
+def draw_bars(figure: Figure, values: Mapping[str, np.ndarray], labels: Names) -> None:
+    """A bar for each class, and the mean as a line."""
+    axis = figure.subplots()
+    ((title, bars),) = values.items()
+    axis.barh(range(len(labels)), np.nan_to_num(bars), color="C0")
+    if not np.isnan(mean(bars)):
+        axis.axvline(mean(bars), color="C1", linestyle="--")
+        axis.set_title(f"mean {mean(bars):.4g}", fontsize="medium")
+    size = "medium" if len(labels) <= MOST_NUMBERS else "x-small"
+    axis.set_yticks(range(len(labels)), [_short(name) for name in labels], fontsize=size)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.set_xlim(0, 1)
+    axis.set_xlabel(f"{title} by class")
+
+
+def _legend(axis: Axes, count: int) -> None:
+    if count <= MOST_LINES:
+        axis.legend(loc="best", fontsize="small")
+
+
+def _square(figure: Figure, x: str, y: str) -> Axes:
+    axis = figure.subplots()
+    axis.set_xlim(-0.01, 1.01)
+    axis.set_ylim(-0.01, 1.01)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(True, alpha=0.3)
+    return axis
+
+
+def draw_roc(figure: Figure, curves: Sequence[Roc], labels: Names) -> None:
+    """The surest answers are at the left, what tossing a coin would give is the dotted line."""
+    axis = _square(figure, "false positive rate", "true positive rate")
+    known = [(curve, name) for curve, name in zip(curves, labels) if not np.isnan(curve.area)]
+    width = 0.8 if len(known) > MOST_LINES else 1.5
+    for curve, name in known:
+        axis.plot(curve.false_rates, curve.true_rates, label=f"{_short(name)}, {curve.area:.4f}", linewidth=width)
+    axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
+    area = mean(np.array([curve.area for curve in curves]))
+    axis.set_title(f"ROC of {len(known)} labels, mean area {area:.4f}")
+    if known:
+        _legend(axis, len(known))
+
+
+def draw_precisions(figure: Figure, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Precision over recall of each label."""
+    axis = _square(figure, "recall", "precision")
+    for name, (precision, recall) in lines.items():
+        axis.plot(recall, precision, label=name, marker="." if len(recall) < 30 else None)
+    if lines:
+        _legend(axis, len(lines))

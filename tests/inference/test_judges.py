@@ -1,0 +1,211 @@
+"""`engine test --report`: the same on any number of ranks as scikit-learn says of all samples at once."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.comm.world import World
+from engine.config import parse_net
+from engine.errors import ConfigError
+from engine.inference.evaluator import Evaluator
+from engine.inference.judges import Judges, require_judges
+from engine.weights import write_caffemodel
+from tests.mpi import REPO, run_ranks
+from tests.solver.harness import DIGITS
+
+h5py = pytest.importorskip("h5py")
+metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+
+DATA = (
+    'layer { name: "data" type: "HDF5Data" top: "x" top: "y" hdf5_data_param { source: "%s/list.txt" batch_size: 16 } }'
+)
+SEVERAL = DATA + 'layer { name: "loss" type: "SigmoidCrossEntropyLoss" bottom: "x" bottom: "y" top: "loss" %s }'
+PIXELS = (
+    DATA
+    + """
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "x" bottom: "y" top: "loss" loss_param { ignore_label: 255 } }"""
+)
+
+
+def data(folder, x, y):
+    folder.mkdir(exist_ok=True)
+    with h5py.File(folder / "data.h5", "w") as file:
+        file["x"], file["y"] = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    (folder / "list.txt").write_text(f"{folder}/data.h5\n")
+    return folder
+
+
+def report(folder, net):
+    """engine test --report of a net without weights."""
+    (folder / "net.prototxt").write_text(net)
+    write_caffemodel(folder / "net.caffemodel", parse_net(net, "net").message, {})
+    arguments = ["test", "--model", f"{folder}/net.prototxt", "--weights", f"{folder}/net.caffemodel"]
+    assert main([*arguments, "--report", f"{folder}/report"]) == 0
+    return json.loads((folder / "report/report.json").read_text())
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def several(tmp_path):
+    """150 samples, five labels: scores with many ties, a label that all have, some that do not count."""
+    random = np.random.default_rng(4)
+    there = (random.random((150, 5)) < [0.1, 0.5, 0.9, 0.3, 1.0]).astype(np.float32)
+    scores = np.round((there + random.normal(0, 1, there.shape)) * [8, 2, 1, 4, 4]) / 4
+    there[random.random(there.shape) < 0.1] = -1
+    return data(tmp_path / "data", scores, there), scores, there
+
+
+def expected(scores, there):
+    return [metrics.roc_auc_score(y[y >= 0], x[y >= 0]) for x, y in list(zip(scores.T, there.T))[:4]]
+
+
+def test_roc_of_labels(several, monkeypatch):
+    folder, scores, there = several
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    found = report(folder, SEVERAL % (folder, "loss_param { ignore_label: -1 }"))
+    labels = found["labels"]["x"]
+    np.testing.assert_allclose(labels["auroc"][:4], expected(scores, there), atol=1e-6)
+    assert labels["auroc"][4] is None and found["samples"] == 150
+    assert labels["mean_auroc"] == pytest.approx(np.mean(labels["auroc"][:4]))
+    table = rows(folder / "report/labels.csv")
+    assert [float(row["auroc"] or "nan") for row in table][:4] == labels["auroc"][:4] and table[4]["auroc"] == ""
+    assert [int(row["positive"]) for row in table] == (there == 1).sum(0).tolist()
+    curve = [row for row in rows(folder / "report/roc.csv") if row["label"] == "1"]
+    points = [[float(row[f"{kind} positive rate"]) for row in curve] for kind in ("false", "true")]
+    assert metrics.auc(*points) == pytest.approx(labels["auroc"][1], abs=1e-9)
+    assert {row["threshold"] for row in curve[1:]} <= set(map(repr, map(float, scores[:, 1])))
+
+
+@pytest.fixture
+def pixels(tmp_path):
+    random = np.random.default_rng(9)
+    labels = random.integers(0, 3, (37, 1, 6, 5))
+    scores = random.normal(0, 1, (37, 3, 6, 5)) + 1.5 * (np.arange(3)[None, :, None, None] == labels)
+    labels[random.random(labels.shape) < 0.1] = 255
+    return data(tmp_path / "data", scores, labels), scores, labels
+
+
+def test_iou_of_pixels_is_that_of_the_whole_set(pixels, monkeypatch):
+    folder, scores, labels = pixels
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    (folder / "labels.txt").write_text("sky\nroad\ntree\n")
+    found = report(folder, PIXELS % folder)["classes"]["x"]
+    counted = labels.ravel() != 255
+    truth, taken = labels.ravel()[counted], scores.argmax(1).ravel()[counted]
+    assert found["by_pixel"] and found["counted"] == counted.sum() and found["names"] == ["sky", "road", "tree"]
+    assert found["confusion"] == metrics.confusion_matrix(truth, taken).tolist()
+    assert found["mean_iou"] == pytest.approx(metrics.jaccard_score(truth, taken, average="macro"), abs=1e-9)
+    assert [row["name"] for row in rows(folder / "report/classes.csv")] == ["sky", "road", "tree"]
+
+
+@pytest.mark.mpi
+def test_ranks_find_the_same(several, pixels):
+    """More ranks than some of them have batches: 37 samples of 16 are three batches."""
+    program = """
+import json, sys
+from engine.comm.world import world
+from engine.config import parse_net
+from engine.inference.evaluator import Evaluator
+from engine.inference.judges import Judges
+from engine.net import NetOptions
+from tests.inference.test_judges import PIXELS, SEVERAL
+found = []
+for net in (SEVERAL % (sys.argv[1], "loss_param { ignore_label: -1 }"), PIXELS % sys.argv[1]):
+    if "Softmax" in net and sys.argv[2] == "several" or "Sigmoid" in net and sys.argv[2] == "pixels":
+        continue
+    evaluator = Evaluator(parse_net(net, "net"), world(), NetOptions(keep_all=True))
+    judges = Judges(evaluator.scoring_net, print)
+    evaluator.on_forward = judges.watch
+    evaluator.run()
+    (judge,) = judges.gather(world())
+    if world().rank == 0:
+        from engine.report.scores import roc
+        areas = lambda: [roc(x[y >= 0], y[y >= 0] > 0).area for x, y in zip(judge.scores.T, judge.there.T)][:4]
+        print(json.dumps([judges.samples, areas() if sys.argv[2] == "several" else judge.counts.tolist()]))
+    evaluator.close()
+world().close()
+"""
+    script = several[0] / "run.py"
+    script.write_text(program)
+    for kind, (folder, scores, there), ranks in (("several", several, 2), ("pixels", pixels, 4)):
+        data(folder, scores, there)  # the two share a folder
+        done = run_ranks(ranks, [str(script), str(folder), kind], timeout=100)
+        assert done.returncode == 0, done.stderr
+        samples, found = json.loads(done.stdout)
+        assert samples == len(scores)
+        if kind == "several":
+            assert found == pytest.approx(expected(scores, there), abs=1e-6)
+        else:
+            counted = there.ravel() != 255
+            matrix = metrics.confusion_matrix(there.ravel()[counted], scores.argmax(1).ravel()[counted])
+            assert found == matrix.tolist()
+
+
+CLASSES = f"""
+layer {{ name: "data" type: "Data" top: "data" top: "label"
+  data_param {{ source: "{DIGITS}/digits_test_lmdb" backend: LMDB batch_size: 47 }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+  inner_product_param {{ num_output: 10 weight_filler {{ type: "xavier" }} }} }}
+layer {{ name: "relu" type: "ReLU" bottom: "ip" top: "ip" }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" top: "by_class" }}
+"""
+
+
+@pytest.fixture
+def trained(tmp_path):
+    net = parse_net(CLASSES, "net").message
+    weights = np.random.default_rng(0).normal(0, 0.05, (10, 64)).astype(np.float32)
+    write_caffemodel(tmp_path / "net.caffemodel", net, {"ip": [weights, np.zeros(10, np.float32)]})
+    (tmp_path / "net.prototxt").write_text(CLASSES)
+    return ["test", "--model", f"{tmp_path}/net.prototxt", "--weights", f"{tmp_path}/net.caffemodel"]
+
+
+def test_classes_agree_with_the_nets_own_accuracies(tmp_path, trained):
+    assert main([*trained, "--report", f"{tmp_path}/report", "--json", f"{tmp_path}/out.json"]) == 0
+    found = json.loads((tmp_path / "report/report.json").read_text())
+    own = json.loads((tmp_path / "out.json").read_text())
+    classes = found["classes"]["ip"]
+    assert found["outputs"] == own and not classes["by_pixel"] and classes["counted"] == 360
+    assert classes["accuracy"] == pytest.approx(own["accuracy"][0], abs=0.02)  # which counts ties of zeros as wrong
+    assert sum(map(sum, classes["confusion"])) == 360
+    pictures = [(tmp_path / "report" / name).read_bytes()[:4] for name in ("confusion.png", "classes.png")]
+    assert pictures == [b"\x89PNG"] * 2
+
+
+def test_without_matplotlib_there_are_no_pictures(tmp_path, trained, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([*trained, "--report", f"{tmp_path}/report"]) == 0
+    told = capfd.readouterr().err
+    assert told.count("Pictures are left out of the report") == 1 and "pip install" in told
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {"classes.csv", "confusion.csv", "report.json"}
+
+
+def test_views_are_averaged_in_the_report_too(tmp_path, trained):
+    assert main([*trained, "--flip", "--report", f"{tmp_path}/report", "--json", f"{tmp_path}/out.json"]) == 0
+    found = json.loads((tmp_path / "report/report.json").read_text())
+    plain = json.loads((tmp_path / "out.json").read_text())
+    assert found["classes"]["ip"]["accuracy"] == pytest.approx(plain["accuracy"][0], abs=0.02)
+    assert found["samples"] == 360
+
+
+def test_bad_folders_and_nets_are_refused_before_the_test(tmp_path, trained, capfd):
+    (tmp_path / "file").write_text("")
+    assert main([*trained, "--report", f"{tmp_path}/file"]) == 1
+    told = capfd.readouterr().err
+    assert f"engine: {tmp_path}/file: --report: cannot be made" in told and "Testing" not in told
+    net = DATA % data(tmp_path / "d", np.zeros((4, 2)), np.zeros(4))
+    evaluator = Evaluator(parse_net(net, "net.prototxt"), World())
+    with pytest.raises(ConfigError, match=r"net\.prototxt: --report: no layer of phase TEST tells right from wrong"):
+        require_judges(Judges(evaluator.scoring_net, print), False, "net.prototxt")
+    evaluator.close()
+    assert REPO.is_dir()

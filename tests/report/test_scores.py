@@ -1,0 +1,70 @@
+"""Confusion, IoU and ROC, against scikit-learn and against counting by hand."""
+
+import numpy as np
+import pytest
+
+from engine.report.scores import ByClass, confusion, mean, roc
+
+metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+
+
+@pytest.mark.parametrize("ties", [0, 7, 2])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
+def test_roc_is_scikit_learns(ties, share):
+    random = np.random.default_rng(int(100 * share) + ties)
+    there = random.random(3000) < share
+    scores = (there + random.normal(0, 1, 3000)).astype(np.float32)
+    if ties:
+        scores = np.round(scores * ties / 4)  # few values, many samples of each
+    found = roc(scores, there)
+    assert abs(found.area - metrics.roc_auc_score(there, scores)) < 1e-12
+    points = np.stack(metrics.roc_curve(there, scores, drop_intermediate=False), 1)
+    assert set(found.thresholds) <= set(points[:, 2]) and len(found.thresholds) <= len(points)
+    ours = np.stack([found.false_rates, found.true_rates, found.thresholds], 1)
+    np.testing.assert_allclose(ours, points[np.isin(points[:, 2], found.thresholds)], atol=1e-12)
+    assert metrics.auc(found.false_rates, found.true_rates) == pytest.approx(found.area, abs=1e-12)  # none is missing
+
+
+def test_the_order_of_samples_does_not_matter():
+    random = np.random.default_rng(5)
+    there, scores = random.random(500) < 0.3, np.round(random.normal(0, 3, 500))
+    order = random.permutation(500)
+    assert roc(scores, there).area == roc(scores[order], there[order]).area
+
+
+@pytest.mark.parametrize(
+    "scores, there, area",
+    [
+        ([1, 1, 1, 1], [1, 0, 1, 0], 0.5),
+        ([3, 2, 1, 0], [1, 1, 0, 0], 1),
+        ([3, 2, 1], [0, 0, 1], 0),
+        ([2, 1, 1], [1, 1, 0], 0.75),
+    ],
+)
+def test_roc_by_hand(scores, there, area):
+    assert roc(np.array(scores, np.float32), np.array(there, bool)).area == area
+
+
+@pytest.mark.parametrize("there", [[], [True, True], [False]])
+def test_one_kind_of_samples_has_no_area(there):
+    found = roc(np.arange(len(there), dtype=np.float32), np.array(there, bool))
+    assert np.isnan(found.area) and len(found.thresholds) == 1
+
+
+def test_classes_are_scikit_learns():
+    random = np.random.default_rng(1)
+    labels, predicted = random.integers(0, 6, 400), random.integers(0, 6, 400)
+    predicted[labels == 2] = 2
+    counts = confusion(labels, predicted, 6)
+    np.testing.assert_array_equal(counts, metrics.confusion_matrix(labels, predicted))
+    found = ByClass.of(counts)
+    np.testing.assert_allclose(found.recall, metrics.recall_score(labels, predicted, average=None))
+    np.testing.assert_allclose(found.precision, metrics.precision_score(labels, predicted, average=None))
+    np.testing.assert_allclose(found.iou, metrics.jaccard_score(labels, predicted, average=None))
+    assert mean(found.iou) == pytest.approx(metrics.jaccard_score(labels, predicted, average="macro"))
+
+
+def test_a_class_that_nobody_has_does_not_count():
+    found = ByClass.of(np.array([[3, 1, 0], [0, 2, 0], [0, 0, 0]]))
+    assert np.isnan(found.recall[2]) and np.isnan(found.iou[2]) and mean(found.recall) == (0.75 + 1) / 2
+    assert np.isnan(mean(np.array([np.nan])))
