@@ -164,6 +164,7 @@ SPEAKERS = {
     "onnx": ["exchange/onnx_file.py"],
     "matplotlib": ["report/plot.py", "report/scorecard.py"],
     "pygraphviz": ["report/draw_net.py"],
+    "tensorboardX": ["report/tensorboard.py"],
     "psutil": ["host/machine.py"],
     "tabulate": ["report/table.py"],
     "tqdm": ["report/progress.py"],

@@ -103,6 +103,16 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class ValuesRecord:
+    """What an iteration has made of what this rank learns, by `layer/number of the blob`: weights after its update, and
+    the gradients of that, means over ranks and micro-batches before they are clipped. Copies, float32."""
+
+    iteration: int
+    weights: Mapping[str, np.ndarray]
+    gradients: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
 class TestRecord:
     """What test net number `index` gave on the weights of an iteration: outputs as Evaluator.run() returns them."""
 
@@ -123,11 +133,18 @@ class Observer:
         """Returns True if step() needs the trace of this iteration."""
         return False
 
+    def wants_values(self, iteration: int) -> bool:
+        """Returns True if values() is to be called for this iteration on this rank, which waits for its update."""
+        return False
+
     def begin(self, run: Run) -> None:
         """Called once, before the first iteration."""
 
     def step(self, record: StepRecord) -> None:
         """Called after each iteration; its update may still be under way."""
+
+    def values(self, record: ValuesRecord) -> None:
+        """Called after step(), and after the time that it tells of, where wants_values() has asked for it."""
 
     def test(self, record: TestRecord) -> None:
         """Called after each test of each test net."""

@@ -15,6 +15,7 @@ from engine.comm.world import World
 from engine.host.interrupts import undisturbed
 from engine.net import Net
 from engine.net.gates import gates
+from engine.report.observer import ValuesRecord
 from engine.solver.history import History
 from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay
 from engine.solver.sharding import Sharding
@@ -180,6 +181,18 @@ class Optimizer:
         return float(total[0]) / self.world.size
 
     # What observers are told
+
+    def values(self, iteration: int) -> ValuesRecord:
+        """After an iteration whose gradients were kept: what is learned on this rank. Waits for the update."""
+        self.wait()
+        share = self.world.size * self.iter_size
+        weights, gradients = {}, {}
+        for parameter in self.net.graph.params:
+            tensor = self.net.tensor_of[parameter]
+            if tensor.diff is not None and not parameter.statistics:
+                name = f"{parameter.layer}/{parameter.index}"
+                weights[name], gradients[name] = tensor.get(), tensor.diff.get() / share
+        return ValuesRecord(iteration, weights, gradients)
 
     def trace(self, on: bool) -> None:
         """Keep the events of buckets from now on, or stop."""

@@ -311,6 +311,9 @@ class Solver:
         wanted = any(observer.wants_figures(iteration) for observer in self.observers)
         if wanted:
             check_weights(self.optimizer.weights, iteration, self.net)
+        showing = [observer for observer in self.observers if observer.wants_values(iteration)]
+        if showing:
+            self.optimizer.keep_gradients()
         with self.optimizer.update(self.state, samples) as rate:
             program.mark_ready(self.on_gradients is None)
             program.backward()
@@ -323,6 +326,10 @@ class Solver:
         record = self._recorder.end(rate, self.state.loss, samples, self._figures() if wanted else None)
         for observer in self.observers:
             observer.step(record)
+        if showing:
+            values = self.optimizer.values(iteration)
+            for observer in showing:
+                observer.values(values)
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""

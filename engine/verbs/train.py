@@ -35,6 +35,7 @@ EXAMPLES = [
     "engine train --solver solver.prototxt --snapshot net_iter_1000.solverstate",
     "engine train --solver collapse.prototxt --weights net_iter_7638.caffemodel",
     "engine train --solver solver.prototxt --ranks 4 --max_restarts 10",
+    "engine train --solver solver.prototxt --tensorboard runs/first --histograms 500",
     "engine train --solver init.prototxt,cycle.prototxt,collapse.prototxt --resume auto",
 ]
 
@@ -59,6 +60,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--layer_times",
         action="store_true",
         help="end with a table of each layer's compute, communication and wait times",
+    )
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", help="write event files for TensorBoard: losses, rates, tests, times, the net"
+    )
+    parser.add_argument(
+        "--histograms",
+        type=positive,
+        metavar="N",
+        help="with --tensorboard: how weights and gradients are distributed, every N iterations",
     )
     parser.add_argument(
         "--shorten",
@@ -119,8 +129,11 @@ def run(options: Namespace) -> int:
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
     world = start(watched=True, output=options.timeline)
+    from engine.errors import ConfigError
     from engine.solver.stages import next_position
 
+    if options.histograms and not options.tensorboard:
+        raise ConfigError("--histograms go into event files: give --tensorboard DIR, too")
     configs = asked_solvers(options)
     position = _position(options, configs, world)
     while True:
@@ -187,6 +200,14 @@ def _train(
         observers.append(LayerTimes())
     if options.timeline:
         observers.append(Timeline(options.timeline))
+    if options.tensorboard:
+        from pathlib import Path
+
+        from engine.report.tensorboard import TensorBoard
+
+        stage = Path(config.path).stem if len(configs) > 1 else ""  # each counts its iterations from 0
+        folder = str(Path(options.tensorboard) / stage)
+        observers.append(TensorBoard(folder, options.histograms or 0, world.rank))
     solver = Solver(
         config,
         world,

@@ -1,0 +1,152 @@
+"""`--tensorboard DIR`: event files for TensorBoard, written by the tensorboardX library."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.files import check_writable, reason
+from engine.report.log import log
+from engine.report.metrics import elements
+from engine.report.observer import Observer, Run, StepRecord, TestRecord, ValuesRecord
+
+if TYPE_CHECKING:
+    from engine.net import Net
+
+
+class TensorBoard(Observer):
+    """Losses, the learning rate and where the time went, whenever an iteration is displayed; every test's outputs; the
+    net's graph; with `histograms`, every so many iterations, how weights and gradients are distributed. Rank 0 writes.
+
+    A run that goes on from a snapshot adds a file to the folder that tells TensorBoard to forget what the run before
+    has shown from that iteration on, so that no step is there twice.
+    """
+
+    def __init__(self, folder: str, histograms: int = 0, rank: int = 0):
+        """histograms: iterations between them; 0: none. Raises EngineError where tensorboardX is missing, or the folder
+        cannot be written to."""
+        self._folder, self._histograms, self._rank = Path(folder), histograms, rank
+        self._writer: Any = None
+        self._steps: list[StepRecord] = []  # since the last display
+        if rank == 0:
+            _library()
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise EngineError(f"--tensorboard: cannot be made: {reason(error)}", folder) from None
+            check_writable(self._folder / "events.out.tfevents")
+
+    def begin(self, run: Run) -> None:
+        if self._rank:
+            return
+        self._writer = _library().SummaryWriter(str(self._folder), purge_step=run.first)
+        self._writer.file_writer.event_writer.add_event(_graph_event(run.net))
+        log(f"Event files in {self._folder}: tensorboard --logdir {self._folder}")
+
+    def wants_values(self, iteration: int) -> bool:
+        return self._rank == 0 and self._histograms > 0 and iteration % self._histograms == 0
+
+    def step(self, record: StepRecord) -> None:
+        if not self._writer:
+            return
+        self._steps.append(record)
+        if record.figures is None:
+            return
+        at, figures = record.iteration, record.figures
+        self._add("loss/train", figures.loss, at)
+        several = {name: values for name, values in figures.outputs.items() if name not in figures.loss_weights}
+        for name, value in _named(several):
+            self._add(f"train/{name}", value, at)
+        if len(figures.loss_weights) > 1:  # each of them, before its weight
+            for name, value in _named({name: figures.outputs[name] for name in figures.loss_weights}):
+                self._add(f"train/{name}", value, at)
+        self._add("learning_rate", record.rate, at)
+        self._add_times(at)
+        self._steps = []
+
+    def _add_times(self, iteration: int) -> None:
+        """Means of the iterations since the last display, of this rank."""
+        count = len(self._steps)
+        whole = self._steps[-1].end - self._steps[0].begin
+        waits = {
+            "data": sum(step.waited_data for step in self._steps),
+            "ranks": sum(step.waited_ranks for step in self._steps),
+        }
+        self._add("time/ms_per_iteration", whole / count / 1e6, iteration)
+        for name, nanoseconds in waits.items():
+            self._add(f"time/ms_waiting_for_{name}", nanoseconds / count / 1e6, iteration)
+        if whole:
+            samples = sum(step.samples for step in self._steps)
+            self._add("time/samples_per_second", samples / whole * 1e9, iteration)
+
+    def test(self, record: TestRecord) -> None:
+        if not self._writer:
+            return
+        net = f"_{record.index}" if record.index else ""
+        for name, value in _named(record.outputs):
+            is_loss = name in record.loss_weights
+            self._add(f"loss/test{net}_{name}" if is_loss else f"test{net}/{name}", value, record.iteration)
+        self._writer.flush()
+
+    def values(self, record: ValuesRecord) -> None:
+        if not self._writer:
+            return
+        for kind, arrays in (("weights", record.weights), ("gradients", record.gradients)):
+            for name, values in arrays.items():
+                finite = values[np.isfinite(values)]
+                if finite.size:
+                    self._writer.add_histogram(f"{kind}/{name}", finite, record.iteration)
+
+    def finished(self, iteration: int, loss: float) -> None:
+        if self._writer:
+            self._add("loss/train", loss, iteration)
+
+    def _add(self, tag: str, value: float, iteration: int) -> None:
+        self._writer.add_scalar(tag, float(value), iteration)
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+
+def _named(outputs) -> list[tuple[str, float]]:
+    """(name, value) of each element; those of several are numbered."""
+    return [
+        (f"{name}/{index}" if np.size(values) > 1 else name, value)
+        for name, values in outputs.items()
+        for index, (_, value) in enumerate(elements({name: values}))
+    ]
+
+
+def _library():
+    try:
+        import tensorboardX
+    except ImportError:
+        raise EngineError("--tensorboard needs tensorboardX: pip install prototxt-engine[tensorboard]") from None
+    return tensorboardX
+
+
+def _proto(name: str) -> Any:
+    return import_module(f"tensorboardX.proto.{name}_pb2")
+
+
+def _graph_event(net: Net):
+    """The net as TensorBoard draws graphs: a node for each layer; a "/" in a name puts it into a group."""
+    graph = _proto("graph").GraphDef(versions=_proto("versions").VersionDef(producer=22))
+    makers: dict[object, str] = {}
+    for layer in net.graph.layers:
+        name = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", layer.name)
+        node = graph.node.add(name=name, op=layer.type)
+        node.input.extend(dict.fromkeys(makers[blob] for blob in layer.bottoms if blob in makers))
+        for top in layer.tops:
+            makers[top] = name
+            shape = node.attr["_output_shapes"].list.shape.add()
+            for size in top.shape:
+                shape.dim.add(size=size)
+    return _proto("event").Event(graph_def=graph.SerializeToString())
