@@ -341,10 +341,14 @@ class Solver:
         except DataError as error:
             raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = self._loss()
+        self._require_finite(loss)
+        return loss
+
+    def _require_finite(self, loss: float) -> None:
+        """Raises NumericalError naming iteration and layer."""
         if not np.isfinite(loss):
             self.optimizer.wait()
             check_loss(loss, self.iteration, self.net, self.feeder.describe_batch())
-        return loss
 
     def _loss(self) -> float:
         """Of this rank, in the last forward."""

@@ -1,0 +1,219 @@
+"""A learning-rate range test: a short training in which the rate grows from step to step, until the loss diverges."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import proto
+from engine.data.feeder import Feeder
+from engine.errors import EngineError, NumericalError
+from engine.files import atomic_write
+from engine.report.log import log, warn
+from engine.report.observer import Observer, StepRecord
+from engine.report.plot import write_picture
+from engine.solver.resolve import twins
+from engine.solver.signals import Signals
+from engine.solver.solver import Solver
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from engine.comm.world import World
+    from engine.config import SolverConfig
+
+MEMORY = 0.9  # of the smoothed loss
+DIVERGED = 4.0  # times the least smoothed loss
+# Fields that say when and how long, how the rate changes otherwise, and what is written.
+LEFT_OUT = (
+    *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
+    *("stepsize", "stepvalue", "stagelr", "stageiter", "plateau_winsize", "cycle_iter", "cycle_mult", "power"),
+    *("rampup_interval", "rampup_lr", "batch_growth", "weight_decay_schedule", "momentum_correction"),
+    *("snapshot", "snapshot_prefix", "snapshot_keep", "snapshot_best", "snapshot_best_is", "early_stopping"),
+    *("test_iter", "test_interval", "test_initialization", "display", "average_loss", "ema"),
+)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was found. losses: mean over the ranks, by rate; smoothed: the same, less noisy."""
+
+    rates: list[float]
+    losses: list[float]
+    smoothed: list[float]
+    diverged: bool
+    asked: int  # for so many rates
+
+    @property
+    def steepest(self) -> float | None:
+        """The rate around which the smoothed loss falls fastest, over the logarithm of the rate: the middle of the
+        steepest straight line through a quarter of the test, up to where the loss is least. None where it never
+        falls."""
+        end = int(np.argmin(self.smoothed)) + 1 if self.smoothed else 0
+        width = min(end, max(5, self.asked // 4))
+        if width < 5:
+            return None
+        logs = np.log(self.rates[:end])
+        lines = [
+            (float(np.polyfit(logs[at : at + width], self.smoothed[at : at + width], 1)[0]), at)
+            for at in range(end - width + 1)
+        ]
+        slope, at = min(lines)
+        return float(np.exp(logs[at : at + width].mean())) if slope < 0 else None
+
+    @property
+    def lowest(self) -> float:
+        """The rate at which the smoothed loss is least."""
+        return self.rates[int(np.argmin(self.smoothed))]
+
+
+class _Solver(Solver):
+    """Leaves it to whoever watches the losses to see that one is not finite: all ranks then stop together."""
+
+    def _require_finite(self, loss: float) -> None:
+        pass
+
+
+class _Losses(Observer):
+    """The loss of every iteration."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+
+    def wants_figures(self, iteration: int) -> bool:
+        return True
+
+    def step(self, record: StepRecord) -> None:
+        assert record.figures
+        self.losses.append(record.figures.loss)
+        self.rates.append(record.rate)
+
+
+def find_rates(
+    config: SolverConfig,
+    world: World,
+    weights: Sequence[str],
+    lowest: float,
+    highest: float,
+    iterations: int,
+    feeder: Callable[..., Feeder] = Feeder,
+) -> Rates:
+    """Collective. Trains from the solver's beginning, or from `weights`, at rates from `lowest` to `highest`, each the
+    one before times the same factor. Nothing is saved. feeder: what feeds the nets, made as a Feeder is.
+
+    Raises what training raises, but for a loss that diverges.
+    """
+    watch = _Losses()
+    param = _range_test(config, lowest, highest, iterations)
+    solver = _Solver(param, world, observers=[watch], signals=Signals(), feeder=feeder)
+    if weights:
+        solver.load_weights(list(weights))
+    solver.share_weights()
+    solver.feeder.start()
+    smoothed: list[float] = []
+    diverged = False
+    try:
+        for iteration in range(iterations):
+            try:
+                solver.run(iteration + 1)
+            except NumericalError:  # of weights, which are the same on all ranks
+                diverged = True
+                break
+            smoothed = smooth(watch.losses)
+            if not math.isfinite(smoothed[-1]) or smoothed[-1] > DIVERGED * max(min(smoothed), 1e-6):
+                diverged = True
+                break
+    finally:
+        solver.feeder.close()
+        for observer in solver.observers:
+            observer.close()
+    solver.close()
+    finite = [math.isfinite(loss) for loss in watch.losses]
+    count = finite.index(False) if False in finite else len(finite)
+    return Rates(watch.rates[:count], watch.losses[:count], smooth(watch.losses[:count]), diverged, iterations)
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """An exponential moving average that is no lower for its beginning at 0: divided by the sum of its shares."""
+    found, mean = [], 0.0
+    for number, loss in enumerate(losses, start=1):
+        mean = MEMORY * mean + (1 - MEMORY) * loss
+        found.append(mean / (1 - MEMORY**number))
+    return found
+
+
+def _range_test(config: SolverConfig, lowest: float, highest: float, iterations: int) -> SolverConfig:
+    """The solver with an exponential policy, and without all that it writes and tests."""
+    param = proto.SolverParameter()
+    param.CopyFrom(config.message)
+    for field in LEFT_OUT:
+        param.ClearField(field)
+    for message, _, epochs, _ in twins(param):
+        if message is param:
+            param.ClearField(epochs)  # pyright: ignore[reportArgumentType]
+    param.lr_policy, param.base_lr, param.max_iter = "exp", lowest, iterations
+    param.gamma = (highest / lowest) ** (1 / max(1, iterations - 1))
+    param.snapshot_after_train = False
+    return replace(config, message=param)
+
+
+# What is told
+
+
+def describe(found: Rates) -> str:
+    """The suggestion, and what it comes from."""
+    if found.steepest is None:
+        return (
+            f"The loss does not fall between {found.rates[0]:.3g} and {found.rates[-1]:.3g}"
+            if found.rates
+            else "The loss is not finite at the first rate: begin lower, with --from"
+        )
+    end = f"diverges above {found.rates[-1]:.3g}" if found.diverged else f"has not diverged by {found.rates[-1]:.3g}"
+    return (
+        f"The loss falls fastest at {found.steepest:.3g}, is least at {found.lowest:.3g}, and {end}\n"
+        f"Suggestion: base_lr: {found.steepest:.2g}  # at most {found.lowest / 3:.2g}, with a warm-up"
+    )
+
+
+def write(found: Rates, path: str, title: str) -> None:
+    """Writes the curve, and beside it the table (.csv). Without matplotlib there is no curve, and a warning."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["rate", "loss", "smoothed loss"])
+    rows.writerows(map(repr, row) for row in zip(found.rates, found.losses, found.smoothed))
+    table = Path(path).with_suffix(".csv")
+    with atomic_write(table) as file:
+        file.write(text.getvalue().encode())
+    try:
+        write_picture(path, (8, 4.8), lambda figure: _draw(figure, found, title))
+    except EngineError as error:
+        warn(f"The curve is left out, its table is in {table}: {error}")
+    else:
+        log(f"Curve in {path}, its table in {table}")
+
+
+def _draw(figure: Figure, found: Rates, title: str) -> None:
+    axis = figure.subplots()
+    axis.plot(found.rates, found.losses, color="C0", alpha=0.3, linewidth=1, label="loss")
+    axis.plot(found.rates, found.smoothed, color="C0", linewidth=1.6, label="smoothed")
+    if found.steepest is not None:
+        axis.axvline(found.steepest, color="C2", linestyle="--", label=f"falls fastest at {found.steepest:.3g}")
+        axis.axvline(found.lowest, color="C1", linestyle=":", label=f"least at {found.lowest:.3g}")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
+    if found.smoothed:  # not the peak at which it diverges
+        low, first = min(found.smoothed), found.smoothed[0]
+        axis.set_ylim(low - 0.1 * (first - low) - 1e-3, first + 0.6 * (first - low) + 1e-3)
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("train loss")
+    axis.set_title(title)
+    axis.grid(True, alpha=0.3)
+    axis.legend(loc="best", fontsize="small")

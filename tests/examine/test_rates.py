@@ -1,0 +1,108 @@
+"""engine find_rate: the rates that it tries, where it ends, what it suggests, and that it leaves nothing behind."""
+
+import csv
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.examine.rates import Rates, describe, smooth
+from tests.mpi import run_ranks
+from tests.solver.harness import make_solver
+from tests.solver.test_goals import digits_net
+
+SOLVER = """
+net: "{folder}/net.prototxt" base_lr: 0.01 lr_policy: "multistep" gamma: 0.1 stepvalue: 5 max_epoch: 2 momentum: 0.9
+warmup_iter: 5 lr_scaling {{ base_batch: 4 }} test_interval: 5 snapshot: 5 snapshot_keep: 1 snapshot_best: "accuracy"
+early_stopping {{ patience: 1 }} snapshot_prefix: "{folder}/net" display: 1 random_seed: 3 average_loss: 20 ema: 0.9
+"""
+
+
+@pytest.fixture
+def solver(tmp_path):
+    (tmp_path / "net.prototxt").write_text(digits_net())
+    (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path))
+    return ["find_rate", "--solver", str(tmp_path / "solver.prototxt")]
+
+
+def test_the_curve_of_a_net(tmp_path, solver, capfd):
+    before = sorted(os.listdir(tmp_path))
+    arguments = ["--from", "1e-4", "--to", "1e6", "--iterations", "80", "--output", f"{tmp_path}/rates.png"]
+    assert main([*solver, *arguments, "--json", f"{tmp_path}/rates.json"]) == 0
+    told = capfd.readouterr()
+    found = json.loads((tmp_path / "rates.json").read_text())
+    rates = np.array(found["rates"])
+    np.testing.assert_allclose(rates[1:] / rates[:-1], 1e10 ** (1 / 79), rtol=1e-4)
+    assert rates[0] == pytest.approx(1e-4) and found["diverged"] and 20 < len(rates) < 80
+    assert 1e-3 < found["suggestion"] < found["lowest"] < rates[-1]
+    assert f"base_lr: {found['suggestion']:.2g}" in told.out and "Testing net" not in told.err
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "rates.csv", "rates.json", "rates.png"])
+    with open(tmp_path / "rates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == found["losses"]
+    assert found["smoothed"] == smooth(found["losses"])
+    # It is training: the first steps are those of a solver at these rates.
+    text = f'max_iter: 3 momentum: 0.9 random_seed: 3 lr_policy: "exp" base_lr: 1e-4 gamma: {1e10 ** (1 / 79):.9g}'
+    plain = make_solver(text, digits_net())
+    plain.feeder.start()
+    for loss in found["losses"][:3]:
+        plain.step()
+        assert plain.state.loss == pytest.approx(loss, rel=1e-5)
+    plain.feeder.close()
+    plain.close()
+
+
+def test_the_steepest_line():
+    """A loss that falls from 0.01 to 0.1, noisily, and flat elsewhere."""
+    rates = np.geomspace(1e-4, 10, 101)
+    losses = np.interp(np.log10(rates), [-2, -1], [2.0, 1.0]) + 0.3 * (rates > 1)
+    found = Rates(rates.tolist(), losses.tolist(), losses.tolist(), False, 101)
+    assert found.steepest == pytest.approx(10**-1.5, rel=0.3)
+    assert "has not diverged by 10" in describe(found)
+    flat = Rates(rates.tolist(), [1.0] * 101, [1.0] * 101, False, 101)
+    assert flat.steepest is None and "does not fall between 0.0001 and 10" in describe(flat)
+    assert "not finite at the first rate" in describe(Rates([], [], [], True, 10))
+
+
+def test_a_smoothed_loss_begins_with_the_first():
+    assert smooth([3.0]) == pytest.approx([3.0]) and smooth([2.0, 2.0, 2.0]) == pytest.approx([2.0] * 3)
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--from", "1", "--to", "0.1"], "--from and --to: expected a rising range, got 1 to 0.1"),
+        (["--iterations", "4"], "--iterations: expected 5 or more, got 4"),
+        (["--output", "curve.jpg"], "--output: expected a name that ends with .png, .svg, .pdf, got curve.jpg"),
+        (["--output", "/nowhere/curve.png"], "/nowhere/curve.png: cannot be written: there is no folder /nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(solver, arguments, told, capfd):
+    assert main([*solver, *arguments]) == 1
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("engine: ")]
+    assert lines == [f"engine: {told}"]
+
+
+def test_without_matplotlib_there_is_the_table(tmp_path, solver, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([*solver, "--iterations", "6", "--output", f"{tmp_path}/rates.png"]) == 0
+    assert "The curve is left out" in capfd.readouterr().err
+    assert (tmp_path / "rates.csv").exists() and not (tmp_path / "rates.png").exists()
+
+
+@pytest.mark.mpi
+def test_ranks_find_what_one_finds_and_stop_together(tmp_path, solver):
+    """Up to rates at which the weights of both are no numbers any more."""
+    arguments = [*solver, "--to", "1e30", "--iterations", "40"]
+    (tmp_path / "net.prototxt").write_text(digits_net(8))
+    done = run_ranks(2, ["-m", "engine", *arguments, "--json", f"{tmp_path}/two.json"], timeout=100)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "net.prototxt").write_text(digits_net(16))
+    assert main([*arguments, "--json", f"{tmp_path}/one.json"]) == 0
+    two, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "one"))
+    assert two["diverged"] and len(two["losses"]) >= 5
+    np.testing.assert_allclose(two["losses"][:5], one["losses"][:5], rtol=1e-4)
