@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine import proto
 from engine.comm.factory import settings_of
+from engine.comm.mpi_world import mpi_library
 from engine.comm.preflight import check_sum, compare, hosts, versions
 from engine.config import SolverConfig, net_of_solver, read_solver
 from engine.config.config import texts_of
 from engine.data.decode import jpeg_decoder
 from engine.data.prefetch import data_threads
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
+from engine.host.launch import mpiexec
 from engine.host.ranks import gather_everywhere
 from engine.report.table import table
 from engine.solver.validate import validate
@@ -31,6 +33,8 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     line, warning = hosts([host for host, _ in all_hosts_and_cores(world)])
     plan, plan_warning = _core_plan(world, config)
     result: dict[str, Any] = {"ranks": line, **found, "sum": "right"}
+    if world.size == 1:
+        result["MPI"] = _installed_mpi()
     if config:
         result["layouts"] = _layouts(world, config)
     result["JPEGs"] = f"decoded by {jpeg_decoder()}"
@@ -39,6 +43,15 @@ def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple
     gathered = gather_everywhere(world, plan_warning)
     result["warnings"] = [text for text in dict.fromkeys([warning, *gathered, clash(world)]) if text]
     return result
+
+
+def _installed_mpi() -> str:
+    """What several ranks would use: one rank needs none."""
+    library, starter = mpi_library(), mpiexec()
+    if not library:
+        return "none: pip install mpi4py and mpich, or load the cluster's MPI module, for more than one rank"
+    where = f"started by {starter}" if starter else "without an mpiexec in PATH"
+    return f"{library} is installed, {where}; one rank does not use it"
 
 
 def _core_plan(world: World, config: SolverConfig | None) -> tuple[str, str]:

@@ -155,6 +155,11 @@ class Prediction:
     best_servers: int
     waiting_ms: float = 0.0
 
+    @property
+    def compute_ms(self) -> float:
+        """What of a step is not exposed communication, nor waiting: layers and updates."""
+        return self.step_ms - self.exposed_ms - self.waiting_ms
+
     def minutes(self, images: float) -> float:
         """Until so many images are trained."""
         return images / self.images_per_second / 60
@@ -254,6 +259,7 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction], ima
             f"{each.step_ms:.1f}",
             f"{each.images_per_second:.1f}",
             f"{100 * each.efficiency:.1f}%",
+            f"{each.compute_ms:.1f}",
             f"{each.exposed_ms:.1f}",
             f"{each.waiting_ms:.1f}",
             *([f"{each.minutes(images):.1f}"] if images else []),
@@ -265,7 +271,7 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction], ima
         )
         for each in found
     ]
-    header = ("ranks", "step ms", "images/s", "efficiency", "exposed ms", "waiting ms")
+    header = ("ranks", "step ms", "images/s", "efficiency", "compute ms", "exposed ms", "waiting ms")
     header += (*(["minutes"] if images else []), "bucket MB", "servers")
     header += ("best step ms", "bucket MB", "servers")
     links = Links(network.between, network.within if network.ranks_per_node > 1 else None)
@@ -275,6 +281,7 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction], ima
             f"{1e3 * profile.compute:.1f} ms, {4e-6 * sum(profile.gradients):.1f} MB of gradients",
             f"network: {links}; {network.ranks_per_node} rank{'s' if network.ranks_per_node > 1 else ''} per node",
             table(header, rows, ">" * len(header)),
+            "step = compute (layers, updates) + exposed (communication that it does not hide) + waiting (for others)",
             "best: of the bucket sizes and numbers of servers tried; comm_param { servers bucket_mb chunk_mb }",
         ]
     )
@@ -283,7 +290,9 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction], ima
 def to_dict(profile: Profile, network: Network, found: Sequence[Prediction], images: float = 0.0) -> dict[str, object]:
     """images: see to_text()."""
     minutes = [{"minutes": each.minutes(images)} if images else {} for each in found]
-    predictions = [{**asdict(each), **more} for each, more in zip(found, minutes, strict=True)]
+    predictions = [
+        {**asdict(each), "compute_ms": each.compute_ms, **more} for each, more in zip(found, minutes, strict=True)
+    ]
     return {"profile": asdict(profile), "network": asdict(network), "predictions": predictions}
 
 

@@ -13,6 +13,7 @@ from engine.config.describe import options
 from engine.errors import EngineError, printable, shape_text
 from engine.files import atomic_write
 from engine.graph.build import Graph
+from engine.report.log import warn
 
 if TYPE_CHECKING:
     from engine import proto
@@ -25,6 +26,8 @@ COLOURS = {
     **dict.fromkeys(("Concat", "Eltwise", "Slice", "Split"), "#ead1dc"),
 }
 LOSS, MEASURE, OTHER = "#f4cccc", "#fff2cc", "#eeeeee"
+MOST_PIXELS = 32767  # of a side, which cairo can draw
+PIXELS_PER_POINT = 96 / 72
 KINDS = (".png", ".svg", ".pdf", ".dot")
 EMPTY: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -111,9 +114,24 @@ def _picture(text: str, suffix: str, target: str) -> bytes:
         way = "pip install prototxt-engine[plot]; or name a .dot, and give it to graphviz's dot"
         raise EngineError(f"drawing needs pygraphviz: {way}", target) from None
     try:
-        return cast(bytes, pygraphviz.AGraph(string=text).draw(format=suffix[1:], prog="dot"))
+        graph = pygraphviz.AGraph(string=text)
+        graph.layout(prog="dot")
+        if suffix == ".png":
+            _warn_of_size(str(graph.graph_attr["bb"]), target)
+        return cast(bytes, graph.draw(format=suffix[1:]))
     except ValueError as error:  # DotError, too
         raise EngineError(f"graphviz cannot draw it: {error}", target) from None
+
+
+def _warn_of_size(box: str, target: str) -> None:
+    """Where letters become too small to be read. box: of the drawing, in points: left, bottom, right, top."""
+    left, bottom, right, top = map(float, box.split(","))
+    side = max(right - left, top - bottom) * PIXELS_PER_POINT
+    if side > MOST_PIXELS:
+        warn(
+            f"{target}: the net takes {side:.0f} pixels, a .png at most {MOST_PIXELS}: at "
+            f"{100 * MOST_PIXELS / side:.0f}% of its size, text is hard to read. A .svg or .pdf has no limit"
+        )
 
 
 def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
@@ -128,8 +146,13 @@ def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
     for node in nodes:
         lines.append(f"  n{number[node]} [label={_quoted(*node.lines)}, fillcolor={_quoted(node.colour)}];")
     for node in nodes:
-        lines += [f"  n{number[node]} -> n{number[to]} [label={_quoted(what)}];" for to, what in node.edges]
+        lines += [f"  n{number[node]} -> n{number[to]} [label={_quoted(_apart(what))}];" for to, what in node.edges]
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _apart(text: str) -> str:
+    """The label of an edge, which graphviz would put on the line itself: no-break spaces keep it off."""
+    return f"\u00a0\u00a0{text}\u00a0\u00a0"
 
 
 def _quoted(*lines: str) -> str:

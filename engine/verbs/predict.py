@@ -24,7 +24,9 @@ EXAMPLES = [
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help="the net, a prototxt; not needed with --profile")
     parser.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
-    parser.add_argument("--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks")
+    parser.add_argument(
+        "--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks; a row for one rank comes first"
+    )
     parser.add_argument(
         "--batch", type=positive, metavar="N", help="batch per rank (default: the profile's, or the net's)"
     )
@@ -86,7 +88,8 @@ def run(options: Namespace) -> int:
         cores = options.cores or profile.threads * options.ranks_per_node
         network = predict.given_network(*link, options.ranks_per_node, cores)
     varying = profile.variation if options.variation is None else options.variation / 100
-    found = [predict.predict(profile, network, count, param, varying) for count in options.ranks]
+    counts = dict.fromkeys([1, *options.ranks])  # efficiencies are of one rank
+    found = [predict.predict(profile, network, count, param, varying) for count in counts]
     if world.rank == 0:
         show(predict.to_text(profile, network, found, images))
         if options.json:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -148,10 +149,13 @@ def test_a_profile_of_engine_time(tmp_path):
     profile = read_profile(str(times))
     assert sum(profile.gradients) >= 138_000 and profile.gradients[0] >= 16 * 9 and profile.batch == 32
     network = ["--latency", 1, "--bandwidth", 100]
-    done = engine("predict", "--profile", times, "--ranks", "1,2,64", *network, "--json", told)
+    done = engine("predict", "--profile", times, "--ranks", "2,64", *network, "--json", told)
     assert done.returncode == 0, done.stderr
     found = json.loads(told.read_text())["predictions"]
     assert [each["ranks"] for each in found] == [1, 2, 64] and found[0]["efficiency"] == 1
+    assert re.search(r"^ +1 +[0-9.]+ +[0-9.]+ +100\.0% +[0-9.]+ +0\.0 +0\.0 ", done.stdout, re.MULTILINE)
+    for each in found:
+        assert each["compute_ms"] + each["exposed_ms"] + each["waiting_ms"] == pytest.approx(each["step_ms"])
     assert found[2]["step_ms"] >= found[1]["step_ms"] and str(round(found[2]["step_ms"], 1)) in done.stdout
     times.write_text("{}")
     assert f"{times}: no 'phase' in it" in fails("predict", "--profile", times, "--ranks", "2", *network)

@@ -53,7 +53,7 @@ def test_picture(graph, tmp_path, rankdir):
     pytest.importorskip("pygraphviz")
     draw_net(graph, str(tmp_path / "x.svg"), rankdir)
     root = ElementTree.parse(tmp_path / "x.svg").getroot()
-    texts = {element.text for element in root.iter(f"{SVG}text")}
+    texts = {(element.text or "").strip() for element in root.iter(f"{SVG}text")}
     assert {"conv (Convolution)", "num_output 4, bias_term false, pad 1, kernel_size 3", "+ relu (ReLU)"} <= texts
     assert {"join (Concat)", "y: 2 x 4 x 8 x 8"} <= texts
     kinds = [element.get("class") for element in root.iter(f"{SVG}g")]
@@ -131,3 +131,19 @@ def test_summary(graph):
         *("27.65 k 91.9".split()),
     ]
     assert lines[-1].split()[:4] == ["total", "7", "layers", "117"]
+
+
+def test_labels_of_edges_keep_off_the_lines(graph, tmp_path):
+    draw_net(graph, str(tmp_path / "net.dot"))
+    edges = [line for line in (tmp_path / "net.dot").read_text().splitlines() if "->" in line]
+    assert edges and all('[label="\u00a0\u00a0' in line and '\u00a0\u00a0"]' in line for line in edges)
+
+
+def test_a_png_that_cannot_be_read_is_told(tmp_path, caplog):
+    """Of 600 layers in a row; a vector picture has no limit."""
+    names = range(600)
+    layers = [proto.LayerParameter(name=f"r{i}", type="ReLU", bottom=[f"b{i}"], top=[f"b{i + 1}"]) for i in names]
+    draw_layers("long", layers, str(tmp_path / "net.svg"))
+    assert not caplog.text
+    draw_layers("long", layers, str(tmp_path / "net.png"))
+    assert "a .png at most 32767" in caplog.text and "A .svg or .pdf has no limit" in caplog.text
