@@ -12,11 +12,7 @@ class GeneralContrastiveLoss : public DistanceLossOp {
 public:
     explicit GeneralContrastiveLoss(OpSpec spec)
         : DistanceLossOp(std::move(spec)),
-          own_margin_(real("positive_margin")),
-          margin_(real("negative_margin")),
-          own_weight_(real("positive_weight")),
-          other_weight_(real("negative_weight")),
-          outlier_(real("positive_outlier_thresh")),
+          margins_(spec_.attributes),
           normalize_(real("normalize_negative")),
           bound_(flag("positive_first") ? real("positive_upper_bound") : HUGE_VAL),
           nearest_(flag("max_negative_only")),
@@ -25,16 +21,17 @@ public:
 protected:
     double row(const float* d, int64_t label, float* slopes, Means& means) const override {
         std::fill_n(slopes, row_, 0.f);
-        means.own = std::min(std::max(d[label] - own_margin_, 0.), outlier_);
-        const double own = means.own * own_weight_;
+        means.own = margins_.own(d[label]);
+        const double own = means.own * margins_.own_weight;
         double loss = 0, largest = 0;
         int64_t nearest = -1;
         for (int64_t j = 0; j < row_; j++) {
-            if (j == label || !(d[j] < margin_)) continue;
-            const double term = other_weight_ * (exponential_ ? std::exp(-double(d[j])) : margin_ - d[j]);
-            means.others += margin_ - d[j];
+            if (j == label || !(d[j] < margins_.other_margin)) continue;
+            const double term =
+                margins_.other_weight * (exponential_ ? std::exp(-double(d[j])) : margins_.other_margin - d[j]);
+            means.others += margins_.other_margin - d[j];
             loss += term;
-            slopes[j] = float(exponential_ ? -term : -other_weight_);
+            slopes[j] = float(exponential_ ? -term : -margins_.other_weight);
             if (nearest < 0 || d[j] < d[nearest]) {
                 nearest = j;
                 largest = term;
@@ -48,10 +45,10 @@ protected:
         }
         if (d[label] > bound_) {
             std::fill_n(slopes, row_, 0.f);
-            slopes[label] = float(own_weight_);
+            slopes[label] = float(margins_.own_weight);
             return std::abs(own);
         }
-        if (d[label] > own_margin_ && d[label] < outlier_) slopes[label] = float(own_weight_);
+        if (margins_.own_slopes(d[label])) slopes[label] = float(margins_.own_weight);
         return std::abs(own) + std::abs(loss);
     }
 
@@ -62,11 +59,12 @@ protected:
             for (int64_t j = 0; j < row_; j++)
                 if (j != labels_[i]) sum -= slopes_->data()[i * row_ + j];
         sum = std::abs(sum) / normalize_ / double(rows_);
-        return sum > own_weight_ ? float(1 / sum) : 1;
+        return sum > margins_.own_weight ? float(1 / sum) : 1;
     }
 
 private:
-    double own_margin_, margin_, own_weight_, other_weight_, outlier_, normalize_, bound_;
+    TwoMargins margins_;
+    double normalize_, bound_;
     bool nearest_, exponential_;
 };
 

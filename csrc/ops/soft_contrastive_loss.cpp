@@ -9,30 +9,25 @@ namespace {
 class SoftContrastiveLoss : public DistanceLossOp {
 public:
     explicit SoftContrastiveLoss(OpSpec spec)
-        : DistanceLossOp(std::move(spec)),
-          own_margin_(real("positive_margin")),
-          margin_(real("negative_margin")),
-          own_weight_(real("positive_weight")),
-          other_weight_(real("negative_weight")),
-          outlier_(real("positive_outlier_thresh")),
-          square_(flag("square")) {
+        : DistanceLossOp(std::move(spec)), margins_(spec_.attributes), square_(flag("square")) {
         relative_weights_ = true;
     }
 
 protected:
     double row(const float* d, int64_t label, float* slopes, Means& means) const override {
         std::fill_n(slopes, row_, 0.f);
-        means.own = std::min(std::max(d[label] - own_margin_, 0.), outlier_);
-        double loss = own_weight_ * (square_ ? means.own * means.own : means.own);
-        if (d[label] > own_margin_ && d[label] < outlier_)
-            slopes[label] = float(own_weight_ * (square_ ? double(d[label]) : 1.));
+        means.own = margins_.own(d[label]);
+        double loss = margins_.own_weight * (square_ ? means.own * means.own : means.own);
+        if (margins_.own_slopes(d[label]))
+            slopes[label] = float(margins_.own_weight * (square_ ? double(d[label]) : 1.));
         double sum = 0;
         for (int64_t j = 0; j < row_; j++) {
-            if (j == label || !(d[j] < margin_)) continue;
-            const double gap = margin_ - d[j], term = std::exp(other_weight_ * (square_ ? gap * gap : gap));
+            if (j == label || !(d[j] < margins_.other_margin)) continue;
+            const double gap = margins_.other_margin - d[j],
+                         term = std::exp(margins_.other_weight * (square_ ? gap * gap : gap));
             means.others += gap;
             sum += term;
-            slopes[j] = float(-other_weight_ * term * (square_ ? gap : 1.));
+            slopes[j] = float(-margins_.other_weight * term * (square_ ? gap : 1.));
         }
         if (sum <= 0) return loss;
         for (int64_t j = 0; j < row_; j++)
@@ -41,7 +36,7 @@ protected:
     }
 
 private:
-    double own_margin_, margin_, own_weight_, other_weight_, outlier_;
+    TwoMargins margins_;
     bool square_;
 };
 

@@ -61,6 +61,22 @@ protected:
         if (needs_backward()) touch(Pass::backward, slopes_);
     }
 
+    // What a loss with two margins reads: distances from the own center count beyond own_margin, up to `outlier` more,
+    // those from others below other_margin.
+    struct TwoMargins {
+        explicit TwoMargins(const Attributes& attributes)
+            : own_margin(attributes.real("positive_margin")),
+              other_margin(attributes.real("negative_margin")),
+              own_weight(attributes.real("positive_weight")),
+              other_weight(attributes.real("negative_weight")),
+              outlier(attributes.real("positive_outlier_thresh")) {}
+
+        double own(float distance) const { return std::min(std::max(distance - own_margin, 0.), outlier); }
+        bool own_slopes(float distance) const { return distance > own_margin && distance < outlier; }
+
+        double own_margin, other_margin, own_weight, other_weight, outlier;
+    };
+
     // The loss of a sample, its derivative by each distance, and what it adds to the means.
     virtual double row(const float* distances, int64_t label, float* slopes, Means& means) const = 0;
     // What the slopes of the others are multiplied by.
