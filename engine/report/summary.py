@@ -61,5 +61,5 @@ class Summary(Observer):
         if self._best:
             value, iteration, name = self._best
             path = next((path for path, at in reversed(self._saved.items()) if at == iteration), None)
-            where = f"saved in {path}" if path else "not saved: snapshot and test at the same iterations to keep it"
+            where = f"saved in {path}" if path else f'not saved: snapshot_best: "{name}" in the solver keeps it'
             log(f"Best test: {name} = {value:.6g} at iteration {iteration} ({where})")
