@@ -191,7 +191,9 @@ class Optimizer:
             tensor = self.net.tensor_of[parameter]
             if tensor.diff is not None and not parameter.statistics:
                 name = f"{parameter.layer}/{parameter.index}"
-                weights[name], gradients[name] = tensor.get(), tensor.diff.get() / share
+                weights[name] = tensor.get()
+                if not self.sharding:  # of which each rank has reduced another share
+                    gradients[name] = tensor.diff.get() / share
         return ValuesRecord(iteration, weights, gradients)
 
     def trace(self, on: bool) -> None:
