@@ -20,7 +20,7 @@ public:
             if (weights_learn())
                 decide_weights(make_backward_weights(make_forward("weight_gradient")).diff_weights_desc());
         } else {
-            if (forward.src_desc() != input(0)->layout) keep_source(forward);
+            if (forward.src_desc() != source_layout()) keep_source(forward);
             if (weights_learn()) keep_weights(forward);
         }
         std::optional<data_pd> data;
@@ -40,11 +40,18 @@ private:
     using weights_pd = dnnl::inner_product_backward_weights::primitive_desc;
     using data_pd = dnnl::inner_product_backward_data::primitive_desc;
 
-    // Whether some pass computes in another precision than the blobs have.
+    // Whether the passes compute in different precisions.
     bool mixed() const {
-        const auto type = input(0)->layout.get_data_type();
-        return arithmetic("forward") != type || arithmetic("data_gradient") != type ||
-               arithmetic("weight_gradient") != type;
+        const auto type = arithmetic("forward");
+        return (input_gradient(0) && arithmetic("data_gradient") != type) ||
+               (weights_learn() && arithmetic("weight_gradient") != type);
+    }
+
+    // As x lies in memory, in the precision of forward.
+    Layout source_layout() const {
+        const Layout& given = input(0)->layout;
+        const auto type = arithmetic("forward");
+        return type == given.get_data_type() ? given : layout_like(given, given.get_dims(), type);
     }
 
     Dims weights_dims() const {
@@ -181,7 +188,7 @@ private:
     // Weights can follow the layout of x for free, unless only the reference kernel would take it.
     void keep_source(forward_pd& pd) {
         const Layout preferred = src_;
-        src_ = input(0)->layout;
+        src_ = source_layout();
         try {
             const forward_pd kept = make_forward();
             if (std::string(kept.impl_info_str()).find("ref") == std::string::npos) {
