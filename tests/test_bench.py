@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from engine import proto
+from engine.config import parse_net
+from engine.net import Net
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -17,7 +21,7 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data"):
+    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data", "infer"):
         sys.modules.pop(name, None)
 
 
@@ -114,3 +118,34 @@ def test_the_table_of_pipelines(tool, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "| CUBIC | OpenCV | 400 (200-600) | 1.50 | 200 (200-200) |  |" in lines
     assert lines[-1].endswith("| 490 (490-490) | 1.96 |")
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mobilenet", 4_231_976), ("squeezenet", 1_235_496)])
+def test_nets_for_small_devices_have_their_papers_parameters(tool, name, parameters, tmp_path):
+    """Those of torchvision's SqueezeNet 1.1, and of MobileNet as Howard et al. count them, 4.2 million."""
+    net = Net(parse_net(str(tool("infer").MADE_HERE[name]())), proto.TEST)
+    assert sum(parameter.count for parameter in net.all_params() if parameter.learnable) == parameters
+
+
+def test_inference_is_compared_on_the_same_weights(tool, tmp_path):
+    pytest.importorskip("onnx")
+    infer = tool("infer")
+    infer.prepare("squeezenet", tmp_path / "net")
+    engine, caffe = (infer.measure(each, tmp_path / "net", 2, 0.01, 1) for each in (infer.ENGINE, infer.CAFFE))
+    assert len(engine["sample"]) >= 100
+    assert engine["sample"] == pytest.approx(caffe["sample"], rel=1e-3)
+
+
+def test_table_of_inference(tool, capsys):
+    infer = tool("infer")
+    ms = {infer.ENGINE: (10, 20), infer.CAFFE: (11, 21), infer.ONNX: (30, 20)}
+    infer.print_table(
+        [
+            {"net": "x", "batch": 1, "round": number, "contender": name, "ms": values[number]}
+            for name, values in ms.items()
+            for number in (0, 1)
+        ]
+    )
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| x | 1 | 15.00 (10.00-20.00) | 16.00 (11.00-21.00) | 1.08 (1.05-1.10) | 25.00")
+    assert "| 2.00 (1.00-3.00) |" in row
