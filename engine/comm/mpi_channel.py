@@ -155,9 +155,7 @@ class MpiChannel(Channel):
             self._pass_on(values)
             return
         begin, end = bounds_of_shares(values.size, self._across.size)[self._across.rank]
-        packed = self._rows(1, values.size, np.uint16)[
-            0
-        ]  # as laid out by _pack_others(): Scattered.packed stands in it
+        packed = self._rows(1, values.size, np.uint16)[0]  # where scatter() has put Scattered.packed
         if mine.dtype == np.float32:
             _core.pack_bf16(mine, packed[begin:end])
         self._pass_on(packed)

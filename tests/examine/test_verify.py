@@ -144,7 +144,7 @@ def test_rounding_decides_about_no_gradient(parts):
     assert done.returncode == 0 and "2 ranks train as 1 does" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("comm", ["servers=0", "priority=true", "algorithm=HIERARCHICAL"])
+@pytest.mark.parametrize("comm", ["servers=0", "priority=true", "algorithm=HIERARCHICAL", "shard_updates=true"])
 def test_every_way_to_reduce_passes(tmp_path, comm):
     """On two hosts of two ranks, where MPI can pretend that."""
     options = ["--set", f"comm_param.{comm}"]
@@ -152,8 +152,10 @@ def test_every_way_to_reduce_passes(tmp_path, comm):
     assert status == 0 and "4 ranks train as 1 does" in out, out + err
 
 
-def test_bf16_with_error_feedback(tmp_path):
+@pytest.mark.parametrize("shards", ["false", "true"])
+def test_bf16_with_error_feedback(tmp_path, shards):
     options = ["--set", "comm_param.compression=BF16", "--set", "comm_param.error_feedback=true"]
+    options += ["--set", f"comm_param.shard_updates={shards}"]
     status, out, err = verify(tmp_path, "momentum: 0.9", options=options)
     assert status == 0 and "within 0.2" in out, out + err
 
