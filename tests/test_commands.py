@@ -257,6 +257,7 @@ def test_blocks_say_what_they_hold(document):
     """A command in a block that nobody runs would go stale."""
     known = {"console", "sh", "text", "prototxt", "python", "cpp"}
     blocks = BLOCK.findall((REPO / document).read_text())
-    assert {language for language, _, _ in blocks} <= known
+    unnamed = [block.splitlines()[0] for language, _, block in blocks if language not in known]
+    assert not unnamed, f"{document}: write ```console, ```sh or ```text before these lines: {unnamed}"
     hidden = [line for language, _, block in blocks if language == "text" for line in block.splitlines()]
     assert not [line for line in hidden if re.match(r"(\$ |engine [a-z]|mpiexec|pip |python )", line)]
