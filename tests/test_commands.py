@@ -243,6 +243,23 @@ def test_commands_print_what_the_page_shows(document, tmp_path):
         assert not missing, f"$ {command.text}\nshown, but not printed: {missing}\nprinted:\n{lines}"
 
 
+@pytest.mark.parametrize("damage", ["no archive", "other files", "half a record"])
+def test_pictures_are_unpacked_of_the_right_archive_only(damage, tmp_path):
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    (tmp_path / "test_batch.bin").write_bytes(bytes(3073 + 100))
+    (tmp_path / "batches.meta.txt").write_text("cat\n")
+    if damage == "no archive":
+        archive.write_text("<html>")
+    else:
+        with tarfile.open(archive, "w:gz") as files:
+            for name in ("test_batch.bin", "batches.meta.txt")[damage == "other files" :]:
+                files.add(tmp_path / name, f"cifar-10-batches-bin/{name}")
+    script = [sys.executable, REPO / "examples/tutorial/pictures.py", archive, tmp_path / "pictures"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: {archive}: " in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
 def test_every_command_is_run_or_has_a_reason():
     told = {document: [*commands((REPO / document).read_text())] for document in DOCUMENTS}
     reasons = {begin for found in told.values() for command in found for begin in command.not_run}

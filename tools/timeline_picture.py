@@ -9,6 +9,7 @@ import argparse
 import json
 
 from matplotlib import pyplot as plt
+from matplotlib.patches import Rectangle
 
 COLOURS = {"fwd": "#4c72b0", "bwd": "#dd8452", "reduce": "#55a868", "update": "#c44e52", "wait": "#bbbbbb"}
 
@@ -39,7 +40,7 @@ def main() -> None:
     axes.invert_yaxis()
     axes.set_xlabel(f"milliseconds of {whole['name']} on rank {options.rank}")
     used = {word: shade for word, shade in COLOURS.items() if any(word in span["name"] for span in shown)}
-    handles = [plt.Rectangle((0, 0), 1, 1, color=shade) for shade in used.values()]
+    handles = [Rectangle((0, 0), 1, 1, color=shade) for shade in used.values()]
     axes.legend(handles, used, loc="upper center", bbox_to_anchor=(0.5, 1.25), ncols=len(used), frameon=False)
     plt.rcParams["svg.fonttype"] = "none"
     plt.savefig(options.picture)

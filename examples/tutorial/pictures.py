@@ -6,6 +6,7 @@ The archive holds files of records: a byte that numbers the class, then 32 x 32 
 import argparse
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -13,6 +14,16 @@ from PIL import Image
 SIDE = 32
 CHANNEL = SIDE * SIDE
 RECORD = 1 + 3 * CHANNEL
+NAMES = "batches.meta.txt"  # of the classes
+
+
+def read(archive: str) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and content of each file."""
+    with tarfile.open(archive) as files:
+        for member in files:
+            file = files.extractfile(member)
+            if file is not None:
+                yield Path(member.name).name, file.read()
 
 
 def write(records: bytes, names: list[str], folder: Path, written: Counter[Path]) -> int:
@@ -34,14 +45,21 @@ def main() -> None:
     parser.add_argument("archive", help="cifar-10-binary.tar.gz")
     parser.add_argument("folder", type=Path, help="where to write train/CLASS/ and test/CLASS/")
     options = parser.parse_args()
-    with tarfile.open(options.archive) as archive:
-        files = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
-        names = files["batches.meta.txt"].read().decode().split()
-        written: Counter[Path] = Counter()  # pictures in each folder
-        for name in sorted(name for name in files if name.endswith(".bin")):
-            part = "test" if name == "test_batch.bin" else "train"
-            count = write(files[name].read(), names, options.folder / part, written)
-            print(f"{name}: {count} pictures in {options.folder / part}")
+    try:
+        files = dict(read(options.archive))
+    except (OSError, tarfile.TarError) as error:
+        parser.error(f"{options.archive}: {error}")
+    records = sorted(name for name in files if name.endswith(".bin"))
+    if NAMES not in files or not records or any(len(files[name]) % RECORD for name in records):
+        parser.error(
+            f"{options.archive}: expected CIFAR-10's binary version, cifar-10-binary.tar.gz, found {sorted(files)}"
+        )
+    names = files[NAMES].decode().split()
+    written: Counter[Path] = Counter()  # pictures in each folder
+    for name in records:
+        part = "test" if name == "test_batch.bin" else "train"
+        count = write(files[name], names, options.folder / part, written)
+        print(f"{name}: {count} pictures in {options.folder / part}")
 
 
 if __name__ == "__main__":
