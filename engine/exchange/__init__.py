@@ -3,5 +3,5 @@
     export_onnx(read_net("net.prototxt"), "net.caffemodel", "net.onnx")
     import_onnx("net.onnx", "net.prototxt", "net.caffemodel")
 
-The onnx package is an extra (pip install engine[onnx]); files of PyTorch and of Keras are read without either.
+The onnx package is an extra (pip install prototxt-engine[onnx]); files of PyTorch and of Keras are read without either.
 """

@@ -27,7 +27,7 @@ def import_onnx_package() -> ModuleType:
         import onnx
         import onnx.numpy_helper
     except ImportError:
-        raise EngineError("ONNX files need the onnx package: pip install engine[onnx]") from None
+        raise EngineError("ONNX files need the onnx package: pip install prototxt-engine[onnx]") from None
     return onnx
 
 

@@ -19,7 +19,7 @@ EXAMPLES = [
 
 def add_arguments(parser: ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group(required=True)
-    formats.add_argument("--onnx", action="store_true", help="write an ONNX model (pip install engine[onnx])")
+    formats.add_argument("--onnx", action="store_true", help="write an ONNX model (pip install prototxt-engine[onnx])")
     formats.add_argument("--torch", action="store_true", help="write a state dictionary of PyTorch")
     parser.add_argument("model", metavar="NET", help="the net, a prototxt")
     parser.add_argument("weights", metavar="WEIGHTS", help="its .caffemodel")

@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 def runtime():
     """ONNX Runtime; skips the test where it is not installed."""
-    pytest.importorskip("onnx", reason="needs the onnx package (pip install engine[onnx])")
+    pytest.importorskip("onnx", reason="needs the onnx package (pip install prototxt-engine[onnx])")
     return pytest.importorskip("onnxruntime", reason="needs ONNX Runtime (pip install engine[test])")
 
 

@@ -193,7 +193,7 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     (tmp_path / "net.prototxt").write_text(CLASSIFIER)
     assert main(["export", "--onnx", str(tmp_path / "net.prototxt"), "x.caffemodel", str(tmp_path / "x.onnx")]) == 1
-    assert "ONNX files need the onnx package: pip install engine[onnx]" in capsys.readouterr().err
+    assert "ONNX files need the onnx package: pip install prototxt-engine[onnx]" in capsys.readouterr().err
 
 
 def test_a_net_of_segnets_kind(tmp_path):

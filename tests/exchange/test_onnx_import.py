@@ -332,7 +332,7 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch
     (tmp_path / "x.onnx").write_bytes(good().SerializeToString())
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     assert main(["import", *(str(tmp_path / name) for name in ("x.onnx", "x.prototxt", "x.caffemodel"))]) == 1
-    assert "ONNX files need the onnx package: pip install engine[onnx]" in capsys.readouterr().err
+    assert "ONNX files need the onnx package: pip install prototxt-engine[onnx]" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten_when_the_model_is_refused(tmp_path):
