@@ -85,11 +85,12 @@ class Transformer:
         """handled: fields that the caller applies before."""
         from engine.host._core import transform_image
 
+        self._random = phase == proto.TRAIN
         for field, why in _ELSEWHERE.items():
-            if field not in handled and param.HasField(field) and getattr(param, field):
+            idle = field in handled or (field == "mix_param" and not self._random)
+            if not idle and param.HasField(field) and getattr(param, field):
                 raise ConfigError(f"transform_param.{field} is {why}", where)
         self._transform_image = transform_image
-        self._random = phase == proto.TRAIN
         self._mirror = param.mirror and self._random
         self._scale = param.scale
         self._pad = self._read_pad(param, where)

@@ -269,6 +269,12 @@ def test_pairs_and_labels_that_cannot_be(make_lmdb, open_layer):
         batches(few, 1, 2)
 
 
+def test_mixing_is_of_training_and_of_layers_that_can():
+    assert transformer(MIX, proto.TEST).color is None
+    with pytest.raises(ConfigError, match="mix_param is read by Data and ImageData only"):
+        transformer(MIX)
+
+
 def test_floats_have_no_colours(make_lmdb, open_layer):
     datum = proto.Datum(channels=3, height=4, width=4, float_data=np.zeros(48)).SerializeToString()
     source = open_layer(make_lmdb({"a": datum}), "noise_param { inverse: true }", "batch_size: 1")

@@ -222,7 +222,6 @@ def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
         ("force_color: true force_gray: true", "exclude each other"),
         ('mean_file: "x" mean_value: 3', "exclude each other"),
         ("flow: true", "transform_param.flow is not supported"),
-        ("mix_param { mixup_alpha: 1 }", "transform_param.mix_param is read by Data and ImageData only"),
         ("pad: 1025", "transform_param.pad: expected 0 to 1024, got 1025"),
         ('pad: 4 mean_file: "mean"', "pad and mean_file exclude each other"),
         ("resize_param { height: 3 }", "height and width; got 3 x 0"),
