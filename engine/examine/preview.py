@@ -201,7 +201,9 @@ def _draw_boxes(image: Image.Image, rows: np.ndarray, names: Sequence[str]) -> s
         colour = _colour(int(number) % 256) if number else (255, 255, 0)
         corners = [x1 * (image.width - 1), y1 * (image.height - 1), x2 * (image.width - 1), y2 * (image.height - 1)]
         draw.rectangle(corners, outline=colour, width=1 if difficult else 2)
-        draw.text((corners[0] + 3, corners[1] + 1), _name(number, names), colour, _font())
+        text, place = _name(number, names), (corners[0] + 3, corners[1] + 1)
+        draw.rectangle(draw.textbbox(place, text, _font()), fill=colour)
+        draw.text(place, text, _INK if sum(colour) > 3 * 128 else _PAPER, _font())
     return f"{len(rows)} box{'es' if len(rows) != 1 else ''}"
 
 
