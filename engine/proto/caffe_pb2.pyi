@@ -13,6 +13,11 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAIN: _ClassVar[int]
     TEST: _ClassVar[int]
 
+class Best(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HIGHEST: _ClassVar[int]
+    LOWEST: _ClassVar[int]
+
 class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DOUBLE: _ClassVar[int]
@@ -28,6 +33,8 @@ class Packing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NHWC: _ClassVar[int]
 TRAIN: int
 TEST: int
+HIGHEST: int
+LOWEST: int
 DOUBLE: int
 FLOAT: int
 FLOAT16: int
@@ -348,7 +355,7 @@ class MnParamGradCompressLayerTypeList(_message.Message):
     def __init__(self, layer_type: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
-    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "batch_growth", "epoch_size", "max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch", "lr_epoch", "stepsize_epoch", "stepvalue_epoch", "stage_epoch", "plateau_epoch", "cycle_epoch", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "cycle_iter", "cycle_mult", "min_lr", "warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "weight_decay_schedule", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result", "rampup_interval", "rampup_lr", "momentum_policy", "max_momentum", "momentum_power", "larc", "larc_eta", "larc_turbo", "weight_decay_policy", "weight_decay_power", "max_weight_decay", "solver_data_type", "store_blobs_in_old_format", "test_and_snapshot_last_epochs", "group_id", "richness", "clamp_weights_lower", "clamp_weights_upper", "clip_weights")
+    __slots__ = ("net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_initialization", "test_compute_loss", "test_offset", "max_iter", "iter_size", "batch_growth", "epoch_size", "max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch", "lr_epoch", "stepsize_epoch", "stepvalue_epoch", "stage_epoch", "plateau_epoch", "cycle_epoch", "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "lr_iter", "stagelr", "stageiter", "cycle_iter", "cycle_mult", "min_lr", "warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "local_lr_auto", "local_gw_ratio", "larc_policy", "type", "momentum", "momentum2", "rms_decay", "delta", "solver_type", "momentum_correction", "weight_decay", "weight_decay_schedule", "regularization_type", "decoupled_weight_decay", "clip_gradients", "ema", "display", "average_loss", "debug_info", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "snapshot_after_train", "snapshot_keep", "snapshot_best", "snapshot_best_is", "early_stopping", "solver_mode", "device_id", "random_seed", "layer_wise_reduce", "engine", "disabled_update", "weights", "comm_param", "precision", "memory_budget_mb", "eval_type", "ap_version", "show_per_class_result", "rampup_interval", "rampup_lr", "momentum_policy", "max_momentum", "momentum_power", "larc", "larc_eta", "larc_turbo", "weight_decay_policy", "weight_decay_power", "max_weight_decay", "solver_data_type", "store_blobs_in_old_format", "test_and_snapshot_last_epochs", "group_id", "richness", "clamp_weights_lower", "clamp_weights_upper", "clip_weights")
     class SnapshotFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HDF5: _ClassVar[int]
@@ -453,6 +460,10 @@ class SolverParameter(_message.Message):
     SNAPSHOT_DIFF_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_AFTER_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_KEEP_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BEST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BEST_IS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
     SOLVER_MODE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
@@ -555,6 +566,10 @@ class SolverParameter(_message.Message):
     snapshot_diff: bool
     snapshot_format: int
     snapshot_after_train: bool
+    snapshot_keep: int
+    snapshot_best: str
+    snapshot_best_is: int
+    early_stopping: EarlyStoppingParameter
     solver_mode: int
     device_id: int
     random_seed: int
@@ -587,7 +602,19 @@ class SolverParameter(_message.Message):
     clamp_weights_lower: float
     clamp_weights_upper: float
     clip_weights: float
-    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., batch_growth: _Optional[_Union[BatchGrowthParameter, _Mapping]] = ..., epoch_size: _Optional[int] = ..., max_epoch: _Optional[float] = ..., warmup_epoch: _Optional[float] = ..., test_epoch: _Optional[float] = ..., snapshot_epoch: _Optional[float] = ..., display_epoch: _Optional[float] = ..., lr_epoch: _Optional[float] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., stage_epoch: _Optional[_Iterable[float]] = ..., plateau_epoch: _Optional[_Iterable[float]] = ..., cycle_epoch: _Optional[float] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., cycle_iter: _Optional[int] = ..., cycle_mult: _Optional[float] = ..., min_lr: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., warmup_policy: _Optional[str] = ..., policy_after_warmup: _Optional[bool] = ..., lr_scaling: _Optional[_Union[LrScalingParameter, _Mapping]] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., weight_decay_schedule: _Optional[_Union[ScheduleParameter, _Mapping]] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ..., rampup_interval: _Optional[int] = ..., rampup_lr: _Optional[float] = ..., momentum_policy: _Optional[str] = ..., max_momentum: _Optional[float] = ..., momentum_power: _Optional[float] = ..., larc: _Optional[bool] = ..., larc_eta: _Optional[float] = ..., larc_turbo: _Optional[bool] = ..., weight_decay_policy: _Optional[str] = ..., weight_decay_power: _Optional[float] = ..., max_weight_decay: _Optional[float] = ..., solver_data_type: _Optional[_Union[int, str]] = ..., store_blobs_in_old_format: _Optional[bool] = ..., test_and_snapshot_last_epochs: _Optional[int] = ..., group_id: _Optional[_Iterable[int]] = ..., richness: _Optional[int] = ..., clamp_weights_lower: _Optional[float] = ..., clamp_weights_upper: _Optional[float] = ..., clip_weights: _Optional[float] = ...) -> None: ...
+    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net: _Optional[_Iterable[str]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_initialization: _Optional[bool] = ..., test_compute_loss: _Optional[bool] = ..., test_offset: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., batch_growth: _Optional[_Union[BatchGrowthParameter, _Mapping]] = ..., epoch_size: _Optional[int] = ..., max_epoch: _Optional[float] = ..., warmup_epoch: _Optional[float] = ..., test_epoch: _Optional[float] = ..., snapshot_epoch: _Optional[float] = ..., display_epoch: _Optional[float] = ..., lr_epoch: _Optional[float] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., stage_epoch: _Optional[_Iterable[float]] = ..., plateau_epoch: _Optional[_Iterable[float]] = ..., cycle_epoch: _Optional[float] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., lr_iter: _Optional[int] = ..., stagelr: _Optional[_Iterable[float]] = ..., stageiter: _Optional[_Iterable[int]] = ..., cycle_iter: _Optional[int] = ..., cycle_mult: _Optional[float] = ..., min_lr: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., warmup_policy: _Optional[str] = ..., policy_after_warmup: _Optional[bool] = ..., lr_scaling: _Optional[_Union[LrScalingParameter, _Mapping]] = ..., local_lr_auto: _Optional[bool] = ..., local_gw_ratio: _Optional[float] = ..., larc_policy: _Optional[str] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., solver_type: _Optional[_Union[int, str]] = ..., momentum_correction: _Optional[bool] = ..., weight_decay: _Optional[float] = ..., weight_decay_schedule: _Optional[_Union[ScheduleParameter, _Mapping]] = ..., regularization_type: _Optional[str] = ..., decoupled_weight_decay: _Optional[bool] = ..., clip_gradients: _Optional[float] = ..., ema: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., debug_info: _Optional[bool] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[int, str]] = ..., snapshot_after_train: _Optional[bool] = ..., snapshot_keep: _Optional[int] = ..., snapshot_best: _Optional[str] = ..., snapshot_best_is: _Optional[_Union[int, str]] = ..., early_stopping: _Optional[_Union[EarlyStoppingParameter, _Mapping]] = ..., solver_mode: _Optional[_Union[int, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., layer_wise_reduce: _Optional[bool] = ..., engine: _Optional[str] = ..., disabled_update: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ..., comm_param: _Optional[_Union[CommParameter, _Mapping]] = ..., precision: _Optional[_Union[int, str]] = ..., memory_budget_mb: _Optional[float] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: _Optional[bool] = ..., rampup_interval: _Optional[int] = ..., rampup_lr: _Optional[float] = ..., momentum_policy: _Optional[str] = ..., max_momentum: _Optional[float] = ..., momentum_power: _Optional[float] = ..., larc: _Optional[bool] = ..., larc_eta: _Optional[float] = ..., larc_turbo: _Optional[bool] = ..., weight_decay_policy: _Optional[str] = ..., weight_decay_power: _Optional[float] = ..., max_weight_decay: _Optional[float] = ..., solver_data_type: _Optional[_Union[int, str]] = ..., store_blobs_in_old_format: _Optional[bool] = ..., test_and_snapshot_last_epochs: _Optional[int] = ..., group_id: _Optional[_Iterable[int]] = ..., richness: _Optional[int] = ..., clamp_weights_lower: _Optional[float] = ..., clamp_weights_upper: _Optional[float] = ..., clip_weights: _Optional[float] = ...) -> None: ...
+
+class EarlyStoppingParameter(_message.Message):
+    __slots__ = ("output", "patience", "min_delta", "best_is")
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    MIN_DELTA_FIELD_NUMBER: _ClassVar[int]
+    BEST_IS_FIELD_NUMBER: _ClassVar[int]
+    output: str
+    patience: int
+    min_delta: float
+    best_is: int
+    def __init__(self, output: _Optional[str] = ..., patience: _Optional[int] = ..., min_delta: _Optional[float] = ..., best_is: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class LrScalingParameter(_message.Message):
     __slots__ = ("rule", "base_batch", "cap")
@@ -690,7 +717,7 @@ class CommParameter(_message.Message):
     def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ...) -> None: ...
 
 class SolverState(_message.Message):
-    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples", "kernels")
+    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples", "kernels", "best_value", "best_iteration", "stopping_value", "tests_without_gain", "last_judged", "kept_snapshots")
     ITER_FIELD_NUMBER: _ClassVar[int]
     LEARNED_NET_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -709,6 +736,12 @@ class SolverState(_message.Message):
     MAX_ITER_FIELD_NUMBER: _ClassVar[int]
     TEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    BEST_VALUE_FIELD_NUMBER: _ClassVar[int]
+    BEST_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TESTS_WITHOUT_GAIN_FIELD_NUMBER: _ClassVar[int]
+    LAST_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     iter: int
     learned_net: str
     history: _containers.RepeatedCompositeFieldContainer[BlobProto]
@@ -727,7 +760,13 @@ class SolverState(_message.Message):
     max_iter: int
     test_samples: _containers.RepeatedScalarFieldContainer[int]
     kernels: str
-    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ..., begun_from: _Optional[str] = ..., max_iter: _Optional[int] = ..., test_samples: _Optional[_Iterable[int]] = ..., kernels: _Optional[str] = ...) -> None: ...
+    best_value: float
+    best_iteration: int
+    stopping_value: float
+    tests_without_gain: int
+    last_judged: int
+    kept_snapshots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ..., begun_from: _Optional[str] = ..., max_iter: _Optional[int] = ..., test_samples: _Optional[_Iterable[int]] = ..., kernels: _Optional[str] = ..., best_value: _Optional[float] = ..., best_iteration: _Optional[int] = ..., stopping_value: _Optional[float] = ..., tests_without_gain: _Optional[int] = ..., last_judged: _Optional[int] = ..., kept_snapshots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MultiPhaseSolverParameter(_message.Message):
     __slots__ = ("params_pair",)
