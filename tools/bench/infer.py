@@ -2,7 +2,7 @@
 """Compares inference in float32 with ONNX Runtime's on the same weights, in turn within one session: on a shared
 machine only ratios are meaningful.
 
-    pip install engine[onnx] onnxruntime
+    pip install prototxt-engine[onnx] onnxruntime
     python tools/bench/infer.py --nets resnet50,mobilenet --batches 1,32 --rounds 5 --json infer.json
     python tools/bench/infer.py --rounds 0 --json infer.json      # prints the table again
 
