@@ -17,7 +17,7 @@ public:
     explicit Convolution(OpSpec spec) : WinogradPasses(std::move(spec)) {
         const auto& attributes = spec_.attributes;
         stride_ = attributes.integers("stride");
-        pad_ = attributes.integers("pad");
+        pads_ = attributes.integers("pad");
         dilation_ = attributes.integers("dilation");
         for (auto& d : dilation_) d -= 1;  // oneDNN counts the holes
         const Dims& out = spec_.output_shapes[0];
@@ -86,21 +86,21 @@ private:
         const auto kind =
             prop_kind::forward_training;  // the kernels offered for inference are not faster, on the whole
         if (biased())
-            return forward_pd(cpu(), kind, how, src_, weights_, bias_layout_, dst_, stride_, dilation_, pad_, pad_,
+            return forward_pd(cpu(), kind, how, src_, weights_, bias_layout_, dst_, stride_, dilation_, pads_, pads_,
                               forward_attr());
-        return forward_pd(cpu(), kind, how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, forward_attr());
+        return forward_pd(cpu(), kind, how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, forward_attr());
     }
 
     weights_pd make_backward_weights(const forward_pd& hint) const {
         if (bias_)
-            return weights_pd(cpu(), how, src_, diff_weights_, bias_layout_, dst_, stride_, dilation_, pad_, pad_, hint,
-                              user_scratchpad());
-        return weights_pd(cpu(), how, src_, diff_weights_, dst_, stride_, dilation_, pad_, pad_, hint,
+            return weights_pd(cpu(), how, src_, diff_weights_, bias_layout_, dst_, stride_, dilation_, pads_, pads_,
+                              hint, user_scratchpad());
+        return weights_pd(cpu(), how, src_, diff_weights_, dst_, stride_, dilation_, pads_, pads_, hint,
                           user_scratchpad());
     }
 
     data_pd make_backward_data(const forward_pd& hint) const {
-        return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pad_, pad_, hint, user_scratchpad());
+        return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
     }
 
     // Nothing where AMX is not to take the gradient of the weights.
@@ -120,7 +120,7 @@ private:
             shape.out[axis] = out[axis + 2];
             shape.kernel[axis] = kernel[axis];
             shape.stride[axis] = stride_[axis];
-            shape.pad[axis] = pad_[axis];
+            shape.pad[axis] = pads_[axis];
             shape.step[axis] = dilation_[axis] + 1;
         }
         if (!AmxGradient::suits(shape)) return {};
@@ -164,7 +164,7 @@ private:
         touch(Pass::backward, {x, dy});
     }
 
-    Dims stride_, pad_, dilation_;
+    Dims stride_, pads_, dilation_;
 };
 
 static const RegisterOp<Convolution> registered("Convolution");

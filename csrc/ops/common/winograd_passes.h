@@ -24,7 +24,10 @@ public:
     }
 
 protected:
-    explicit WinogradPasses(OpSpec spec) : Weighted(std::move(spec)) {}
+    explicit WinogradPasses(OpSpec spec) : Weighted(std::move(spec)) {
+        const Dims pads = spec_.attributes.integers("pad");
+        if (!pads.empty()) pad_ = pads[0];
+    }
 
     // Whether this processor and this convolution can have these passes.
     bool winograd_fits() const {
@@ -74,7 +77,7 @@ protected:
                 const float* const bias = kept_bias_ ? values<float>(kept_bias_) : bias_ ? param(1)->data() : nullptr;
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    winograd_input(images(in, group, x_channels()), values<T>(x), pad(), tiles, room.x.points());
+                    winograd_input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
                     run(products[size_t(group)], stream_);
                     winograd_output(images(seen, group, y_channels()), room.y.points(), tiles, bias,
                                     added ? values<T>(added) : nullptr, activation_ && activation_->is_relu(),
@@ -104,7 +107,7 @@ protected:
             add_own(backward_calls_, [=, first = products[0], next = products[1]] {
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    winograd_input(images(in, group, x_channels()), values<T>(x), pad(), tiles, room.x.points());
+                    winograd_input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
                     winograd_output_gradient(images(seen, group, y_channels()), values<T>(dy), tiles, room.y.points());
                     clear_behind(room, tiles.count);
                     run((tiles.first > 0 ? next : first)[size_t(group)], stream_);
@@ -139,7 +142,7 @@ protected:
                 const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
                 transform_weights(room, weights, true);
                 for_chunks(in, room, [&](int64_t group, const Tiles& tiles) {
-                    winograd_input(images(out, group, y_channels()), values<T>(dy), 2 - pad(), tiles, room.y.points());
+                    winograd_input(images(out, group, y_channels()), values<T>(dy), 2 - pad_, tiles, room.y.points());
                     run(products[size_t(group)], stream_);
                     winograd_output<T>(images(in, group, x_channels()), room.x.points(), tiles, nullptr, nullptr, false,
                                        values<T>(dx.memory));
@@ -183,7 +186,6 @@ private:
     int64_t groups() const { return spec_.attributes.integer("group", 1); }
     int64_t x_channels() const { return input(0)->shape[1] / groups(); }
     int64_t y_channels() const { return spec_.output_shapes[0][1] / groups(); }
-    int64_t pad() const { return spec_.attributes.integers("pad")[0]; }
 
     Layout blocked(const Dims& dims) const {
         return Layout(dims, input(0)->layout.get_data_type(), memory::format_tag::nChw16c);
@@ -274,6 +276,7 @@ private:
                             (room.chunk - count) * each->columns, 0.f);
     }
 
+    int64_t pad_ = 0;  // on all sides
     dnnl::stream stream_{cpu()};
     uint64_t transformed_ = never;  // writes() when constant weights were
 };
