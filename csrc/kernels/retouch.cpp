@@ -42,7 +42,7 @@ const uint8_t* copy_of(const Picture& picture) {
     return copy.data();
 }
 
-uint8_t to_byte(double value) { return uint8_t(std::clamp(std::rint(value), 0.0, 255.0)); }
+uint8_t to_byte(double value) { return uint8_t(whole(std::clamp(std::rint(value), 0.0, 255.0))); }
 
 template <typename Function>
 Table table_of(Function function) {
@@ -75,8 +75,8 @@ Table stretched(const Histogram& counts) {
     int low = 0, high = 255;
     while (low < 255 && !counts[std::size_t(low)]) ++low;
     while (high > 0 && !counts[std::size_t(high)]) --high;
-    if (high <= low) return table_of([](double p) { return p; });
-    return table_of([=](double p) { return (p - low) * 255 / (high - low); });
+    if (high <= low) return table_of([](double value) { return value; });
+    return table_of([=](double value) { return (value - low) * 255 / (high - low); });
 }
 
 Table equalized(const Histogram& counts) {
@@ -86,7 +86,7 @@ Table equalized(const Histogram& counts) {
         if (count) last = count;
     }
     const int64_t step = (total - last) / 255;
-    if (!step) return table_of([](double p) { return p; });
+    if (!step) return table_of([](double value) { return value; });
     Table table;
     int64_t below = step / 2;
     for (std::size_t p = 0; p < 256; ++p) {
@@ -123,10 +123,8 @@ void contrast(const Picture& picture, double factor) {
         for (std::ptrdiff_t i = 0; i < picture.count(); ++i) sum += brightness(picture.pixels + 3 * i);
     }
     const double mean = std::floor(double(sum) / double(picture.count()) + 0.5);
-    look_up(picture, table_of([=](double p) { return mean + factor * (p - mean); }));
+    look_up(picture, table_of([=](double value) { return mean + factor * (value - mean); }));
 }
-
-uint8_t nearest_byte(float value) { return uint8_t(int(std::min(std::max(value, 0.0f), 255.0f) + 0.5f)); }
 
 ENGINE_VECTORISED void colour(uint8_t* pixels, std::ptrdiff_t count, float factor) {
     for (std::ptrdiff_t i = 0; i < count; ++i) {
@@ -184,10 +182,10 @@ void to_hsv(const Picture& picture) {
     for (uint8_t *p = picture.pixels, *end = p + picture.size(); p < end; p += 3) {
         const float blue = p[0], green = p[1], red = p[2];
         const float most = std::max({blue, green, red}), range = most - std::min({blue, green, red});
-        const int hue = int(30 * hue_of(blue, green, red, most, range) + 0.5f);
-        p[0] = uint8_t(hue % 180);
+        const int64_t degrees = whole(30 * hue_of(blue, green, red, most, range) + 0.5f);  // in twos
+        p[0] = uint8_t(degrees % 180);
         p[1] = nearest_byte(most > 0 ? 255 * range / most : 0);
-        p[2] = uint8_t(most);
+        p[2] = nearest_byte(most);
     }
 }
 
@@ -283,8 +281,7 @@ void move(const Picture& picture, const double* m) {
             const double column = std::floor(m[0] * (x + 0.5) + m[1] * (y + 0.5) + m[2]);
             const double line = std::floor(m[3] * (x + 0.5) + m[4] * (y + 0.5) + m[5]);
             const bool inside = column >= 0 && column < picture.width && line >= 0 && line < picture.height;
-            const uint8_t* const in =
-                before + (inside ? (std::ptrdiff_t(line) * picture.width + std::ptrdiff_t(column)) * n : 0);
+            const uint8_t* const in = before + (inside ? (whole(line) * picture.width + whole(column)) * n : 0);
             for (int c = 0; c < n; ++c) out[c] = inside ? in[c] : 0;
         }
     }

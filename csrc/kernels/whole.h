@@ -14,6 +14,11 @@ inline int64_t whole(double value) {
     return value < limit ? int64_t(value) : INT64_MAX;
 }
 
+// The nearest byte; 0 of what is not a number.
+inline uint8_t nearest_byte(float value) {
+    return uint8_t(int(value > 0 ? (value < 255 ? value : 255.0f) + 0.5f : 0.0f));
+}
+
 // For messages: without a fraction where there is none.
 inline std::string number_text(float value) {
     return value == float(whole(value)) ? std::to_string(whole(value)) : std::to_string(value);

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
-from PIL import Image
 
-from engine.data.decode import as_array, as_pillow, check_pixels
+from engine.data.decode import as_array, as_pillow, check_pixels, decode_bytes
 from engine.data.keyed_random import KeyedRandom
 
 # Numbers of Change::Kind.
@@ -43,4 +42,4 @@ def retouch(pixels: np.ndarray, changes: Sequence[Change]) -> None:
 def _compressed(pixels: np.ndarray, quality: int) -> np.ndarray:
     file = io.BytesIO()
     as_pillow(pixels).save(file, "JPEG", quality=quality)
-    return as_array(Image.open(file))
+    return as_array(decode_bytes(file.getvalue()))

@@ -35,6 +35,7 @@ class Convolution(Weighted):
     bottom_range = (1, None)
     top_range = (1, None)
     normalises = True
+    op_type = "Convolution"
 
     @property
     def param(self):
@@ -190,7 +191,7 @@ class Convolution(Weighted):
             inputs = [builder.view(self, x, (*self.seen, *spatial)) for x in inputs]
             seen = (self.seen[0], *top.shape[self.axis :], *spatial)
         last = self._is_direct and not self.param.relu
-        y = builder.op(self.type, self, inputs, attributes, tops=[top] if last else [], shapes=[seen])
+        y = builder.op(self.op_type, self, inputs, attributes, tops=[top] if last else [], shapes=[seen])
         if self.param.relu:
             slope = {"negative_slope": self.param.negative_slope}
             tops = [top] if self._is_direct else []

@@ -18,6 +18,8 @@ class Deconvolution(Convolution):
     `bias_term`, bias (num_output).
     """
 
+    op_type = "Deconvolution"
+
     def _spatial_output(self, spatial: Shape) -> Shape:
         window = self.window
         sizes = []
