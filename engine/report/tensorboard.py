@@ -44,7 +44,10 @@ class TensorBoard(Observer):
     def begin(self, run: Run) -> None:
         if self._rank:
             return
-        self._writer = _library().SummaryWriter(str(self._folder), purge_step=run.first)
+        before = len(list(self._folder.glob("events.out.tfevents.*")))  # names order the files, and have seconds only
+        self._writer = _library().SummaryWriter(
+            str(self._folder), purge_step=run.first, filename_suffix=f".{before:05}"
+        )
         self._writer.file_writer.event_writer.add_event(_graph_event(run.net))
         log(f"Event files in {self._folder}: tensorboard --logdir {self._folder}")
 
