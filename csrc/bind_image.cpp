@@ -4,6 +4,7 @@
 #include "kernels/image.h"
 #include "kernels/picture.h"
 #include "kernels/retouch.h"
+#include "kernels/stage_times.h"
 
 namespace engine {
 

@@ -1,13 +1,13 @@
 #include "kernels/picture.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "kernels/isa.h"
+#include "kernels/stage_times.h"
 #include "kernels/vectorised.h"
 #include "kernels/whole.h"
 
@@ -276,22 +276,12 @@ __attribute__((target("avx2"))) void sum_rows_avx2(const uint8_t* const* rows, c
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_packus_epi16(front, back));
     }
 }
-
-bool has_avx2() {
-    static const bool has = __builtin_cpu_supports("avx2");
-    return has;
-}
-
-bool has_avx512() {
-    static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
-    return has;
-}
 #endif
 
 // How many rows resize_rows() takes.
 int rows_at_once(bool plain) {
 #if defined(__x86_64__)
-    if (!plain && has_avx512()) return 4;
+    if (!plain && may_use(Isa::avx512)) return 4;
 #endif
     (void)plain;
     return 2;
@@ -308,7 +298,7 @@ void resize_rows(const uint8_t* const* rows, int number, const Axis& axis, int c
     }
 #if defined(__x86_64__)
     if (number == 4) return resize_rows_avx512(rows, axis, count, outs);
-    if (!plain && has_avx2()) return resize_rows_avx2(rows[0], rows[1], axis, count, outs[0], outs[1]);
+    if (!plain && may_use(Isa::avx2)) return resize_rows_avx2(rows[0], rows[1], axis, count, outs[0], outs[1]);
 #endif
     (void)plain;
     for (int k = 0; k < number; ++k) resize_row_plain(rows[k], axis, count, outs[k]);
@@ -316,7 +306,7 @@ void resize_rows(const uint8_t* const* rows, int number, const Axis& axis, int c
 
 void sum_rows(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out, bool plain) {
 #if defined(__x86_64__)
-    if (!plain && has_avx2()) return sum_rows_avx2(rows, weights, count, bytes, out);
+    if (!plain && may_use(Isa::avx2)) return sum_rows_avx2(rows, weights, count, bytes, out);
 #endif
     (void)plain;
     sum_rows_plain(rows, weights, count, bytes, out);
@@ -358,35 +348,6 @@ ENGINE_VECTORISED void less_mirrored_row(const uint32_t* pixels, int shift, std:
 
 }  // namespace
 
-namespace {
-
-std::atomic<bool> measuring{false};
-
-int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
-const int64_t nothing = 0;
-
-}  // namespace
-
-StageTimes& stage_times() {
-    thread_local StageTimes times;
-    return times;
-}
-
-void measure_stages(bool on) { measuring = on; }
-
-Stopwatch::Stopwatch(int64_t& sum, const int64_t& part, const int64_t& other_part)
-    : sum_(sum), part_(part), other_part_(other_part) {
-    if (measuring.load(std::memory_order_relaxed)) begin_ = now() - part_ - other_part_;
-}
-
-Stopwatch::~Stopwatch() {
-    if (begin_) sum_ += now() - part_ - other_part_ - begin_;
-}
-
 int shrink_for(const Resizing& r) {
     // The smaller picture of a JPEG is sharper than a filter's, which must have enough left to do to hide that: from
     // 2.5 times on all but the box do, to half a grey level on average; at 1 the difference is four times as large.
@@ -427,7 +388,7 @@ Part Resampler::part() const {
 
 void Resampler::row(const uint8_t* pixels) {
     StageTimes& times = stage_times();
-    const Stopwatch watch(times.resizing, times.finishing, nothing);
+    const Stopwatch watch(times.resizing, times.finishing);
     Scratch& s = scratch_;
     const int width = s.x.end - s.x.begin, height = s.y.end - s.y.begin;
     if (to_gray_) {
@@ -465,7 +426,7 @@ void Resampler::row(const uint8_t* pixels) {
 }
 
 void Resampler::finish(int y, const uint32_t* row) const {
-    const Stopwatch watch(stage_times().finishing, nothing, nothing);
+    const Stopwatch watch(stage_times().finishing);
     const int width = window_.width;
     if (!target_.floats) {
         uint8_t* out = target_.bytes + std::ptrdiff_t(y) * width * target_.channels;

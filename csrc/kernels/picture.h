@@ -79,26 +79,6 @@ private:
     struct Scratch& scratch_;
 };
 
-// Where the time of this thread's pictures has gone, in nanoseconds, while that is measured (`engine time --data`).
-struct StageTimes {
-    int64_t decoding = 0, resizing = 0, finishing = 0;  // finishing: to floats, or bytes
-};
-StageTimes& stage_times();
-void measure_stages(bool on);
-
-// Adds what passes until its end to a sum, less what is added to the parts within.
-class Stopwatch {
-public:
-    Stopwatch(int64_t& sum, const int64_t& part, const int64_t& other_part);
-    Stopwatch(const Stopwatch&) = delete;
-    Stopwatch& operator=(const Stopwatch&) = delete;
-    ~Stopwatch();
-
-private:
-    int64_t &sum_, begin_ = 0;
-    const int64_t &part_, &other_part_;
-};
-
 // A picture in memory, to a sink: the rows of a part of an image of 1 or 3 channels.
 void read_pixels(const ImageView<uint8_t>& image, const Part& part, RowSink& sink);
 

@@ -49,9 +49,8 @@ class Solver:
     observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
     every blob and gradient. feeder: what feeds the nets, made as a Feeder is. kernels: how they come by those that
     compute them. needed: files that later stages begin with, which snapshot_keep leaves alone. `on_gradients`, if set,
-    is called before
-    each update, when this rank's gradients are complete. Raises the exceptions of engine.errors for whatever cannot be
-    read, built or run.
+    is called before each update, when this rank's gradients are complete. Raises the exceptions of engine.errors for
+    whatever cannot be read, built or run.
     """
 
     def __init__(
