@@ -21,9 +21,14 @@ class AmxGradient {
 public:
     // Whether this processor and system have AMX.
     static bool available();
-    // False where too little of the tiles, of 32 channels and 32 outputs, would be used.
+    // False where too little of the tiles, of 32 channels and 32 outputs, would be used: with several pixels in the
+    // kernel oneDNN is then faster (from 16 to 16 channels 4.7 times, from 16 to 32 nearly twice).
     static bool suits(const ConvolutionShape& shape) {
-        return shape.channels * columns_together(shape) >= 8 && shape.outputs >= 16;
+        const int64_t channels = shape.channels * columns_together(shape);
+        if (channels < 8 || shape.outputs < 16) return false;
+        const auto used = [](int64_t count) { return double(count) / double((count + 31) / 32 * 32); };
+        const bool one_pixel = shape.kernel[0] * shape.kernel[1] == 1;
+        return one_pixel || used(channels) * used(shape.outputs) > 0.5;
     }
 
     // threads: of the team that will run it.
