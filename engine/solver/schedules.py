@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -32,21 +32,25 @@ LARGEST = 3.4e38  # that the update rules, in float32, take
 class _Policy:
     make: Policy
     required: tuple[str, ...]
+    usual: tuple[str, ...]
     reads_loss: bool
 
 
 _policies: dict[str, _Policy] = {}
 
 
-def policy(name: str, *required: str, reads_loss: bool = False) -> Callable[[PolicyT], PolicyT]:
+def policy(
+    name: str, *required: str, usual: tuple[str, ...] = (), reads_loss: bool = False
+) -> Callable[[PolicyT], PolicyT]:
     """Registers a policy: a function that takes the SolverParameter and returns its rate by iteration.
 
-    required: the solver fields without which it means nothing. reads_loss: the function that it returns takes
+    required: the solver fields without which it means nothing. usual: those that Caffe takes as 0, or as none, where
+    they are not given: the log says what comes of it. reads_loss: the function that it returns takes
     (iteration, loss, PlateauState) instead, where loss is the smoothed one of all ranks.
     """
 
     def add(make: PolicyT) -> PolicyT:
-        _policies[name] = _Policy(make, required, reads_loss)
+        _policies[name] = _Policy(make, required, usual, reads_loss)
         return make
 
     return add
@@ -55,6 +59,20 @@ def policy(name: str, *required: str, reads_loss: bool = False) -> Callable[[Pol
 def policies() -> dict[str, tuple[str, ...]]:
     """The known policies, and the fields that each requires."""
     return {name: each.required for name, each in _policies.items()}
+
+
+def left_out(param: proto.SolverParameter) -> Iterator[str]:
+    """What a rate is without the usual fields of its policy, which Caffe takes as 0, or as none."""
+    known = _policies.get(param.lr_policy)
+    given = [field.name.removesuffix("_epoch") for field, _ in param.ListFields()]
+    missing = [field for field in known.usual if field not in given] if known else []
+    if missing:
+        falls = missing == ["gamma"] and param.lr_policy in ("step", "exp", "multistep")
+        what = "0 after its first step" if falls else "half of base_lr" if param.lr_policy == "sigmoid" else "base_lr"
+        names = " and ".join(missing)
+        yield f"lr_policy '{param.lr_policy}' without {names}: the rate is {what}{'' if falls else ' throughout'}"
+    if list(param.stepvalue) != sorted(param.stepvalue):
+        yield "stepvalue does not ascend: each step is taken after the one before it, as in Caffe"
 
 
 class Schedule:
@@ -76,7 +94,8 @@ class Schedule:
             what = f"{field} '{name}' is unknown" if name else f"{field} is missing"
             raise ConfigError(what + suggestion(name, _policies), where)
         chosen = _policies[name]
-        for needed in chosen.required:
+        caffes = field == "lr_policy"  # the others are this engine's own
+        for needed in chosen.required if caffes else (*chosen.required, *chosen.usual):
             if not _given(param, needed):
                 raise ConfigError(f"{field} '{name}' needs {base if needed == 'base_lr' else needed}", where)
         self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
@@ -293,25 +312,25 @@ def _gamma(param: proto.SolverParameter) -> float:
     return param.gamma
 
 
-@policy("step", "base_lr", "gamma", "stepsize")
+@policy("step", "base_lr", "stepsize", usual=("gamma",))
 def _step(param: proto.SolverParameter) -> Rate:
     gamma = _gamma(param)
     return lambda iteration: param.base_lr * gamma ** (iteration // param.stepsize)
 
 
-@policy("exp", "base_lr", "gamma")
+@policy("exp", "base_lr", usual=("gamma",))
 def _exp(param: proto.SolverParameter) -> Rate:
     gamma = _gamma(param)
     return lambda iteration: param.base_lr * gamma**iteration
 
 
-@policy("inv", "base_lr", "gamma", "power")
+@policy("inv", "base_lr", usual=("gamma", "power"))
 def _inv(param: proto.SolverParameter) -> Rate:
     gamma = _gamma(param)
     return lambda iteration: param.base_lr * (1 + gamma * iteration) ** -param.power
 
 
-@policy("multistep", "base_lr", "gamma", "stepvalue")
+@policy("multistep", "base_lr", usual=("gamma", "stepvalue"))
 def _multistep(param: proto.SolverParameter) -> Rate:
     gamma, steps = _gamma(param), _step_iterations(param)
     return lambda iteration: param.base_lr * gamma ** bisect.bisect_right(steps, iteration)
@@ -339,7 +358,7 @@ def current_step(param: proto.SolverParameter, iteration: int) -> int:
     return 0
 
 
-@policy("poly", "base_lr", "power", "max_iter")
+@policy("poly", "base_lr", "max_iter", usual=("power",))
 def _poly(param: proto.SolverParameter) -> Rate:
     last = max(1, param.max_iter)  # of a run of 0 iterations the first rate is asked for, too
     return _between(param, lambda iteration: max(0.0, 1 - iteration / last) ** param.power)
@@ -381,7 +400,7 @@ def _poly_cyc(param: proto.SolverParameter) -> Rate:
     return lambda iteration: param.base_lr * max(0.0, 1 - iteration / param.lr_iter) ** param.power
 
 
-@policy("sigmoid", "base_lr", "gamma", "stepsize")
+@policy("sigmoid", "base_lr", "stepsize", usual=("gamma",))
 def _sigmoid(param: proto.SolverParameter) -> Rate:
     gamma = _gamma(param)
 

@@ -15,7 +15,7 @@ from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import goals
 from engine.solver.resolve import in_epochs, is_given, resolve, twins
-from engine.solver.schedules import MOMENTUM_POLICIES, WARMUPS, WEIGHT_DECAY_POLICIES, LearningRate, WeightDecay
+from engine.solver.schedules import MOMENTUM_POLICIES, WARMUPS, WEIGHT_DECAY_POLICIES, LearningRate, WeightDecay, left_out
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
         yield "test_iter: 0 tests nothing"
     for field in constants_of_others(param):
         yield f"{field} is ignored: solver type {param.type} does not read it"
+    yield from left_out(param)
 
 
 def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
@@ -314,7 +315,7 @@ def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:
             yield "test_iter", f"test_iter: expected 0 or more, got {count}"
     for name in ("", "weight_decay_schedule", "batch_growth"):
         message = getattr(param, name) if name else param
-        for field in ("stepvalue", "stageiter"):
+        for field in ("stepvalue", "stageiter") if name else ("stageiter",):  # Caffe takes any order of its own field
             values = list(getattr(message, field, ()))
             if values != sorted(values):
                 path = f"{name}.{field}" if name else field

@@ -120,8 +120,8 @@ def test_contradictions(text, words):
 
 
 def test_a_solver_in_epochs_is_checked_before_they_are_known():
-    with pytest.raises(ConfigError, match="lr_policy 'step' needs gamma"):
-        validate(parse_solver('base_lr: 1 lr_policy: "step" max_epoch: 9 stepsize_epoch: 3').message)
+    with pytest.raises(ConfigError, match="lr_policy 'step' needs stepsize"):
+        validate(parse_solver('base_lr: 1 lr_policy: "step" gamma: 0.1 max_epoch: 9').message)
     validate(parse_solver('base_lr: 1 lr_policy: "step" gamma: 0.1 max_epoch: 9 stepsize_epoch: 3').message)
     validate(
         parse_solver('base_lr: 1 lr_policy: "exp" gamma: 1.001 max_epoch: 9').message

@@ -9,7 +9,7 @@ from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
 from engine.solver.schedules import LearningRate, Momentum, WeightDecay, current_step, policies
 from engine.solver.state import PlateauState
-from engine.solver.validate import validate
+from engine.solver.validate import notes, validate
 
 
 def rate(text):
@@ -275,3 +275,29 @@ def test_weight_decay_policy():
     text = 'max_iter: 100 weight_decay: 0.25 weight_decay_policy: "poly" max_weight_decay: 0.5 weight_decay_power: 2'
     decay = WeightDecay(parse_solver(text).message)
     assert [decay(i) for i in range(100)] == pytest.approx([0.25 + 0.25 * (i / 100) ** 2 for i in range(100)])
+
+
+@pytest.mark.parametrize(
+    "text, rates, note",
+    [
+        ('lr_policy: "step" stepsize: 2', (1, 1, 0, 0), "without gamma: the rate is 0 after its first step"),
+        ('lr_policy: "exp"', (1, 0, 0, 0), "without gamma: the rate is 0 after its first step"),
+        ('lr_policy: "multistep" stepvalue: 3', (1, 1, 1, 0), "without gamma: the rate is 0 after its first step"),
+        ('lr_policy: "multistep" gamma: 0.1', (1, 1, 1, 1), "without stepvalue: the rate is base_lr throughout"),
+        ('lr_policy: "inv"', (1, 1, 1, 1), "without gamma and power: the rate is base_lr throughout"),
+        ('lr_policy: "poly"', (1, 1, 1, 1), "without power: the rate is base_lr throughout"),
+        ('lr_policy: "sigmoid" stepsize: 2', (0.5,) * 4, "without gamma: the rate is half of base_lr throughout"),
+        ('lr_policy: "multistep" gamma: 0.5 stepvalue: 2 stepvalue: 1', (1, 1, 0.5, 0.25), "stepvalue does not ascend"),
+    ],
+)
+def test_fields_left_out_are_caffe_s_defaults_and_said(text, rates, note):
+    param = parse_solver(f'net: "n" base_lr: 1 max_iter: 4 {text}').message
+    validate(param)
+    rate = LearningRate(param)
+    assert [rate(iteration) for iteration in range(4)] == list(rates)
+    assert any(note in each for each in notes(param)), list(notes(param))
+
+
+def test_fields_in_epochs_are_not_left_out():
+    text = 'net: "n" base_lr: 1 max_epoch: 4 lr_policy: "multistep" gamma: 0.1 stepvalue_epoch: 2'
+    assert not [each for each in notes(parse_solver(text).message) if "without" in each]

@@ -31,7 +31,6 @@ def test_a_good_solver():
         ('regularization_type: "L3"', "unknown regularization_type 'L3'"),
         ("test_iter: 5", "test_iter is given, but no test_interval"),
         ("test_iter: -1 test_interval: 5", "test_iter: expected 0 or more, got -1"),
-        ("stepvalue: 20 stepvalue: 10", "stepvalue must ascend, got 20, 10"),
         ("disabled_update: true", "disabled_update is not supported"),
         ("local_lr_auto: true local_gw_ratio: 0", "local_gw_ratio: expected more than 0, got 0"),
         ('local_lr_auto: true larc_policy: "clipp"', "unknown larc_policy 'clipp'; did you mean 'clip'"),
