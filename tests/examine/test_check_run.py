@@ -50,6 +50,12 @@ def test_a_solver_takes_its_step_and_writes_nothing(folder):
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_solver_whose_net_is_absent(folder):
+    (folder / "net.prototxt").unlink()
+    (row,) = run(folder / "solver.prototxt")
+    assert (row.stage, row.lacks) == ("reads", True) and "net.prototxt" in row.message
+
+
 def test_nets_that_need_their_whole_batch(folder):
     reshape = 'layer { name: "r" type: "Reshape" bottom: "ip" top: "r" reshape_param { shape { dim: 5 dim: 3 } } }'
     (folder / "net.prototxt").write_text(NET.replace('bottom: "ip" bottom', 'bottom: "r" bottom') + reshape)
