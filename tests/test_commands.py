@@ -163,7 +163,11 @@ SETTINGS = {
         mine,
         f"{MINE}; mkdir run; cp solvers/mine.prototxt solvers/x.prototxt; for copy in"
         " d{1,2,3}_iter_200 run/x_iter_{9000,9500,10000}; do cp mine_iter_2.caffemodel $copy.caffemodel; done",
-        {"solvers/x.prototxt": "solvers/x.prototxt --iterations 1"},
+        {
+            "solvers/x.prototxt": "solvers/x.prototxt --iterations 1",
+            "solvers/digits.prototxt": "solvers/digits.prototxt --set max_iter=4",
+            "digits_iter_600": "digits_iter_4",
+        },
     ),
     "docs/solver.md": Setting(schedule),
     "docs/tutorial.md": Setting(

@@ -11,7 +11,7 @@ from engine.comm.settings import VARIABLES
 from engine.config.dialects import rows
 from engine.errors import ConfigError
 from engine.host.cores import OTHERS_VARIABLES
-from engine.solver.validate import validate
+from engine.solver.validate import notes, validate
 from tests.mpi import REPO
 
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -95,6 +95,11 @@ def test_every_policy_stands_with_what_it_needs_and_has_a_curve():
             less = type(param).FromString(param.SerializeToString())
             less.ClearField(field)
             assert f"lr_policy '{policy}' needs {field}" in complaint(less)
+        for field in re.findall(r"`(\w+)`", cells[2]):
+            less = type(param).FromString(param.SerializeToString())
+            less.ClearField(field)
+            assert complaint(less) == ""
+            assert any(f"lr_policy '{policy}' without {field}" in note for note in notes(less))
         assert len(curves.curve(policy, curves.EXAMPLES[policy])) == curves.ITERATIONS
         assert f">{policy}</text>" in drawn, "run `python tools/policy_curves.py`"
 

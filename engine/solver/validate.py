@@ -15,7 +15,14 @@ from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import goals
 from engine.solver.resolve import in_epochs, is_given, resolve, twins
-from engine.solver.schedules import MOMENTUM_POLICIES, WARMUPS, WEIGHT_DECAY_POLICIES, LearningRate, WeightDecay, left_out
+from engine.solver.schedules import (
+    MOMENTUM_POLICIES,
+    WARMUPS,
+    WEIGHT_DECAY_POLICIES,
+    LearningRate,
+    WeightDecay,
+    left_out,
+)
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
 
 if TYPE_CHECKING:
