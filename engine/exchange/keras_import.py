@@ -1,14 +1,21 @@
-"""`engine import` of Keras' HDF5 files: weights for a net that is there, by the names of layers.
+"""`engine import` of Keras' files, .h5, .weights.h5 and .keras: weights for a net that is there, by layers' names.
 
 A layer of the net takes the arrays that lie, in the file, in a group of its name: kernel, bias, gamma, beta,
-moving_mean and moving_variance, or, as Keras 3 writes them, vars/0, vars/1 and so on in that order. Keras keeps
-channels last; what follows from that is done here: kernels are turned, and the rows of an inner product after a
-Flatten are put in Caffe's order.
+moving_mean and moving_variance, or, as Keras 3 writes them, vars/0, vars/1 and so on in that order, where the layer's
+name is an attribute of `vars`, and the group has that of its class. A .keras file is a zip archive of such an HDF5
+file; the description of the model in it is not read. Keras keeps channels last; what follows from that is done here:
+kernels are turned, and the rows of an inner product after a Flatten are put in Caffe's order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +23,9 @@ import numpy as np
 from engine.config import read_net
 from engine.errors import EngineError, WeightsError, shape_text
 from engine.exchange.deploy_graph import DeployGraph, deploy_graph
-from engine.files import check_writable
+from engine.files import check_writable, is_regular, reason
 from engine.layers.base import Blob, Layer
+from engine.layers.convolution import Convolution
 from engine.layers.deconvolution import Deconvolution
 from engine.layers.inner_product import InnerProduct
 from engine.layers.scale import Scale
@@ -25,7 +33,10 @@ from engine.weights import write_caffemodel
 from engine.weights.h5_file import H5File, import_h5py
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+_WEIGHTS = "model.weights.h5"  # of a .keras archive
+_TIMES, _MORE = 100, 64 << 20  # as many bytes may come of one, and so many more
 
 # What Keras calls a layer's arrays, in the order of its vars.
 _KERNEL = ("kernel", "bias")
@@ -34,9 +45,6 @@ _NAMES = {
     "BatchNorm": _NORM,
     "Embed": ("embeddings",),
     "PReLU": ("alpha",),
-    "ConvolutionDepthwise": ("depthwise_kernel", "bias"),
-    "DepthwiseConvolution": ("depthwise_kernel", "bias"),
-    "ConvolutionDepthWise": ("depthwise_kernel", "bias"),
 }
 
 
@@ -54,7 +62,11 @@ def import_keras(
     config = read_net(net)
     graph = deploy_graph(config)
     h5py = import_h5py("Keras files need", WeightsError, str(source))
-    with H5File(h5py, source, lambda why: WeightsError(f"truncated or no HDF5 file ({why})", str(source))) as file:
+
+    def fail(why: str) -> WeightsError:
+        return WeightsError(f"truncated or no HDF5 file ({why})", str(source))
+
+    with _unpacked(source) as path, H5File(h5py, path, fail) as file:
         stored = _arrays(file, {layer.name for layer in graph.layers})
     blobs: dict[str, list[np.ndarray]] = {}
     for layer in graph.layers:
@@ -65,17 +77,48 @@ def import_keras(
     return [f"{norms[0]}: Keras' eps is 0.001 by default, Caffe's 0.00001; the net must say Keras's"] if norms else []
 
 
+@contextlib.contextmanager
+def _unpacked(source: str | os.PathLike) -> Iterator[str | os.PathLike]:
+    """The HDF5 file of a .keras archive; any other file is taken as it is."""
+    if not is_regular(source) or not zipfile.is_zipfile(source):
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, _WEIGHTS)
+        try:
+            _unpack(source, target)
+        except KeyError:
+            raise WeightsError(f"the archive has no {_WEIGHTS}", str(source)) from None
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError) as error:
+            raise WeightsError(f"truncated or no .keras archive ({reason(error)})", str(source)) from None
+        yield target
+
+
+def _unpack(source: str | os.PathLike, target: Path) -> None:
+    with zipfile.ZipFile(source) as archive:
+        member = archive.getinfo(_WEIGHTS)
+        if member.file_size > _MORE + _TIMES * os.path.getsize(source):
+            raise WeightsError(f"{_WEIGHTS} in it is far larger than the archive", str(source))
+        if member.flag_bits & 1:
+            raise WeightsError(f"{_WEIGHTS} in it is encrypted", str(source))
+        with archive.open(member) as packed, open(target, "wb") as file:
+            shutil.copyfileobj(packed, file)
+
+
 def _arrays(file: H5File, layers: set[str]) -> dict[str, dict[str, np.ndarray]]:
     """Layer -> name of an array, without ":0", -> the array. A dataset belongs to the last group on its path that has
     the name of a layer."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for group, names in file.walk(""):
         parts = [part for part in group.split("/") if part]
-        owner = next((part for part in reversed(parts) if part in layers), None)
+        name = file.attribute(group, "name") if parts[-1:] == ["vars"] else None
+        owner = name if name in layers else next((part for part in reversed(parts) if part in layers), None)
         if owner is None or "optimizer_weights" in parts or "optimizer" in parts:
             continue
         for name in names:
-            found.setdefault(owner, {})[name.partition(":")[0]] = file.numbers(f"{group}/{name}")
+            found.setdefault(owner, {})[name.partition(":")[0].removeprefix("depthwise_")] = file.numbers(
+                f"{group}/{name}"
+            )
     return found
 
 
@@ -134,7 +177,8 @@ def _turned(layer: Layer, values: np.ndarray, name: str, bottom: Blob) -> np.nda
             c, h, w = bottom.shape[1:]
             values = values.reshape(h, w, c, -1).transpose(2, 0, 1, 3).reshape(c * h * w, -1)
         return values if layer.param.transpose else values.T
-    if name == "depthwise_kernel":  # (h, w, channels, multiplier)
+    depthwise = isinstance(layer, Convolution) and layer.params[0].shape[1] == 1
+    if depthwise and name == "kernel" and values.ndim == 4:  # (h, w, channels, multiplier)
         return values.transpose(2, 3, 0, 1).reshape(-1, 1, *values.shape[:2])
     if name == "kernel" and values.ndim > 2:  # (spatial..., in, out), or of a transposed one (spatial..., out, in)
         axes = values.ndim

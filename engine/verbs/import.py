@@ -1,6 +1,6 @@
 """Makes a net and its weights of another framework's: an ONNX model (.onnx), a state dictionary of torchvision's
 ResNet, VGG, DenseNet, GoogLeNet, Inception-v3 or MobileNet-v2 (.pth, .safetensors), or the weights of a Keras model
-(.h5), for which the net must be there (--onto).
+(.h5, .keras), for which the net must be there (--onto).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def named_shape(text: str) -> tuple[str, list[int]]:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", metavar="FILE", help=".onnx, .pth, .safetensors or .h5")
+    parser.add_argument("source", metavar="FILE", help=".onnx, .pth, .safetensors, .h5 or .keras")
     parser.add_argument("model", metavar="NET", help="the prototxt to write, or, with --onto, the net that is there")
     parser.add_argument("weights", metavar="WEIGHTS", help="the .caffemodel to write")
     parser.add_argument(

@@ -127,6 +127,12 @@ class H5File:
             self._take(dataset, name)
             return bytes(np.ravel(dataset[()])[0]).rstrip(b"\0").decode()
 
+    def attribute(self, group: str, name: str) -> str | None:
+        """Returns an attribute of a group, if it has one of this name that is a string."""
+        with self._guarded():
+            value = self._group(group).attrs.get(name)
+            return value if isinstance(value, str) else None
+
     def rows(self, name: str) -> Rows:
         """Returns a dataset of numbers with at least one axis, to be read row by row while the file is open: mapped
         into memory where it lies in the file in one piece, for h5py reads for one thread at a time."""

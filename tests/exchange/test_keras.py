@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -59,27 +60,52 @@ def reference(x: np.ndarray) -> np.ndarray:
 
 
 def write(path: Path, style: str, arrays: dict = ARRAYS) -> None:
-    """As Keras 2's save(), Keras 3's legacy HDF5, or Keras 3's .weights.h5."""
+    """As Keras 2's save(), Keras 3's legacy HDF5, the .weights.h5 of early and of later versions of Keras 3, which name
+    groups by classes, or its .keras."""
+    if style == "archive":
+        inner = path.with_suffix(".inner")
+        write(inner, "named", arrays)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", "{}")
+            archive.write(inner, "model.weights.h5")
+        return
     with h5py.File(path, "w") as file:
-        for layer, stored in arrays.items():
+        for index, (layer, stored) in enumerate(arrays.items()):
             for number, (name, values) in enumerate(stored.items()):
                 place = {
                     "keras 2": f"model_weights/{layer}/{layer}/{name}:0",
-                    "keras 3": f"model_weights/{layer}/sequential/{layer}/{name}",
+                    "keras 3": f"model_weights/{layer}/sequential/{layer}/{name.removeprefix('depthwise_')}",
                     "vars": f"layers/{layer}/vars/{number}",
+                    "named": f"layers/class_{index}/vars/{number}",
                 }[style]
                 file[place] = values.astype(np.float32)
+            if style == "named":
+                file[f"layers/class_{index}/vars"].attrs["name"] = layer
         file["optimizer_weights/conv/kernel:0"] = np.zeros((3, 3, 3, 4), np.float32)
 
 
-@pytest.mark.parametrize("style", ["keras 2", "keras 3", "vars"])
+@pytest.mark.parametrize("style", ["keras 2", "keras 3", "vars", "named", "archive"])
 def test_engine_computes_what_keras_does(style, tmp_path):
-    write(tmp_path / "x.h5", style)
-    (tmp_path / "net.prototxt").write_text(NET)
-    files = [str(tmp_path / name) for name in ("x.h5", "net.prototxt", "x.caffemodel")]
+    check(tmp_path, style, NET)
+
+
+def test_a_depthwise_convolution_by_groups(tmp_path):
+    """Caffe's own type, for which Keras 3 calls the kernel just a kernel."""
+    check(
+        tmp_path,
+        "keras 3",
+        NET.replace('"DepthwiseConvolution"', '"Convolution"').replace("kernel_h", "group: 4 kernel_h"),
+    )
+
+
+def check(folder: Path, style: str, net: str) -> None:
+    source = folder / ("x.keras" if style == "archive" else "x.h5")
+    write(source, style)
+    (folder / "net.prototxt").write_text(net)
+    files = [str(source), *(str(folder / name) for name in ("net.prototxt", "x.caffemodel"))]
     assert main(["import", *files, "--onto"]) == 0
     inputs = harness.random_inputs({"data": (2, 3, 6, 5)})
-    found = harness.engine_outputs(NET, files[2], inputs)["dense"]
+    found = harness.engine_outputs(net, files[2], inputs)["dense"]
     harness.assert_close(found, reference(inputs["data"].transpose(0, 2, 3, 1)).astype(np.float32))
 
 
@@ -114,3 +140,27 @@ def test_a_damaged_file_is_one_line(content, tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("x.h5", "net.prototxt", "x.caffemodel")]
     assert main(["import", *files, "--onto"]) == 1
     assert capsys.readouterr().err.startswith(f"engine: {files[0]}: truncated or no HDF5 file (")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("other", "the archive has no model.weights.h5"),
+        ("short", "truncated or no .keras archive ("),
+        ("bomb", "model.weights.h5 in it is far larger than the archive"),
+        ("text", "truncated or no HDF5 file ("),
+    ],
+)
+def test_a_damaged_archive_is_one_line(damage, message, tmp_path, capsys):
+    (tmp_path / "net.prototxt").write_text(NET)
+    path = tmp_path / "x.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        content = bytes(200 << 20) if damage == "bomb" else RANDOM.bytes(1000) if damage == "short" else b"no HDF5"
+        archive.writestr("other.h5" if damage == "other" else "model.weights.h5", content)
+    if damage == "short":  # in the member; the directory at the end is whole
+        whole = bytearray(path.read_bytes())
+        whole[100:140] = bytes(40)
+        path.write_bytes(whole)
+    assert main(["import", str(path), str(tmp_path / "net.prototxt"), str(tmp_path / "x.caffemodel"), "--onto"]) == 1
+    assert capsys.readouterr().err.startswith(f"engine: {path}: {message}")
+    assert not (tmp_path / "x.caffemodel").exists()
