@@ -2640,7 +2640,7 @@ class TileParameter(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., tiles: _Optional[int] = ...) -> None: ...
 
 class LossParameter(_message.Message):
-    __slots__ = ("ignore_label", "normalize", "normalization", "pre_fixed_normalizer", "label_smoothing", "weight_by_label_freqs", "class_weighting")
+    __slots__ = ("ignore_label", "normalize", "normalization", "pre_fixed_normalizer", "label_smoothing", "weight_by_label_freqs", "class_weighting", "positive_weight", "negative_weight")
     class NormalizationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FULL: _ClassVar[int]
@@ -2660,6 +2660,8 @@ class LossParameter(_message.Message):
     LABEL_SMOOTHING_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BY_LABEL_FREQS_FIELD_NUMBER: _ClassVar[int]
     CLASS_WEIGHTING_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     ignore_label: int
     normalize: bool
     normalization: int
@@ -2667,7 +2669,9 @@ class LossParameter(_message.Message):
     label_smoothing: float
     weight_by_label_freqs: bool
     class_weighting: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, ignore_label: _Optional[int] = ..., normalize: _Optional[bool] = ..., normalization: _Optional[_Union[int, str]] = ..., pre_fixed_normalizer: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., weight_by_label_freqs: _Optional[bool] = ..., class_weighting: _Optional[_Iterable[float]] = ...) -> None: ...
+    positive_weight: _containers.RepeatedScalarFieldContainer[float]
+    negative_weight: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ignore_label: _Optional[int] = ..., normalize: _Optional[bool] = ..., normalization: _Optional[_Union[int, str]] = ..., pre_fixed_normalizer: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., weight_by_label_freqs: _Optional[bool] = ..., class_weighting: _Optional[_Iterable[float]] = ..., positive_weight: _Optional[_Iterable[float]] = ..., negative_weight: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SegAccuracyParameter(_message.Message):
     __slots__ = ("top_k", "ignore_label", "reset", "metric")

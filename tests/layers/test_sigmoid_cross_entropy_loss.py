@@ -47,6 +47,56 @@ def test_soft_targets():
     check_gradients(net_text(layer("loss_weight: 3"), x=X.shape, t=X.shape), {"x": X, "t": targets})
 
 
+def weighted(x, targets, positive, negative, divisor):
+    s = 1 / (1 + np.exp(-x.astype(np.float64)))
+    p, n = (np.reshape(weights, (1, -1, 1)) for weights in (positive, negative))
+    losses = -p * targets * np.log(s) - n * (1 - targets) * np.log(1 - s)
+    return losses[targets >= 0].sum() / divisor
+
+
+@pytest.mark.parametrize(
+    "params, positive, negative",
+    [
+        ("positive_weight: 0.9 positive_weight: 0.2 negative_weight: 0.1 negative_weight: 3", [0.9, 0.2], [0.1, 3]),
+        ("positive_weight: 5", 5, 1),
+        ("negative_weight: 0", 1, 0),
+    ],
+)
+def test_weights_of_labels(params, positive, negative):
+    """Weights belong to the second axis, in soft targets too, and do not change what the sum is divided by."""
+    targets = RANDOM.uniform(size=X.shape).astype(np.float32)
+    targets[0], targets[1, 1, 2] = TARGETS[0], -1
+    text = layer(f"loss_weight: 2 loss_param {{ ignore_label: -1 normalization: VALID {params} }}")
+    loss = run(text, x=X, t=targets).blobs["y"].data
+    np.testing.assert_allclose(loss, weighted(X, targets, positive, negative, X.size - 1), rtol=1e-5)
+    check_gradients(net_text(text, x=X.shape, t=X.shape), {"x": X, "t": targets})
+
+
+def test_extreme_scores_stay_finite_with_weights():
+    text = layer("loss_param { positive_weight: 4 negative_weight: 2 }")
+    net = run(text, x=np.array([[1e4], [-1e4]], np.float32), t=np.array([[0], [1]], np.float32))
+    net.backward()
+    np.testing.assert_allclose(net.blobs["y"].data, (2e4 + 4e4) / 2, rtol=1e-6)
+    np.testing.assert_allclose(net.blobs["x"].diff, [[1], [-2]])
+
+
+@pytest.mark.parametrize(
+    "params, said",
+    [
+        ("positive_weight: [1, 2]", "a positive_weight for all labels or one for each of 3, got 2"),
+        ("negative_weight: -1", "each negative_weight to be 0 or more, got -1"),
+        ("positive_weight: inf", "'positive_weight' expects a finite number, got inf"),
+    ],
+)
+def test_wrong_weights(params, said):
+    assert said in error_of(layer(f"loss_param {{ {params} }}"), x=(2, 3), t=(2, 3))
+
+
+def test_other_losses_refuse_weights_of_labels():
+    text = layer("loss_param { positive_weight: 2 }").replace("SigmoidCrossEntropyLoss", "SoftmaxWithLoss")
+    assert "positive_weight is for SigmoidCrossEntropyLoss only" in error_of(text, x=(2, 3), t=(2,))
+
+
 def test_extreme_scores_stay_finite():
     net = run(layer(), x=np.array([[1e4], [-1e4]], np.float32), t=np.array([[1], [1]], np.float32))
     net.backward()
