@@ -19,7 +19,8 @@ def dense_layer(net, name, bottom):
     return net.concat(name, [bottom, net.linear(f"{name}/conv2", x, GROWTH, 3)])
 
 
-def densenet121():
+def body():
+    """All but the scores. Returns the net, and the blob that they are computed from."""
     net = writer.Net("DenseNet-121", 224)
     channels = 64
     x = net.max_pool("pool1", net.conv_norm("conv1", "data", channels, 7, stride=2), 3, 2)
@@ -31,7 +32,12 @@ def densenet121():
         if number < len(BLOCKS) + 1:
             channels //= 2
             x = net.ave_pool(f"pool{number}", net.linear(f"conv{number}_half", x, channels, 1), 2, 2)
-    x = net.inner_product("fc", net.global_pool("pool5", x), writer.CLASSES)
+    return net, net.global_pool("pool5", x)
+
+
+def densenet121():
+    net, x = body()
+    x = net.inner_product("fc", x, writer.CLASSES)
     net.loss("loss", x)
     net.accuracy(x)
     return net

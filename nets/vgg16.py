@@ -11,7 +11,8 @@ import writer
 GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, convolutions), each group ends in pooling
 
 
-def vgg16():
+def body():
+    """All but the scores. Returns the net, and the blob that they are computed from."""
     net = writer.Net("VGG-16", 224, augmentation=writer.MIRROR, scale="")
     x = "data"
     for group, (channels, count) in enumerate(GROUPS, start=1):
@@ -21,6 +22,11 @@ def vgg16():
     for number in (6, 7):
         x = net.relu(net.inner_product(f"fc{number}", x, 4096, filler='"gaussian" std: 0.005'))
         x = net.dropout(f"drop{number}", x, 0.5)
+    return net, x
+
+
+def vgg16():
+    net, x = body()
     x = net.inner_product("fc8", x, writer.CLASSES, filler='"gaussian" std: 0.01')
     net.loss("loss", x)
     net.accuracy(x)

@@ -178,6 +178,10 @@ inner_product_param {{
             rule = f"include {{ phase: TEST }}\naccuracy_param {{ top_k: {k} }}"
             self.add(f"accuracy_top{k}", "Accuracy", f"{scores} label", rule)
 
+    def layers(self):
+        """The text of all layers so far, without their data."""
+        return "".join(self._layers)
+
     def text(self, batch, source):
         """The whole net, fed from the LMDBs in folder `source`, or SYNTHETIC."""
         if source == SYNTHETIC:

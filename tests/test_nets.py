@@ -176,3 +176,29 @@ def test_digits_are_small_and_whole():
     files = [file for file in ROOT.glob("examples/digits/digits_*_lmdb/*") if file.name != "lock.mdb"]
     assert [file.name for file in files] == ["data.mdb", "data.mdb"]
     assert sum(file.stat().st_size for file in files) < 1_000_000
+
+
+@pytest.mark.parametrize("name, last", [("vgg16", "fc8"), ("resnet50", "fc1000"), ("densenet121", "fc")])
+def test_nets_for_several_labels_take_all_weights_but_the_last(name, last, tmp_path):
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    (tmp_path / "loss_param.prototxt").write_text("loss_param { positive_weight: [0.5, 0.25, 2] }\n")
+    words = [sys.executable, ROOT / "nets/multi_label.py", name, "--data", tmp_path, "--weighted"]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    def trained(net):
+        return [layer for layer in net.layer if layer.type in ("Convolution", "InnerProduct", "BatchNorm", "Scale")]
+
+    mine = text_format.Parse(text, proto.NetParameter())
+    theirs = text_format.Parse((ROOT / f"nets/{name}.prototxt").read_text(), proto.NetParameter())
+    assert trained(mine)[:-1] == trained(theirs)[:-1]
+    assert trained(theirs)[-1].name == last and trained(mine)[-1].name == "scores"
+    assert trained(mine)[-1].inner_product_param.num_output == 3 and trained(mine)[-1].param[0].lr_mult == 10
+    loss = mine.layer[-1]
+    assert loss.type == "SigmoidCrossEntropyLoss" and list(loss.loss_param.positive_weight) == [0.5, 0.25, 2]
+    assert [layer.data_param.source.split("/")[-1] for layer in mine.layer[:2]] == ["train_lmdb", "val_lmdb"]
+
+
+def test_nets_for_several_labels_name_the_file_that_is_missing(tmp_path):
+    words = [sys.executable, ROOT / "nets/multi_label.py", "vgg16", "--data", tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and f"{tmp_path}/labels.txt is not there" in done.stderr
