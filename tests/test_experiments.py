@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments/cifar10"
 ENGINE = f"{sys.executable} -c 'import sys; from engine.cli import main; sys.exit(main())'"
@@ -149,3 +151,40 @@ def test_a_cycle_triples_the_rate_and_brings_it_down_to_a_quarter(module):
         assert stage.shares["warmup_epoch"] / stage.length == pytest.approx(1 / 5)
         rate = end(stage)
         assert rate == pytest.approx(stage.settings["base_lr"] / 4)
+
+
+MOSAICS = FOLDER.parent / "mosaics"
+
+
+def mosaics(work, *options):
+    words = [sys.executable, MOSAICS / "run.py", "--work", work, "--engine", ENGINE, "--mpiexec", "", *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=600)
+
+
+def test_mosaics_are_labelled_trained_and_scored(tmp_path):
+    done = mosaics(tmp_path, "--quick", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    runs = runs_of(tmp_path)
+    assert [run["arm"] for run in runs] == ["fine-tuned", "from scratch"]
+    assert all(run["labels"] == ["class0", "class1", "class2"] and len(run["auroc"]) == 3 for run in runs)
+    assert all(run["agrees"]["scikit-learn"] < 1e-6 for run in runs)
+    assert "| label | fine-tuned | from scratch | margin |" in done.stdout and "| mean |" in done.stdout
+    # a mosaic of two reds, a green and a blue has three labels, whatever its places
+    for line in (tmp_path / "data/train.txt").read_text().splitlines()[:5]:
+        name, *labels = line.split()
+        pixels = np.asarray(Image.open(tmp_path / "data/mosaics_train" / name)).reshape(2, 32, 2, 32, 3)
+        seen = {int(pixels[i, :, j].mean((0, 1)).argmax()) for i in range(2) for j in range(2)}
+        assert [int(label) for label in labels] == [int(label in seen) for label in range(3)]
+    again = mosaics(tmp_path, "--quick", "--seeds", "1")
+    assert again.returncode == 0 and runs_of(tmp_path) == runs
+
+
+def test_mosaics_say_what_is_wrong(tmp_path):
+    (tmp_path / "no.zip").write_text("<html>")
+    for archive, said in (("", "has no LMDBs; give --archive"), (tmp_path / "no.zip", "no.zip is no zip file")):
+        done = mosaics(tmp_path / "work", "--archive", archive)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "work").mkdir(exist_ok=True)
+    (tmp_path / "work/results.json").write_text('{"plan": {"depth": 20}, "runs": []}')
+    done = mosaics(tmp_path / "work")
+    assert done.returncode == 1 and "has results of {'depth': 20}" in done.stderr
