@@ -125,6 +125,33 @@ def schedule(folder: Path) -> None:
     (folder / "net.prototxt").write_text(net.replace("batch_size: 32", "batch_size: 16"))
 
 
+def use_cases(folder: Path) -> None:
+    """A folder as the NIH distributes ChestX-ray14, of 33 pictures of 11 patients, and weights to start from."""
+    rooms(folder)
+    findings, lists = "No Finding|Atelectasis|Effusion|Hernia|Mass".split("|"), {"train_val": [], "test": []}
+    table = ["Image Index,Finding Labels"]
+    draw = np.random.default_rng(1)
+    (folder / "CXR8/images").mkdir(parents=True)
+    for number in range(33):
+        name = f"{number // 3:08d}_{number % 3:03d}.png"
+        Image.fromarray(draw.integers(0, 256, (32, 32), dtype=np.uint8)).save(folder / "CXR8/images" / name)
+        table.append(f"{name},{findings[number % 5]}")
+        lists["test" if number >= 24 else "train_val"].append(name)
+    (folder / "CXR8/Data_Entry_2017.csv").write_text("\n".join(table))
+    for stem, names in lists.items():
+        (folder / f"CXR8/{stem}_list.txt").write_text("\n".join(names))
+    subprocess.run([sys.executable, "-c", DENSENET], cwd=folder, check=True, capture_output=True)
+
+
+# Weights of ImageNet's DenseNet-121, as they are before training.
+DENSENET = """
+import sys, engine, subprocess
+net = subprocess.check_output([sys.executable, "nets/densenet121.py", "--data", "synthetic", "--batch_size", "1"])
+open("pretrained.prototxt", "wb").write(net)
+engine.Net("pretrained.prototxt", engine.TRAIN).save("densenet121.caffemodel")
+"""
+
+
 def tutorial(folder: Path) -> None:
     """An archive like CIFAR-10's, of 12 pictures in each of its files, and what the first commands name."""
     (folder / "examples").symlink_to(REPO / "examples")
@@ -170,6 +197,15 @@ SETTINGS = {
         },
     ),
     "docs/solver.md": Setting(schedule),
+    "docs/use_cases.md": Setting(
+        use_cases,
+        "",
+        {
+            "mpiexec -n 4": "mpiexec -n 2",
+            "--data chestxray14": "--data chestxray14 --batch_size 2",
+            "max_epoch: 10": "max_epoch: 0.2",
+        },
+    ),
     "docs/tutorial.md": Setting(
         tutorial,
         "",
