@@ -204,6 +204,12 @@ SETTINGS = {
             "mpiexec -n 4": "mpiexec -n 2",
             "--data chestxray14": "--data chestxray14 --batch_size 2",
             "max_epoch: 10": "max_epoch: 0.2",
+            "autoencoder/solver.prototxt": "autoencoder/solver.prototxt --set max_iter=2 --set test_interval=2",
+            "table/solver.prototxt": "table/solver.prototxt --set max_iter=2 --set test_interval=2",
+            "volumes/solver.prototxt": "volumes/solver.prototxt --set max_iter=2",
+            "text/solver.prototxt": "text/solver.prototxt --set max_iter=2 --set test_iter=1",
+            "blanks_solver.prototxt": "blanks_solver.prototxt --set max_iter=2 --set test_iter=1",
+            **{"iter_1500": "iter_2", "iter_300.": "iter_2.", "iter_3000": "iter_2"},
         },
     ),
     "docs/tutorial.md": Setting(
