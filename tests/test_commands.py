@@ -204,6 +204,7 @@ SETTINGS = {
             "mpiexec -n 4": "mpiexec -n 2",
             "--data chestxray14": "--data chestxray14 --batch_size 2",
             "max_epoch: 10": "max_epoch: 0.2",
+            "> chestxray14/densenet121": "| sed 's/crop_size: 224/crop_size: 64/' > chestxray14/densenet121",
             "autoencoder/solver.prototxt": "autoencoder/solver.prototxt --set max_iter=2 --set test_interval=2",
             "table/solver.prototxt": "table/solver.prototxt --set max_iter=2 --set test_interval=2",
             "volumes/solver.prototxt": "volumes/solver.prototxt --set max_iter=2",
