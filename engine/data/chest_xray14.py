@@ -128,14 +128,15 @@ def _found_table(root: str, names: list[str]) -> str:
 def read_entries(table: str) -> Iterator[Entry]:
     """The rows of the NIH's table, or of one with its first two columns. Raises DataError."""
     rows = csv.reader(read_text(table).removeprefix("\ufeff").splitlines())
-    header = [name.strip() for name in next(rows, [])]
-    if missing := [name for name in (IMAGE, FINDINGS) if name not in header]:
-        raise DataError(f"expected a column '{missing[0]}', got {', '.join(header) or 'an empty file'}", f"{table}:1")
-    image, findings = header.index(IMAGE), header.index(FINDINGS)
-    patient = header.index(PATIENT) if PATIENT in header else None
-    columns = 1 + max(image, findings, patient or 0)
     seen: dict[str, int] = {}
     try:
+        header = [name.strip() for name in next(rows, [])]
+        if missing := [name for name in (IMAGE, FINDINGS) if name not in header]:
+            got = ", ".join(header) or "an empty file"
+            raise DataError(f"expected a column '{missing[0]}', got {got}", f"{table}:1")
+        image, findings = header.index(IMAGE), header.index(FINDINGS)
+        patient = header.index(PATIENT) if PATIENT in header else None
+        columns = 1 + max(image, findings, patient or 0)
         for row in rows:
             if not any(row):
                 continue

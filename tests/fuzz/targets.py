@@ -10,6 +10,7 @@ import numpy as np
 from engine import proto, weights
 from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary
+from engine.data.chest_xray14 import read_entries
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, open_image, parse_datum
 from engine.data.image_tree import open_tree, read_list, read_text
 from engine.data.keyed_random import KeyedRandom
@@ -84,6 +85,11 @@ def override(folder: Path) -> Run:
 @target(1000, mutate_text)
 def image_list(folder: Path) -> Run:
     return of_file(folder / "list.txt", read_list)
+
+
+@target(300, mutate_text)
+def chest_xray14(folder: Path) -> Run:
+    return of_file(folder / "table.csv", lambda path: list(read_entries(path)))
 
 
 @target(300, mutate_text)
