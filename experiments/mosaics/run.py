@@ -11,6 +11,7 @@ that is killed is continued by the same command; what is finished stands in resu
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import json
 import os
@@ -197,17 +198,26 @@ class Experiment:
         os.replace(temporary, self.path)
 
     def _compared(self, folder: Path, test: list[str], weights: str, areas: list[float]) -> dict[str, float]:
-        """The largest differences of the areas from those on four ranks, and from scikit-learn's of the scores that
-        extract_features writes."""
+        """The largest differences of the areas: from those on four ranks, from scikit-learn's areas under the report's
+        curves, and from scikit-learn's of scores that extract_features computes anew, without the rewrites of the graph
+        that a test has: scores that differ by rounding only may then change places."""
         differences = {}
         if self._mpiexec:
             self._run(*test, "--report", "report4", folder=folder, before=[*self._mpiexec, "-n", "4"])
             four = json.loads((folder / "report4/report.json").read_text())["labels"]["scores"]["auroc"]
             differences["1 and 4 ranks"] = float(np.max(np.abs(np.subtract(areas, four))))
         try:
-            from sklearn.metrics import roc_auc_score
+            from sklearn.metrics import auc, roc_auc_score
         except ImportError:
             return differences
+        with open(folder / "report/roc.csv", newline="") as file:
+            points = list(csv.DictReader(file))
+        curves = [[row for row in points if int(row["label"]) == label] for label in range(len(areas))]
+        rates = [
+            [[float(row[f"{kind} positive rate"]) for row in curve] for kind in ("false", "true")] for curve in curves
+        ]
+        curve_areas = [auc(*each) for each in rates]
+        differences["scikit-learn, of the curves"] = float(np.max(np.abs(np.subtract(areas, curve_areas))))
         batches = str(self._plan.test_mosaics // TEST_BATCH)
         (folder / "scores.npz").unlink(missing_ok=True)
         words = ["extract_features", weights, "net.prototxt", "scores,label", "scores.npz", batches]
@@ -215,7 +225,8 @@ class Experiment:
         with np.load(folder / "scores.npz") as arrays:
             scores, there = arrays["scores"].reshape(-1, len(areas)), arrays["label"].reshape(-1, len(areas))
         theirs = [roc_auc_score(there[:, label], scores[:, label]) for label in range(len(areas))]
-        return {**differences, "scikit-learn": float(np.max(np.abs(np.subtract(areas, theirs))))}
+        differences["scikit-learn, of scores computed anew"] = float(np.max(np.abs(np.subtract(areas, theirs))))
+        return differences
 
     def _train(self, folder: Path, rate: float, epochs: float, seed: int, more: list[str]) -> None:
         shutil.copy(HERE / "solver.prototxt", folder)
