@@ -31,18 +31,20 @@ def make_strategy(
     settings: CommSettings,
     threads: int = 1,
     sharded: ShardedWeights | None = None,
+    state: Sequence[np.ndarray] = (),
 ) -> Strategy:
     """Local on one rank; on several, Servers, or Blocking if the settings ask for no servers.
 
     queue, updater: of these buckets; gradients: the float32 arena; threads: the solver's; sharded: where updates are
-    (see shares.py), with several ranks. Raises CommError if the ranks disagree about buckets or how to reduce them.
+    (see shares.py), with several ranks. state: the arenas of weights and optimizer state, which mode LOCAL averages.
+    Raises CommError if the ranks disagree about buckets or how to reduce them.
     """
     chosen = Local if world.size == 1 else Servers if settings.servers else Blocking
     # Collectives on one communicator must come in the same order on every rank, so all ranks need the same buckets.
     same = replace(settings, cores=None)
     layout = f"{chosen.__name__} {same} " + " ".join(f"{bucket.begin}-{bucket.end}" for bucket in buckets)
     world.same_on_all_ranks(layout, "communication settings (comm_param, MLSL_NUM_SERVERS) or the gradient buckets")
-    return chosen(world, queue, updater, buckets, gradients, settings, threads, sharded)
+    return chosen(world, queue, updater, buckets, gradients, settings, threads, sharded, state)
 
 
 def settings_of(world: World, param: proto.CommParameter) -> CommSettings:

@@ -35,6 +35,7 @@ VARIABLES = (
 WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
 DIRECT_RANKS = 8  # with more ranks, the number of messages matters
 HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
+LOCAL = 1  # CommParameter.Mode
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,27 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class LocalSteps:
+    """mode: LOCAL. From iteration `start` on, ranks update by themselves; after every `every` of these iterations
+    weights and optimizer state become the ranks' average."""
+
+    every: int
+    start: int = 0
+
+    def is_local(self, iteration: int) -> bool:
+        """Whether ranks update by themselves in it."""
+        return iteration >= self.start
+
+    def averages(self, iteration: int) -> bool:
+        """Whether it ends with the average."""
+        return self.is_local(iteration) and (iteration + 1 - self.start) % self.every == 0
+
+
+@dataclass(frozen=True)
 class CommSettings:
     """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
     None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: most of a bucket that is reduced
-    at a time. priority: see servers.py. shard_updates: see shares.py."""
+    at a time. priority: see servers.py. shard_updates: see shares.py. local: None: updates are synchronous."""
 
     servers: int
     cores: tuple[int, ...] | None = None
@@ -71,6 +89,7 @@ class CommSettings:
     priority: bool = False
     reduction: Reduction = Reduction()
     shard_updates: bool = False
+    local: LocalSteps | None = None
 
 
 def comm_settings(
@@ -112,6 +131,7 @@ def comm_settings(
         priority=bool(_number(environ, "MLSL_MSG_PRIORITY", int(priority), most=1)),
         reduction=Reduction(param.algorithm == HIERARCHICAL, bf16, param.error_feedback),
         shard_updates=param.shard_updates,
+        local=LocalSteps(param.sync_every, param.sync_start) if param.mode == LOCAL else None,
     )
 
 

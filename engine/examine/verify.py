@@ -80,7 +80,14 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
     read: gives the solver afresh at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
     names the iteration and the first parameter that differs by more, ConfigError for a net without data.
     """
-    many = _solver(read(), world)
+    config = read()
+    if mode := config.message.comm_param.mode:
+        raise ConfigError(
+            f"comm_param.mode: {proto.CommParameter.Mode.Name(mode)} trains otherwise than one rank does: there is "
+            "nothing to compare; --set comm_param.mode=SYNC",
+            config.place("comm_param.mode"),
+        )
+    many = _solver(config, world)
     if not many.feeder.batch_size:
         raise ConfigError("the train net has no data layer: there are no samples that ranks could share")
     one = None

@@ -302,6 +302,8 @@ def comm_param(text: str) -> proto.CommParameter:
     errors = fill(message, scan(text, "--comm"), "--comm")
     if errors:
         raise errors[0]
+    if message.mode:
+        raise ConfigError(f"--comm: mode: {message.Mode.Name(message.mode)} cannot be predicted; SYNC can")
     return message
 
 

@@ -71,7 +71,7 @@ class Optimizer:
         arrays = masters, self.gradients, self.history.arrays
         updater = make_updater(param, net, self.buckets, *arrays, self._decay, self._momentum, sharded)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
-        how = settings, self.threads, sharded
+        how = settings, self.threads, sharded, [self.weights, *self.history.arrays]
         self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, *how)
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
@@ -174,6 +174,25 @@ class Optimizer:
         """Returns when every update is in the weights: before a test, a snapshot, the end."""
         self.strategy.wait_all()
 
+    def settle(self) -> None:
+        """Collective. The same, and weights and history are the same on all ranks, also where these update by
+        themselves: then their average."""
+        self.strategy.settle()
+
+    def meets(self, iteration: int) -> bool:
+        """Whether the ranks wait for each other in it."""
+        return self.strategy.meets(iteration)
+
+    @property
+    def apart(self) -> bool:
+        """Whether ranks have updated weights by themselves since these were last the same."""
+        return self.strategy.apart
+
+    @property
+    def is_local(self) -> bool:
+        """Whether ranks ever do."""
+        return self.strategy.local is not None
+
     def mean_loss(self, state: TrainingState) -> float:
         """Collective. The smoothed loss, averaged over the ranks."""
         total = np.array([state.loss])
@@ -185,7 +204,7 @@ class Optimizer:
     def values(self, iteration: int) -> ValuesRecord:
         """After an iteration whose gradients were kept: what is learned on this rank. Waits for the update."""
         self.wait()
-        share = self.world.size * self.iter_size
+        share = self.strategy.ranks * self.iter_size
         weights, gradients = {}, {}
         for parameter in self.net.graph.params:
             tensor = self.net.tensor_of[parameter]

@@ -22,6 +22,7 @@ from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
+from engine.solver import modes
 from engine.solver.drift import check_drift
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
@@ -80,6 +81,7 @@ class Solver:
         self.net = build_alike(train, net_options(self, parts), world, self.feeder, self.kernels)
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, self.config.place)
+        modes.refuse(self.net, self.param, self.config.place)
         self.feeder.connect(self.net)
         self._count_in_iterations()
         where = self.config.place("lr_policy")
@@ -241,13 +243,14 @@ class Solver:
                 self.test()
                 if until_lost and self.goals.are_lost(self.state.goals):
                     break
-            asked = self.world.agree(lambda: self.signals.flags)
+            meets = self.optimizer.meets(self.iteration)
+            asked = self.world.agree(lambda: self.signals.flags) if meets else None
             self.step()
-            if every and self.iteration % every == 0:
+            if every and self.iteration % every == 0 and not self.optimizer.apart:
                 self._check_drift()
             if self._snapshot_is_due():
                 self.snapshot()
-            if not self._obey(asked.finish()):
+            if asked and not self._obey(asked.finish()):
                 return False
         return True
 
@@ -424,12 +427,15 @@ class Solver:
                 observer.removed(old)
 
     def _settle(self) -> None:
-        """Every update is in the weights, and statistics are the ranks' mean."""
-        self.optimizer.wait()
+        """Every update is in the weights, which are the same on all ranks, and statistics are the ranks' mean."""
+        self.optimizer.settle()
         self.world.allreduce_mean(self.net.statistics())
         if self.average:
             self.average.catch_up()
             self.world.allreduce_mean(self.average.statistics())
+            if self.optimizer.is_local:  # each rank's average is of other weights
+                self.world.allreduce(self.average.weights)
+                self.average.weights /= self.world.size
 
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
@@ -442,6 +448,7 @@ class Solver:
         lost = self.goals.are_lost(self.state.goals)
         if lost:
             log(self.goals.describe_stop(self.state.goals))
+        self.optimizer.settle()
         # What early_stopping has seen by now is not in a snapshot that was due before the test.
         if self.param.snapshot_after_train and (lost or not self._snapshot_is_due()):
             self.snapshot()

@@ -38,7 +38,8 @@ class Run:
         constants, arrays = {"momentum": 0.9}, (self.weights, self.gradients, [self.history])
         updater = _core.Updater("SGD", *arrays, ranges, constants, weight_decay=0.01)
         settings = settings_of(world, text_format.Parse(comm, proto.CommParameter()))
-        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, settings, threads)
+        how = settings, threads, None, [self.weights, self.history]
+        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, *how)
 
     def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
         """The mean over slice `part` of 12 samples; the mean of all slices is the same for any `parts`."""

@@ -152,6 +152,11 @@ def test_every_way_to_reduce_passes(tmp_path, comm):
     assert status == 0 and "4 ranks train as 1 does" in out, out + err
 
 
+def test_local_training_is_not_compared(tmp_path):
+    status, _, errors = verify(tmp_path, options=["--set", "comm_param.mode=LOCAL"])
+    assert status == 1 and "comm_param.mode: LOCAL trains otherwise than one rank does" in errors
+
+
 @pytest.mark.parametrize("shards", ["false", "true"])
 def test_bf16_with_error_feedback(tmp_path, shards):
     options = ["--set", "comm_param.compression=BF16", "--set", "comm_param.error_feedback=true"]

@@ -168,6 +168,8 @@ def test_questions_that_cannot_be_answered():
     given = ["--latency", "1", "--bandwidth", "100"]
     assert "--model or --profile" in fails("predict", "--ranks", "2", *given)
     assert "did you mean 'servers'" in fails("predict", *model, "--ranks", "2", *given, "--comm", "server: 2")
+    local = "--comm", "mode: LOCAL"
+    assert "mode: LOCAL cannot be predicted" in fails("predict", *model, "--ranks", "2", *given, *local)
 
 
 PROGRAM = """

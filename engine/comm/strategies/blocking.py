@@ -19,16 +19,18 @@ class Blocking(Strategy):
             self.queue.wait_ready(bucket.index)
             self.world.board.enter(UPDATE, bucket.index)
             begin = time.monotonic_ns()
-            for chunk in self.chunks(bucket):
+            for chunk in self.chunks(bucket) if self.ranks > 1 else ():
                 self.reduce(chunk, self.channels[bucket.parts])
             self.reducing_ns += time.monotonic_ns() - begin
             self.queue.reduced(bucket.index)
         self.apply_all(self.threads)
-        if self.sharded:
+        if self.sharded or self.averages:
             begin = time.monotonic_ns()
             for bucket in self.buckets:
                 for chunk in self.chunks(bucket):
-                    self.pass_on(chunk, self.channels[bucket.parts], self.sharded.of_chunk(chunk.begin))
+                    if self.sharded:
+                        self.pass_on(chunk, self.channels[bucket.parts], self.sharded.of_chunk(chunk.begin))
+                    self.average(chunk, self.channels[bucket.parts])
             self.reducing_ns += time.monotonic_ns() - begin
 
     def waited_ns(self) -> int:

@@ -13,6 +13,10 @@ to all; the server goes on to the next chunk when the other ranks' new weights a
 order of the chunks, with priority that of the next forward. Nobody reads a bucket's weights meanwhile: it was ready on
 this rank before.
 
+In mode LOCAL a server updates its chunks with this rank's gradients alone, in any order, and talks to nobody; in the
+step that ends with an average it sums up each chunk's weights and state over the ranks right after their update, in the
+order above.
+
 Why this cannot deadlock. Each communicator is used by one thread per rank, and all ranks make the same collective calls
 on it in the same order, so a call completes once every rank has made it. A rank is late for a call only because (a) its
 bucket is not ready there, (b) an earlier call on the same communicator has not completed, (c) the rank has not begun
@@ -133,7 +137,8 @@ class Servers(Strategy):
             if not self.needs_norms:
                 self._reduce_and_update(index, chunk, channel, server, last=index not in left)
                 continue
-            self.reduce(chunk, channel)
+            if self.ranks > 1:
+                self.reduce(chunk, channel)
             self.world.board.server_beat()
             if index not in left:
                 self.queue.reduced(index)
@@ -143,10 +148,11 @@ class Servers(Strategy):
             self.meeting.wait()
             for index in sorted(deferred, reverse=True):  # the next forward's order
                 self.updater.apply(index)
-                if self.sharded:
-                    for chunk in self.chunks(self.buckets[index]):
+                for chunk in self.chunks(self.buckets[index]) if self.sharded or self.averages else ():
+                    if self.sharded:
                         self.pass_on(chunk, self.channels[server], self.sharded.of_chunk(chunk.begin))
-                        self.world.board.server_beat()
+                    self.average(chunk, self.channels[server])
+                    self.world.board.server_beat()
                 self.queue.done(index, server)
         return True
 
@@ -157,6 +163,12 @@ class Servers(Strategy):
             if last:
                 self.queue.reduced(index)
             self.pass_on(chunk, channel, mine)
+            self.world.board.server_beat()
+        elif self.ranks == 1:
+            if last:
+                self.queue.reduced(index)
+            self.updater.apply_range(index, chunk.begin, chunk.end)
+            self.average(chunk, channel)
             self.world.board.server_beat()
         else:
             sums = channel.reduce(chunk.gradients, chunk.residual)
@@ -176,5 +188,6 @@ class Servers(Strategy):
             index = self.queue.wait_first(sorted(left, reverse=True))
             if index < 0:
                 return None
-            index = self.channels[server].follow(index)
+            if self.ranks > 1 or self.averages:
+                index = self.channels[server].follow(index)
         return index if self.queue.wait_ready(index) else None

@@ -83,9 +83,10 @@ class Strategy:
         settings: CommSettings,
         threads: int,
         sharded: ShardedWeights | None = None,
+        state: Sequence[np.ndarray] = (),
     ):
         """gradients: the whole arena, float32. threads: of this rank's solver. sharded: where each rank updates its
-        shares only, the updater's ranges are these."""
+        shares only, the updater's ranges are these. state: the arenas that ranks average in mode LOCAL."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
         self.gradients = gradients
@@ -93,14 +94,22 @@ class Strategy:
         self.norm_channel = world.channel() if sharded else None  # for what ranks measure of their shares
         feedback = settings.reduction.error_feedback and world.size > 1
         self.residual = np.zeros_like(gradients) if feedback else None  # what rounding has taken, for the next step
+        self.local, self.state = settings.local if world.size > 1 else None, list(state)
+        self.ranks = world.size  # whose gradients are in an update: of local ones, this one's alone
+        self.averages = False  # at the end of the step, over the ranks
+        self.apart = False  # ranks have updated by themselves since they last averaged
         self.clip = 0.0
         self.needs_norms = False  # of all gradients before the first update
 
     def start(self, step: Step) -> None:
         """Opens the step; returns before anything is reduced."""
         self.wait_all()
+        is_local = self.local is not None and self.local.is_local(step.iteration)
+        self.ranks = 1 if is_local else self.world.size
+        self.averages = self.local is not None and self.local.averages(step.iteration)
+        self.apart = is_local and not self.averages
         # The one place that averages: over ranks and micro-batches. (The losses have averaged over the batch.)
-        scale = 1.0 / (self.world.size * step.iter_size)
+        scale = 1.0 / (self.ranks * step.iter_size)
         self.updater.set_step(step.rate, scale, step.iteration, step.momentum_correction)
         self.clip = step.clip
         self.needs_norms = step.clip > 0 or self.updater.has_local_rates
@@ -117,6 +126,19 @@ class Strategy:
         """Returns when every update is in the weights; called before a test, a snapshot, the end."""
         self.world.board.enter(UPDATE)
         self.queue.wait_all_done()
+
+    def meets(self, iteration: int) -> bool:
+        """Whether the ranks wait for each other in it."""
+        return self.local is None or not self.local.is_local(iteration) or self.local.averages(iteration)
+
+    def settle(self) -> None:
+        """Collective. Every update is in the weights, and these and the optimizer's state are the same on all ranks."""
+        self.wait_all()
+        if self.apart:
+            for array in self.state:
+                self.world.allreduce(array)
+                array /= self.world.size
+        self.apart = False
 
     def abandon(self, reason: str) -> None:
         """Gives the open step up, of which nothing is in the weights yet. With several ranks it is the end of training:
@@ -157,7 +179,11 @@ class Strategy:
         largest, chunk = max((bucket.nbytes for bucket in self.buckets), default=0), self.settings.chunk_bytes
         chunks = f" in chunks of {chunk / 1e6:.3g} MB" if largest > chunk else ""
         text = f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{chunks}, {self.settings.reduction}"
-        return text + (f", each rank updates 1/{self.sharded.shares.ranks}" if self.sharded else "")
+        text += f", each rank updates 1/{self.sharded.shares.ranks}" if self.sharded else ""
+        if self.local is None:
+            return text
+        begin = f" from iteration {self.local.start} on" if self.local.start else ""
+        return f"{text}, weights averaged every {self.local.every} iterations{begin}"
 
     def chunks(self, bucket: Bucket) -> list[Chunk]:
         found = []
@@ -199,9 +225,16 @@ class Strategy:
         if self.keep_gradients:
             channel.all_gather(chunk.gradients)
 
+    def average(self, chunk: Chunk, channel: Channel) -> None:
+        """After a local update of a chunk: where the step ends with it, the ranks' average of weights and state."""
+        for array in self.state if self.averages else ():
+            values = array[chunk.begin : chunk.end]
+            channel.allreduce(values)
+            values /= self.world.size
+
     def clip_factor(self, sum_of_squares: float) -> float:
         """clip / norm if the norm is larger, else 1. sum_of_squares: of all gradients, after the reduction."""
-        norm = float(np.sqrt(sum_of_squares)) / self.world.size
+        norm = float(np.sqrt(sum_of_squares)) / self.ranks
         return self.clip / norm if norm > self.clip else 1.0
 
     def use_norms(self, sums_of_squares: Sequence[float]) -> None:

@@ -1,0 +1,60 @@
+"""Training in which ranks do not wait for each other in every iteration: what a solver may not ask for besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from engine import proto
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.net import Net
+
+Mode = proto.CommParameter.Mode
+# The fields of each mode, with the least that they may be.
+FIELDS = {"LOCAL": {"sync_every": 1, "sync_start": 0}}
+
+
+def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong with it), of comm_param."""
+    comm = param.comm_param
+    mode = Mode.Name(comm.mode)
+    for owner, fields in FIELDS.items():
+        for field, least in fields.items():
+            value, name = getattr(comm, field), f"comm_param.{field}"
+            if comm.HasField(field) and mode != owner:
+                yield name, f"{name} is of mode: {owner}, and the mode is {mode}; give the mode, or take it out"
+            elif value < least:
+                yield name, f"{name}: expected {least} or more, got {value}"
+    if mode == "SYNC":
+        return
+    if comm.shard_updates:
+        yield (
+            "comm_param.shard_updates",
+            f"comm_param.shard_updates does not go together with mode: {mode}: take one of them out",
+        )
+    if comm.compression == proto.CommParameter.BF16:
+        reason = "which exchanges weights, in float32"
+        yield (
+            "comm_param.compression",
+            f"comm_param.compression: BF16 does not go together with mode: {mode}, {reason}: take one of them out",
+        )
+
+
+def refuse(net: Net, param: proto.SolverParameter, place: Callable[[str], str]) -> None:
+    """Raises ConfigError for a net of which the ranks compute layers together."""
+    mode = param.comm_param.mode
+    if mode == proto.CommParameter.SYNC:
+        return
+    name, what = Mode.Name(mode), ""
+    if net.synchronised:
+        what = "synchronised BatchNorm (bn_sync, batch_norm_param { sync })"
+    elif any(placed.parameter.parts > 1 for placed in net.parameters):
+        what = "model_parallel"
+    if what:
+        raise ConfigError(
+            f"comm_param.mode: {name} does not go together with {what}, for which ranks wait for each other in every "
+            "iteration: take one of them out",
+            place("comm_param.mode"),
+        )
