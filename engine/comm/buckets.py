@@ -142,6 +142,8 @@ def parameter_ranges(
             for begin, end, at in sharded.shares.of_bucket(bucket.index):
                 first, last = max(begin, one.begin), min(end, one.end)
                 shifts = 0 if sharded.masters is None else at - begin, at - begin
-                if first < last:
+                if first < last and sharded.sums is not None:
+                    found[-1].append(_core.ParameterRange(first - begin + at, last - begin + at, *options, *limits))
+                elif first < last:
                     found[-1].append(_core.ParameterRange(first, last, *options, *limits, *shifts))
     return found

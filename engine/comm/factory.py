@@ -11,6 +11,7 @@ import numpy as np
 from engine.comm.buckets import Bucket
 from engine.comm.settings import CommSettings, comm_settings
 from engine.comm.shares import ShardedWeights
+from engine.comm.strategies.asynchronous import Asynchronous
 from engine.comm.strategies.blocking import Blocking
 from engine.comm.strategies.local import Local
 from engine.comm.strategies.servers import Servers
@@ -39,7 +40,11 @@ def make_strategy(
     (see shares.py), with several ranks. state: the arenas of weights and optimizer state, which mode LOCAL averages.
     Raises CommError if the ranks disagree about buckets or how to reduce them.
     """
-    chosen = Local if world.size == 1 else Servers if settings.servers else Blocking
+    chosen = Servers if settings.servers else Blocking
+    if settings.max_staleness is not None:
+        chosen = Asynchronous
+    if world.size == 1:
+        chosen = Local
     # Collectives on one communicator must come in the same order on every rank, so all ranks need the same buckets.
     same = replace(settings, cores=None)
     layout = f"{chosen.__name__} {same} " + " ".join(f"{bucket.begin}-{bucket.end}" for bucket in buckets)

@@ -19,6 +19,7 @@ from engine.comm import clock
 from engine.comm.link import Links, measure
 from engine.comm.mpi_channel import MethodT, MpiChannel, checked, messages, wait
 from engine.comm.mpi_group import MpiGroup
+from engine.comm.mpi_mailbox import MpiMailbox
 from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, T, World, difference
 from engine.errors import CommError
@@ -209,6 +210,10 @@ class MpiWorld(World):
         local.Free()
         with_part.Free()
         return channel
+
+    @collective
+    def mailbox(self) -> MpiMailbox:
+        return MpiMailbox(self._mpi, self._comm)
 
     @collective
     def group(self, count: int) -> MpiGroup:

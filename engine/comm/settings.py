@@ -35,7 +35,7 @@ VARIABLES = (
 WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
 DIRECT_RANKS = 8  # with more ranks, the number of messages matters
 HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
-LOCAL = 1  # CommParameter.Mode
+LOCAL, ASYNC = 1, 2  # CommParameter.Mode
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class LocalSteps:
 class CommSettings:
     """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
     None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: most of a bucket that is reduced
-    at a time. priority: see servers.py. shard_updates: see shares.py. local: None: updates are synchronous."""
+    at a time. priority: see servers.py. shard_updates: see shares.py. local: None: ranks do not
+    update by themselves. max_staleness: None: they wait for each other; staleness_lr: see staleness.py."""
 
     servers: int
     cores: tuple[int, ...] | None = None
@@ -90,6 +91,8 @@ class CommSettings:
     reduction: Reduction = Reduction()
     shard_updates: bool = False
     local: LocalSteps | None = None
+    max_staleness: int | None = None
+    staleness_lr: bool = False
 
 
 def comm_settings(
@@ -132,6 +135,8 @@ def comm_settings(
         reduction=Reduction(param.algorithm == HIERARCHICAL, bf16, param.error_feedback),
         shard_updates=param.shard_updates,
         local=LocalSteps(param.sync_every, param.sync_start) if param.mode == LOCAL else None,
+        max_staleness=param.max_staleness if param.mode == ASYNC else None,
+        staleness_lr=param.staleness_lr,
     )
 
 

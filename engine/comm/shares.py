@@ -104,11 +104,13 @@ class Shares:
 @dataclass
 class ShardedWeights:
     """weights: the arena, which the net reads. masters: of this rank's shares, where the arena holds them rounded to
-    bfloat16; None: the arena holds them as they are."""
+    bfloat16, or as old ones; None: the arena holds them as they are. sums: of this rank's shares, where gradients are
+    added up outside of their arena."""
 
     shares: Shares
     weights: np.ndarray
     masters: np.ndarray | None = None
+    sums: np.ndarray | None = None
 
     def of_chunk(self, begin: int) -> np.ndarray | None:
         """The masters of the chunk that begins there."""

@@ -20,6 +20,7 @@ from engine.watchdog.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from engine.comm.mpi_group import MpiGroup
+    from engine.comm.mpi_mailbox import MpiMailbox
 
 
 T = TypeVar("T")
@@ -160,6 +161,10 @@ class World:
 
         parts: with more than 1, sums are over the ranks that hold the same part: every parts-th."""
         return Channel()
+
+    def mailbox(self) -> MpiMailbox:
+        """Collective: messages between two ranks at a time, for one thread."""
+        raise CommError("a single rank has nobody to write to")
 
     def group(self, count: int) -> MpiGroup:
         """Collective: the group of `count` consecutive ranks to which this one belongs, with the methods of

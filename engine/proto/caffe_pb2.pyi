@@ -679,7 +679,7 @@ class BatchGrowthParameter(_message.Message):
     def __init__(self, factor: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CommParameter(_message.Message):
-    __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check", "shard_updates", "mode", "sync_every", "sync_start")
+    __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check", "shard_updates", "mode", "sync_every", "sync_start", "max_staleness", "staleness_lr")
     class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[int]
@@ -696,8 +696,10 @@ class CommParameter(_message.Message):
         __slots__ = ()
         SYNC: _ClassVar[int]
         LOCAL: _ClassVar[int]
+        ASYNC: _ClassVar[int]
     SYNC: int
     LOCAL: int
+    ASYNC: int
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     AFFINITY_FIELD_NUMBER: _ClassVar[int]
     BUCKET_MB_FIELD_NUMBER: _ClassVar[int]
@@ -712,6 +714,8 @@ class CommParameter(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     SYNC_EVERY_FIELD_NUMBER: _ClassVar[int]
     SYNC_START_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_LR_FIELD_NUMBER: _ClassVar[int]
     servers: int
     affinity: _containers.RepeatedScalarFieldContainer[int]
     bucket_mb: float
@@ -726,7 +730,9 @@ class CommParameter(_message.Message):
     mode: int
     sync_every: int
     sync_start: int
-    def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ..., mode: _Optional[_Union[int, str]] = ..., sync_every: _Optional[int] = ..., sync_start: _Optional[int] = ...) -> None: ...
+    max_staleness: int
+    staleness_lr: bool
+    def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ..., mode: _Optional[_Union[int, str]] = ..., sync_every: _Optional[int] = ..., sync_start: _Optional[int] = ..., max_staleness: _Optional[int] = ..., staleness_lr: _Optional[bool] = ...) -> None: ...
 
 class SolverState(_message.Message):
     __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples", "kernels", "best_value", "best_iteration", "stopping_value", "tests_without_gain", "last_judged", "kept_snapshots")

@@ -21,7 +21,7 @@ class Display(Observer):
         self._times = StepTimes()
 
     def begin(self, run: Run) -> None:
-        self._world = run.world
+        self._world = run.world if run.in_step else None
         self._shown = time.monotonic(), run.first  # when the last lines came, and at which iteration
         self._begun, self._last = self._shown, run.last
 

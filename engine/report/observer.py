@@ -37,7 +37,8 @@ class BestOutput:
 @dataclass(frozen=True)
 class Run:
     """What is trained. first, last: iterations. prefix: of the snapshots' names, "" for a run that saves nothing.
-    average_loss: iterations that a loss is the mean of. best: for a run that keeps its best weights."""
+    average_loss: iterations that a loss is the mean of. best: for a run that keeps its best weights. in_step: the ranks
+    are told of the same iterations; else nothing may be collective but at the end."""
 
     world: World
     net: Net
@@ -47,6 +48,7 @@ class Run:
     prefix: str = ""
     average_loss: int = 1
     best: BestOutput | None = None
+    in_step: bool = True
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ class StepTimes:
             self._steps.append((whole, data, communication))
         self._warm = True
 
-    def line(self, world: World) -> str:
-        """Collective, after the same steps on every rank. On rank 0 the mean step since the last call; "" if none."""
+    def line(self, world: World | None) -> str:
+        """Collective, after the same steps on every rank. On rank 0 the mean step since the last call; "" if none.
+        world: None: of this rank alone."""
         steps, self._steps = np.array(self._steps, np.int64).reshape(-1, 3), []
-        ranks = world.gather(steps)
+        ranks = world.gather(steps) if world else [steps]
         return describe(np.array(ranks) / 1e6) if ranks and len(steps) else ""
 
 

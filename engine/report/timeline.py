@@ -33,7 +33,7 @@ class Timeline(Observer):
         self._spans: list[tuple[str, str, int, int, dict[str, object]]] = []  # row, name, begin, end, arguments
 
     def begin(self, run: Run) -> None:
-        self._world, self._first = run.world, run.first
+        self._world, self._first, self._in_step = run.world, run.first, run.in_step
         self._buckets = [bucket.name for bucket in run.buckets]
         self._layers = [layer.name for layer in run.net.builder.layer_of_op]
         self._needs_backward = [run.net.program.needs_backward(op) for op in range(len(run.net.program))]
@@ -53,7 +53,8 @@ class Timeline(Observer):
                 self.compute(record.trace.spans[-1], number)
         if record.trace is not None:
             self.communication(record.trace)
-        self.synchronise(number)
+        if self._in_step:
+            self.synchronise(number)
 
     def end(self, trace: Trace | None) -> None:
         if trace is not None:

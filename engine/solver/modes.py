@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
 Mode = proto.CommParameter.Mode
 # The fields of each mode, with the least that they may be.
-FIELDS = {"LOCAL": {"sync_every": 1, "sync_start": 0}}
+FIELDS = {"LOCAL": {"sync_every": 1, "sync_start": 0}, "ASYNC": {"max_staleness": 0, "staleness_lr": 0}}
+# What needs all ranks, or the whole of the parameters, at once.
+NOT_ASYNC = {
+    "comm_param.algorithm": "gradients go to the rank that updates them",
+    "clip_gradients": "no rank has all gradients of an update",
+    "local_lr_auto": "no rank has all gradients of an update",
+    "larc": "no rank has all gradients of an update",
+    "ema": "ranks see different weights",
+    "batch_growth": "ranks are in different iterations",
+}
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
@@ -40,6 +49,24 @@ def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
             "comm_param.compression",
             f"comm_param.compression: BF16 does not go together with mode: {mode}, {reason}: take one of them out",
         )
+    if mode == "ASYNC":
+        yield from _of_async(param)
+
+
+def _of_async(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
+    for field, reason in NOT_ASYNC.items():
+        message = param.comm_param if field.startswith("comm_param.") else param
+        name = field.rpartition(".")[2]
+        if message.HasField(name) and getattr(message, name):
+            yield field, f"{field} does not go together with mode: ASYNC, where {reason}: take one of them out"
+    if param.lr_policy == "plateau":
+        yield (
+            "lr_policy",
+            "lr_policy 'plateau' does not go together with mode: ASYNC, where no rank knows the loss of all: take "
+            "another policy",
+        )
+    if param.comm_param.HasField("servers") and param.comm_param.servers != 1:
+        yield "comm_param.servers", f"comm_param.servers: mode: ASYNC has 1, got {param.comm_param.servers}"
 
 
 def refuse(net: Net, param: proto.SolverParameter, place: Callable[[str], str]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.comm.buckets import Bucket, buckets_of
 from engine.comm.factory import make_strategy, settings_of
+from engine.comm.strategies.asynchronous import Asynchronous
 from engine.comm.strategies.strategy import Event, Step
 from engine.comm.world import World
 from engine.host.interrupts import undisturbed
@@ -19,11 +20,12 @@ from engine.report.observer import ValuesRecord
 from engine.solver.history import History
 from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay
 from engine.solver.sharding import Sharding
-from engine.solver.state import TrainingState
+from engine.solver.state import PlateauState, TrainingState
 from engine.solver.update import buckets_for, local_ratio, make_updater, rule_of
 
 if TYPE_CHECKING:
     from engine import proto
+    from engine.host._core import Updater
 
 
 class Optimizer:
@@ -60,7 +62,7 @@ class Optimizer:
         self._sources = sources
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
-        shards = world.size > 1 and settings.shard_updates
+        shards = world.size > 1 and (settings.shard_updates or settings.max_staleness is not None)
         self.sharding = Sharding(net, world, self.buckets, settings) if shards else None
         self.history = History(net, rule_of(param).histories, self.sharding)
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
@@ -68,11 +70,15 @@ class Optimizer:
         self._decay, self._momentum = self.weight_decay(0), param.momentum
         sharded = self.sharding.weights if self.sharding else None
         masters = self.weights if sharded is None or sharded.masters is None else sharded.masters
-        arrays = masters, self.gradients, self.history.arrays
+        gradients = self.gradients if sharded is None or sharded.sums is None else sharded.sums
+        arrays = masters, gradients, self.history.arrays
         updater = make_updater(param, net, self.buckets, *arrays, self._decay, self._momentum, sharded)
         self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
         how = settings, self.threads, sharded, [self.weights, *self.history.arrays]
         self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, *how)
+        self.asynchronous = self.strategy if isinstance(self.strategy, Asynchronous) else None
+        if self.asynchronous:
+            self.asynchronous.step_of = self._step_of
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
@@ -137,10 +143,29 @@ class Optimizer:
         clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
         if self.sharding and not self.sharding.begun:
             self.sharding.take_over()
-        self._follow_decay(state.iteration)
-        self._follow_momentum(state.iteration, rate)
+        if not self.asynchronous:  # whose server makes updates of iterations of its own
+            self._follow_decay(state.iteration)
+            self._follow_momentum(state.iteration, rate)
         self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))
         return rate
+
+    def next_iteration(self, iteration: int, until: int, stop: bool) -> int | None:
+        """See Asynchronous.next_iteration(), for which these weights are to be trained."""
+        assert self.asynchronous
+        if self.sharding and not self.sharding.begun:
+            self.sharding.take_over()
+        return self.asynchronous.next_iteration(iteration, until, stop)
+
+    def _step_of(self, updater: Updater, iteration: int) -> Step:
+        """In the server's thread: the constants of an iteration, of rates that do not read the loss."""
+        rate = self.rate(iteration, None, PlateauState())
+        momentum, correction = self.momentum(iteration, rate), 1.0
+        updater.set_weight_decay(self.weight_decay(iteration))
+        if "momentum" in rule_of(self.param).constants:
+            updater.set_constant("momentum", momentum)
+        if self.param.momentum_correction and iteration:
+            correction = rate / (self.rate(iteration - 1, None, PlateauState()) or rate)
+        return Step(iteration, rate, self.micro_batches(iteration), 0.0, correction)
 
     def micro_batches(self, iteration: int) -> int:
         """Of an iteration of one rank: iter_size, as it has grown."""
@@ -192,6 +217,14 @@ class Optimizer:
     def is_local(self) -> bool:
         """Whether ranks ever do."""
         return self.strategy.local is not None
+
+    def meet(self, state: TrainingState) -> str:
+        """Collective, where ranks are not in step: when next_iteration() is None. The state is in the iteration that
+        all have come to. Returns what the log has to say about staleness, on rank 0."""
+        assert self.asynchronous
+        self.asynchronous.settle()
+        state.iteration = self.asynchronous.settled
+        return self.asynchronous.report()
 
     def mean_loss(self, state: TrainingState) -> float:
         """Collective. The smoothed loss, averaged over the ranks."""

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """`comm_param { shard_updates: true }` on several ranks. weights: see ShardedWeights."""
+    """`comm_param { shard_updates: true }`, or `mode: ASYNC`, on several ranks. weights: see ShardedWeights."""
 
     def __init__(self, net: Net, world: World, buckets: list[Bucket], settings: CommSettings):
         """Raises ConfigError for a net of which ranks hold layers in parts."""
         from engine.host import _core
 
+        self._rounds, asynchronous = settings.reduction.bf16, settings.max_staleness is not None
         if any(bucket.parts > 1 for bucket in buckets):
             raise ConfigError(
                 "comm_param { shard_updates } does not go together with model_parallel: take one of them out"
@@ -34,12 +35,19 @@ class Sharding:
         self.net, self.world = net, world
         self.shares = Shares(buckets, settings.chunk_bytes, world.rank, world.size)
         self._masters: Arena | None = None
-        if settings.reduction.bf16:
+        self._sums: Arena | None = None
+        if self._rounds or asynchronous:
             require_memory(4 * self.shares.count, "the share of the float32 weights", "more ranks have smaller shares")
             self._masters = _core.Arena(4 * max(1, self.shares.count))
         arena = np.asarray(net.weights, np.float32)[: net.arena_size]
         masters = None if self._masters is None else np.asarray(self._masters, np.float32)[: self.shares.count]
-        self.weights = ShardedWeights(self.shares, arena, masters)
+        if asynchronous:
+            require_memory(
+                4 * self.shares.count, "the share of the sums of gradients", "more ranks have smaller shares"
+            )
+            self._sums = _core.Arena(4 * max(1, self.shares.count))
+        sums = None if self._sums is None else np.asarray(self._sums, np.float32)[: self.shares.count]
+        self.weights = ShardedWeights(self.shares, arena, masters, sums)
         self.begun = False  # the masters hold what training goes on from; it is for whoever reads weights to take back
 
     def take_over(self) -> None:
@@ -50,7 +58,7 @@ class Sharding:
             return
         mine = np.empty_like(masters)
         self.shares.take(self.weights.weights, mine)
-        if self.begun:
+        if self.begun and self._rounds:
             rounded = masters.copy()
             _round(rounded)
             changed = rounded != mine
@@ -58,7 +66,8 @@ class Sharding:
         else:
             masters[:] = mine
         self.begun = True
-        _round(self.weights.weights)
+        if self._rounds:
+            _round(self.weights.weights)
 
     def whole_weights(self) -> dict[Parameter, np.ndarray]:
         """Collective. The float32 weights on rank 0, where the net's are rounded; {} elsewhere."""

@@ -97,6 +97,7 @@ class Solver:
         self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
+        self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
 
     def _count_in_iterations(self) -> None:
@@ -237,6 +238,8 @@ class Solver:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
+        if self.optimizer.asynchronous:
+            return self._run_apart(until, until_lost)
         every = self.param.comm_param.drift_check
         while self.iteration < until and not (until_lost and self.goals.are_lost(self.state.goals)):
             if self._test_is_due():
@@ -254,10 +257,46 @@ class Solver:
                 return False
         return True
 
+    def _run_apart(self, until: int, until_lost: bool) -> bool:
+        """run(), where ranks wait for each other only when a test, a snapshot or the end is due, or a signal comes."""
+        while self.iteration < until and not (until_lost and self.goals.are_lost(self.state.goals)):
+            if self._test_is_due():
+                self.test()
+                if until_lost and self.goals.are_lost(self.state.goals):
+                    break
+            met, meeting = self.iteration, self._next_meeting(until)
+            while (mine := self.optimizer.next_iteration(met, meeting, bool(self.signals.flags))) is not None:
+                self.state.iteration = mine
+                self.step()
+                self._before = mine
+            staleness = self.optimizer.meet(self.state)
+            self.state.samples_seen = self.first_sample + self.calendar.samples(self.iteration)
+            if staleness:
+                log(staleness)
+            if self._snapshot_is_due():
+                self.snapshot()
+            if not self._obey(self.world.agree(lambda: self.signals.flags).finish()):
+                return False
+        return True
+
+    def _next_meeting(self, until: int) -> int:
+        """The next iteration after which something is due that needs all ranks."""
+        asked = [(self.param.snapshot, self.param.snapshot_epoch)]
+        if self.evaluators:
+            asked.append((self.param.test_interval, self.param.test_epoch))
+        found = until
+        for interval, epochs in asked:
+            if interval > 0:
+                found = min(found, (self.iteration // interval + 1) * interval)
+            elif epochs > 0:
+                later = range(self.iteration + 1, found)
+                found = next((i for i in later if self.calendar.is_due(i, 0, epochs)), found)
+        return found
+
     def _begin_observing(self) -> None:
         if self._observed:
             return
-        self._observed = True
+        self._observed, self._before = True, self.iteration - 1
         prefix = self.snapshots.prefix() if self.param.snapshot_prefix or saves(self.param) else ""
         loss_of = max(1, self.param.average_loss)
         best, so_far = self.goals.best, self.state.goals
@@ -270,6 +309,7 @@ class Solver:
             prefix,
             loss_of,
             BestOutput(best.output, best.index, best.sign, so_far.best_value, so_far.best_iteration) if best else None,
+            in_step=self.optimizer.asynchronous is None,
         )
         for observer in self.observers:
             observer.begin(run)
@@ -357,13 +397,15 @@ class Solver:
         return float(sum(weight * tensor.get().sum() for tensor, weight in self._losses))
 
     def _figures(self) -> Figures:
-        """Collective. What the last iteration showed."""
-        outputs = {}
+        """What the last iteration showed. Collective, but where ranks do not wait for each other: then of this one."""
+        outputs, weights = {}, {top: weight for _, top, weight in self.net.losses()}
+        if self.optimizer.asynchronous:
+            outputs = {name: values.astype(np.float64).ravel() for name, values in self.net.outputs().items()}
+            return Figures(self.state.loss, outputs, weights)
         for name, values in self.net.outputs().items():
             outputs[name] = values.astype(np.float64).ravel()
             self.world.allreduce(outputs[name])
             outputs[name] /= self.world.size
-        weights = {top: weight for _, top, weight in self.net.losses()}
         return Figures(self.optimizer.mean_loss(self.state), outputs, weights)
 
     # Tests and snapshots
@@ -380,7 +422,10 @@ class Solver:
         return self.calendar.is_due(self.iteration, self.param.snapshot, self.param.snapshot_epoch)
 
     def _display_is_due(self, iteration: int) -> bool:
-        return self.calendar.is_due(iteration, self.param.display, self.param.display_epoch)
+        """Of a rank that skips and repeats iterations, if one since its last was."""
+        first = self._before + 1 if self.optimizer.asynchronous else iteration
+        display, epoch = self.param.display, self.param.display_epoch
+        return any(self.calendar.is_due(each, display, epoch) for each in range(first, iteration + 1))
 
     def test(self) -> None:
         """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks."""

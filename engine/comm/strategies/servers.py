@@ -32,8 +32,10 @@ rank.
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 
+from engine.comm.settings import CommSettings
 from engine.comm.strategies.strategy import CLOSING, Chunk, Strategy
 from engine.comm.world import Channel
 from engine.errors import CommError, ConfigError
@@ -92,7 +94,7 @@ class Servers(Strategy):
 
     def _run(self, server: int, started: Future) -> None:
         try:
-            self._pin(server)
+            take_seat(self.settings, server, self.seats)
         except ConfigError as error:
             started.set_exception(error)
             return
@@ -109,17 +111,6 @@ class Servers(Strategy):
             reason = (str(error) or type(error).__name__).splitlines()[0]
             self.queue.fail(f"communication server {server}: {reason}")
             self.meeting.abort()
-
-    def _pin(self, server: int) -> None:
-        if self.settings.cores is None:
-            sit_on(self.seats)
-            return
-        core = self.settings.cores[server]
-        try:
-            os.sched_setaffinity(0, {core})  # 0: this thread only
-        except OSError as error:
-            named = "comm_param { affinity } or MLSL_SERVER_AFFINITY"
-            raise ConfigError(f"{named}: core {core} cannot be used on this host ({error.strerror})") from None
 
     def _serve_step(self, server: int) -> bool:
         """Reduces and updates this server's buckets of one step; False when the queue has stopped."""
@@ -191,3 +182,16 @@ class Servers(Strategy):
             if self.ranks > 1 or self.averages:
                 index = self.channels[server].follow(index)
         return index if self.queue.wait_ready(index) else None
+
+
+def take_seat(settings: CommSettings, server: int, seats: Sequence[int]) -> None:
+    """Binds the calling thread, a server, to its core, or to `seats`. Raises ConfigError."""
+    if settings.cores is None:
+        sit_on(seats)
+        return
+    core = settings.cores[server]
+    try:
+        os.sched_setaffinity(0, {core})  # 0: this thread only
+    except OSError as error:
+        named = "comm_param { affinity } or MLSL_SERVER_AFFINITY"
+        raise ConfigError(f"{named}: core {core} cannot be used on this host ({error.strerror})") from None

@@ -1,0 +1,277 @@
+"""Asynchronous SGD (`comm_param { mode: ASYNC }`): what ranks learn that wait for nobody more than the bound asks."""
+
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError
+from tests.mpi import run_ranks
+from tests.solver.harness import digits_net, in_files, make_solver, solve
+from tests.solver.test_restart import start, train
+from tests.watchdog.test_dead_rank import pid_of_rank
+
+COMMON = "max_iter: 6 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
+OPTIONS = {
+    "sgd": "iter_size: 2 warmup_iter: 3 warmup_start_lr: 0.002 momentum_correction: true",
+    "schedule": 'lr_policy: "multistep" gamma: 0.5 stepvalue: 3 weight_decay_policy: "poly" momentum_policy: "poly"',
+    "adamw": 'type: "Adam" base_lr: 0.001 delta: 1e-4 weight_decay: 0.1 decoupled_weight_decay: true',
+}
+
+
+def run(ranks: int, program: str, timeout: float = 120, **environ: str) -> str:
+    done = run_ranks(ranks, program, timeout=timeout, environ=environ)
+    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-3000:]
+    return done.stderr
+
+
+EQUAL = """
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON, OPTIONS
+world = world()
+
+def train(comm, text):
+    text = with_defaults(text, COMMON) + " comm_param { bucket_mb: 0.006 chunk_mb: 0.003 " + comm + " }"
+    solver = solve(text, digits_net(8), world=world)
+    assert solver.iteration == 6 and solver.state.samples_seen == 6 * 8 * world.size * solver.iter_size
+    assert bool(solver.optimizer.asynchronous) == bool(comm)
+    return learned(solver)
+
+for name, options in OPTIONS.items():
+    whole, stale = train("", options), train("mode: ASYNC max_staleness: 0", options)
+    assert world.rank or distance(whole, stale) < 1e-5, (name, distance(whole, stale))
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_without_staleness_it_is_synchronous():
+    """But for the order of additions: by schedules and rules whose constants change from update to update."""
+    run(3, EQUAL)
+
+
+def test_one_rank_is_synchronous():
+    """Bit for bit."""
+    one, other = (solve(f"{COMMON} {mode}", digits_net()) for mode in ("", "comm_param { mode: ASYNC }"))
+    assert one.optimizer.weights.tobytes() == other.optimizer.weights.tobytes()
+
+
+SLOW = """
+import sys, time
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON
+world = world()
+set_up(world.rank)
+text = COMMON.replace("max_iter: 6", "max_iter: {iterations}")
+solver = make_solver(text + " comm_param {{ mode: ASYNC max_staleness: {bound} }}", digits_net(8), world=world)
+steps = []
+
+def slow():
+    steps.append(solver.iteration)
+    time.sleep(0.25 if world.rank == 1 else 0)
+
+solver.on_gradients = slow
+assert solver.solve() and solver.iteration == {iterations}
+counts = world.gather(len(steps))
+if counts:
+    print("counts", *counts, file=sys.stderr, flush=True)
+solver.close()
+world.close()
+print("fine", flush=True)
+"""
+
+
+def counts(bound: int, iterations: int) -> tuple[list[int], list[int]]:
+    """How many gradients each of two ranks has computed, of which the second is slow; the staleness that came."""
+    told = run(2, SLOW.format(bound=bound, iterations=iterations))
+    line = re.search(r"Staleness of gradients, in updates: (.*); mean", told)
+    assert line, told
+    found = re.search(r"counts (\d+) (\d+)", told)
+    assert found
+    return [int(each) for each in found.groups()], [int(stale) for stale in re.findall(r"(\d+): ", line[1])]
+
+
+@pytest.mark.mpi
+def test_a_slow_rank_holds_nobody_up():
+    (fast, slow), staleness = counts(bound=4, iterations=20)
+    assert fast + slow == 40 and fast > 2 * slow and max(staleness) == 4
+    assert counts(bound=0, iterations=4) == ([4, 4], [0])
+
+
+SINGLE = """
+from engine.comm.world import world
+from engine.comm.buckets import make_buckets, parameter_ranges
+from engine.comm.factory import make_strategy, settings_of
+from engine.comm.shares import ShardedWeights, Shares
+from engine.comm.strategies.strategy import Step
+from engine.host import _core
+from google.protobuf import text_format
+from engine import proto
+import numpy as np
+w = world()
+COUNT = 1000
+for corrects in (False, True):
+    text = f"mode: ASYNC max_staleness: 4 staleness_lr: {str(corrects).lower()} chunk_mb: 0.001"
+    settings = settings_of(w, text_format.Parse(text, proto.CommParameter()))
+    buckets = make_buckets([("p", 0, COUNT)], 4096)
+    shares = Shares(buckets, settings.chunk_bytes, w.rank, w.size)
+    weights, gradients = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
+    masters, sums, history = (np.zeros(shares.count, np.float32) for _ in range(3))
+    sharded = ShardedWeights(shares, weights, masters, sums)
+    ranges = parameter_ranges(buckets, sharded=sharded)
+    updater = _core.Updater("SGD", masters, sums, [history], ranges, {"momentum": 0.0})
+    queue = _core.ReadyQueue(len(buckets))
+    strategy = make_strategy(w, queue, updater, buckets, gradients, settings, 1, sharded)
+    strategy.step_of = lambda updater, iteration: Step(iteration, 1.0)
+    pushed = 0
+
+    def push(value):
+        gradients[:] = value
+        strategy.start(Step(0, 1.0))
+        for bucket in buckets:
+            queue.ready(bucket.index)
+        strategy.wait_all()
+
+    strategy.open(0)
+    strategy._until = 3  # what next_iteration() has told all at the meeting
+    if w.rank == 0:
+        for value in (1, 2, 3, 4):
+            push(value)
+        assert (weights == -(1 + 2) / 2 - (3 + 4) / 2).all()
+    w.barrier()
+    if w.rank == 1:
+        assert (weights == 0).all()
+        push(8)
+        assert (weights == -5).all()
+    w.barrier()
+    if w.rank == 0:
+        push(16)
+    strategy.settle()
+    assert (weights == -5 - ((8 / 2 if corrects else 8) + 16) / 2).all(), weights[:3]
+    report = strategy.report()
+    assert w.rank or "0: 83.3%, 2: 16.7%; mean 0.33" in report, report
+    strategy.close()
+w.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_gradients_that_are_two_updates_old():
+    """Four by one rank make two updates, then one of the first weights comes: its rate may be divided by two."""
+    run(2, SINGLE)
+
+
+RESUME = """
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON
+world = world()
+set_up(world.rank)
+for folder, restore, comm in {runs!r}:
+    text = with_defaults(COMMON.replace("max_iter: 6", "max_iter: 60"), "snapshot: 30 test_interval: 20 display: 10")
+    text += " test_initialization: false comm_param {{ " + comm + " }}"
+    solver = solve(text, digits_net(24 // world.size), folder, restore=restore, world=world)
+    assert solver.state.samples_seen == 60 * 24, solver.state.samples_seen
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_snapshots_and_tests(tmp_path):
+    """Of the same weights on all ranks, from which a run goes on with any number of them, and in any mode."""
+    for name in ("three", "two", "one", "local"):
+        (tmp_path / name).mkdir()
+    state = str(tmp_path / "three/net_iter_30.solverstate")
+    told = run(3, RESUME.format(runs=[(str(tmp_path / "three"), "", "mode: ASYNC max_staleness: 4")]))
+    assert told.count("Staleness of gradients") == 4, "one for each meeting: at 20, 30, 40, 60"
+    shown = [int(number) for number in re.findall(r"Iteration (\d+)(?: \(.*\))?, loss", told)]
+    assert shown[0] < 10 and len(shown) >= 5 and shown == sorted(shown) and shown[-1] == 60, shown
+    found = re.findall(r"Test net output #\d: accuracy = ([0-9.]+)", told)
+    assert len(found) == 3 and float(found[-1]) > 0.25, found
+    runs = [(str(tmp_path / "two"), state, "mode: ASYNC"), (str(tmp_path / "local"), state, "mode: LOCAL")]
+    run(2, RESUME.format(runs=runs))
+    text = f"{COMMON} max_iter: 60 comm_param {{ mode: ASYNC }}".replace("max_iter: 6 ", "")
+    solve(text, digits_net(24), tmp_path / "one", restore=state)
+    for name in ("two", "one", "local"):
+        assert all(np.isfinite(value).all() for value in in_files(tmp_path / name, 60).values())
+
+
+SOLVER = """
+net: "{folder}/train.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "Adam" random_seed: 7 display: 1
+max_iter: {iterations} snapshot: {snapshot} snapshot_prefix: "{folder}/net"
+comm_param {{ mode: ASYNC max_staleness: 2 }}
+"""
+
+
+def begin(folder, iterations: int, word: str, snapshot: int = 10):
+    """A run of two ranks that has said `word`."""
+    (folder / "train.prototxt").write_text(digits_net(8))
+    (folder / "solver.prototxt").write_text(SOLVER.format(folder=folder, iterations=iterations, snapshot=snapshot))
+    process = start(folder, 2)
+    assert process.stderr and any(word in line for line in process.stderr)
+    return process
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_killed(tmp_path):
+    process = begin(tmp_path, 400, "Iteration 12")
+    pid = pid_of_rank(1)
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode != 0 and "the last snapshot is" in rest, rest[-2000:]
+    (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path, iterations=410, snapshot=10))
+    status, errors = train(tmp_path, 2, "--resume", "auto")
+    assert status == 0 and "Going on after iteration" in errors, errors[-2000:]
+
+
+@pytest.mark.mpi
+def test_a_signal_ends_it_long_before_the_next_meeting(tmp_path):
+    process = begin(tmp_path, 10**8, "Iteration 12", snapshot=0)
+    pid = pid_of_rank(1)
+    assert pid
+    os.kill(pid, signal.SIGINT)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 0 and "Snapshotting solver state" in rest and "stopped early" in rest, rest[-2000:]
+
+
+BAD = {
+    "comm_param { mode: ASYNC max_staleness: -1 }": "comm_param.max_staleness: expected 0 or more, got -1",
+    "comm_param { max_staleness: 4 }": "comm_param.max_staleness is of mode: ASYNC, and the mode is SYNC",
+    "comm_param { mode: LOCAL staleness_lr: true }": "comm_param.staleness_lr is of mode: ASYNC, and the mode is LOCAL",
+    "comm_param { mode: ASYNC shard_updates: true }": "comm_param.shard_updates does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC compression: BF16 }": "comm_param.compression: BF16 does not go together",
+    "comm_param { mode: ASYNC algorithm: HIERARCHICAL }": "comm_param.algorithm does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC servers: 0 }": "comm_param.servers: mode: ASYNC has 1, got 0",
+    "comm_param { mode: ASYNC } clip_gradients: 1": "clip_gradients does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC } local_lr_auto: true": "local_lr_auto does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC } larc: true": "larc does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC } ema: 0.9": "ema does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC } batch_growth { stepvalue: 4 }": "batch_growth does not go together with mode: ASYNC",
+    'comm_param { mode: ASYNC } lr_policy: "plateau" gamma: 0.1 plateau_winsize: 3': "lr_policy 'plateau' does not go",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_input(text):
+    with pytest.raises(EngineError, match=BAD[text]) as found:
+        make_solver(text, digits_net())
+    assert len(str(found.value).splitlines()) == 1 and "net.prototxt:1:" in str(found.value)
+
+
+def test_one_line_about_memory():
+    """Float32 weights and sums of a share, and room for what comes from the other ranks."""
+    from engine.examine.check import FileReport, _sets
+
+    solver = make_solver("comm_param { mode: ASYNC } momentum: 0.9", digits_net())
+    assert _sets(solver.param, FileReport("net.prototxt", "solver", ranks=4)) == 1.5
+    solver.close()
