@@ -21,7 +21,7 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data", "infer"):
+    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data", "infer", "slow_rank"):
         sys.modules.pop(name, None)
 
 
@@ -83,6 +83,18 @@ def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
     assert cells[:4] == ["resnet50", "TRAIN", "fp32", "1 x 2 x 32"]
     assert cells[4:8] == ["10.00 (9.00-12.00)", "12.00 (10.00-20.00)", "0.90", "0.45"]
     assert cells[8:] == ["-", "-", "5.00 (3.00-6.00)", "2.00", "2.00 / 2.00 / -", "1.50 / 1.50 / -"]
+
+
+def test_a_slow_rank_is_compared_with_the_same_round(tool):
+    bench = tool("slow_rank")
+    rank = {"seconds": 10.0, "waited": 0.0}
+    alone = [{**rank, "count": 50}, {**rank, "count": 50}]
+    slowed = [{**rank, "count": 48, "waited": 0.5}, {**rank, "count": 16}]
+    found = bench.figures(alone, slowed)
+    assert found == {"alone": 5.0, "disturbed": 4.8, "keeps": 0.96, "waits": 0.05, "rank 1": 1 / 3}
+    worse = dict.fromkeys(found, 0.0)
+    text = bench.table({"ASYNC": [found, worse, found]})
+    assert text.splitlines()[-1] == "| ASYNC | 5 | 4.8 | 0.96 | 0.05 | 0.333 |"
 
 
 def test_pipelines_go_over_all_pictures(tool, tmp_path):

@@ -35,11 +35,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Arm:
-    """title: in tables. budget: of all stages together, in units of the experiment's epochs."""
+    """title: in tables. budget: of all stages together, in units of the experiment's epochs. ranks: that train it, each
+    with its part of the batch."""
 
     title: str
     stages: tuple[Stage, ...]
     budget: float = 1
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ def one(
     if batch > BATCH:
         settings = {"iter_size": batch // BATCH, **settings}
     return Arm(title, (Stage(1, settings, shares),))
+
+
+def on_ranks(title: str, **comm: object) -> Arm:
+    """Four ranks of 32 images each; their comm_param."""
+    settings = {f"comm_param.{name}": value for name, value in comm.items()}
+    return Arm(title, (Stage(1, settings, {"warmup_epoch": WARMUP}),), ranks=4)
 
 
 def lars(title: str, batch: int, warmup: float = WARMUP) -> Arm:
@@ -123,6 +131,14 @@ ARMS: dict[str, Arm] = {
     "2048 LARS": lars("2048", 2048, LONG_WARMUP),
     "8192 LARS": lars("8192", 8192, LONG_WARMUP),
     "fp32": one("linear to 0, in fp32", precision="FP32"),
+    "SYNC": on_ranks("SYNC"),
+    "ASYNC 1": on_ranks("ASYNC, staleness at most 1", mode="ASYNC", max_staleness=1),
+    "ASYNC 4": on_ranks("ASYNC, staleness at most 4", mode="ASYNC", max_staleness=4),
+    "ASYNC 16": on_ranks("ASYNC, staleness at most 16", mode="ASYNC", max_staleness=16),
+    "ASYNC 16 lr": on_ranks(
+        "ASYNC, at most 16, rates divided by staleness", mode="ASYNC", max_staleness=16, staleness_lr=True
+    ),
+    "LOCAL": on_ranks("LOCAL, an average every 8 iterations", mode="LOCAL", sync_every=8),
 }
 
 # For --quick: a comparison of single nets, and an ensemble.
@@ -160,4 +176,8 @@ COMPARISONS = (
     ),
     Comparison("Global batch, with LARS", ("128 LARS", "512 LARS", "2048 LARS", "8192 LARS")),
     Comparison("Precision", ("fp32", "linear")),
+    Comparison(
+        "Four ranks that wait for each other, or not",
+        ("SYNC", "ASYNC 1", "ASYNC 4", "ASYNC 16", "ASYNC 16 lr", "LOCAL"),
+    ),
 )

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import report
-from arms import ARMS, COMPARISONS, QUICK_ARMS, Arm, Stage
+from arms import ARMS, BATCH, COMPARISONS, QUICK_ARMS, Arm, Stage
 
 HERE = Path(__file__).resolve().parent
 GENERATOR = HERE.parent.parent / "nets" / "resnet_cifar.py"
@@ -124,6 +124,7 @@ class Runner:
         end_left_over(folder)
         data = str(self._work / "data")
         net = [sys.executable, str(GENERATOR), "--depth", str(self._plan.depth), "--data", data]
+        net += ["--batch_size", str(BATCH // arm.ranks)]
         (folder / "net.prototxt").write_text(subprocess.run(net, capture_output=True, text=True, check=True).stdout)
         shutil.copy(SOLVER, folder / "solver.prototxt")
         run: dict = {"arm": job.arm, "seed": job.seed, "host": platform.node(), "commands": []}
@@ -152,6 +153,7 @@ class Runner:
             words = ["train", "--solver", "solver.prototxt", "--resume", "auto", "--watchdog", "0"]
             words += ["--set", f"snapshot_prefix={prefix.name}", *self._settings(job, arm, stage, index)]
             words += ["--weights", before.name] if before else []
+            words += ["--ranks", str(arm.ranks)] if arm.ranks > 1 else []
             words += ["--stage", "collapse"] if stage.collapse else []
             self._engine_runs(words, folder, commands, spent)
             after = max(folder.glob(f"stage{index}_iter_*.caffemodel"), key=_iteration)
