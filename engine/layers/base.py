@@ -180,9 +180,9 @@ class Layer:
         """Parameters whose gradients are sums over several ops of this layer."""
         return []
 
-    def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
+    def feed(self, step: int, seed: int, first_sample: int | None = None) -> dict[Blob, np.ndarray]:
         """Values of the tops for this step, for layers that generate their own (DummyData); {} keeps the previous
-        ones."""
+        ones. first_sample: the number of the batch's first sample in the whole training, where that is known."""
         return {}
 
     def succeed(self, before: Layer) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine import proto
 from engine.layers.base import Blob, Layer, Shape
 from engine.layers.fillers import fill, keyed_generator
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from engine.layers.builder import Builder
 
 _ZEROS = proto.FillerParameter()
@@ -22,7 +22,8 @@ _ZEROS = proto.FillerParameter()
 class DummyData(Layer):
     """Tops: `shape` (or, older, num, channels, height and width) and `data_filler`, once for all tops or once for each.
 
-    Constant blobs are made once, others at every step, as in Caffe.
+    Constant blobs are made once, others at every step, as in Caffe. per_sample: each sample (the first axis) by its
+    number in the whole training, so that ranks have other numbers than each other, and together what one rank has.
     """
 
     bottom_range = (0, 0)
@@ -50,13 +51,22 @@ class DummyData(Layer):
             raise self.error(f"expected {wanted} of dummy_data_param.{name} for {count} tops, got {len(values)}")
         return list(values) if len(values) == count else list(values) * count
 
-    def feed(self, step: int, seed: int) -> dict[Blob, np.ndarray]:
-        """float32 values of the tops, which depend on the step, the seed and the layer's name alone."""
+    def feed(self, step: int, seed: int, first_sample: int | None = None) -> dict[Blob, np.ndarray]:
+        """float32 values of the tops, which depend on the step (or the sample), the seed and the layer's name alone."""
         fillers = self._for_each_top("data_filler", self.message.dummy_data_param.data_filler or [_ZEROS])
         for index, (top, filler) in enumerate(zip(self.tops, fillers, strict=True)):
             if top not in self._values or filler.type != "constant":
-                self._values[top] = fill(top.shape, filler, keyed_generator(seed, self.name, index, step), self.where)
+                self._values[top] = self._fill(top.shape, filler, (seed, self.name, index), step, first_sample)
         return self._values
+
+    def _fill(
+        self, shape: Shape, filler: proto.FillerParameter, key: tuple[int, str, int], step: int, first: int | None
+    ) -> np.ndarray:
+        if not self.message.dummy_data_param.per_sample:
+            return fill(shape, filler, keyed_generator(*key, step), self.where)
+        first = step * shape[0] if first is None else first
+        samples = range(first, first + shape[0])
+        return np.stack([fill(shape[1:], filler, keyed_generator(*key, each), self.where) for each in samples])
 
     @cached_property
     def _values(self) -> dict[Blob, np.ndarray]:

@@ -47,3 +47,11 @@ def test_random_values_are_new_at_every_step_and_the_same_in_every_run():
 )
 def test_errors(params, message):
     assert message in error_of(layer(params))
+
+
+def test_values_of_a_sample_are_its_own_whatever_the_batch():
+    text = 'shape {{ dim: {} dim: 3 }} data_filler {{ type: "gaussian" }} per_sample: true'
+    whole, half = (make_net(layer(text.format(n), ("a",))) for n in (4, 2))
+    both = whole.forward(Counters(7, first_sample=20))["a"].copy()
+    np.testing.assert_array_equal(half.forward(Counters(3, first_sample=22))["a"], both[2:])
+    assert len(np.unique(both)) == 12

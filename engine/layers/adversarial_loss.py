@@ -1,0 +1,36 @@
+"""What the scores of a discriminator lose, which tells real samples from those that a generator has made."""
+
+from __future__ import annotations
+
+import math
+
+from engine.layers.base import Attributes, Shape
+from engine.layers.loss import LossLayer
+from engine.layers.registry import register
+
+
+@register("AdversarialLoss")
+class AdversarialLoss(LossLayer):
+    """Bottoms: scores (N, ...), and r, one value: 1 where the samples are real, 0 where they are made; 1 if there is no
+    such bottom, which is what a generator wants to hear. Top: loss (), the mean over all scores s.
+
+    NON_SATURATING: log(1 + exp(s)) - r s, the cross-entropy of sigmoid(s) (Goodfellow et al. 2014, whose generator
+    maximises log D(G(z))). LEAST_SQUARES: (s - r)^2 / 2 (Mao et al. 2017). WASSERSTEIN: -s if r is 1, s if it is 0
+    (Arjovsky et al. 2017).
+    """
+
+    bottom_range = (1, 2)
+
+    def infer(self) -> list[Shape]:
+        if not self.shapes[0]:
+            raise self.error("expected scores of one axis or more, got a single value")
+        if len(self.shapes) > 1 and math.prod(self.shapes[1]) != 1:
+            raise self.error(f"expected one value in the second bottom, got {self.shapes[1]}")
+        return [()]
+
+    def attributes(self) -> Attributes:
+        kind = self.message.adversarial_loss_param.loss
+        return {**super().attributes(), "kind": kind, "normalizer": float(math.prod(self.shapes[0]))}
+
+    def flops(self) -> int:
+        return 6 * math.prod(self.shapes[0])
