@@ -89,6 +89,7 @@ class SolverNets:
     train: NetConfig | None
     tests: list[NetConfig]
     generic: NetConfig | None  # `net` or `net_param`, which can be tested even if the solver has no test_iter
+    discriminator: NetConfig | None = None  # of adversarial training, whose generator `train` is
 
 
 def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig:
@@ -227,6 +228,8 @@ def texts_of(config: SolverConfig) -> dict[str, str]:
     texts = {"the solver": str(config.message)}
     if nets.train:
         texts["the train net"] = str(nets.train.message)
+    if nets.discriminator:
+        texts["the discriminator"] = str(nets.discriminator.message)
     return texts | {f"test net #{index}": str(net.message) for index, net in enumerate(nets.tests)}
 
 
@@ -248,7 +251,12 @@ def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
     sources = [_load_net(solver, name, index, rank, ranks) for name, index in named]
     both, test_only = {proto.TRAIN, proto.TEST}, {proto.TEST}
     phases = [both if generic else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
-    _override_nets(sources, solver._net_overrides, phases)
+    nets, discriminator = [*sources], None
+    if message.adversarial.discriminator:
+        path, _ = _find_net(solver, "adversarial.discriminator", message.adversarial.discriminator)
+        nets.append(discriminator := read_net(path))
+        phases.append({proto.TRAIN})
+    _override_nets(nets, solver._net_overrides, phases)
     train, tests = sources[0] if trained else None, sources[len(trained) :]
     if train:
         whole_set = not message.test_iter and generic and (message.test_interval > 0 or message.test_epoch > 0)
@@ -258,6 +266,7 @@ def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
         _in_state(train, proto.TRAIN, message.train_state) if train else None,
         [_in_state(net, proto.TEST, state) for net, state in zip(tests, states, strict=True)],
         train if generic else None,
+        _in_state(discriminator, proto.TRAIN, message.train_state) if discriminator else None,
     )
 
 

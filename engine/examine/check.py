@@ -25,6 +25,7 @@ from engine.host.memory import SMALLER_BATCH, free_memory, size_text
 from engine.layers.python import ModuleRefused
 from engine.report.plot import Panel, write_panels
 from engine.report.table import human, table
+from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.goals import check_goals
 from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
@@ -32,6 +33,7 @@ from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
 from engine.solver.update import find_rule
 from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate
+from engine.solver.wiring import check_wiring, wire
 
 PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 _SHAPE = re.compile(r"\((\d+, \d+)(?:, \d+)+\)")  # and its first two numbers
@@ -78,6 +80,7 @@ class FileReport:
     batch: str = ""  # global, and what it is the product of
     optimizer_bytes: int = 0  # on each rank
     sharded: bool = False  # each rank has a share of them
+    discriminator: NetReport | None = None  # of adversarial training; nets[0] is the generator with it behind
     outline: Outline | None = None
 
     def fail(self, error: EngineError) -> None:
@@ -165,6 +168,10 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
     model_parts(nets.train, ranks=1)  # raises
     wrong, sets = bool(report.errors), _sets(config.message, report)
+    if config.message.HasField("adversarial"):
+        if not wrong:
+            _check_adversarial(config, report, sets)
+        return
     reads: list[bool] = []  # of each net in turn
     for net in (nets.train, *nets.tests):
         state = net.message.state
@@ -181,6 +188,32 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             require_loss(report.nets[0].name, report.nets[0].has_loss, nets.train.path)
     except ConfigError as error:
         report.fail(error)
+
+
+def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) -> None:
+    """The generator with the discriminator behind it, the discriminator alone, then the test nets."""
+    nets, adversarial = nets_of_solver(config), config.message.adversarial
+    wiring = wire(config)
+    shapes_of = SourceShapes(proto.TRAIN, report.absent)
+    check_wiring(config, wiring, shapes_of)
+    for net, frozen in ((wiring.joint, wiring.frozen), (wiring.discriminator, frozenset())):
+        state = net.message.state
+        shapes_of = _add_graph(net, state.phase, state.level, list(state.stage), report, sets, frozen)
+        if net is wiring.joint and report.nets:
+            report.optimizer_bytes = int(sets * report.nets[0].memory.gradients)
+            _add_outline(config, shapes_of, report)
+    if len(report.nets) == 2:
+        report.discriminator = report.nets[1]
+        report.optimizer_bytes += int(_sets(of_discriminator(config.message), report) * report.nets[1].memory.gradients)
+    for test in nets.tests:
+        state = test.message.state
+        _add_graph(test, state.phase, state.level, list(state.stage), report)
+    report.note(f"{config.place('adversarial')}: {describe(config.message)}")
+    for meet in adversarial.meet:
+        report.note(
+            f"{config.place('adversarial.meet')}: the discriminator's input '{meet.input}' is '{meet.real}' where it "
+            f"is real, '{meet.made}' where it is made"
+        )
 
 
 def _sets(param: proto.SolverParameter, report: FileReport) -> float:
@@ -287,13 +320,19 @@ def _give_num_output(config: NetConfig, report: FileReport) -> None:
 
 
 def _add_graph(
-    config: NetConfig, phase: int, level: int, stages: list[str], report: FileReport, sets: float = 0
+    config: NetConfig,
+    phase: int,
+    level: int,
+    stages: list[str],
+    report: FileReport,
+    sets: float = 0,
+    frozen: frozenset[str] = frozenset(),
 ) -> SourceShapes:
-    """sets: of numbers that the optimizer remembers, one for each that is learned. Returns what it has found of the
-    sources."""
+    """sets: of numbers that the optimizer remembers, one for each that is learned; frozen: layers that do not.
+    Returns what it has found of the sources."""
     for text in config.notes:
         report.note(text)
-    net, shapes_of = _built(config, phase, level, stages, report)
+    net, shapes_of = _built(config, phase, level, stages, report, frozen)
     if net is None:
         return shapes_of
     optimizer = int(sets * net.memory.gradients)
@@ -310,7 +349,12 @@ def _add_graph(
 
 
 def _built(
-    config: NetConfig, phase: int, level: int, stages: list[str], report: FileReport
+    config: NetConfig,
+    phase: int,
+    level: int,
+    stages: list[str],
+    report: FileReport,
+    frozen: frozenset[str] = frozenset(),
 ) -> tuple[NetReport | None, SourceShapes]:
     """Where nothing tells the size of data that are not here, one with which the net builds is found: an error that it
     has with some sizes only is a lack of data."""
@@ -319,7 +363,9 @@ def _built(
         lines: list[str] = []
         shapes_of = SourceShapes(phase, lines.append, suppose=supposition)
         try:
-            net = _net_report(config, build(config, phase, level=level, stages=stages, shapes_of=shapes_of))
+            graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
+            graph.freeze(frozen)
+            net = _net_report(config, graph)
             net.supposition = supposition
         except ConfigError as error:
             failed.append(({str(each): each for each in getattr(error, "errors", [error])}, lines, shapes_of))
@@ -386,6 +432,9 @@ def to_text(report: FileReport) -> str:
 def _memory_text(report: FileReport) -> str:
     """Of a rank that trains."""
     used, own = report.nets[0].memory, report.optimizer_bytes
+    if other := report.discriminator:  # whose parameters the first one has, too
+        gradients, planned = (getattr(used, name) + getattr(other.memory, name) for name in ("gradients", "planned"))
+        used = replace(used, gradients=gradients, planned=planned)
     total = used.parameters + used.gradients + own + used.planned
     share = f", 1/{report.ranks} of it (shard_updates)" if report.sharded else ""
     return (

@@ -25,7 +25,7 @@ from engine.host.machine import memory
 from engine.inference.evaluator import Evaluator
 from engine.layers.python import allow_modules
 from engine.net import Net
-from engine.solver.solver import Solver
+from engine.solver.adversarial import solver_of
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
 _MEMORY_SHARE = 0.8  # of what is free when the trial begins
@@ -100,7 +100,7 @@ def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]
         config.message.train_state.level = trial.level
         config.message.train_state.stage.extend(trial.stages)
     _one_iteration(config)
-    solver = Solver(config, World(), feeder=feeder)
+    solver = solver_of(config, World(), feeder=feeder)
     try:
         solver.solve()
         if not np.isfinite(solver.optimizer.weights).all():

@@ -6,7 +6,7 @@ skipped, so that `engine check` shows all errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import cast
@@ -49,6 +49,11 @@ class Graph:
     def params(self) -> list[Parameter]:
         """Those that belong to their layer, or to several of which it is the first."""
         return [parameter for parameter in self.all_params if parameter.owner is None]
+
+    def freeze(self, layers: Collection[str]) -> None:
+        """The parameters of these layers do not learn."""
+        for parameter in self.all_params:
+            parameter.frozen |= parameter.layer in layers
 
     def blobs(self) -> dict[str, Blob]:
         """The last version of every named blob."""

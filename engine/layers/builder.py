@@ -39,6 +39,7 @@ class Builder:
         self.asked: list[Asked] = []  # the ops whose kernels can be chosen
         self.tensors: dict[Blob, Tensor] = {}
         self.params: dict[Parameter, Tensor] = {}
+        self.taken: set[Parameter] = set()  # of the shared
         self.inputs: dict[Blob, Tensor] = {}
         self.op_params: list[list[Parameter]] = []  # owners, op by op
         self.layer_of_op: list[Layer] = []
@@ -70,8 +71,10 @@ class Builder:
                         f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
                         f"shares has {tuple(known.shape)}"
                     )
+                known = known.without_diff() if owner.frozen else known
                 self.program.share(known)
                 self.params[owner] = known
+                self.taken.add(owner)
             else:
                 tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)
                 if tensor.diff is not None:

@@ -79,15 +79,15 @@ class Net:
             before=before and before.graph,
             parts=options.parts,
         )
+        graph.freeze(options.frozen)
         self.written, self.named = list(graph.layers), graph.blobs()  # of the file, before passes rewrite it
         self.graph = prepare(graph, options.passes, options.precision, self.has_backward)
         self.name = self.graph.name
         self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self._lower(share)
-        others = set() if share is None else set(share.tensor_of.values())
-        self._own = {tensor for tensor in self.tensor_of.values() if tensor not in others}
+        self._own = [parameter for parameter in self.tensor_of if parameter not in self.builder.taken]
         self._place()
-        self._place_parameters(others)
+        self._place_parameters()
         if share is not None:  # which this net may outlive
             self._arenas += share._arenas
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
@@ -130,7 +130,8 @@ class Net:
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
     def _place(self) -> None:
-        read_by_others = {*self.graph.outputs, *(blob for layer in self.sinks for blob in layer.bottoms)}
+        watched = [layer for layer in self.graph.layers if layer.name in self.options.watched_layers]
+        read_by_others = {*self.graph.outputs, *(blob for layer in [*self.sinks, *watched] for blob in layer.bottoms)}
         read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
         for blob, tensor in self.tensors.items():
             if self.options.keep_all or blob in read_by_others:
@@ -143,8 +144,9 @@ class Net:
 
     def _require(self, planned: int) -> None:
         """Raises EngineError where there is less memory than the plan and the parameters, which follow, will take."""
-        weights = sum(tensor.nbytes for tensor in self._own)
-        gradients = sum(tensor.diff.nbytes for tensor in self._own if tensor.diff is not None)
+        own = [self.tensor_of[parameter] for parameter in self._own]
+        weights = sum(tensor.nbytes for tensor in own)
+        gradients = sum(tensor.diff.nbytes for tensor in own if tensor.diff is not None)
         require_memory(planned + weights + gradients, f"net '{self.name}'", SMALLER_BATCH)
 
     def _own_losses(self) -> None:
@@ -158,13 +160,13 @@ class Net:
                 if self.tensors[top].diff is not None:
                     self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
-    def _place_parameters(self, placed_already: set[Tensor]) -> None:
+    def _place_parameters(self) -> None:
         """Weights and gradients in two arenas with the same offsets, in the order in which backward finishes gradients;
         then fills them."""
         from engine.host import _core
 
         first_use = self.first_uses()
-        mine = [p for p, tensor in self.tensor_of.items() if tensor not in placed_already]
+        mine = self._own
         learnable = sorted((p for p in mine if p.learnable), key=lambda p: (-first_use[p], -p.index))
         self.parameters: list[Placed] = []
         offset = 0
@@ -209,6 +211,10 @@ class Net:
         return uses
 
     # What the solver needs to know about parameters
+
+    def own_params(self) -> list[Parameter]:
+        """Those of graph.params whose values this net has itself, in the file's order: all, unless it shares some."""
+        return [parameter for parameter in self.graph.params if parameter not in self.builder.taken]
 
     def fingerprint(self, layouts_only: bool = False) -> str:
         """What must be the same on every rank so that gradients can be added element by element."""
@@ -310,9 +316,10 @@ class Net:
         """forward() without looking at the outputs, of a slice of graph.layers. Raises DataError for input that an op
         cannot take."""
         iteration, first_sample, batch = counters
+        step = iteration if batch is None else batch
         for layer in self.self_fed:
             if layers == ALL or layer in self.graph.layers[layers]:
-                for blob, values in layer.feed(iteration if batch is None else batch, self.seed).items():
+                for blob, values in layer.feed(step, self.seed, first_sample).items():
                     self.feed(blob, values)
         self.program.set_counter(self.seed, iteration, first_sample)
         try:

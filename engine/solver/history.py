@@ -42,7 +42,7 @@ class History:
         part or a share of."""
         blobs = []
         for number, tensors in enumerate(self._tensors):
-            for parameter in self.net.graph.params:
+            for parameter in self.net.own_params():
                 if wholes and parameter in wholes[number]:
                     blobs.append(wholes[number][parameter])
                     continue
@@ -61,7 +61,7 @@ class History:
             for array in self.arrays:
                 self._sharding.scatter(None, array)
             return
-        params = self.net.graph.params
+        params = self.net.own_params()
         if len(blobs) != len(params) * len(self._tensors):
             raise WeightsError(
                 f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} "

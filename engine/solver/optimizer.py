@@ -49,8 +49,10 @@ class Optimizer:
         *,
         where: str | None = None,
         sources: Sequence[str] = (),
+        number: int = 0,
     ):
-        """param: counts in iterations. where: the place of its lr_policy; sources: of the net's data, for the watchdog.
+        """param: counts in iterations. where: the place of its lr_policy; sources: of the net's data, for the watchdog;
+        number: of the net, as for Board.net().
         Raises ConfigError for rates or rules that are unknown, CommError if ranks disagree about buckets."""
         from engine.host import _core
 
@@ -59,7 +61,7 @@ class Optimizer:
         self.momentum = Momentum(param, where)
         self.growth = BatchGrowth(param)
         self.iter_size = self.micro_batches(0)  # of the last update
-        self._sources = sources
+        self._sources, self._number = sources, number
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
         shards = world.size > 1 and (settings.shard_updates or settings.max_staleness is not None)
@@ -88,7 +90,7 @@ class Optimizer:
         net: the one that this was made for, or the same in other shapes, with the same parameters."""
         self.net = net
         net.program.set_queue(self.queue, gates(net, buckets_of(self.buckets)))
-        net.set_board(self.world.board, 0, self._sources, [bucket.name for bucket in self.buckets])
+        net.set_board(self.world.board, self._number, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
             net.program.set_ranks(self.world.size, self._sync_channel.allreduce)
 

@@ -23,9 +23,14 @@ class Recorder:
     backward; end() gives the record. groups: of ranks that hold layers together."""
 
     def __init__(
-        self, observers: Sequence[Observer], feeder: Feeder, optimizer: Optimizer, groups: Sequence[MpiGroup] = ()
+        self,
+        observers: Sequence[Observer],
+        feeder: Feeder,
+        optimizers: Sequence[Optimizer],
+        groups: Sequence[MpiGroup] = (),
     ):
-        self._observers, self._feeder, self._optimizer, self._groups = observers, feeder, optimizer, groups
+        self._observers, self._feeder, self._optimizers, self._groups = observers, feeder, optimizers, groups
+        self._optimizer = optimizers[0]  # which is traced
         self._traced = False  # some iteration so far
         self._iteration, self._wants_trace = 0, False
         self._spans: list[np.ndarray] = []
@@ -84,4 +89,4 @@ class Recorder:
     def _waited(self) -> tuple[int, int]:
         """Nanoseconds that this rank has waited so far: for data; for reduced gradients, and for other ranks' parts."""
         exchanged = sum(group.waited_ns for group in self._groups)
-        return int(self._feeder.wait_seconds * 1e9), self._optimizer.waited_ns() + exchanged
+        return int(self._feeder.wait_seconds * 1e9), sum(each.waited_ns() for each in self._optimizers) + exchanged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
@@ -25,13 +25,15 @@ from engine.weights.protobuf import fits_protobuf
 
 if TYPE_CHECKING:
     from engine.comm.world import World
+    from engine.layers.base import Parameter
     from engine.solver.ema import WeightAverage
     from engine.solver.model_parallel import ModelParallel
     from engine.solver.optimizer import Optimizer
 
 
 class Snapshots:
-    """Reads and writes the weights and the history that an optimizer works on, and the average of the weights."""
+    """Reads and writes the weights and the history that an optimizer works on, and the average of the weights. With
+    further optimizers, whose nets' weights the first one's net has, too: all in one file of weights and one state."""
 
     def __init__(
         self,
@@ -41,10 +43,12 @@ class Snapshots:
         model_parallel: ModelParallel,
         average: WeightAverage | None = None,
         needed: Iterable[str] = (),
+        others: Sequence[Optimizer] = (),
     ):
-        """needed: files that later stages begin with, which are not removed."""
+        """others: further optimizers. needed: files that later stages begin with, which are not removed."""
         self._config, self._param, self._world = config, config.message, world
         self._optimizer, self._model_parallel, self._average = optimizer, model_parallel, average
+        self._others = others
         self.kept = KeptSnapshots(self.prefix(), self._param.snapshot_keep, needed, writes=world.rank == 0)
 
     def prefix(self) -> str:
@@ -64,11 +68,15 @@ class Snapshots:
 
     def _fit_protobuf(self) -> tuple[bool, bool]:
         """Whether messages can hold the weights, and the state."""
-        net, sets = self._optimizer.net, len(self._optimizer.history.arrays) + bool(self._average)
-        weights_of, history_of = net.all_params(), net.graph.params
+        net, weights_of = self._optimizer.net, self._optimizer.net.all_params()
+        history_of: list[Parameter] = []
+        for optimizer in (self._optimizer, *self._others):
+            history_of += len(optimizer.history.arrays) * optimizer.net.own_params()
+        if self._average:
+            history_of += net.own_params()
         return (
             fits_protobuf(sum(prod(p.whole_shape) for p in weights_of), len(weights_of), net.message.ByteSize()),
-            fits_protobuf(sets * sum(prod(p.whole_shape) for p in history_of), sets * len(history_of)),
+            fits_protobuf(sum(prod(p.whole_shape) for p in history_of), len(history_of)),
         )
 
     def check_size(self) -> None:
@@ -101,6 +109,8 @@ class Snapshots:
             weights.write_caffemodel(model, net.message, net.weights_by_layer(whole), content)
             log(f"Snapshotting solver state to {_kind(path)} file {path}")
             state.learned_net, state.history = str(model), history.to_blobs(histories) + averages
+            for other in self._others:
+                state.history += other.history.to_blobs()
             state.digest = finish(content, state.history)
             weights.write_solverstate(path, state)
             self._world.saved(str(path))
@@ -183,8 +193,12 @@ class Snapshots:
         return state
 
     def _restore_history(self, state: SolverState, path: str) -> None:
-        """The optimizer's sets, and the weights' average, which is the last set."""
+        """The optimizer's sets, and the weights' average, which is the last set; then the sets of the others."""
         history, averages = state.history, None
+        for other in reversed(self._others):
+            count = len(other.history.arrays) * len(other.net.own_params())
+            history, sets = (history[:-count], history[-count:]) if count else (history, [])
+            other.history.from_blobs(sets, path)
         if state.ema is not None:
             count = len(self._optimizer.net.graph.params)
             history, averages = history[:-count], history[-count:]

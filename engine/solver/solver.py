@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from engine.comm.precision import usable_precision
 from engine.comm.world import World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
-from engine.errors import DataError, WeightsError
+from engine.errors import ConfigError, DataError, WeightsError
 from engine.inference.evaluator import Evaluator
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -74,11 +74,11 @@ class Solver:
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
         self.state = TrainingState.new(self.param.average_loss)
         self.first_sample, self.begun_from = 0, ""  # of a stage: see begin_after()
-        train = net_of_solver(config, proto.TRAIN)
+        train = self._train_config()
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
         groups, parts = divide(train, world)
-        self.net = build_alike(train, net_options(self, parts), world, self.feeder, self.kernels)
+        self.net = self._build_net(train, net_options(self, parts))
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, self.config.place)
         modes.refuse(self.net, self.param, self.config.place)
@@ -86,19 +86,39 @@ class Solver:
         self._count_in_iterations()
         where = self.config.place("lr_policy")
         self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
+        self.optimizers = [self.optimizer, *self._other_optimizers()]
         if every_blob:
             self.optimizer.keep_gradients()
         self._find_losses()
         if not every_blob:  # or a program may set gradients
             require_loss(self.net.name, bool(self._losses), train.path)
         self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema) if self.param.ema else None
-        self.snapshots = Snapshots(self.config, world, self.optimizer, self.model_parallel, self.average, needed)
+        self.snapshots = Snapshots(
+            self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
+        )
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
         self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
-        self._recorder = Recorder(self.observers, self.feeder, self.optimizer, groups)
+        self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
+
+    def _train_config(self) -> NetConfig:
+        """The net to train. Raises ConfigError where this class does not train what the solver asks for."""
+        if self.param.HasField("adversarial"):
+            raise ConfigError(
+                "adversarial: two nets that train each other; that is for engine train and engine check alone",
+                self.config.place("adversarial"),
+            )
+        return net_of_solver(self.config, proto.TRAIN)
+
+    def _build_net(self, config: NetConfig, options: NetOptions) -> Net:
+        """Collective."""
+        return build_alike(config, options, self.world, self.feeder, self.kernels)
+
+    def _other_optimizers(self) -> list[Optimizer]:
+        """Of nets that are trained beside self.net."""
+        return []
 
     def _count_in_iterations(self) -> None:
         """Collective. What the solver leaves open until batch and data are known. Raises ConfigErrors."""
@@ -195,16 +215,19 @@ class Solver:
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
-        sharded = self.optimizer.sharding is not None  # then each rank has its share of the history by now
-        arenas = [self.optimizer.weights, *([] if sharded else self.optimizer.history.arrays)]
-        statistics = [np.asarray(self.net.fixed, np.float32)]
+        arenas, statistics = [], []
+        for optimizer in self.optimizers:
+            sharded = optimizer.sharding is not None  # then each rank has its share of the history by now
+            arenas += [optimizer.weights, *([] if sharded else optimizer.history.arrays)]
+            statistics.append(np.asarray(optimizer.net.fixed, np.float32))
         if self.average:
             arenas.append(self.average.weights)
             statistics += self.average.statistics()
         with self.model_parallel.kept(arenas):
             for array in (*arenas, *statistics):
                 self.world.broadcast(array)
-        self.optimizer.take_over_weights()
+        for optimizer in self.optimizers:
+            optimizer.take_over_weights()
 
     # Running
 
@@ -352,7 +375,7 @@ class Solver:
         self.state.recent_loss.append(loss / iter_size)
         wanted = any(observer.wants_figures(iteration) for observer in self.observers)
         if wanted:
-            check_weights(self.optimizer.weights, iteration, self.net)
+            self._check_weights()
         showing = [observer for observer in self.observers if observer.wants_values(iteration)]
         if showing:
             self.optimizer.keep_gradients()
@@ -375,16 +398,22 @@ class Solver:
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
-        try:
+        with self._naming_data():
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
             samples = self.first_sample + self.calendar.samples(self.iteration)
             before = samples * max(1, self.param.iter_size) // self.calendar.batch
             self.net.run_forward(Counters(self.iteration, first_sample, before + micro))
-        except DataError as error:
-            raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
         loss = self._loss()
         self._require_finite(loss)
         return loss
+
+    @contextmanager
+    def _naming_data(self) -> Iterator[None]:
+        """Around a forward: where data cannot be computed with, the DataError names iteration and batch."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
 
     def _require_finite(self, loss: float) -> None:
         """Raises NumericalError naming iteration and layer."""
@@ -453,7 +482,7 @@ class Solver:
         self._settle()
         self.world.board.enter(board.SNAPSHOT)
         self._check_drift()
-        check_weights(self.optimizer.weights, self.iteration, self.net)
+        self._check_weights()
         recent_loss = np.array(self.state.recent_loss)
         self.world.allreduce(recent_loss)
         saved = self.state.save((recent_loss / self.world.size).tolist())
@@ -473,8 +502,9 @@ class Solver:
 
     def _settle(self) -> None:
         """Every update is in the weights, which are the same on all ranks, and statistics are the ranks' mean."""
-        self.optimizer.settle()
-        self.world.allreduce_mean(self.net.statistics())
+        for optimizer in self.optimizers:
+            optimizer.settle()
+            self.world.allreduce_mean(optimizer.net.statistics())
         if self.average:
             self.average.catch_up()
             self.world.allreduce_mean(self.average.statistics())
@@ -484,9 +514,15 @@ class Solver:
 
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
-        self.optimizer.wait()
-        histories = {} if self.optimizer.sharding else self.optimizer.history.named  # each rank has another share
-        check_drift(self.world, self.net, self.optimizer.weights, histories, self.iteration)
+        for optimizer in self.optimizers:
+            optimizer.wait()
+            histories = {} if optimizer.sharding else optimizer.history.named  # each rank has another share
+            check_drift(self.world, optimizer.net, optimizer.weights, histories, self.iteration)
+
+    def _check_weights(self) -> None:
+        """Raises NumericalError."""
+        for optimizer in self.optimizers:
+            check_weights(optimizer.weights, self.iteration, optimizer.net)
 
     def _finish(self) -> None:
         """The last snapshot and test, and what observers have to say at the end."""
@@ -507,14 +543,16 @@ class Solver:
         self._end_observing()
 
     def _end_observing(self) -> None:
-        self.optimizer.wait()
+        for optimizer in self.optimizers:
+            optimizer.wait()
         self.world.board.enter(board.END)
         end_all(self.observers, self._recorder.trace())
 
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""
         self.world.board.enter(board.END)
-        self.optimizer.close()
+        for optimizer in self.optimizers:
+            optimizer.close()
         for evaluator in self.evaluators:
             evaluator.close()
         self.snapshots.close()

@@ -43,15 +43,22 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     return options.watched().replace(accumulate=True) if solver.every_blob else options
 
 
-def build_alike(config: NetConfig, options: NetOptions, world: World, feeder: Feeder, kernels: Kernels) -> Net:
+def build_alike(
+    config: NetConfig,
+    options: NetOptions,
+    world: World,
+    feeder: Feeder,
+    kernels: Kernels,
+    share: Net | None = None,
+) -> Net:
     """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ.
 
-    feeder: whose sources the net opens. kernels: how it comes by those that compute it. Raises DataError where
-    sources are not the same on all ranks.
+    feeder: whose sources the net opens. kernels: how it comes by those that compute it. share: as for Net.
+    Raises DataError where sources are not the same on all ranks.
     """
 
     def make(choices: Choices) -> Net:
-        return Net(config, proto.TRAIN, options.replace(kernels=choices))
+        return Net(config, proto.TRAIN, options.replace(kernels=choices), share=share)
 
     net = kernels.build(make, world)
     compare_data(world, feeder.identities)

@@ -13,7 +13,7 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
-from engine.solver import goals, modes
+from engine.solver import adversarial_param, goals, modes
 from engine.solver.resolve import in_epochs, is_given, resolve, twins
 from engine.solver.schedules import (
     MOMENTUM_POLICIES,
@@ -84,6 +84,9 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
         errors.append(ConfigError(str(error), place("comm_param")))
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+    if param.HasField("adversarial"):  # whose fields are right by themselves
+        other = adversarial_param.of_discriminator(param)
+        validate(other, lambda field: place(f"adversarial.discriminator_solver.{field}") or "")
 
 
 def check_schedules(param: proto.SolverParameter, place: Callable[[str], str | None], values: bool = True) -> None:
@@ -194,6 +197,7 @@ def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
     yield from _lists(param)
     yield from goals.complaints(param, tests(param)).items()
     yield from modes.complaints(param)
+    yield from adversarial_param.complaints(param)
     for field in UNSUPPORTED:
         if getattr(param, field):
             yield field, f"{field} is not supported yet; take it out"

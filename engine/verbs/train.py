@@ -189,7 +189,7 @@ def _train(
     from engine.report.observer import Observer
     from engine.report.summary import Summary
     from engine.report.timeline import Timeline
-    from engine.solver.solver import Solver
+    from engine.solver.adversarial import solver_of
 
     config = configs[position.index]
     snapshot = position.snapshot or options.snapshot
@@ -208,7 +208,7 @@ def _train(
         stage = Path(config.path).stem if len(configs) > 1 else ""  # each counts its iterations from 0
         folder = str(Path(options.tensorboard) / stage)
         observers.append(TensorBoard(folder, options.histograms or 0, world.rank))
-    solver = Solver(
+    solver = solver_of(
         config,
         world,
         signals=signals,

@@ -12,6 +12,7 @@ SET_UP, DATA, FORWARD, BACKWARD, UPDATE, SNAPSHOT, END = range(7)
 SLOW, SLOW_FACTOR = (SET_UP, SNAPSHOT, END), 10
 SIZE, TEXT = 256 << 10, 8 * NUMBERS
 NONE = -1
+DISCRIMINATOR = -1  # the number of that net
 
 
 class Board:
@@ -52,7 +53,7 @@ class Board:
         self.numbers[ITERATION] = number
 
     def net(self, number: int) -> None:
-        """0: the train net; i + 1: test net i."""
+        """0: the train net; i + 1: test net i; DISCRIMINATOR."""
         self.numbers[NET] = number
 
     def waits(self, on: bool) -> None:
@@ -102,7 +103,7 @@ class Board:
             END: "end of the run",
         }[place]
         words = [] if place == SET_UP else [f"iteration {self.numbers[ITERATION]}"]
-        words += [f"test net #{number - 1}"] if number else []
+        words += [f"test net #{number - 1}"] if number > 0 else ["discriminator"] if number == DISCRIMINATOR else []
         words.append(doing)
         if bucket != NONE:
             words.append(f"waits for the gradients of bucket {bucket} ({_item(names['buckets'], bucket)})")

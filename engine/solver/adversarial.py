@@ -1,0 +1,150 @@
+"""Adversarial training: a generator and a discriminator, each with updates of its own, in one run and one snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.net import Counters, Net, NetOptions
+from engine.report.log import log
+from engine.report.observer import Figures
+from engine.solver.adversarial_param import describe, of_discriminator
+from engine.solver.finite import check_loss
+from engine.solver.optimizer import Optimizer
+from engine.solver.solver import Solver
+from engine.solver.state import TrainingState
+from engine.solver.train_net import build_alike
+from engine.solver.wiring import LOSS, MEETING, REAL, check_wiring, wire
+from engine.watchdog import board
+
+if TYPE_CHECKING:
+    from engine.config import NetConfig, SolverConfig
+    from engine.layers.base import Blob
+
+
+def solver_of(config: SolverConfig, *arguments, **options) -> Solver:
+    """The Solver, or its AdversarialSolver, that a solver's text asks for; arguments as theirs."""
+    kind = AdversarialSolver if config.message.HasField("adversarial") else Solver
+    return kind(config, *arguments, **options)
+
+
+class AdversarialSolver(Solver):
+    """Trains the two nets of a solver with `adversarial`.
+
+    self.net is the joint net of wiring.py, and self.optimizer updates the generator: a step is the Solver's own. In the
+    middle of its forward, when the samples are made, the discriminator learns from them: its net reads the joint net's
+    blobs, its Optimizer reduces and updates as every other does while its backward runs.
+    """
+
+    def _train_config(self) -> NetConfig:
+        self.wiring = wire(self.config)
+        return self.wiring.joint
+
+    def _build_net(self, config: NetConfig, options: NetOptions) -> Net:
+        check_wiring(self.config, self.wiring, self.feeder.shapes_of)
+        plain = options.replace(shapes_of=None, accumulate=True)
+        self.discriminator = build_alike(self.wiring.discriminator, plain, self.world, self.feeder, self.kernels)
+        options = options.replace(frozen=self.wiring.frozen, watched_layers=frozenset([MEETING]))
+        net = build_alike(config, options, self.world, self.feeder, self.kernels, share=self.discriminator)
+        self._connect(net)
+        return net
+
+    def _connect(self, net: Net) -> None:
+        """The joint net's blobs that each input of the discriminator is in turn; the layers before and after them."""
+        meeting = next(i for i, layer in enumerate(net.graph.layers) if layer.name == MEETING)
+        self._making, self._judging = slice(0, meeting), slice(meeting, None)
+        message, bottoms = net.graph.layers[meeting].message, net.graph.layers[meeting].bottoms
+        read = dict(zip(message.bottom, bottoms, strict=True))
+        inputs = {blob.name: blob for blob in self.discriminator.inputs}
+        self._is_real = np.zeros(1, np.float32)
+        self.discriminator.feed(inputs[REAL], self._is_real)
+        self._met: dict[bool, list[tuple[Blob, Blob]]] = {
+            real: [(read[meet.real if real else meet.made], inputs[meet.input]) for meet in self.wiring.meets]
+            for real in (True, False)
+        }
+        self._scored = self.discriminator.blobs[LOSS].tensor
+        self.judged = {True: 0.0, False: 0.0}  # what the scores of the last real and made samples lost, on this rank
+
+    def _other_optimizers(self) -> list[Optimizer]:
+        """The discriminator's, which counts its own updates."""
+        param, place = of_discriminator(self.param), self.config.place("adversarial.discriminator_solver")
+        self.opponent = Optimizer(self.discriminator, param, self.world, where=place, number=board.DISCRIMINATOR)
+        self.opponent_state = TrainingState.new(1)
+        return [self.opponent]
+
+    @property
+    def samples_per_iteration(self) -> int:
+        """Of all ranks: each update of the discriminator takes a batch, and the generator the last of them."""
+        return super().samples_per_iteration * self.param.adversarial.discriminator_steps
+
+    def solve(self) -> bool:
+        log(f"Against {self.wiring.discriminator.path}: {describe(self.param)}")
+        return super().solve()
+
+    def restore(self, path: str) -> None:
+        super().restore(path)
+        adversarial, state = self.param.adversarial, self.opponent_state
+        turns = -(-self.iteration // adversarial.generator_steps)
+        state.iteration = turns * adversarial.discriminator_steps
+        if state.iteration:
+            state.last_rate = self.opponent.rate(state.iteration - 1)
+
+    def _forward(self, micro: int, first_sample: int) -> float:
+        """The samples are made; where it is the discriminator's turn, it learns, more than once from further batches;
+        then it judges the last samples, for the generator. Returns the generator's loss."""
+        adversarial = self.param.adversarial
+        if self.iteration % adversarial.generator_steps:
+            return super()._forward(micro, first_sample)
+        for turn in range(adversarial.discriminator_steps):
+            if turn:
+                with self._recorder.wait("data"):
+                    first_sample = self.feeder.next(self.net)
+            counters = Counters(self.iteration, first_sample, self.opponent_state.iteration)
+            with self._naming_data():
+                self.net.run_forward(counters, self._making)
+            self._teach(counters)
+        self.opponent.wait()  # the joint net reads the same weights
+        self.world.board.net(0)
+        with self._naming_data():
+            self.net.run_forward(counters, self._judging)
+        loss = self._loss()
+        self._require_finite(loss)
+        return loss
+
+    def _teach(self, counters: Counters) -> None:
+        """One update of the discriminator: the mean of a pass on what is real and one on what is made."""
+        program = self.discriminator.program
+        self.world.board.net(board.DISCRIMINATOR)
+        self._judge(True, counters)
+        self.opponent.wait()  # nothing may still read the gradients
+        program.zero_gradients()
+        program.mark_ready(False)
+        program.backward()
+        self._judge(False, counters)
+        with self.opponent.update(self.opponent_state, 0):
+            program.mark_ready(True)
+            program.backward()
+        self.world.board.net(0)
+
+    def _judge(self, real: bool, counters: Counters) -> None:
+        """Forward of the discriminator. Raises NumericalError."""
+        net = self.discriminator
+        for blob, given in self._met[real]:
+            self.net.tensors[blob].convert(net.tensors[given])
+        self._is_real[0] = real
+        net.run_forward(counters)
+        self.judged[real] = loss = float(self._scored.get().sum())
+        if not np.isfinite(loss):
+            self.opponent.wait()
+            check_loss(loss, self.iteration, net, self.feeder.describe_batch())
+
+    def _figures(self) -> Figures:
+        """With what the discriminator's scores lose, as means over the ranks."""
+        figures = super()._figures()
+        names = {"discriminator_loss_real": True, "discriminator_loss_made": False}
+        outputs = {name: np.array([self.judged[real]]) for name, real in names.items()}
+        for values in outputs.values():
+            self.world.allreduce(values)
+            values /= self.world.size
+        return Figures(figures.loss, {**figures.outputs, **outputs}, figures.loss_weights)

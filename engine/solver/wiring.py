@@ -1,0 +1,225 @@
+"""Adversarial training: how a solver's text puts two nets together, and what of that would teach nothing.
+
+The joint net is the generator with the discriminator behind it, whose parameters rest there: its backward takes the
+loss of the scores through both. The discriminator alone is fed, in turn, what is real and what is made. Both end with
+an AdversarialLoss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine import proto
+from engine.config import NetConfig, SolverConfig, nets_of_solver
+from engine.config.suggestions import suggestion
+from engine.data import batch_size_of
+from engine.errors import ConfigError, shape_text
+from engine.graph.build import Graph, ShapesOf, build, kept
+from engine.layers.base import Blob, Layer
+from engine.solver.resume import data_layers
+
+LOSS, REAL, MEETING = "adversarial_loss", "is_real", "adversarial_meeting"  # layers, and blobs, that are added
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """generator: the solver's own, with its noise in the batch of its data. joint: with the discriminator behind it.
+    frozen: the discriminator's layers, whose parameters do not learn there."""
+
+    generator: NetConfig
+    discriminator: NetConfig
+    joint: NetConfig
+    frozen: frozenset[str]
+    meets: tuple[proto.MeetParameter, ...]
+
+
+def wire(solver: SolverConfig) -> Wiring:
+    """Puts the nets together. Raises ConfigError where names do not fit."""
+    param, nets = solver.message.adversarial, nets_of_solver(solver)
+    generator, discriminator = nets.train, nets.discriminator
+    if generator is None or discriminator is None:
+        raise ConfigError("adversarial needs two nets: net and adversarial.discriminator", solver.path)
+    layers = data_layers(solver)
+    batch = batch_size_of(layers[0]) if layers else 0
+    generator, discriminator = _copy(generator), _copy(discriminator)
+    _match_batches(generator, batch)
+    _match_batches(discriminator, batch)
+    _check_names(solver, generator, discriminator)
+    joint = _join(param, generator, discriminator)
+    behind = frozenset(layer.name for layer in discriminator.message.layer)
+    _add(
+        discriminator,
+        proto.LayerParameter(name=REAL, type="Input", top=[REAL]),
+        proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[param.score, REAL], top=[LOSS]),
+    )
+    discriminator.message.layer[-2].input_param.shape.add().dim.append(1)
+    for config in (joint, discriminator):
+        config.message.layer[-1].adversarial_loss_param.loss = param.loss
+    joint.message.layer[-1].loss_weight.append(param.loss_weight)
+    return Wiring(generator, discriminator, joint, behind, tuple(param.meet))
+
+
+def _copy(config: NetConfig) -> NetConfig:
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    return config.with_message(message)
+
+
+def _add(config: NetConfig, *layers: proto.LayerParameter) -> None:
+    """Layers that stand in no file: their place is the file."""
+    config.message.layer.extend(layers)
+
+
+def _match_batches(config: NetConfig, batch: int) -> None:
+    """As many samples of noise, and in each input, as the data have: their number then stands in one place."""
+    for layer in config.message.layer if batch else ():
+        noise = layer.type == "DummyData" and layer.dummy_data_param.per_sample
+        for shape in layer.dummy_data_param.shape if noise else layer.input_param.shape:
+            if shape.dim:
+                shape.dim[0] = batch
+
+
+def _kept(config: NetConfig) -> list[int]:
+    """Of its layers, those of its phase."""
+    state, layers = config.message.state, config.message.layer
+    return [
+        i for i in range(len(layers)) if kept(layers[i], state.phase, state.level, set(state.stage), config.where(i))
+    ]
+
+
+def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetConfig) -> None:
+    """Raises ConfigError for names that are unknown, or that both nets have."""
+    param, place = solver.message.adversarial, solver.place
+    inputs: dict[str, int] = {}
+    found: dict[str, int] = {}
+    names = {generator.message.layer[i].name: generator.where(i) for i in _kept(generator)}
+    blobs = {top: generator.where(i) for i in _kept(generator) for top in generator.message.layer[i].top}
+    for i in _kept(discriminator):
+        layer = discriminator.message.layer[i]
+        (inputs if layer.type == "Input" else found).update(dict.fromkeys(layer.top, i))
+        if layer.name in names and layer.type != "Input":
+            raise ConfigError(
+                f"layer '{layer.name}' is in the generator, too ({names[layer.name]}), and one snapshot holds both; "
+                "give it another name",
+                discriminator.where(i),
+            )
+    for meet in param.meet:
+        for field, known in (("input", inputs), ("real", blobs), ("made", blobs)):
+            name = getattr(meet, field)
+            if name not in known:
+                net, what = (discriminator, "Input layer") if field == "input" else (generator, "layer")
+                raise ConfigError(
+                    f"adversarial.meet: no {what} of {net.path} makes {field} '{name}'{suggestion(name, known)}",
+                    place(f"adversarial.meet.{field}"),
+                )
+    unmet = sorted(set(inputs) - {meet.input for meet in param.meet})
+    if unmet:
+        raise ConfigError(
+            f"input '{unmet[0]}' of the discriminator is in no meet of the solver ({place('adversarial')})",
+            discriminator.where(inputs[unmet[0]]),
+        )
+    if param.score not in found:
+        known = suggestion(param.score, found)
+        raise ConfigError(
+            f"adversarial.score: no layer of {discriminator.path} makes '{param.score}'{known}",
+            place("adversarial.score"),
+        )
+    last = discriminator.message.layer[found[param.score]]
+    if last.type == "Sigmoid" and param.loss == proto.AdversarialLossParameter.NON_SATURATING:
+        raise ConfigError(
+            f"adversarial.score: '{param.score}' is the top of a Sigmoid, and loss NON_SATURATING takes the sigmoid "
+            f"itself; name the Sigmoid's bottom, '{last.bottom[0]}'",
+            place("adversarial.score"),
+        )
+    both = sorted(set(found) & set(blobs) - set(inputs))
+    if both:
+        raise ConfigError(
+            f"blob '{both[0]}' is in the generator, too ({blobs[both[0]]}); give it another name",
+            discriminator.where(found[both[0]]),
+        )
+
+
+def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator: NetConfig) -> NetConfig:
+    """The generator, a layer that reads what the discriminator is fed, the discriminator on what is made, its loss."""
+    joint = _copy(generator)
+    joint.message.name = " against ".join(net.message.name or net.path for net in (generator, discriminator))
+    # One place for each layer, so that those of the discriminator's file follow.
+    joint._layers = [*generator._layers, *[None] * (len(generator.message.layer) - len(generator._layers)), None]
+    fed = list(dict.fromkeys(name for meet in param.meet for name in (meet.real, meet.made)))
+    _add(joint, proto.LayerParameter(name=MEETING, type="Silence", bottom=fed))
+    made = {meet.input: meet.made for meet in param.meet}
+    for i in _kept(discriminator):
+        layer = proto.LayerParameter()
+        layer.CopyFrom(discriminator.message.layer[i])
+        if layer.type == "Input":
+            continue
+        for names in (layer.bottom, layer.top):
+            names[:] = [made.get(name, name) for name in names]
+        joint.message.layer.append(layer)
+        joint._layers.append(discriminator._layers[i] if i < len(discriminator._layers) else None)
+    _add(joint, proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[made.get(param.score, param.score)]))
+    joint.message.layer[-1].top.append(LOSS)
+    return joint
+
+
+def check_wiring(solver: SolverConfig, wiring: Wiring, shapes_of: ShapesOf) -> None:
+    """Raises ConfigError for blobs that do not fit together, and where one of the nets would learn nothing."""
+    generator, discriminator = (_build(config, shapes_of) for config in (wiring.generator, wiring.discriminator))
+    blobs, inputs = generator.blobs(), discriminator.blobs()
+    for meet in wiring.meets:
+        for field in ("real", "made"):
+            name = getattr(meet, field)
+            got, wanted = blobs[name].shape, inputs[meet.input].shape
+            if got != wanted:
+                raise ConfigError(
+                    f"adversarial.meet: {field} '{name}' is {shape_text(got)}, but input '{meet.input}' of the "
+                    f"discriminator is {shape_text(wanted)}",
+                    solver.place(f"adversarial.meet.{field}"),
+                )
+    joint = _build(wiring.joint, shapes_of)
+    wanted, layers = _reached(joint)
+    made = next(layer for layer in joint.layers if layer.name == MEETING).bottoms
+    made = [blob for blob in made if blob.name in {meet.made for meet in wiring.meets if meet.made != meet.real}]
+    names = " and ".join(f"'{blob.name}'" for blob in made)
+    score = solver.message.adversarial.score
+    if not any(blob in wanted for blob in made):
+        raise ConfigError(
+            f"the generator would learn nothing: no gradient of the score '{score}' reaches {names}, which the "
+            "discriminator does not read on the way to it, or behind propagate_down: false",
+            solver.place("adversarial.score"),
+        )
+    if not any(_learns(layer) for layer in layers if layer.name not in wiring.frozen):
+        raise ConfigError(
+            f"the generator would learn nothing: {names} depends on no parameter that learns (lr_mult 0, "
+            "propagate_down: false, or data)",
+            solver.place("adversarial.meet.made"),
+        )
+    if not any(map(_learns, _reached(discriminator)[1])):
+        raise ConfigError(
+            f"the discriminator would learn nothing: its score '{score}' depends on no parameter that learns",
+            solver.place("adversarial.score"),
+        )
+
+
+def _build(config: NetConfig, shapes_of: ShapesOf) -> Graph:
+    state = config.message.state
+    return build(config, state.phase, level=state.level, stages=state.stage, shapes_of=shapes_of)
+
+
+def _reached(graph: Graph) -> tuple[set[Blob], list[Layer]]:
+    """The blobs into which a gradient of the adversarial loss flows, and the layers through which it does."""
+    wanted: set[Blob] = set()
+    layers: list[Layer] = []
+    for layer in reversed(graph.layers):
+        if layer.name != LOSS and not any(top in wanted for top in layer.tops):
+            continue
+        layers.append(layer)
+        flags = layer.message.propagate_down
+        for i, blob in enumerate(layer.bottoms):
+            if layer.differentiable and i not in layer.constant_bottoms and (flags[i] if flags else True):
+                wanted.add(blob)
+    return wanted, layers
+
+
+def _learns(layer: Layer) -> bool:
+    return any((parameter.owner or parameter).learnable for parameter in layer.params)
