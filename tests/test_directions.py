@@ -159,7 +159,7 @@ SPEAKERS = {
     "lmdb": ["data/sources/lmdb.py", "data/lmdb_writer.py"],
     "plyvel": ["data/sources/leveldb.py"],
     "crc32c": ["data/example.py"],
-    "PIL": ["data/", "examine/preview.py"],
+    "PIL": ["data/", "examine/preview.py", "examine/generate.py"],
     "h5py": ["weights/h5_file.py"],
     "onnx": ["exchange/onnx_file.py"],
     "matplotlib": ["report/plot.py", "report/scorecard.py", "examine/rates.py"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -42,14 +43,20 @@ def extract_features(
             raise ConfigError(f"{len(blobs)} blobs for {len(outputs)} LMDBs; name one for each, or a single .npz")
         for output in outputs:
             check_new(output)
-    with contextlib.closing(_features(config, weights, blobs, batches, seed, progress)) as features:
-        return _write_npz(archive, blobs, features) if archive else _write_lmdbs(outputs, blobs, features)
+    with contextlib.closing(features(config, weights, blobs, batches, seed, progress)) as found:
+        return _write_npz(archive, blobs, found) if archive else _write_lmdbs(outputs, blobs, found)
 
 
-def _features(
-    config: NetConfig, weights: Sequence[str], blobs: Sequence[str], batches: int, seed: int, progress: Progress | None
+def features(
+    config: NetConfig,
+    weights: Sequence[str],
+    blobs: Sequence[str],
+    batches: int | None,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Generator[list[np.ndarray], None, None]:
-    """The blobs' values after each batch, valid until the next."""
+    """Yields the blobs' values after each batch, valid until the next. batches: None for as many as are asked for.
+    Raises ConfigError, DataError, WeightsError."""
     with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:
         # Neither fused nor in shared memory: every blob that the file names is there.
         net = Net(config, proto.TEST, NetOptions(seed=seed, shapes_of=feeder.shapes_of).watched())
@@ -59,11 +66,14 @@ def _features(
             if blob not in known:
                 raise ConfigError(f"no blob '{blob}'; known: {', '.join(known)}", config.path)
         feeder.start()
-        for batch in range(batches):
-            net.forward(Counters(batch, feeder.next(net)))
+        for batch in itertools.count() if batches is None else range(batches):
+            first_sample = feeder.next(net)
+            if not feeder.batch_size:  # a net of noise alone, whose samples nobody counts
+                first_sample = batch * max((blob.shape[0] for blob in net.inputs if blob.shape), default=1)
+            net.forward(Counters(batch, first_sample))
             views = [net.blobs[blob] for blob in blobs]
             yield [view.data.reshape(view.shape or (1,)) for view in views]
-            if progress:
+            if progress and batches:
                 progress(batch + 1, batches)
 
 
