@@ -115,6 +115,12 @@ def mine(folder: Path) -> None:
     pictures(folder / "pictures/train", "cat dog", 4)
 
 
+def adversarial(folder: Path) -> None:
+    """Pictures of 32 x 32, and the examples, which find nets/ beside them."""
+    rooms(folder)
+    pictures(folder / "pictures/train", "cat dog", 12)
+
+
 def schedule(folder: Path) -> None:
     """The solver that docs/solver.md shows before its command, and a net for it."""
     rooms(folder)
@@ -180,6 +186,17 @@ SETTINGS = {
         mine, "", {"digits.prototxt\n": "digits.prototxt --set max_iter=2\n", "-n 4": "-n 2", "iter_1000": "iter_2"}
     ),
     "docs/cluster.md": Setting(mine),
+    "docs/adversarial.md": Setting(
+        adversarial,
+        "",
+        {
+            "max_epoch=25": "max_epoch=10 --set display=1 --set snapshot_epoch=0",
+            "iter_9765": "iter_1",
+            "moving_digits.py clips\n": "moving_digits.py clips --clips 64\n",
+            "video_gan.prototxt\n": "video_gan.prototxt --set max_iter=2 --set display=1 --set test_iter[0]=1\n",
+            "iter_600": "iter_2",
+        },
+    ),
     "docs/data.md": Setting(lambda folder: pictures(folder / "train", "cat dog", 6)),
     "docs/exchange.md": Setting(
         mine, f"{MINE}; mv mine_iter_2.caffemodel mine.caffemodel", {"theirs.onnx": "mine.onnx"}

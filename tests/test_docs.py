@@ -23,6 +23,7 @@ LISTED = {
     "CommParameter": "cluster.md",
     "LrScalingParameter": "solver.md",
     "BatchGrowthParameter": "solver.md",
+    **dict.fromkeys(["AdversarialParameter", "MeetParameter"], "adversarial.md"),
     **dict.fromkeys(
         [
             *("TransformationParameter", "ResizeParameter", "RandomResizeParameter", "RandomAspectRatioParameter"),

@@ -1,0 +1,61 @@
+"""Makes clips of digits that bounce within 16 x 16 pixels: python examples/adversarial/moving_digits.py FOLDER
+
+Digits of the training set fill FOLDER/train, those of the test set FOLDER/test: a folder of image_0001.png, ... for
+each clip, and FOLDER/train.txt, FOLDER/test.txt, the lists that VideoData reads. A clip of a camera is the same: a
+folder of its frames (`ffmpeg -i clip.mp4 clip/image_%04d.png`) and a line `clip FRAMES 0`.
+"""
+
+import argparse
+from pathlib import Path
+
+import lmdb
+import numpy as np
+from PIL import Image
+
+from engine import proto
+
+SIDE, DIGIT, FRAMES = 16, 8, 16
+DIGITS = Path(__file__).resolve().parent.parent / "digits"
+
+
+def digits(name: str) -> list[np.ndarray]:
+    """The pictures of an LMDB, 8 x 8, from 0 to 255."""
+    with lmdb.open(str(DIGITS / name), readonly=True, lock=False) as environment, environment.begin() as values:
+        found = [np.frombuffer(proto.Datum.FromString(value).data, np.uint8) for _, value in values.cursor()]
+    return [np.minimum(16 * each.reshape(DIGIT, DIGIT).astype(int), 255).astype(np.uint8) for each in found]
+
+
+def clip(digit: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+    """Frames in which the digit moves by one or two pixels, and turns at the border."""
+    room = SIDE - DIGIT
+    place, step = generator.integers(0, room + 1, 2), generator.choice([-2, -1, 1, 2], 2)
+    frames = []
+    for _ in range(FRAMES):
+        frame = np.zeros((SIDE, SIDE), np.uint8)
+        y, x = place
+        frame[y : y + DIGIT, x : x + DIGIT] = digit
+        frames.append(frame)
+        step = np.where((place + step < 0) | (place + step > room), -step, step)
+        place = place + step
+    return frames
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes clips of moving digits.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--clips", type=int, default=400, help="for training; a quarter as many for tests")
+    options = parser.parse_args()
+    generator = np.random.default_rng(1)
+    for part, count in (("train", options.clips), ("test", options.clips // 4)):
+        pictures, lines = digits(f"digits_{part}_lmdb"), []
+        for number in range(count):
+            folder = options.folder / part / f"{number:04}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for frame, pixels in enumerate(clip(pictures[number % len(pictures)], generator), start=1):
+                Image.fromarray(pixels).save(folder / f"image_{frame:04}.png")
+            lines.append(f"{folder.absolute()} {FRAMES} 0\n")
+        (options.folder / f"{part}.txt").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()
