@@ -26,7 +26,7 @@ def reference(loss: str, s: np.ndarray, real: float) -> float:
 def test_losses_and_gradients(loss, real):
     fed = {"s": SCORES} if real is None else {"s": SCORES, "r": np.full(1, real, np.float32)}
     text = layer(loss, " ".join(f'bottom: "{name}"' for name in fed))
-    net = run(text, **fed)  # pyright: ignore[reportArgumentType]
+    net = run(text, s=SCORES) if real is None else run(text, s=SCORES, r=fed["r"])
     wanted = reference(loss, SCORES, 1 if real is None else real)
     np.testing.assert_allclose(net.blobs["y"].data, wanted, rtol=1e-5)
     check_gradients(net_text(text, **{name: values.shape for name, values in fed.items()}), fed, ignore=["r"])

@@ -356,6 +356,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path, monkeypatch, message, f
     [
         ("iter_size=2", "expected iter_size 1, got 2"),
         ("ema=0.9", "ema does not go with adversarial"),
+        ("comm_param.mode=ASYNC", "comm_param.mode: ASYNC does not go with adversarial"),
         ("comm_param.shard_updates=true", "shard_updates does not go with adversarial"),
         ("adversarial.discriminator=nowhere.prototxt", "adversarial.discriminator 'nowhere.prototxt' is not in"),
     ],
