@@ -27,6 +27,7 @@ _REASONS = (
     (r"its shape is not given", "input without a shape"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
+    (r"there is no folder", "folder for snapshots that is not there"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
 )
 
