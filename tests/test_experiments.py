@@ -161,6 +161,7 @@ def mosaics(work, *options):
     return subprocess.run(words, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_mosaics_are_labelled_trained_and_scored(tmp_path):
     done = mosaics(tmp_path, "--quick", "--seeds", "1")
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,11 @@ def test_zsh_completes_what_is_typed(tmp_path):
     set_up = (
         f'autoload -U compinit && compinit -u -d {tmp_path}/dump; eval "$({sys.executable} -m engine completion zsh)"'
     )
-    typed = {"engine conv": "convert_imageset", "engine train --sn": "--snapshot", "engine train --precision b": "bf16"}
+    typed = {
+        "engine convert_i": "convert_imageset",
+        "engine train --sn": "--snapshot",
+        "engine train --precision b": "bf16",
+    }
     shell, terminal = pty.fork()
     if shell == 0:
         os.chdir(REPO)
