@@ -48,6 +48,13 @@ class Calendar:
             return interval > 0 and iteration % interval == 0
         return iteration == 0 or self._passed(iteration, epochs) > self._passed(iteration - 1, epochs)
 
+    def next_due(self, iteration: int, until: int, interval: int, epochs: float = 0.0) -> int:
+        """The first iteration after this one for which is_due(), or `until`, if that comes before."""
+        if interval > 0:
+            return min(until, (iteration // interval + 1) * interval)
+        later = range(iteration + 1, until) if epochs > 0 else ()
+        return next((each for each in later if self.is_due(each, 0, epochs)), until)
+
     def _passed(self, iteration: int, epochs: float) -> int:
         """How many multiples of `epochs` fall due up to an iteration: those before the next iteration's end."""
         return -(-self.samples(iteration + 1) // (exact(epochs) * self.size)) - 1 if iteration > 0 else 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.precision import usable_precision
-from engine.comm.world import World
+from engine.comm.world import Agreement, World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, WeightsError
@@ -261,60 +261,56 @@ class Solver:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
-        if self.optimizer.asynchronous:
-            return self._run_apart(until, until_lost)
-        every = self.param.comm_param.drift_check
-        while self.iteration < until and not (until_lost and self.goals.are_lost(self.state.goals)):
-            if self._test_is_due():
-                self.test()
-                if until_lost and self.goals.are_lost(self.state.goals):
-                    break
-            meets = self.optimizer.meets(self.iteration)
-            asked = self.world.agree(lambda: self.signals.flags) if meets else None
-            self.step()
-            if every and self.iteration % every == 0 and not self.optimizer.apart:
-                self._check_drift()
+        advance = self._advance_apart if self.optimizer.asynchronous else self._advance
+        while self._goes_on(until, until_lost):
+            asked = advance(until)
             if self._snapshot_is_due():
                 self.snapshot()
             if asked and not self._obey(asked.finish()):
                 return False
         return True
 
-    def _run_apart(self, until: int, until_lost: bool) -> bool:
-        """run(), where ranks wait for each other only when a test, a snapshot or the end is due, or a signal comes."""
-        while self.iteration < until and not (until_lost and self.goals.are_lost(self.state.goals)):
-            if self._test_is_due():
-                self.test()
-                if until_lost and self.goals.are_lost(self.state.goals):
-                    break
-            met, meeting = self.iteration, self._next_meeting(until)
-            while (mine := self.optimizer.next_iteration(met, meeting, bool(self.signals.flags))) is not None:
-                self.state.iteration = mine
-                self.step()
-                self._before = mine
-            staleness = self.optimizer.meet(self.state)
-            self.state.samples_seen = self.first_sample + self.calendar.samples(self.iteration)
-            if staleness:
-                log(staleness)
-            if self._snapshot_is_due():
-                self.snapshot()
-            if not self._obey(self.world.agree(lambda: self.signals.flags).finish()):
-                return False
-        return True
+    def _goes_on(self, until: int, until_lost: bool) -> bool:
+        """Whether there is an iteration to come, after the test that is due before it."""
+
+        def is_over() -> bool:
+            return self.iteration >= until or (until_lost and self.goals.are_lost(self.state.goals))
+
+        if is_over():
+            return False
+        if self._test_is_due():
+            self.test()
+        return not is_over()
+
+    def _advance(self, until: int) -> Agreement | None:
+        """One iteration. Returns what signals ask for, where the ranks have met to say so."""
+        meets, every = self.optimizer.meets(self.iteration), self.param.comm_param.drift_check
+        asked = self.world.agree(lambda: self.signals.flags) if meets else None
+        self.step()
+        if every and self.iteration % every == 0 and not self.optimizer.apart:
+            self._check_drift()
+        return asked
+
+    def _advance_apart(self, until: int) -> Agreement:
+        """The iterations up to the next one, `until` at most, after which a test or a snapshot is due or a signal
+        comes: for only then do ranks wait for each other. Returns what signals ask for."""
+        met, meeting = self.iteration, self._next_meeting(until)
+        while (mine := self.optimizer.next_iteration(met, meeting, bool(self.signals.flags))) is not None:
+            self.state.iteration = mine
+            self.step()
+            self._before = mine
+        staleness = self.optimizer.meet(self.state)
+        self.state.samples_seen = self.first_sample + self.calendar.samples(self.iteration)
+        if staleness:
+            log(staleness)
+        return self.world.agree(lambda: self.signals.flags)
 
     def _next_meeting(self, until: int) -> int:
         """The next iteration after which something is due that needs all ranks."""
-        asked = [(self.param.snapshot, self.param.snapshot_epoch)]
-        if self.evaluators:
-            asked.append((self.param.test_interval, self.param.test_epoch))
-        found = until
-        for interval, epochs in asked:
-            if interval > 0:
-                found = min(found, (self.iteration // interval + 1) * interval)
-            elif epochs > 0:
-                later = range(self.iteration + 1, found)
-                found = next((i for i in later if self.calendar.is_due(i, 0, epochs)), found)
-        return found
+        until = self.calendar.next_due(self.iteration, until, self.param.snapshot, self.param.snapshot_epoch)
+        if not self.evaluators:
+            return until
+        return self.calendar.next_due(self.iteration, until, self.param.test_interval, self.param.test_epoch)
 
     def _begin_observing(self) -> None:
         if self._observed:
