@@ -139,7 +139,7 @@ def kept(message: proto.LayerParameter, phase: int, level: int, stages: set[str]
 
 def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) -> None:
     """Shapes, tops, parameters and loss weights of one layer whose bottoms are known."""
-    _check_counts(layer)
+    _check_message(layer)
     if isinstance(layer, Data):
         if shapes_of is None:
             raise layer.error("its data source is not open")
@@ -166,7 +166,7 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
     layer.loss_weights = given or [1.0 if layer.is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
 
 
-def _check_counts(layer: Layer) -> None:
+def _check_message(layer: Layer) -> None:
     for what, names, (least, most) in (
         ("bottom", layer.message.bottom, layer.bottom_range),
         ("top", layer.message.top, layer.top_range),
@@ -177,6 +177,9 @@ def _check_counts(layer: Layer) -> None:
     flags, bottoms = len(layer.message.propagate_down), len(layer.message.bottom)
     if flags not in (0, bottoms):
         raise layer.error(f"propagate_down is given {flags} times, expected once for each of its {bottoms} bottoms")
+    for name in ("positive_weight", "negative_weight"):
+        if getattr(layer.message.loss_param, name) and not layer.takes_label_weights:
+            raise layer.error(f"{name} is for SigmoidCrossEntropyLoss only; take it out of loss_param")
 
 
 def _param_specs(layer: Layer, connect: _Connector) -> None:

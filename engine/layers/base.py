@@ -117,6 +117,8 @@ class Layer:
     is_sink: ClassVar[bool] = False
     # Whether the layer's ops take bf16 bottoms and give bf16 tops; others run in float32, whatever the net's precision.
     bf16 = False
+    # Whether the type reads positive_weight and negative_weight of loss_param.
+    takes_label_weights = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 

@@ -19,12 +19,8 @@ class LossLayer(Layer):
     bottom_range = (2, 2)
     top_range = (0, 1)  # Caffe gives a loss without a top an automatic one
     constant_bottoms = frozenset({1})
-    takes_label_weights = False  # positive_weight and negative_weight of loss_param
 
     def infer(self) -> list[Shape]:
-        for field in ("positive_weight", "negative_weight"):
-            if getattr(self.message.loss_param, field) and not self.takes_label_weights:
-                raise self.error(f"{field} is for SigmoidCrossEntropyLoss only; take it out of loss_param")
         predictions, targets = self.shapes[:2]
         if not predictions or predictions[:1] != targets[:1]:
             raise self.error(f"expected bottoms with the same first axis, got {predictions} and {targets}")
