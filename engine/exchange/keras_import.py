@@ -30,13 +30,12 @@ from engine.layers.deconvolution import Deconvolution
 from engine.layers.inner_product import InnerProduct
 from engine.layers.scale import Scale
 from engine.weights import write_caffemodel
-from engine.weights.h5_file import H5File, import_h5py
+from engine.weights.h5_file import H5File, import_h5py, most_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _WEIGHTS = "model.weights.h5"  # of a .keras archive
-_TIMES, _MORE = 100, 64 << 20  # as many bytes may come of one, and so many more
 
 # What Keras calls a layer's arrays, in the order of its vars.
 _KERNEL = ("kernel", "bias")
@@ -97,7 +96,7 @@ def _unpacked(source: str | os.PathLike) -> Iterator[str | os.PathLike]:
 def _unpack(source: str | os.PathLike, target: Path) -> None:
     with zipfile.ZipFile(source) as archive:
         member = archive.getinfo(_WEIGHTS)
-        if member.file_size > _MORE + _TIMES * os.path.getsize(source):
+        if member.file_size > most_bytes(source):
             raise WeightsError(f"{_WEIGHTS} in it is far larger than the archive", str(source))
         if member.flag_bits & 1:
             raise WeightsError(f"{_WEIGHTS} in it is encrypted", str(source))

@@ -29,6 +29,11 @@ _BYTES_FOR_EACH = 100
 _BYTES_MORE = 64 << 20
 
 
+def most_bytes(path: str | os.PathLike) -> int:
+    """Returns how many bytes may come of a file."""
+    return _BYTES_MORE + _BYTES_FOR_EACH * os.path.getsize(path)
+
+
 def import_h5py(what: str, kind: type[EngineError], where: str | None = None) -> ModuleType:
     """Returns h5py, which takes long to import. Raises an EngineError of the type `kind` where it is broken: its HDF5
     may not fit the host's."""
@@ -53,7 +58,7 @@ class H5File:
             if os.path.exists(path) and not is_regular(path):  # a pipe would be waited for
                 raise fail("it is no regular file")
             self._file = h5py.File(path, "r")
-            self._room = _BYTES_MORE + _BYTES_FOR_EACH * os.path.getsize(path)  # for what is still to be read
+            self._room = most_bytes(path)  # for what is still to be read
 
     def __enter__(self) -> H5File:
         return self
