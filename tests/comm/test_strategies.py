@@ -61,6 +61,17 @@ class Run:
             self.strategy.backward_done()
         self.strategy.wait_all()
 
+    def constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of every float: what its rate is multiplied by, its weight decay, and whether it is a parameter's."""
+        count = self.weights.size
+        rate, decay, used = np.ones(count), np.full(count, 0.01), np.zeros(count, bool)
+        for bucket in self.buckets:
+            for one in bucket.ranges:
+                used[one.begin : one.end] = True
+                if one.name == "p1":
+                    rate[one.begin : one.end], decay[one.begin : one.end] = 2, 0
+        return rate, decay, used
+
     def digest(self) -> str:
         return hashlib.sha256(self.weights.tobytes() + self.history.tobytes()).hexdigest()
 
@@ -69,12 +80,7 @@ def reference(clip: float = 0.0) -> np.ndarray:
     """The same run in float64, in NumPy."""
     run = Run(World())
     weights, history = run.weights.astype(np.float64), np.zeros(run.weights.size)
-    rate, decay, used = np.ones(weights.size), np.full(weights.size, 0.01), np.zeros(weights.size, bool)
-    for bucket in run.buckets:
-        for one in bucket.ranges:
-            used[one.begin : one.end] = True
-            if one.name == "p1":
-                rate[one.begin : one.end], decay[one.begin : one.end] = 2, 0
+    rate, decay, used = run.constants()
     for step in range(STEPS):
         gradient = np.where(used, run.gradient(step, 0, 1), 0)
         norm = np.sqrt((gradient**2).sum())

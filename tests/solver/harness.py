@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from engine.comm.world import World
 from engine.config import parse_solver
+from engine.errors import EngineError
 from engine.solver.solver import Solver
 from engine.weights import read_caffemodel, read_solverstate
-from tests.mpi import REPO
+from tests.mpi import REPO, run_ranks
 
 DIGITS = REPO / "examples/digits"
 
@@ -103,3 +105,17 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """The largest difference in any array, relative to the array's largest element."""
     assert a.keys() == b.keys()
     return max(float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max()) for name in a)
+
+
+def all_fine(ranks: int, program: str, timeout: float = 120, **environ: str) -> str:
+    """Runs a program on ranks, each of which has to print "fine"; returns the log."""
+    done = run_ranks(ranks, program, timeout=timeout, environ=environ)
+    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-3000:]
+    return done.stderr
+
+
+def assert_refused(text: str, words: str) -> None:
+    """A solver of the digits with this text is one line of error, with its place."""
+    with pytest.raises(EngineError, match=words) as found:
+        make_solver(text, digits_net())
+    assert len(str(found.value).splitlines()) == 1 and "net.prototxt:1:" in str(found.value)

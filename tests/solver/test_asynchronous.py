@@ -7,9 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from engine.errors import EngineError
-from tests.mpi import run_ranks
-from tests.solver.harness import digits_net, in_files, make_solver, solve
+from tests.solver.harness import all_fine, assert_refused, digits_net, in_files, make_solver, solve
 from tests.solver.test_restart import start, train
 from tests.watchdog.test_dead_rank import pid_of_rank
 
@@ -19,12 +17,6 @@ OPTIONS = {
     "schedule": 'lr_policy: "multistep" gamma: 0.5 stepvalue: 3 weight_decay_policy: "poly" momentum_policy: "poly"',
     "adamw": 'type: "Adam" base_lr: 0.001 delta: 1e-4 weight_decay: 0.1 decoupled_weight_decay: true',
 }
-
-
-def run(ranks: int, program: str, timeout: float = 120, **environ: str) -> str:
-    done = run_ranks(ranks, program, timeout=timeout, environ=environ)
-    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-3000:]
-    return done.stderr
 
 
 EQUAL = """
@@ -51,7 +43,7 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_without_staleness_it_is_synchronous():
     """But for the order of additions: by schedules and rules whose constants change from update to update."""
-    run(3, EQUAL)
+    all_fine(3, EQUAL)
 
 
 def test_one_rank_is_synchronous():
@@ -89,7 +81,7 @@ print("fine", flush=True)
 
 def counts(bound: int, iterations: int) -> tuple[list[int], list[int]]:
     """How many gradients each of two ranks has computed, of which the second is slow; the staleness that came."""
-    told = run(2, SLOW.format(bound=bound, iterations=iterations))
+    told = all_fine(2, SLOW.format(bound=bound, iterations=iterations))
     line = re.search(r"Staleness of gradients, in updates: (.*); mean", told)
     assert line, told
     found = re.search(r"counts (\d+) (\d+)", told)
@@ -165,7 +157,7 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_gradients_that_are_two_updates_old():
     """Four by one rank make two updates, then one of the first weights comes: its rate may be divided by two."""
-    run(2, SINGLE)
+    all_fine(2, SINGLE)
 
 
 RESUME = """
@@ -191,14 +183,14 @@ def test_snapshots_and_tests(tmp_path):
     for name in ("three", "two", "one", "local"):
         (tmp_path / name).mkdir()
     state = str(tmp_path / "three/net_iter_30.solverstate")
-    told = run(3, RESUME.format(runs=[(str(tmp_path / "three"), "", "mode: ASYNC max_staleness: 4")]))
+    told = all_fine(3, RESUME.format(runs=[(str(tmp_path / "three"), "", "mode: ASYNC max_staleness: 4")]))
     assert told.count("Staleness of gradients") == 4, "one for each meeting: at 20, 30, 40, 60"
     shown = [int(number) for number in re.findall(r"Iteration (\d+)(?: \(.*\))?, loss", told)]
     assert shown[0] < 10 and len(shown) >= 5 and shown == sorted(shown) and shown[-1] == 60, shown
     found = re.findall(r"Test net output #\d: accuracy = ([0-9.]+)", told)
     assert len(found) == 3 and float(found[-1]) > 0.25, found
     runs = [(str(tmp_path / "two"), state, "mode: ASYNC"), (str(tmp_path / "local"), state, "mode: LOCAL")]
-    run(2, RESUME.format(runs=runs))
+    all_fine(2, RESUME.format(runs=runs))
     text = f"{COMMON} max_iter: 60 comm_param {{ mode: ASYNC }}".replace("max_iter: 6 ", "")
     solve(text, digits_net(24), tmp_path / "one", restore=state)
     for name in ("two", "one", "local"):
@@ -263,9 +255,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_bad_input(text):
-    with pytest.raises(EngineError, match=BAD[text]) as found:
-        make_solver(text, digits_net())
-    assert len(str(found.value).splitlines()) == 1 and "net.prototxt:1:" in str(found.value)
+    assert_refused(text, BAD[text])
 
 
 def test_one_line_about_memory():

@@ -5,15 +5,9 @@ import pytest
 
 from engine.comm.settings import LocalSteps
 from engine.errors import EngineError
-from tests.mpi import run_ranks
-from tests.solver.harness import different, digits_net, in_files, make_solver, solve
+from tests.solver.harness import all_fine, assert_refused, different, digits_net, in_files, make_solver, solve
 
 COMMON = "max_iter: 7 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
-
-
-def run(ranks: int, program: str, timeout: float = 120) -> None:
-    done = run_ranks(ranks, program, timeout=timeout)
-    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-2000:]
 
 
 def test_when_ranks_average():
@@ -34,12 +28,7 @@ def expected():
     run = Run(World())
     count = run.weights.size
     weights, history = np.tile(run.weights.astype(np.float64), (w.size, 1)), np.zeros((w.size, count))
-    rate, decay, used = np.ones(count), np.full(count, 0.01), np.zeros(count, bool)
-    for bucket in run.buckets:
-        for one in bucket.ranges:
-            used[one.begin : one.end] = True
-            if one.name == "p1":
-                rate[one.begin : one.end], decay[one.begin : one.end] = 2, 0
+    rate, decay, used = run.constants()
     for step in range(STEPS):
         gradients = np.stack([np.where(used, run.gradient(step, rank, w.size), 0) for rank in range(w.size)])
         if step < 2:
@@ -77,7 +66,7 @@ print("fine", flush=True)
 @pytest.mark.parametrize(("ranks", "clip"), [(3, 0), (2, 3.0)])
 def test_ranks_update_by_themselves_and_average(ranks, clip):
     """Weights and momentum of each rank are those of a reference in NumPy, with any number of servers."""
-    run(ranks, REFERENCE.format(clip=clip))
+    all_fine(ranks, REFERENCE.format(clip=clip))
 
 
 EQUAL = """
@@ -113,7 +102,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_beside_synchronous_training():
-    run(2, EQUAL.format())
+    all_fine(2, EQUAL.format())
 
 
 RESUME = """
@@ -140,12 +129,12 @@ def test_snapshots_hold_the_average(tmp_path):
     state = str(tmp_path / "whole/net_iter_4.solverstate")
     runs = [("whole", "", ""), ("again", state, ""), ("ema", "", EMA)]
     runs.append(("ema_again", str(tmp_path / "ema/net_iter_4.solverstate"), EMA))
-    run(2, RESUME.format(runs=[(str(tmp_path / name), restore, options) for name, restore, options in runs]))
+    all_fine(2, RESUME.format(runs=[(str(tmp_path / name), restore, options) for name, restore, options in runs]))
     for name, again in (("whole", "again"), ("ema", "ema_again")):
         assert different(in_files(tmp_path / name, 9), in_files(tmp_path / again, 9)) == []
     first, second = (tmp_path / name / "net_iter_9_ema.caffemodel" for name in ("ema", "ema_again"))
     assert first.read_bytes() == second.read_bytes()
-    run(3, RESUME.format(runs=[(str(tmp_path / "three"), state, "")]))
+    all_fine(3, RESUME.format(runs=[(str(tmp_path / "three"), state, "")]))
     solve(
         f"{COMMON} max_iter: 9 comm_param {{ mode: LOCAL }}".replace("max_iter: 7", ""),
         digits_net(12),
@@ -176,9 +165,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_bad_input(text):
-    with pytest.raises(EngineError, match=BAD[text]) as found:
-        make_solver(text, digits_net())
-    assert len(str(found.value).splitlines()) == 1 and "net.prototxt:1:" in str(found.value)
+    assert_refused(text, BAD[text])
 
 
 def test_synchronised_batch_norm_is_refused():
