@@ -80,8 +80,8 @@ class LocalSteps:
 class CommSettings:
     """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
     None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: most of a bucket that is reduced
-    at a time. priority: see servers.py. shard_updates: see shares.py. local: None: ranks do not
-    update by themselves. max_staleness: None: they wait for each other; staleness_lr: see staleness.py."""
+    at a time. priority: see servers.py. shard_updates: see shares.py. local: None: ranks do not update by themselves.
+    max_staleness: None: they wait for each other; staleness_lr: see staleness.py."""
 
     servers: int
     cores: tuple[int, ...] | None = None

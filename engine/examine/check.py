@@ -221,9 +221,7 @@ def _sets(param: proto.SolverParameter, report: FileReport) -> float:
     rule, comm = find_rule(param), param.comm_param
     sets, average = len(rule.histories if rule else ()), int(param.ema > 0)
     report.sharded = comm.shard_updates and report.ranks > 1
-    if (
-        comm.mode == comm.ASYNC and report.ranks > 1
-    ):  # float32 weights and sums of its share, what comes from the others
+    if comm.mode == comm.ASYNC and report.ranks > 1:  # with the weights and sums of its share, and what others send
         return (sets + 1) / report.ranks + 1
     if not report.sharded:
         return sets + average

@@ -22,10 +22,9 @@ class NetOptions:
     parameters add up over several backward passes (iter_size). plain_parameters: parameters are row-major. precision:
     "bf16" computes activations and their gradients in bfloat16 in the layers that support it; parameters stay float32.
     frozen: names of layers whose parameters do not learn. watched_layers: those whose bottoms are read from outside,
-    between layers. gradients: whether there is a backward; by default in phase
-    TRAIN, and with force_backward. memory_budget: the limit in bytes for blobs, gradients and masks. parts: the layers
-    of which this rank holds a part, by name. kernels: those that are chosen for convolutions and inner products; the
-    others follow rules of thumb.
+    between layers. gradients: whether there is a backward; by default in phase TRAIN, and with force_backward.
+    memory_budget: the limit in bytes for blobs, gradients and masks. parts: the layers of which this rank holds a part,
+    by name. kernels: those that are chosen for convolutions and inner products; the others follow rules of thumb.
     """
 
     seed: int = 1
