@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -32,13 +31,13 @@ import report
 from arms import ARMS, BATCH, COMPARISONS, QUICK_ARMS, Arm, Stage
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from driver import Failure, alone, last_line, write_json  # noqa: E402
+
 GENERATOR = HERE.parent.parent / "nets" / "resnet_cifar.py"
 SOLVER = HERE / "solver.prototxt"
 NOT_FINITE = re.compile(r"the loss is|infinite or NaN")  # engine's words for a run that diverged
-
-
-class Failure(Exception):
-    """What ends the experiment, in one line."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,7 @@ class Results:
     def add(self, run: dict) -> None:
         with self._lock:
             self.runs.append(run)
-            temporary = self.path.with_suffix(".tmp")
-            with open(temporary, "w") as file:
-                json.dump(self._content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            write_json(self.path, self._content)
 
 
 class Runner:
@@ -212,7 +206,7 @@ class Runner:
         spent.add(usage, time.monotonic() - begin)
         if child.returncode == 0:
             return
-        last = ((folder / "log.txt").read_text(errors="replace").strip().splitlines() or [""])[-1]
+        last = last_line(folder / "log.txt")
         if words[0] == "train" and NOT_FINITE.search(last):
             raise FloatingPointError(last)
         raise Failure(f"{folder}: `{commands[-1]}` ended with status {child.returncode}: {last}")
@@ -229,9 +223,7 @@ class _Spent:
     def add(self, usage: resource.struct_rusage, wall: float) -> None:
         self.processor += usage.ru_utime + usage.ru_stime
         self.wall += wall
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"processor": self.processor, "wall": self.wall}))
-        os.replace(temporary, self._path)
+        write_json(self._path, {"processor": self.processor, "wall": self.wall})
 
 
 def end_left_over(folder: Path) -> None:
@@ -344,22 +336,10 @@ def quick_pictures(folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Raises Failure where another driver writes to the same results."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Failure(f"{path} is locked: another run.py works on these results") from None
-        yield
-
-
 def run(options: argparse.Namespace, arms: Mapping[str, Arm], plan: Plan, seeds: int) -> int:
     work: Path = options.work.resolve()
     path: Path = (options.results or work / "results.json").resolve()
-    with alone(path.with_suffix(".lock")):
+    with alone(path):
         results = Results(path, plan)
         engine = shlex.split(options.engine)
         archive = quick_pictures(work / "pictures") if options.quick else options.archive

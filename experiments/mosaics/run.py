@@ -28,19 +28,16 @@ import numpy as np
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "nets"))
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "nets")]
 
 import resnet_cifar  # noqa: E402
+from driver import Failure, alone, last_line, write_json  # noqa: E402
 from writer import layer  # noqa: E402
 
 ARMS = ("fine-tuned", "from scratch")
 SIDE, PER_SIDE = 32, 2
 TEST_BATCH = 50
 WANTED = 0.85  # AUROC of each label that fine-tuning has to come to
-
-
-class Failure(Exception):
-    """What ends the experiment, in one line."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +190,7 @@ class Experiment:
         if seed == 1:
             run["agrees"] = self._compared(folder, test, weights, found["auroc"])
         self.results["runs"].append(run)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.results, indent=1))
-        os.replace(temporary, self.path)
+        write_json(self.path, self.results)
 
     def _compared(self, folder: Path, test: list[str], weights: str, areas: list[float]) -> dict[str, float]:
         """The largest differences of the areas: from those on four ranks, from scikit-learn's areas under the report's
@@ -241,8 +236,8 @@ class Experiment:
         with open(folder / "log.txt", "ab") as log:
             status = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode
         if status:
-            last = ((folder / "log.txt").read_text(errors="replace").strip().splitlines() or [""])[-1]
-            raise Failure(f"{folder}: `{shlex.join(['engine', *words])}` ended with status {status}: {last}")
+            said = last_line(folder / "log.txt")
+            raise Failure(f"{folder}: `{shlex.join(['engine', *words])}` ended with status {status}: {said}")
 
 
 def newest(folder: Path) -> Path:
@@ -285,6 +280,19 @@ def quick_pictures(folder: Path) -> Path:
     return folder
 
 
+def run(options: argparse.Namespace, experiment: Experiment, work: Path) -> None:
+    experiment.prepare(str(quick_pictures(work / "pictures")) if options.quick else options.archive)
+    pretrained = experiment.pretrain()
+    done = {(run["arm"], run["seed"]) for run in experiment.results["runs"]}
+    for seed in range(1, options.seeds + 1):
+        for arm in ARMS:
+            if (arm, seed) not in done:
+                experiment.run(arm, seed, pretrained)
+                mean = np.mean(experiment.results["runs"][-1]["auroc"])
+                print(f"{arm}, seed {seed}: mean AUROC {mean:.4f}", flush=True)
+    print(table(experiment.results))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archive", default=os.environ.get("CIFAR10_ZIP", ""), help="cifar10.zip, or such a folder")
@@ -311,17 +319,8 @@ def main() -> int:
     if options.quick:
         plan = Plan(8, 0, 1, 64, TEST_BATCH, 1)
     try:
-        experiment = Experiment(plan, work, shlex.split(options.engine), shlex.split(options.mpiexec))
-        experiment.prepare(str(quick_pictures(work / "pictures")) if options.quick else options.archive)
-        pretrained = experiment.pretrain()
-        done = {(run["arm"], run["seed"]) for run in experiment.results["runs"]}
-        for seed in range(1, options.seeds + 1):
-            for arm in ARMS:
-                if (arm, seed) not in done:
-                    experiment.run(arm, seed, pretrained)
-                    mean = np.mean(experiment.results["runs"][-1]["auroc"])
-                    print(f"{arm}, seed {seed}: mean AUROC {mean:.4f}", flush=True)
-        print(table(experiment.results))
+        with alone(work / "results.json"):
+            run(options, Experiment(plan, work, shlex.split(options.engine), shlex.split(options.mpiexec)), work)
     except (Failure, OSError) as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 1
