@@ -107,7 +107,7 @@ def convert_chestxray14(
             f"{first.image}; --skip_missing leaves them out, if there are any at all",
             f"{table}:{first.line}",
         )
-    parts = _divide(there, lists, table, val_fraction, seed)
+    parts = _divide(there, {entry.image for entry in entries}, lists, table, val_fraction, seed)
     found = Lists(missing=len(entries) - len(there))
     for part, chosen in parts.items():
         found.images[part], found.patients[part] = len(chosen), len({entry.patient for entry in chosen})
@@ -187,9 +187,9 @@ def _paths(root: str, names: list[str]) -> dict[str, str]:
 
 
 def _divide(
-    entries: list[Entry], lists: dict[str, str], table: str, val_fraction: float, seed: int
+    entries: list[Entry], known: set[str], lists: dict[str, str], table: str, val_fraction: float, seed: int
 ) -> dict[str, list[Entry]]:
-    """The rows of each part, in the table's order. Raises DataError."""
+    """The rows of each part, in the table's order. known: all pictures of the table. Raises DataError."""
     part_of: dict[str, str] = {}
     for part, path in lists.items():
         names = read_text(path).split()
@@ -211,6 +211,9 @@ def _divide(
     for part, path in lists.items():
         if not parts[part]:
             raise DataError(f"it names none of the pictures of {table}", path)
+    for name, part in part_of.items():
+        if name not in known:
+            raise DataError(f"{name} is not in {table}: the table is cut short, or of another release", lists[part])
     patients = sorted({entry.patient for entry in parts["train_val"]})
     order = np.random.RandomState(seed).permutation(len(patients))
     aside = {patients[index] for index in order[: round(val_fraction * len(patients))]}

@@ -118,6 +118,12 @@ def replaced(file, old, new):
         ("Data_Entry_2017.csv", name(1, 1), name(1, 0), "csv:3: 00000001_000.png is there twice, first in line 2"),
         ("Data_Entry_2017.csv", name(1, 0), "", "csv:2: expected the name of a picture in 'Image Index', got ''"),
         ("train_val_list.txt", name(1, 0), "", "csv:2: 00000001_000.png is neither in .*train_val_list.txt nor in"),
+        (
+            "test_list.txt",
+            name(10, 0),
+            f"{name(10, 0)}\n{name(99, 0)}",
+            "test_list.txt: 00000099_000.png is not in .*csv",
+        ),
         ("test_list.txt", name(10, 0), name(1, 0), "test_list.txt: 00000001_000.png is also in .*train_val_list.txt"),
     ],
 )
