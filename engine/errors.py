@@ -55,6 +55,14 @@ class DataError(EngineError):
     """A data source that cannot be opened, or an item in it that cannot be read; names the source and the key."""
 
 
+class DamagedItem(DataError):
+    """One item of a source whose bytes are not what was written, where the others can be read. key: the item's."""
+
+    def __init__(self, message: str, key: str, where: str | None = None):
+        super().__init__(message, where)
+        self.key = key
+
+
 class WeightsError(EngineError):
     """A model or state file that is damaged or does not fit the net; names the layer, blob index and both shapes."""
 

@@ -14,7 +14,7 @@ from engine import proto
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, UndecodableImage, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
-from engine.errors import ConfigError, DataError
+from engine.errors import ConfigError, DamagedItem, DataError
 from engine.files import reason
 
 if TYPE_CHECKING:
@@ -146,8 +146,13 @@ class PictureReader(Reader):
         raise NotImplementedError
 
     def identity(self) -> str:
-        first, last = (self.fetch(index)[0] for index in (0, self.size - 1))
-        return f"{super().identity()}, keys '{first}' to '{last}'"
+        return f"{super().identity()}, keys '{self._key(0)}' to '{self._key(self.size - 1)}'"
+
+    def _key(self, index: int) -> str:
+        try:
+            return self.fetch(index)[0]
+        except DamagedItem as error:
+            return error.key  # read() raises, or leaves it out
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         def use(image: AnyImage, label: int, random: KeyedRandom) -> None:
@@ -160,20 +165,28 @@ class PictureReader(Reader):
         """Calls use(image, label, random) with an item, or with the next one that can be decoded if bad ones are
         skipped; returns the key of the item used. Raises DataError."""
         for _ in range(self.size):
-            key, fetched = self.fetch(index)
+            key = ""
             try:
+                key, fetched = self.fetch(index)
                 image, label = self.decode(fetched)
                 use(self._in_first_colours(image, index), label, KeyedRandom(self._seed, epoch, index))
                 return key
+            except DamagedItem as error:
+                if not self._skip_bad_images:
+                    raise
+                self._skip(error.key, str(error))
             except ImageError as error:
                 if not (self._skip_bad_images and isinstance(error, UndecodableImage)):
                     raise DataError(f"{self.name}: key '{key}': {error}", self._where) from None
-                with self._skipping:
-                    self.skipped[key] = str(error)
+                self._skip(key, str(error))
             except MemoryError as error:
                 raise DataError(f"{self.name}: key '{key}': {reason(error)}", self._where) from None
             index = (index + 1) % self.size
         raise DataError(f"{self.name}: none of its {self.size} images can be decoded", self._where)
+
+    def _skip(self, key: str, why: str) -> None:
+        with self._skipping:
+            self.skipped[key] = why
 
     def _in_first_colours(self, image: AnyImage, index: int) -> AnyImage:
         """Grey among coloured images, or the other way around, where transform_param does not say what they become."""

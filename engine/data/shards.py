@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import BinaryIO
 
 from engine.data.limits import MAX_BYTES
-from engine.errors import DataError
+from engine.errors import DamagedItem, DataError
 from engine.files import is_regular, reason
 
 MAX_SHARDS = 100_000
@@ -100,3 +100,6 @@ class Shards:
 
     def error(self, shard: int, what: str) -> DataError:
         return DataError(f"{self.paths[shard]}: {what}", self._where)
+
+    def damaged(self, shard: int, key: str, what: str) -> DamagedItem:
+        return DamagedItem(f"{self.paths[shard]}: {what}", key, self._where)

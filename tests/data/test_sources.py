@@ -187,6 +187,22 @@ def test_skipped_pictures_are_counted(made, name, image_folder):
     assert len(source.skipped) == 1 and "cannot decode 10 bytes" in next(iter(source.skipped.values()))
 
 
+@pytest.mark.parametrize("name", ["zip", "tfrecord"])
+def test_items_with_wrong_checksums_are_skipped_and_counted(made, name):
+    pytest.importorskip("tfrecord")
+    path = made(name)
+    first = path.replace("?", "0")
+    damaged(first, Path(first).read_bytes().find(b"ant/0.png") + 60)  # within the first picture
+    with pytest.raises(DataError, match=r"train-0.tfrecord\[0\]\) has a wrong checksum|member 'ant/0.png' cannot be"):
+        open_data(layer(path), proto.TEST)
+    source = open_data(layer(path), proto.TEST, skip_bad_images=True)
+    labels = [0, *[0] * 3, *[1] * 4, *[2] * 4]
+    with source.batches(12) as found:
+        assert next(found).arrays["data"][1].tolist() == labels  # the second picture twice
+    (key,) = source.skipped
+    assert key in ("ant/0.png", "train-0.tfrecord[0]") and len(source.skipped) == 1
+
+
 @pytest.mark.parametrize("name", ["folder", "zip", "tar", "tar of tars"])
 def test_classes_are_known_where_folders_name_them(made, name):
     assert open_source(made(name)).classes == ["ant", "bee", "cat"]
@@ -287,6 +303,11 @@ def test_fields_and_several_labels_of_a_tfrecord(tmp_path):
         DataError, match=r"x.tfrecord\[0\] has no feature 'image/encoded'; it has id, photo, seg, tags; n"
     ):
         open_data(layer(path), proto.TEST)
+    (tmp_path / "y.tfrecord").write_bytes(record(serialise({"image/encoded": PNG, "id": [7]})) * 2)
+    with pytest.raises(
+        DataError, match=r"y.tfrecord\[0\] has neither a label \('image/class/label'\) nor a mask; it has id, "
+    ):
+        open_data(layer(tmp_path / "y.tfrecord"), proto.TEST)
     with pytest.raises(DataError, match=r"\[0\] has no feature 'tag'"):
         open_data(layer(path, 'field: "photo" field: "tag"'), proto.TEST)
     with pytest.raises(DataError, match=r"\[0\]: expected the bytes of one image file, got a feature of numbers"):
@@ -422,8 +443,14 @@ def test_damaged_zips(made):
     path = made("zip")
     damaged(path, 60)
     assert "cannot be read: " in message_of(path)
+    whole = Path(path).read_bytes()
     cut(path, 30)
-    assert "no zip file that can be read" in message_of_backend(path, "ZIP")
+    assert "a.zip: it has no directory at its end, as a zip has: it is truncated; copy it again" in message_of(path)
+    Path(path).write_bytes(whole[: len(whole) // 3])
+    assert "it is truncated; copy it again" in message_of_backend(path, "ZIP")
+    at = whole.index(b"PK\1\2")
+    Path(path).write_bytes(whole[:at] + bytes(20) + whole[at + 20 :])
+    assert "no zip file that can be read" in message_of(path)
     made("zip")
     data = Path(path).read_bytes()
     damaged(path, data.index(b"PK\1\2") + 10, b"\x63\0")

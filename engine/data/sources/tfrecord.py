@@ -94,11 +94,14 @@ class TfRecordSource:
         content, (expected,) = content[:length], CHECKSUM.unpack(content[length:])
         key = f"{os.path.basename(self._shards.paths[shard])}[{index - int(self._first[shard])}]"
         if checksum(content) != expected:
-            raise self._shards.error(shard, f"the record at byte {begin - HEAD.size} ({key}) has a wrong checksum")
+            raise self._shards.damaged(
+                shard, key, f"the record at byte {begin - HEAD.size} ({key}) has a wrong checksum"
+            )
         try:
             features = parse(content)
         except DecodeError:
-            raise self._shards.error(shard, f"the record at byte {begin - HEAD.size} ({key}) is no Example") from None
+            what = f"the record at byte {begin - HEAD.size} ({key}) is no Example"
+            raise self._shards.damaged(shard, key, what) from None
         return key, self._datum(shard, key, features)
 
     def _datum(self, shard: int, key: str, features: dict[str, Sequence[Any]]) -> proto.Datum:
@@ -106,7 +109,14 @@ class TfRecordSource:
         if len(picture) != 1 or not isinstance(picture[0], bytes):
             raise self._shards.error(shard, f"{key}: expected the bytes of one image file, got a feature of numbers")
         datum = proto.Datum(encoded=True, data=picture[0])
-        for name in self._fields[1:] or [n for names in (LABEL, MASK) for n in names if features.get(n)][:2]:
+        partners = self._fields[1:] or [name for names in (LABEL, MASK) for name in names if features.get(name)][:2]
+        if not (partners or self._fields):
+            raise self._shards.error(
+                shard,
+                f"{key} has neither a label ('{LABEL[0]}') nor a mask; it has {_known(features)}; say with "
+                "data_param.field what the tops are made of: the picture first, alone if no label is wanted",
+            )
+        for name in partners:
             values = self._feature(shard, key, features, [name])
             if isinstance(values[0], bytes):
                 datum.mask = values[0]
@@ -117,8 +127,11 @@ class TfRecordSource:
     def _feature(self, shard: int, key: str, features: dict[str, Sequence[Any]], names: Sequence[str]) -> Sequence[Any]:
         found = next((features[name] for name in names if features.get(name)), None)
         if found is None:
-            known = ", ".join(sorted(features)[:20]) or "no features"
             raise self._shards.error(
-                shard, f"{key} has no feature '{names[0]}'; it has {known}; name one with data_param.field"
+                shard, f"{key} has no feature '{names[0]}'; it has {_known(features)}; name one with data_param.field"
             )
         return found
+
+
+def _known(features: dict[str, Sequence[Any]]) -> str:
+    return ", ".join(sorted(features)[:20]) or "no features"

@@ -12,9 +12,10 @@ from engine.data.limits import MAX_BYTES
 from engine.data.members import Member, MemberSource, without_top
 from engine.data.registry import source
 from engine.data.shards import Shards
-from engine.errors import DataError
+from engine.errors import DamagedItem, DataError
 from engine.files import is_regular, reason
 
+_MAGIC = b"PK\3\4"
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field, whose lengths are its last two numbers
 
 
@@ -35,7 +36,8 @@ class ZipSource(MemberSource):
             file, _ = _split(path, None)
         except DataError:
             return False
-        return zipfile.is_zipfile(file)
+        with open(file, "rb") as begin:  # one that is cut off has lost its directory, at its end
+            return begin.read(len(_MAGIC)) == _MAGIC or zipfile.is_zipfile(file)
 
     def files(self) -> list[str]:
         return [self._file]
@@ -46,6 +48,10 @@ class ZipSource(MemberSource):
             with zipfile.ZipFile(self._file) as archive:
                 entries = [each for each in archive.infolist() if not each.filename.endswith("/")]
         except Exception as error:  # of nearly any type, for a damaged archive
+            if not zipfile.is_zipfile(self._file):
+                raise self._shards.error(
+                    0, "it has no directory at its end, as a zip has: it is truncated; copy it again"
+                ) from None
             raise self._shards.error(0, f"no zip file that can be read: {reason(error)}") from None
         names = [each.filename.removeprefix("./") for each in entries]
         prefix = f"{self._inside}/" if self._inside else ""
@@ -64,9 +70,9 @@ class ZipSource(MemberSource):
         if size > MAX_BYTES:
             raise self._error(name, f"it has {size} bytes, more than {MAX_BYTES}")
         header = self._shards.read(0, offset, _LOCAL_HEADER)
-        if header[:4] != b"PK\3\4" or header[6] & 1:
+        if header[:4] != _MAGIC or header[6] & 1:
             raise self._error(
-                name, "it is encrypted" if header[:4] == b"PK\3\4" else "its header is not where the directory says"
+                name, "it is encrypted" if header[:4] == _MAGIC else "its header is not where the directory says"
             )
         begin = (
             offset + _LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
@@ -81,8 +87,8 @@ class ZipSource(MemberSource):
             raise self._error(name, f"expected {size} bytes with checksum {checksum:08x}, got others")
         return content
 
-    def _error(self, name: str, what: str) -> DataError:
-        return self._shards.error(0, f"member '{name}' cannot be read: {what}")
+    def _error(self, name: str, what: str) -> DamagedItem:
+        return self._shards.damaged(0, name, f"member '{name}' cannot be read: {what}")
 
 
 def _split(path: str, where: str | None) -> tuple[str, str]:
