@@ -15,6 +15,9 @@ from engine.files import atomic_write, opened, read_bytes, reason
 
 if TYPE_CHECKING:
     import onnx
+    from onnx import NodeProto as NodeProto
+    from onnx import TensorProto as TensorProto
+    from onnx import ValueInfoProto as ValueInfoProto
 
 OPSET, IR_VERSION = 21, 10  # ONNX Runtime has no kernel for some later versions of operators (MaxRoiPool 22)
 EXTERNAL_FROM = 1024  # bytes of a weight that lies in a file of its own, where there is one

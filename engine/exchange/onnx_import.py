@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from engine.exchange.onnx_file import Tensors, evaluate, import_onnx_package, in
 from engine.exchange.onto import transfer
 from engine.files import check_writable, reason
 from engine.layers.base import Blob, Shape
+
+if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto, ValueInfoProto
 
 MOST_FOLDED = 1 << 26  # values of a constant that is computed
 _GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot", "EyeLike")
@@ -72,7 +75,7 @@ class Reader:
         self.opset = max(
             (each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), default=1
         )
-        self._node: Any = None
+        self._node: NodeProto  # that is being read
         self._count: dict[str, int] = {}  # how often a value is read
         for node in self.graph.node:
             for name in node.input:
@@ -94,7 +97,7 @@ class Reader:
             raise EngineError(f"no layer computes {found}", self.source)
         self._name_outputs()
 
-    def _shape_of(self, info: Any) -> Shape:
+    def _shape_of(self, info: ValueInfoProto) -> Shape:
         """Of an input."""
         if info.name in self._shapes:
             return tuple(self._shapes[info.name])
@@ -115,7 +118,7 @@ class Reader:
             )
         return tuple(dims)  # type: ignore[arg-type]
 
-    def _read_node(self, node: Any) -> None:
+    def _read_node(self, node: NodeProto) -> None:
         self._node = node
         operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
         if self._lost & set(node.input):
@@ -146,7 +149,7 @@ class Reader:
             self.values[name] = value
         self._name(node, first, results)
 
-    def _name(self, node: Any, first: int, results: Sequence[Value]) -> None:
+    def _name(self, node: NodeProto, first: int, results: Sequence[Value]) -> None:
         """Layers and tops that the node has made get its names."""
         layers = self.maker.message.layer
         if len(layers) == first:
@@ -158,7 +161,7 @@ class Reader:
         index = max(i for i, layer in enumerate(layers) if layer.type != "Silence")
         self.maker.rename_layer(index, node.name or node.output[0])
 
-    def _folded(self, node: Any, given: Sequence[Value | None]) -> list[np.ndarray] | None:
+    def _folded(self, node: NodeProto, given: Sequence[Value | None]) -> list[np.ndarray] | None:
         """The values of a node that reads constants, or shapes, only; None for others."""
         if node.op_type in ("Shape", "Size") and given and isinstance(given[0], Blob | Padded):
             shape = np.array(given[0].shape, np.int64)
@@ -178,7 +181,7 @@ class Reader:
         except Exception as error:  # whatever an operator of NumPy makes of a wrong model
             raise Unsupported(f"of constants, {reason(error)}") from None
 
-    def _check_size(self, node: Any, constants: Sequence[np.ndarray]) -> None:
+    def _check_size(self, node: NodeProto, constants: Sequence[np.ndarray]) -> None:
         """Raises Unsupported where a small constant would become an enormous one."""
         if node.op_type in _GROWING:
             numbers = [value for value in constants if value.dtype.kind in "iuf" and value.size <= 64]
@@ -186,7 +189,7 @@ class Reader:
             if not factor * max(value.size for value in constants) <= MOST_FOLDED:
                 raise Unsupported("a constant of too many values")
 
-    def _constant(self, node: Any) -> np.ndarray:
+    def _constant(self, node: NodeProto) -> np.ndarray:
         for attribute in node.attribute:
             if attribute.name == "value":
                 return self.tensors.array(attribute.t)
@@ -218,7 +221,7 @@ class Reader:
     def place(self) -> str:
         return f"node '{self._node.name or (self._node.output or ['?'])[0]}' ({self._node.op_type})"
 
-    def attribute(self, node: Any, name: str, default: Any = None) -> Any:
+    def attribute(self, node: NodeProto, name: str, default: Any = None) -> Any:
         """An attribute of a node: numbers, text, lists of numbers; `default` where it is not given."""
         for each in node.attribute:
             if each.name == name:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.exchange.onnx_file import IR_VERSION, OPSET, import_onnx_package
 from engine.exchange.to_onnx.registry import Inexpressible
 from engine.layers.base import Blob, Layer, Parameter
+
+if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto, TensorProto, ValueInfoProto
 
 Dims = tuple["int | None", ...]  # None: grows with the batch
 BATCH = "batch"  # how the file calls it
@@ -32,10 +35,10 @@ class Writer:
         ] = {}  # of the places of maxima: sizes of the plane that they are places in
         self.onnx = import_onnx_package()
         self._layer: Layer | None = None
-        self._nodes: list[Any] = []
-        self._initializers: dict[str, Any] = {}
-        self._inputs: list[Any] = []
-        self._outputs: list[Any] = []
+        self._nodes: list[NodeProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+        self._inputs: list[ValueInfoProto] = []
+        self._outputs: list[ValueInfoProto] = []
         self._names = set(last)  # which are kept for the blobs
         self._scaled: dict[Layer, list[np.ndarray]] = {}
 
@@ -172,7 +175,7 @@ class Writer:
         return name
 
 
-def _read(node: Any) -> list[str]:
+def _read(node: NodeProto) -> list[str]:
     """All values that a node reads, those of graphs within it included."""
     inner = [each for attribute in node.attribute for part in attribute.g.node for each in _read(part)]
     return [*node.input, *inner]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from engine.exchange.from_onnx.weighted import constant
 from engine.layers.base import Blob, Shape
 
 if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
 _PLAIN = {
@@ -29,13 +30,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @imports(*_PLAIN)
-def _plain(reader: Reader, node: Any, x: Value) -> Value:
+def _plain(reader: Reader, node: NodeProto, x: Value) -> Value:
     type, fields = _PLAIN[node.op_type]
     return reader.layer(type, [x], **fields)
 
 
 @imports("Identity", "Dropout", "Cast")
-def _nothing(reader: Reader, node: Any, x: Value, *others: Value) -> Value:
+def _nothing(reader: Reader, node: NodeProto, x: Value, *others: Value) -> Value:
     """In testing. Values of blobs are floats here, whole numbers among them."""
     if node.op_type == "Cast" and reader.attribute(node, "to") in (9,):  # BOOL
         raise Unsupported("a cast to truth values")
@@ -43,24 +44,24 @@ def _nothing(reader: Reader, node: Any, x: Value, *others: Value) -> Value:
 
 
 @imports("LeakyRelu")
-def _leaky_relu(reader: Reader, node: Any, x: Value) -> Value:
+def _leaky_relu(reader: Reader, node: NodeProto, x: Value) -> Value:
     return reader.layer("ReLU", [x], relu_param={"negative_slope": reader.attribute(node, "alpha", 0.01)})
 
 
 @imports("Elu")
-def _elu(reader: Reader, node: Any, x: Value) -> Value:
+def _elu(reader: Reader, node: NodeProto, x: Value) -> Value:
     return reader.layer("ELU", [x], elu_param={"alpha": reader.attribute(node, "alpha", 1.0)})
 
 
 @imports("Selu")
-def _selu(reader: Reader, node: Any, x: Value) -> Value:
+def _selu(reader: Reader, node: NodeProto, x: Value) -> Value:
     alpha = reader.attribute(node, "alpha", 1.67326319217681884765625)
     y = reader.layer("ELU", [x], elu_param={"alpha": alpha})
     return _power(reader, y, scale=reader.attribute(node, "gamma", 1.05070102214813232421875))
 
 
 @imports("PRelu")
-def _prelu(reader: Reader, node: Any, x: Value, slope: Value) -> Value:
+def _prelu(reader: Reader, node: NodeProto, x: Value, slope: Value) -> Value:
     values = constant(slope, "slopes")
     if values.size == 1:
         return reader.layer("PReLU", [x], [values.reshape(())], prelu_param={"channel_shared": True})
@@ -70,7 +71,7 @@ def _prelu(reader: Reader, node: Any, x: Value, slope: Value) -> Value:
 
 
 @imports("Clip")
-def _clip(reader: Reader, node: Any, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+def _clip(reader: Reader, node: NodeProto, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
     least = reader.attribute(node, "min", -_LARGEST) if low is None else float(constant(low, "limits").ravel()[0])
     most = reader.attribute(node, "max", _LARGEST) if high is None else float(constant(high, "limits").ravel()[0])
     if least == 0 and most == 6:
@@ -81,20 +82,20 @@ def _clip(reader: Reader, node: Any, x: Value, low: Value | None = None, high: V
 
 
 @imports("HardSigmoid")
-def _hard_sigmoid(reader: Reader, node: Any, x: Value) -> Value:
+def _hard_sigmoid(reader: Reader, node: NodeProto, x: Value) -> Value:
     alpha, beta = reader.attribute(node, "alpha", 0.2), reader.attribute(node, "beta", 0.5)
     return reader.layer("Clip", [_power(reader, x, scale=alpha, shift=beta)], clip_param={"min": 0, "max": 1})
 
 
 @imports("HardSwish")
-def _hard_swish(reader: Reader, node: Any, x: Value) -> Value:
+def _hard_swish(reader: Reader, node: NodeProto, x: Value) -> Value:
     """x max(0, min(1, x / 6 + 1/2))."""
     gate = reader.layer("Clip", [_power(reader, x, scale=1 / 6, shift=0.5)], clip_param={"min": 0, "max": 1})
     return reader.layer("Eltwise", [x, gate], eltwise_param={"operation": "PROD"})
 
 
 @imports("Pow")
-def _pow(reader: Reader, node: Any, x: Value, exponent: Value) -> Value:
+def _pow(reader: Reader, node: NodeProto, x: Value, exponent: Value) -> Value:
     values = constant(exponent, "exponents")
     if values.size != 1:
         raise Unsupported("an exponent for each element")
@@ -102,7 +103,7 @@ def _pow(reader: Reader, node: Any, x: Value, exponent: Value) -> Value:
 
 
 @imports("Greater")
-def _greater(reader: Reader, node: Any, x: Value, limit: Value) -> Value:
+def _greater(reader: Reader, node: NodeProto, x: Value, limit: Value) -> Value:
     values = constant(limit, "thresholds")
     if values.size != 1:
         raise Unsupported("a threshold for each element")
@@ -114,7 +115,7 @@ def _power(reader: Reader, x: Value, **fields: float) -> Blob:
 
 
 @imports("Add", "Sum")
-def _add(reader: Reader, node: Any, first: Value, *others: Value) -> Value:
+def _add(reader: Reader, node: NodeProto, first: Value, *others: Value) -> Value:
     if all(isinstance(each, Blob) and each.shape == first.shape for each in (first, *others)) and others:
         return reader.layer("Eltwise", [first, *others])
     for each in others:
@@ -123,7 +124,7 @@ def _add(reader: Reader, node: Any, first: Value, *others: Value) -> Value:
 
 
 @imports("Sub")
-def _sub(reader: Reader, node: Any, a: Value, b: Value) -> Value:
+def _sub(reader: Reader, node: NodeProto, a: Value, b: Value) -> Value:
     if isinstance(b, np.ndarray):
         return _sum(reader, a, -b)
     if a.shape == b.shape and isinstance(a, Blob):
@@ -132,19 +133,19 @@ def _sub(reader: Reader, node: Any, a: Value, b: Value) -> Value:
 
 
 @imports("Mul")
-def _mul(reader: Reader, node: Any, a: Value, b: Value) -> Value:
+def _mul(reader: Reader, node: NodeProto, a: Value, b: Value) -> Value:
     return _product(reader, a, b)
 
 
 @imports("Div")
-def _div(reader: Reader, node: Any, a: Value, b: Value) -> Value:
+def _div(reader: Reader, node: NodeProto, a: Value, b: Value) -> Value:
     if isinstance(b, np.ndarray):
         return _product(reader, a, 1 / b.astype(np.float64))
     return _product(reader, a, _power(reader, b, power=-1))
 
 
 @imports("Max", "Min")
-def _extreme(reader: Reader, node: Any, first: Value, *others: Value) -> Value:
+def _extreme(reader: Reader, node: NodeProto, first: Value, *others: Value) -> Value:
     """The smallest of numbers is the negative of the largest of their negatives."""
     sign = 1 if node.op_type == "Max" else -1
     for each in others:

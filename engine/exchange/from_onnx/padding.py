@@ -12,13 +12,14 @@ from engine.exchange.net_maker import Padded
 from engine.layers.base import Blob
 
 if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
 
 @imports("Pad")
 def _pad(
     reader: Reader,
-    node: Any,
+    node: NodeProto,
     x: Value,
     pads: Value | None = None,
     value: Value | None = None,

@@ -16,6 +16,7 @@ from engine.exchange.net_maker import Padded
 from engine.layers.base import Blob
 
 if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
 
@@ -59,7 +60,7 @@ class _Pool(NamedTuple):
     wanted: list[Axis]
 
 
-def _pool(reader: Reader, node: Any, x: Value, include: bool) -> _Pool:
+def _pool(reader: Reader, node: NodeProto, x: Value, include: bool) -> _Pool:
     kernel = reader.attribute(node, "kernel_shape")
     blob, before, behind = taken(x, [0] * len(kernel), [0] * len(kernel))
     blob = reader.blob(blob)
@@ -98,7 +99,7 @@ def _param(pool: _Pool, method: str, pads: Sequence[int], up: bool) -> dict[str,
 
 
 @imports("MaxPool")
-def _max_pool(reader: Reader, node: Any, x: Value) -> Value:
+def _max_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     """With more windows before the first where Caffe's padding has to be larger, which are cut off."""
     if len(node.output) > 1 and node.output[1]:
         raise Unsupported("the places of the maxima")
@@ -129,7 +130,7 @@ def _covers(axis: Axis | None, skipped: int, wanted: Axis, exact: bool) -> bool:
 
 
 @imports("AveragePool")
-def _average_pool(reader: Reader, node: Any, x: Value) -> Value:
+def _average_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     pool = _pool(reader, node, x, bool(reader.attribute(node, "count_include_pad", 0)))
     for up, include in itertools.product((True, False), (True, False)):
         found = [
@@ -164,12 +165,12 @@ def _summed(reader: Reader, pool: _Pool) -> Blob:
 
 
 @imports("GlobalAveragePool")
-def _global_average_pool(reader: Reader, node: Any, x: Value) -> Value:
+def _global_average_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     return over_plane(reader, x, "AVE")
 
 
 @imports("GlobalMaxPool")
-def _global_max_pool(reader: Reader, node: Any, x: Value) -> Value:
+def _global_max_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     return over_plane(reader, x, "MAX")
 
 
@@ -178,7 +179,7 @@ def over_plane(reader: Reader, x: Value, method: str) -> Blob:
 
 
 @imports("ReduceMean", "ReduceSum", "ReduceMax", "ReduceL1", "ReduceSumSquare", "ReduceL2", "ReduceMin")
-def _reduce(reader: Reader, node: Any, x: Value, axes: Value | None = None) -> Value:
+def _reduce(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None) -> Value:
     """Pooling of the whole plane; or, of other axes, a Reduction of them, moved to the end."""
     blob, kind = reader.blob(x), node.op_type.removeprefix("Reduce")
     rank, keep = len(blob.shape), reader.attribute(node, "keepdims", 1)
@@ -217,7 +218,7 @@ def _extreme(reader: Reader, blob: Blob, kind: str, reduced: list[int], shape: l
 
 
 @imports("SpaceToDepth", "DepthToSpace")
-def _depth(reader: Reader, node: Any, x: Value) -> Value:
+def _depth(reader: Reader, node: NodeProto, x: Value) -> Value:
     """Squares of pixels become channels, or the other way round."""
     (n, c, h, w), side = reader.blob(x).shape, reader.attribute(node, "blocksize")
     if node.op_type == "SpaceToDepth":

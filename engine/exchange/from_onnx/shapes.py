@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from engine.exchange.from_onnx.weighted import constant
 from engine.layers.base import Blob
 
 if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
 
 @imports("Flatten")
-def _flatten(reader: Reader, node: Any, x: Value) -> Value:
+def _flatten(reader: Reader, node: NodeProto, x: Value) -> Value:
     blob, axis = reader.blob(x), reader.attribute(node, "axis", 1)
     axis = axis + len(blob.shape) if axis < 0 else axis
     if axis == 1:
@@ -27,7 +28,7 @@ def _flatten(reader: Reader, node: Any, x: Value) -> Value:
 
 
 @imports("Reshape")
-def _reshape(reader: Reader, node: Any, x: Value, shape: Value | None = None) -> Value:
+def _reshape(reader: Reader, node: NodeProto, x: Value, shape: Value | None = None) -> Value:
     blob = reader.blob(x)
     given = reader.attribute(node, "shape") if shape is None else constant(shape, "shapes")
     dims = [int(dim) for dim in given]
@@ -41,7 +42,7 @@ def _reshape(reader: Reader, node: Any, x: Value, shape: Value | None = None) ->
 
 
 @imports("Squeeze")
-def _squeeze(reader: Reader, node: Any, x: Value, axes: Value | None = None) -> Value:
+def _squeeze(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None) -> Value:
     given = reader.attribute(node, "axes") if axes is None else constant(axes, "axes")
     rank = len(x.shape)
     gone = {i for i, size in enumerate(x.shape) if size == 1} if given is None else {int(axis) % rank for axis in given}
@@ -49,7 +50,7 @@ def _squeeze(reader: Reader, node: Any, x: Value, axes: Value | None = None) -> 
 
 
 @imports("Unsqueeze")
-def _unsqueeze(reader: Reader, node: Any, x: Value, axes: Value | None = None) -> Value:
+def _unsqueeze(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None) -> Value:
     given = reader.attribute(node, "axes") if axes is None else constant(axes, "axes")
     rank = len(x.shape) + len(given)
     new, sizes = {int(axis) % rank for axis in given}, iter(x.shape)
@@ -57,21 +58,21 @@ def _unsqueeze(reader: Reader, node: Any, x: Value, axes: Value | None = None) -
 
 
 @imports("Transpose")
-def _transpose(reader: Reader, node: Any, x: Value) -> Value:
+def _transpose(reader: Reader, node: NodeProto, x: Value) -> Value:
     rank = len(x.shape)
     order = reader.attribute(node, "perm", list(range(rank))[::-1])
     return x if order == list(range(rank)) else reader.layer("Permute", [x], permute_param={"order": order})
 
 
 @imports("Concat")
-def _concat(reader: Reader, node: Any, *parts: Value) -> Value:
+def _concat(reader: Reader, node: NodeProto, *parts: Value) -> Value:
     blobs = [reader.blob(each) for each in parts]
     axis = reader.attribute(node, "axis", 1) % len(blobs[0].shape)
     return reader.layer("Concat", blobs, concat_param={"axis": axis} if axis != 1 else {})
 
 
 @imports("Split")
-def _split(reader: Reader, node: Any, x: Value, sizes: Value | None = None) -> Value | Sequence[Value]:
+def _split(reader: Reader, node: NodeProto, x: Value, sizes: Value | None = None) -> Value | Sequence[Value]:
     blob = reader.blob(x)
     axis = reader.attribute(node, "axis", 0) % len(blob.shape)
     given = reader.attribute(node, "split") if sizes is None else constant(sizes, "sizes").tolist()
@@ -93,7 +94,7 @@ def _split(reader: Reader, node: Any, x: Value, sizes: Value | None = None) -> V
 
 
 @imports("Slice")
-def _slice(reader: Reader, node: Any, x: Value, *given: Value) -> Value:
+def _slice(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
     blob = reader.blob(x)
     if given:
         starts, ends, axes, steps = ([*(constant(each, "places") for each in given), None, None])[:4]
@@ -111,14 +112,14 @@ def _slice(reader: Reader, node: Any, x: Value, *given: Value) -> Value:
 
 
 @imports("Expand")
-def _expand(reader: Reader, node: Any, x: Value, shape: Value) -> Value:
+def _expand(reader: Reader, node: NodeProto, x: Value, shape: Value) -> Value:
     blob = reader.blob(x)
     wanted = np.broadcast_shapes(blob.shape, tuple(int(dim) for dim in constant(shape, "shapes")))
     return expanded(reader, blob, wanted)
 
 
 @imports("Tile")
-def _tile(reader: Reader, node: Any, x: Value, repeats: Value) -> Value:
+def _tile(reader: Reader, node: NodeProto, x: Value, repeats: Value) -> Value:
     blob = reader.blob(x)
     for axis, count in enumerate(constant(repeats, "repeats")):
         if count != 1:
@@ -127,7 +128,7 @@ def _tile(reader: Reader, node: Any, x: Value, repeats: Value) -> Value:
 
 
 @imports("Softmax", "LogSoftmax")
-def _softmax(reader: Reader, node: Any, x: Value) -> Value:
+def _softmax(reader: Reader, node: NodeProto, x: Value) -> Value:
     """Before opset 13, along all axes from `axis` on together."""
     blob = reader.blob(x)
     rank, old = len(blob.shape), reader.opset < 13
@@ -142,7 +143,7 @@ def _softmax(reader: Reader, node: Any, x: Value) -> Value:
 
 
 @imports("ArgMax")
-def _arg_max(reader: Reader, node: Any, x: Value) -> Value:
+def _arg_max(reader: Reader, node: NodeProto, x: Value) -> Value:
     """Of equal values ONNX takes the first unless it is told otherwise, Caffe the last."""
     blob = reader.blob(x)
     axis = reader.attribute(node, "axis", 0) % len(blob.shape)
@@ -153,7 +154,7 @@ def _arg_max(reader: Reader, node: Any, x: Value) -> Value:
 
 
 @imports("TopK")
-def _top_k(reader: Reader, node: Any, x: Value, count: Value | None = None) -> list[Value]:
+def _top_k(reader: Reader, node: NodeProto, x: Value, count: Value | None = None) -> list[Value]:
     """Values, and their places."""
     blob = reader.blob(x)
     top_k = reader.attribute(node, "k") if count is None else int(constant(count, "counts").ravel()[0])
@@ -167,7 +168,7 @@ def _top_k(reader: Reader, node: Any, x: Value, count: Value | None = None) -> l
 
 
 @imports("Resize", "Upsample")
-def _resize(reader: Reader, node: Any, x: Value, *given: Value) -> Value:
+def _resize(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
     """Bilinear with corners aligned; or each pixel repeated."""
     blob = reader.blob(x)
     if len(blob.shape) != 4:
@@ -185,7 +186,7 @@ def _resize(reader: Reader, node: Any, x: Value, *given: Value) -> Value:
     raise Unsupported(f"mode {mode}, {how}, by {factors}: expected align_corners, or whole factors of nearest pixels")
 
 
-def _resized(reader: Reader, node: Any, blob: Blob, given: tuple[Value | None, ...]) -> list[int]:
+def _resized(reader: Reader, node: NodeProto, blob: Blob, given: tuple[Value | None, ...]) -> list[int]:
     """Height and width of what a Resize or Upsample makes."""
     given = (None, *given) if node.op_type == "Upsample" or reader.opset < 11 else given
     scales = given[1] if len(given) > 1 else None

@@ -13,6 +13,7 @@ from engine.exchange.from_onnx.registry import Unsupported, Value, imports
 from engine.layers.base import Blob
 
 if TYPE_CHECKING:
+    from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
 
@@ -22,7 +23,9 @@ def constant(value: Value | None, what: str) -> np.ndarray:
     return value
 
 
-def window(reader: Reader, node: Any, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[list, list, list, list]:
+def window(
+    reader: Reader, node: NodeProto, sizes: Sequence[int], kernel: Sequence[int]
+) -> tuple[list, list, list, list]:
     """Strides, dilations, and the padding before and behind, of a convolution or pooling over a plane of `sizes`."""
     axes = len(kernel)
     strides = reader.attribute(node, "strides", [1] * axes)
@@ -45,7 +48,7 @@ def window(reader: Reader, node: Any, sizes: Sequence[int], kernel: Sequence[int
 
 
 @imports("Conv")
-def _conv(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | None = None) -> Value:
+def _conv(reader: Reader, node: NodeProto, x: Value, weights: Value, bias: Value | None = None) -> Value:
     weights = constant(weights, "weights")
     strides, dilations, begins, ends = window(reader, node, x.shape[2:], weights.shape[2:])
     biases = None if bias is None else constant(bias, "biases")
@@ -54,7 +57,7 @@ def _conv(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | Non
 
 
 @imports("ConvTranspose")
-def _conv_transpose(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | None = None) -> Value:
+def _conv_transpose(reader: Reader, node: NodeProto, x: Value, weights: Value, bias: Value | None = None) -> Value:
     """Caffe's weights and padding are those of the convolution that this one reverses. What `output_padding` adds
     behind, zeros at the end of the kernel add, too; padding that differs at the two ends is cut from the top."""
     weights = constant(weights, "weights")
@@ -88,7 +91,7 @@ def _conv_transpose(reader: Reader, node: Any, x: Value, weights: Value, bias: V
 
 
 @imports("Gemm")
-def _gemm(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | None = None) -> Value:
+def _gemm(reader: Reader, node: NodeProto, x: Value, weights: Value, bias: Value | None = None) -> Value:
     weights = constant(weights, "weights") * np.float32(reader.attribute(node, "alpha", 1.0))
     if reader.attribute(node, "transA", 0):
         raise Unsupported("transA")
@@ -100,7 +103,7 @@ def _gemm(reader: Reader, node: Any, x: Value, weights: Value, bias: Value | Non
 
 
 @imports("MatMul")
-def _matmul(reader: Reader, node: Any, x: Value, weights: Value) -> Value:
+def _matmul(reader: Reader, node: NodeProto, x: Value, weights: Value) -> Value:
     weights = constant(weights, "matrices on the right")
     if weights.ndim != 2:
         raise Unsupported(f"a matrix of {weights.ndim} axes")
@@ -119,7 +122,7 @@ def inner_product(reader: Reader, x: Value, weights: np.ndarray, bias: np.ndarra
 
 
 @imports("Gather")
-def _gather(reader: Reader, node: Any, data: Value, rows: Value) -> Value:
+def _gather(reader: Reader, node: NodeProto, data: Value, rows: Value) -> Value:
     """Rows of a table by numbers that are data; or one place, or places in a row, of an axis."""
     if isinstance(data, np.ndarray):
         if data.ndim != 2 or reader.attribute(node, "axis", 0) != 0:
@@ -140,7 +143,7 @@ def _gather(reader: Reader, node: Any, data: Value, rows: Value) -> Value:
 
 
 @imports("BatchNormalization")
-def _batch_normalization(reader: Reader, node: Any, x: Value, *coefficients: Value) -> Value:
+def _batch_normalization(reader: Reader, node: NodeProto, x: Value, *coefficients: Value) -> Value:
     if reader.attribute(node, "training_mode", 0):
         raise Unsupported("training_mode")
     scale, shift, mean, variance = (constant(each, "coefficients") for each in coefficients)
@@ -150,7 +153,7 @@ def _batch_normalization(reader: Reader, node: Any, x: Value, *coefficients: Val
 
 
 @imports("InstanceNormalization")
-def _instance_normalization(reader: Reader, node: Any, x: Value, scale: Value, shift: Value) -> Value:
+def _instance_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value, shift: Value) -> Value:
     """A BatchNorm by the batch's own statistics, for which each channel of each sample is a channel."""
     blob = reader.blob(x)
     rows = reader.reshape(blob, (1, blob.shape[0] * blob.shape[1], *blob.shape[2:]))
@@ -158,14 +161,16 @@ def _instance_normalization(reader: Reader, node: Any, x: Value, scale: Value, s
 
 
 @imports("LayerNormalization")
-def _layer_normalization(reader: Reader, node: Any, x: Value, scale: Value, shift: Value | None = None) -> Value:
+def _layer_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value, shift: Value | None = None) -> Value:
     blob = reader.blob(x)
     axis = reader.attribute(node, "axis", -1) % len(blob.shape)
     outer, inner = math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:])
     return _scaled(reader, node, blob, reader.reshape(blob, (1, outer, inner)), axis, scale, shift)
 
 
-def _scaled(reader: Reader, node: Any, like: Blob, rows: Blob, axis: int, scale: Value, shift: Value | None) -> Value:
+def _scaled(
+    reader: Reader, node: NodeProto, like: Blob, rows: Blob, axis: int, scale: Value, shift: Value | None
+) -> Value:
     count = rows.shape[1]
     statistics = [np.zeros(count), np.ones(count), np.ones(1)]
     eps = reader.attribute(node, "epsilon", 1e-5)
@@ -177,7 +182,7 @@ def _scaled(reader: Reader, node: Any, like: Blob, rows: Blob, axis: int, scale:
 
 
 @imports("LRN")
-def _lrn(reader: Reader, node: Any, x: Value) -> Value:
+def _lrn(reader: Reader, node: NodeProto, x: Value) -> Value:
     param = {
         "local_size": reader.attribute(node, "size"),
         "alpha": reader.attribute(node, "alpha", 1e-4),
@@ -188,7 +193,7 @@ def _lrn(reader: Reader, node: Any, x: Value) -> Value:
 
 
 @imports("MaxRoiPool")
-def _max_roi_pool(reader: Reader, node: Any, x: Value, regions: Value) -> Value:
+def _max_roi_pool(reader: Reader, node: NodeProto, x: Value, regions: Value) -> Value:
     height, width = reader.attribute(node, "pooled_shape")
     param = {"pooled_h": height, "pooled_w": width, "spatial_scale": reader.attribute(node, "spatial_scale", 1.0)}
     return reader.layer("ROIPooling", [x, regions], roi_pooling_param=param)
