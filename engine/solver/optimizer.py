@@ -10,8 +10,9 @@ import numpy as np
 
 from engine.comm.buckets import Bucket, buckets_of
 from engine.comm.factory import make_strategy, settings_of
+from engine.comm.settings import CommSettings
 from engine.comm.strategies.asynchronous import Asynchronous
-from engine.comm.strategies.strategy import Event, Step
+from engine.comm.strategies.strategy import Event, Step, Strategy
 from engine.comm.world import World
 from engine.host.interrupts import undisturbed
 from engine.net import Net
@@ -70,20 +71,39 @@ class Optimizer:
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
         self._decay, self._momentum = self.weight_decay(0), param.momentum
-        sharded = self.sharding.weights if self.sharding else None
-        masters = self.weights if sharded is None or sharded.masters is None else sharded.masters
-        gradients = self.gradients if sharded is None or sharded.sums is None else sharded.sums
-        arrays = masters, gradients, self.history.arrays
-        updater = make_updater(param, net, self.buckets, *arrays, self._decay, self._momentum, sharded)
-        self.queue, self.threads = _core.ReadyQueue(len(self.buckets)), _core.threads()
-        how = settings, self.threads, sharded, [self.weights, *self.history.arrays]
-        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, *how)
+        self.threads = _core.threads()
+        self.strategy = self._make_strategy(settings)
         self.asynchronous = self.strategy if isinstance(self.strategy, Asynchronous) else None
         if self.asynchronous:
             self.asynchronous.step_of = self._step_of
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
+
+    def _make_strategy(self, settings: CommSettings) -> Strategy:
+        """Collective. With an updater and a ready queue of self.buckets."""
+        from engine.host import _core
+
+        sharded = self.sharding.weights if self.sharding else None
+        masters = self.weights if sharded is None or sharded.masters is None else sharded.masters
+        gradients = self.gradients if sharded is None or sharded.sums is None else sharded.sums
+        arrays = masters, gradients, self.history.arrays
+        updater = make_updater(self.param, self.net, self.buckets, *arrays, self._decay, self._momentum, sharded)
+        self.queue = _core.ReadyQueue(len(self.buckets))
+        how = settings, self.threads, sharded, [self.weights, *self.history.arrays]
+        return make_strategy(self.world, self.queue, updater, self.buckets, self.gradients, *how)
+
+    def communicate(self, settings: CommSettings) -> None:
+        """Collective, between two updates. Reduces the gradients of those to come in another way; updates are not to be
+        sharded."""
+        assert self.sharding is None
+        before = self.strategy
+        before.settle()
+        before.close()
+        self.buckets = buckets_for(self.net, settings)
+        self.strategy = self._make_strategy(settings)
+        self.strategy.keep_gradients, self.strategy.residual = before.keep_gradients, before.residual
+        self.attach(self.net)
 
     def attach(self, net: Net) -> None:
         """Connects a net's program to the ready queue, the board and the sums over ranks (synchronised BatchNorm).

@@ -37,6 +37,7 @@ from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
+from engine.solver.tuner import Tuner
 from engine.solver.validate import check_schedules, check_tests, require_loss, saves, tests, validate
 from engine.watchdog import board
 
@@ -102,6 +103,7 @@ class Solver:
         self._observed = False  # observers know of the run
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
+        self._tuner = self._make_tuner()
 
     def _train_config(self) -> NetConfig:
         """The net to train. Raises ConfigError where this class does not train what the solver asks for."""
@@ -158,6 +160,13 @@ class Solver:
 
     def _find_losses(self) -> None:
         self._losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
+
+    def _make_tuner(self) -> Tuner | None:
+        """If the solver asks for one, and there is communication to tune."""
+        if not self.param.comm_param.autotune or self.world.size == 1:
+            return None
+        modes.refuse_autotune(self.observers, self.config.place("comm_param.autotune"))
+        return Tuner(self.optimizer, self.feeder, self.world)
 
     def use_net(self, net: Net) -> None:
         """Goes on with the same net in other shapes, which has taken over the parameters."""
@@ -286,7 +295,8 @@ class Solver:
         """One iteration. Returns what signals ask for, where the ranks have met to say so."""
         meets, every = self.optimizer.meets(self.iteration), self.param.comm_param.drift_check
         asked = self.world.agree(lambda: self.signals.flags) if meets else None
-        self.step()
+        with self._tuner.iteration() if self._tuner and not self._tuner.is_done else nullcontext():
+            self.step()
         if every and self.iteration % every == 0 and not self.optimizer.apart:
             self._check_drift()
         return asked

@@ -1,0 +1,64 @@
+"""`comm_param { autotune: true }`: the first iterations, which are training like any other, measure how the gradients
+are best reduced on this machine (as Horovod's autotuner does, Sergeev and Del Balso 2018)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.comm.search import Search, as_text, fields_of
+from engine.host.cores import own_cores
+from engine.report.log import log
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
+    from engine.data.feeder import Feeder
+    from engine.solver.optimizer import Optimizer
+
+WARM_UP, TIMED = 2, 8  # iterations of each trial
+
+
+class Tuner:
+    """Wraps each iteration until the search is over; then the optimizer has the settings of the fastest steps.
+
+    A step is that of the slowest rank, without what it waits for data, the median of TIMED. Steps and not the exposed
+    time alone: servers that take the cores of the compute threads make steps longer and leave nothing exposed.
+    """
+
+    def __init__(self, optimizer: Optimizer, feeder: Feeder, world: World):
+        self._optimizer, self._feeder, self._world = optimizer, feeder, world
+        settings, cores = optimizer.strategy.settings, max(1, len(own_cores()) // max(1, world.local_size))
+        self._cores = settings.cores
+        self._search = Search(settings, fields_of(settings, optimizer.param.comm_param, world, cores))
+        self._times: list[tuple[float, float]] = []
+        self.is_done = self._search.is_over
+        if self.is_done:
+            log("autotune: comm_param gives all fields that could be tried; nothing is measured")
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Around one. Collective after the last of a trial."""
+        waited, begin = self._feeder.wait_seconds, time.perf_counter()
+        exposed = self._optimizer.waited_ns()
+        yield
+        step = time.perf_counter() - begin - (self._feeder.wait_seconds - waited)
+        self._times.append((step, (self._optimizer.waited_ns() - exposed) / 1e9))
+        if len(self._times) == WARM_UP + TIMED:
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        search, all_times = self._search, self._world.gather(self._times[WARM_UP:])
+        self._times = []
+        if all_times is not None:  # rank 0, whose search counts
+            step, exposed = np.median(np.max(np.array(all_times), axis=0), axis=0)
+            search.tell(float(step), float(exposed))
+            log(f"autotune: {search.trials[-1]}")
+        current, self.is_done = self._world.broadcast_object((search.current, search.is_over))
+        self._optimizer.communicate(replace(current, cores=self._cores))
+        if self.is_done:
+            log(f"autotune: the fastest of {len(search.trials)} trials; to keep it: {as_text(current)}")

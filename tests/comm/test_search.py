@@ -1,0 +1,118 @@
+"""The search of autotune, on steps whose length is a formula."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine import proto
+from engine.comm.search import Search, as_text, fields_of
+from engine.comm.settings import MB, CommSettings
+from engine.config import parse_solver
+
+BEGIN = CommSettings(servers=2, bucket_bytes=8 * MB, chunk_bytes=8 * MB)
+
+
+class Ranks:
+    """Of a world, as far as the search asks."""
+
+    def __init__(self, size, local_size):
+        self.size, self.local_size = size, local_size
+
+
+def searched(seconds, settings=BEGIN, given="", ranks=(4, 2), cores=16, **environ):
+    param = parse_solver(f'net: "x" comm_param {{ {given} }}', "x").message.comm_param
+    search = Search(settings, fields_of(settings, param, Ranks(*ranks), cores, environ))
+    while not search.is_over:
+        search.tell(seconds(search.current), 0.0)
+    return search
+
+
+def best_is(**wanted):
+    """The step is 1 s where no field is as wanted, a tenth less for each that is."""
+
+    def seconds(settings):
+        found = {
+            "servers": settings.servers,
+            "bucket": settings.bucket_bytes // MB,
+            "chunk": settings.chunk_bytes // MB,
+            "priority": settings.priority,
+            "hierarchical": settings.reduction.hierarchical,
+        }
+        return 1 - 0.1 * sum(found[name] == value for name, value in wanted.items())
+
+    return seconds
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"servers": 4, "bucket": 2, "chunk": 2, "priority": True, "hierarchical": True},
+        {"servers": 1, "bucket": 32, "chunk": 8, "priority": False, "hierarchical": False},
+        {"servers": 2, "bucket": 8, "chunk": 8, "priority": True, "hierarchical": False},
+    ],
+)
+def test_the_fastest_settings_are_found(wanted):
+    search = searched(best_is(**wanted))
+    assert best_is(**wanted)(search.best) == pytest.approx(0.5)
+    assert search.current == search.best and len(search.trials) <= 14
+
+
+def test_what_is_not_clearly_faster_does_not_count():
+    assert searched(lambda settings: 1 - 0.019 * (settings.servers == 4)).best == BEGIN
+    assert searched(lambda settings: 1 - 0.03 * (settings.servers == 4)).best == replace(BEGIN, servers=4)
+
+
+def test_a_machine_that_becomes_faster_is_no_choice():
+    """The best is measured again beside each field's values: here all steps are shorter from the fourth trial on."""
+    calls = iter(range(100))
+    search = searched(lambda settings: 1.0 if next(calls) < 3 else 0.5)
+    assert search.best == BEGIN
+    assert [trial.settings for trial in search.trials].count(BEGIN) == 5
+
+
+@pytest.mark.parametrize(
+    "given, environ, field",
+    [
+        ("servers: 2", {}, "servers"),
+        ("", {"MLSL_NUM_SERVERS": "2"}, "servers"),
+        ("bucket_mb: 8", {}, "bucket_bytes"),
+        ("chunk_mb: 8", {}, "chunk_bytes"),
+        ("bucket_mb: 8", {"MLSL_LARGE_MSG_CHUNKS": "3"}, "chunk_bytes"),
+        ("priority: false", {}, "priority"),
+        ("", {"MLSL_MSG_PRIORITY": "0"}, "priority"),
+        ("algorithm: PLAIN", {}, "reduction"),
+    ],
+)
+def test_what_is_given_stays(given, environ, field):
+    search = searched(lambda settings: 1.0, given=given, **environ)
+    values = {getattr(trial.settings, field) for trial in search.trials}
+    if given == "chunk_mb: 8":
+        assert values == {2 * MB, 8 * MB}  # with buckets of 2, a chunk is all of one
+    else:
+        assert values == {getattr(BEGIN, field)}
+    others = {"servers", "bucket_bytes", "priority"} - {field}
+    assert any(len({getattr(trial.settings, other) for trial in search.trials}) > 1 for other in others)
+
+
+def test_pinned_servers_stay_and_few_cores_have_few():
+    pinned = replace(BEGIN, cores=(3, 4))
+    assert {trial.settings.servers for trial in searched(lambda s: 1.0, pinned).trials} == {2}
+    assert {trial.settings.servers for trial in searched(lambda s: 1.0, cores=1).trials} == {1, 2}
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (4, 1)])
+def test_hosts_of_one_rank_and_one_host_have_no_hierarchy(ranks):
+    assert not any(trial.settings.reduction.hierarchical for trial in searched(lambda s: 1.0, ranks=ranks).trials)
+
+
+def test_nothing_to_try():
+    given = "servers: 2 bucket_mb: 8 chunk_mb: 8 priority: false algorithm: PLAIN"
+    search = searched(lambda s: 1.0, given=given)
+    assert search.is_over and not search.trials
+
+
+def test_the_choice_is_a_solvers_text():
+    text = as_text(replace(BEGIN, bucket_bytes=3_000_001, priority=True))
+    found = parse_solver(f'net: "x" {text}', "x").message.comm_param
+    assert int(found.bucket_mb * MB + 0.5) == 3_000_001 and found.chunk_mb == 8 and found.servers == 2
+    assert found.priority and found.algorithm == proto.CommParameter.PLAIN

@@ -1,0 +1,57 @@
+"""comm_param { autotune: true }: the first iterations try settings, and are training like any other."""
+
+import re
+
+import pytest
+
+from engine.config import parse_solver
+from tests.mpi import run_ranks
+from tests.solver.harness import assert_refused, different, digits_net, in_files
+
+ITERATIONS = 130
+
+
+def trained(folder, text, *arguments):
+    """A run of `engine train` on two ranks, whose sums are the same bits however they are cut."""
+    folder.mkdir()
+    (folder / "net.prototxt").write_text(digits_net(4))
+    (folder / "solver.prototxt").write_text(
+        f'net: "{folder}/net.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 max_iter: {ITERATIONS} '
+        f'display: 50 snapshot: 25 test_iter: 2 test_interval: 25 snapshot_prefix: "{folder}/net" {text}'
+    )
+    return run_ranks(2, ["-m", "engine", "train", "--solver", str(folder / "solver.prototxt"), *arguments], timeout=200)
+
+
+@pytest.mark.mpi
+def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
+    """Through tests and snapshots in the middle of trials, with a clip and momentum; the choice goes into a solver."""
+    clip = "clip_gradients: 5 comm_param { algorithm: PLAIN drift_check: 20 %s }"
+    done = trained(tmp_path / "tuned", clip % "autotune: true")
+    assert done.returncode == 0, done.stderr[-3000:]
+    tried = re.findall(r"autotune: [\d.]+ ms a step, [\d.]+ exposed: (comm_param \{.*\})", done.stderr)
+    chosen = re.findall(r"autotune: the fastest of (\d+) trials; to keep it: (comm_param \{.*\})", done.stderr)
+    assert len(chosen) == 1 and int(chosen[0][0]) == len(tried) and chosen[0][1] in tried
+    assert len(set(tried)) >= 4 and parse_solver(f'net: "x" {chosen[0][1]}', "x")
+    plain = trained(tmp_path / "plain", clip % "servers: 1")
+    assert plain.returncode == 0, plain.stderr[-3000:]
+    for iteration in (25, ITERATIONS):
+        assert different(in_files(tmp_path / "tuned", iteration), in_files(tmp_path / "plain", iteration)) == []
+
+
+@pytest.mark.mpi
+def test_what_watches_single_buckets_is_refused(tmp_path):
+    done = trained(tmp_path / "x", "comm_param { autotune: true }", "--layer_times")
+    assert done.returncode == 1 and done.stderr.count("does not go together with --timeline and --layer_times") == 1
+    assert "solver.prototxt:1:" in done.stderr and not list((tmp_path / "x").glob("net_*"))
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("comm_param { autotune: true mode: ASYNC }", "comm_param.autotune does not go together with mode: ASYNC"),
+        ("comm_param { autotune: true mode: LOCAL }", "comm_param.autotune does not go together with mode: LOCAL"),
+        ("comm_param { autotune: true shard_updates: true }", "does not go together with shard_updates: take it out"),
+    ],
+)
+def test_what_does_not_go_together(text, words):
+    assert_refused(text, words)
