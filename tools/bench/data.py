@@ -46,7 +46,7 @@ SOURCES = {
     **{"LMDB": "lmdb", "LevelDB": "leveldb", "folder": "folder", "zip": "x.zip", "tar": "x.tar", "shards": "s-*.tar"},
     **{"TFRecord": "x.tfrecord", "RecordIO": "x.rec"},
 }
-RIVALS = ("Pillow", "OpenCV", "simplejpeg + OpenCV", "simplejpeg, DCT scaling + OpenCV", "torchvision", "DALI")
+RIVALS = ("Pillow", "OpenCV", "simplejpeg + OpenCV", "simplejpeg with DCT scaling + OpenCV", "torchvision", "DALI")
 SIZE, MEAN, SCALE = 224, (104.0, 117.0, 123.0), 0.0078125
 FILTERS = ("CUBIC", "LINEAR")
 DATA = """
