@@ -20,6 +20,7 @@ def read(key=b"the key"):
     _core.reading("a.prototxt:1:1: LMDB db", key)
 """
 SANITIZED = pytest.mark.skipif("ENGINE_SANITIZED" in os.environ, reason="the sanitizer reports faults itself")
+DEFERRED = pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="the sanitizer of threads puts signals off")
 LINE = "engine: a.prototxt:1:1: LMDB db: key 'the key': the file is damaged, or has been cut off; copy it again\n"
 
 
@@ -108,6 +109,7 @@ signal.pause()
     assert (done.returncode, done.stderr) == (1, said)
 
 
+@DEFERRED
 def test_who_ends_all_processes_speaks():
     done = run("""
 heard, told = os.pipe()
@@ -149,6 +151,7 @@ def test_nobody_answers():
     assert (done.returncode, done.stderr) == (1, LINE)
 
 
+@DEFERRED
 def test_what_libraries_say_about_it_is_lost():
     done = run("_core.hold_stderr(True)\nread()\nlibc.fputs(b'Assertion failed', stderr)\nos.abort()")
     assert done.stderr == LINE

@@ -202,6 +202,7 @@ def test_pages_that_are_none(hundred, kind, fill):
 FAULT = "the file is damaged, or has been cut off; copy it again\n"
 
 
+@pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="the sanitizer of threads puts signals off")
 def test_what_the_library_asserts(hundred):
     path = hundred / "data.mdb"
     overwrite(path, (pages(path, LEAF)[1] + FLAGS, bytes(2)))

@@ -74,14 +74,16 @@ def options(kind: str) -> dict[str, str]:
         options |= {"log_path": REPORTS / name, "suppressions": HERE / f"{name}.supp"}
         return ":".join(f"{key}={value}" for key, value in options.items())
 
+    # MPICH's UCX reads other processes' memory by their addresses, which the sanitizers take for this one's.
+    common = {"UCX_TLS": "^cma"}
     if kind == "threads":
         # One thread in a team: libgomp's barriers are not seen, so that whatever they order would look like a race.
-        return {"TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
+        return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
     return {
+        **common,
         # Python frees little when it ends; a test counts what nets leave behind.
         "ASAN_OPTIONS": joined("addresses", detect_leaks=0, quarantine_size_mb=16),
         "UBSAN_OPTIONS": joined("undefined", print_stacktrace=1),
-        "UCX_TLS": "^cma",  # MPICH reads other processes' memory by their addresses, which are taken for this one's
     }
 
 
