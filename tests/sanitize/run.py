@@ -74,8 +74,9 @@ def options(kind: str) -> dict[str, str]:
         options |= {"log_path": REPORTS / name, "suppressions": HERE / f"{name}.supp"}
         return ":".join(f"{key}={value}" for key, value in options.items())
 
-    # MPICH's UCX reads other processes' memory by their addresses, which the sanitizers take for this one's.
-    common = {"UCX_TLS": "^cma"}
+    # MPICH's UCX reads other processes' memory by their addresses, which the sanitizers take for this one's, and puts
+    # hooks into the same functions as they.
+    common = {"UCX_TLS": "^cma", "UCX_MEM_EVENTS": "n"}
     if kind == "threads":
         # One thread in a team: libgomp's barriers are not seen, so that whatever they order would look like a race.
         return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
