@@ -73,6 +73,25 @@ def test_a_script_that_steps_need_not_say_how_often(tmp_path):
         caffe.SGDSolver(write(tmp_path, 'base_lr: 0.5 lr_policy: "poly" power: 1', INPUT_NET))
 
 
+@pytest.mark.parametrize(("first", "second", "rate"), [("", "lr_mult: 3", 1.5), ("lr_mult: 2", "", 1), ("", "", 0.5)])
+def test_the_rate_that_one_of_two_layers_gives_their_weights(first, second, rate, tmp_path):
+    """Whichever names it, as in Caffe; the gradient is the sum of both."""
+    text = INPUT_NET.replace("inner_product_param", f'param {{ name: "w" {first} }} inner_product_param')
+    text += f"""layer {{ name: "again" type: "InnerProduct" bottom: "data" top: "again" param {{ name: "w" {second} }}
+      inner_product_param {{ num_output: 3 bias_term: false }} }}
+      layer {{ name: "more" type: "SoftmaxWithLoss" bottom: "again" bottom: "label" top: "more" }}"""
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, text)))
+    weights = solver.net.params["ip"][0]
+    before = weights.data.copy()
+    solver.net.clear_param_diffs()
+    solver.net.forward()
+    solver.net.backward()
+    gradient = weights.diff.copy()
+    assert np.abs(gradient).max() > 0.1
+    solver.step(1)
+    np.testing.assert_allclose(weights.data, before - rate * gradient, atol=1e-6)
+
+
 def test_what_python_writes_is_trained_on(tmp_path):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
     weights = solver.net.params["ip"][0]

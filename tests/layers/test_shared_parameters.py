@@ -11,7 +11,7 @@ from tests.layers.harness import check_gradients, error_of, inputs, make_net, ne
 
 RANDOM = np.random.default_rng(15)
 X, IDS = (4, 16, 3, 3), (4,)
-INPUTS = {"x": X, "ids": IDS}
+INPUTS = {"x": X, "ids": IDS, "rows": (4, 16)}
 
 
 def layer(name: str, type: str, bottom: str, param: str, mode: str = "", shared: bool = True) -> str:
@@ -68,6 +68,21 @@ PAIRS: dict[str, Sequence[Any]] = {
         ("Convolution", "x", "num_output: 16 kernel_size: 3"),
         PERMISSIVE,
     ),
+    "kernels and other rows": (
+        ("Convolution", "x", "num_output: 16 kernel_size: 3 pad: 1"),
+        ("InnerProduct", "rows", "num_output: 144"),
+        PERMISSIVE,
+    ),
+    "rows and other kernels": (
+        ("InnerProduct", "rows", "num_output: 144"),
+        ("Convolution", "x", "num_output: 16 kernel_size: 3 pad: 1"),
+        PERMISSIVE,
+    ),
+    "kernels of another size": (
+        ("Convolution", "x", "num_output: 16 kernel_size: 3 pad: 1"),
+        ("Convolution", "a", "num_output: 144 kernel_size: 1"),
+        PERMISSIVE,
+    ),
     "reversed": (
         ("Convolution", "x", "num_output: 32 kernel_size: 3 group: 2"),
         ("Deconvolution", "a", "num_output: 16 kernel_size: 3 group: 2"),
@@ -85,7 +100,7 @@ def pair(kind: str, shared: bool = True) -> str:
 def fill(net) -> None:
     generator = np.random.default_rng(3)
     for name, blob in inputs(net).items():
-        blob.set(generator.integers(0, 3, IDS) if name == "ids" else generator.uniform(-1, 1, X))
+        blob.set(generator.integers(0, 3, IDS) if name == "ids" else generator.uniform(-1, 1, INPUTS[name]))
     tensor = net.params["a"][0]
     tensor.set(generator.uniform(-0.3, 0.3, tensor.shape).astype(np.float32))
 
