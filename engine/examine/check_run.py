@@ -27,7 +27,6 @@ _REASONS = (
     (r"its shape is not given", "input without a shape"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
-    (r"there is no folder", "folder for snapshots that is not there"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
 )
 
@@ -64,11 +63,11 @@ def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     phases = _phases(report)
     problems = [*report.errors, *report.absent_code, *report.refused]
     if problems or not phases:
+        # A step needs no folder for snapshots.
+        stopped_by = [*problems, *(each for each in report.absent_files if "there is no folder" not in each)]
         reason, message = "nothing in it", "the net has no layers"
-        if problems:
-            reason, message = reason_of(problems[0]), problems[0]
-        elif report.absent_files:
-            reason, message = reason_of(report.absent_files[0]), report.absent_files[0]
+        if stopped_by:
+            reason, message = reason_of(stopped_by[0]), stopped_by[0]
         stage, lacks = "reads" if report.kind else "", bool(report.lacks) and not report.errors
         yield Row(report.file, report.kind, "", stage, reason, message, lacks=lacks)
         return

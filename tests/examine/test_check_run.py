@@ -56,6 +56,17 @@ def test_a_solver_whose_net_is_absent(folder):
     assert (row.stage, row.lacks) == ("reads", True) and "net.prototxt" in row.message
 
 
+def test_a_step_needs_no_folder_for_snapshots(folder):
+    """Where the net is absent, too, it is the net that is named."""
+    solver = folder / "solver.prototxt"
+    solver.write_text(f'{solver.read_text()} snapshot_prefix: "{folder}/nowhere/x"')
+    (row,) = run(solver)
+    assert row.stage == "runs"
+    (folder / "net.prototxt").unlink()
+    (row,) = run(solver)
+    assert row.lacks and "net.prototxt" in row.message and "nowhere" not in row.message
+
+
 def test_nets_that_need_their_whole_batch(folder):
     reshape = 'layer { name: "r" type: "Reshape" bottom: "ip" top: "r" reshape_param { shape { dim: 5 dim: 3 } } }'
     (folder / "net.prototxt").write_text(NET.replace('bottom: "ip" bottom', 'bottom: "r" bottom') + reshape)
