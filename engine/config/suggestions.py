@@ -58,6 +58,16 @@ _ELSEWHERE = {
     **dict.fromkeys(("polynomiallr", "polynomialdecay", "linearlr"), ("poly", "")),
     **dict.fromkeys(("reducelronplateau",), ("plateau", "")),
     **dict.fromkeys(("constant", "constantlr"), ("fixed", "")),
+    # fields
+    **dict.fromkeys(("lr", "learningrate"), ("base_lr", "")),
+    **dict.fromkeys(("epochs", "numepochs"), ("max_epoch", "")),
+    **dict.fromkeys(("numsteps", "iterations"), ("max_iter", "")),
+    **dict.fromkeys(("milestones",), ("stepvalue", ", one for each")),
+    **dict.fromkeys(("maxnorm", "maxgradnorm", "clipgradnorm"), ("clip_gradients", "")),
+    **dict.fromkeys(("gradientaccumulationsteps", "accumulategradbatches"), ("iter_size", "")),
+    **dict.fromkeys(("outchannels", "outfeatures", "units", "filters"), ("num_output", "")),
+    **dict.fromkeys(("inchannels", "infeatures"), ("num_output", " alone; what comes in is known from the bottom")),
+    **dict.fromkeys(("p",), ("dropout_ratio", "")),
 }
 
 

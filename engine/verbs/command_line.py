@@ -57,7 +57,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     """Returns a tail for a message, such as "; did you mean 'train'?", or ""."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
+    known = list(known)
+    begun = [each for each in known if each.startswith(name)]
+    near = begun or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
@@ -91,7 +93,15 @@ class _Parser(argparse.ArgumentParser):
             if flag in ("--gpu", "--gpus"):
                 self.error(f"{flag}: this engine computes on processors, with all cores that it may use; leave it out")
             if flag.startswith("--") and flag not in known:
-                self.error(f"unrecognized arguments: {flag}{_nearest(flag, known)}")
+                self.error(f"unrecognized arguments: {flag}{_nearest(flag, known) or self._without_flags()}")
+        required = [action.option_strings[0] for action in self._actions if action.required and action.option_strings]
+        if words and not words[0].startswith("-") and required and not self._without_flags():
+            self.error(f"'{words[0]}' has no flag; did you mean '{required[0]} {words[0]}'?")
+
+    def _without_flags(self) -> str:
+        """A tail for a message, such as "; FILE has no flag", or ""."""
+        names = [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
+        return f"; {' and '.join(names)} {'have' if names[1:] else 'has'} no flag" if names else ""
 
 
 class _HelpFormatter(argparse.HelpFormatter):

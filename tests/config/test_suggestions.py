@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.config.suggestions import _ELSEWHERE, suggestion
 from engine.layers.fillers import _fillers
 from engine.layers.registry import layer_types
@@ -14,6 +15,11 @@ KNOWN = {
     "filler": set(_fillers),
     "policy": set(_policies),
     "type": set(solver_types()),
+    "field": {
+        field.name
+        for message in (proto.SolverParameter, proto.ConvolutionParameter, proto.DropoutParameter)
+        for field in message.DESCRIPTOR.fields
+    },
 }
 
 
@@ -33,6 +39,11 @@ KNOWN = {
         ("filler", "kaiming", "'msra'"),
         ("policy", "CosineAnnealingLR", "'cosine'"),
         ("policy", "constant", "'fixed'"),
+        ("field", "lr", "'base_lr'"),
+        ("field", "learning_rate", "'base_lr'"),
+        ("field", "epochs", "'max_epoch'"),
+        ("field", "out_features", "'num_output'"),
+        ("field", "in_channels", "'num_output' alone; what comes in is known from the bottom"),
     ],
 )
 def test_pytorch_s_words(kind, word, expected):

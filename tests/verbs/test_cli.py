@@ -174,7 +174,11 @@ def test_wrong_usage_is_status_2(arguments, capsys):
         (["xyz"], "unknown verb 'xyz'; known: average, check, "),
         (["train", "--solver", "x", "--snapsot", "y"], "arguments: --snapsot; did you mean '--snapshot'?"),
         (["train", "-slover=x"], "arguments: --slover; did you mean '--solver'?"),
-        (["summarize", "--xyz", "x"], "unrecognized arguments: --xyz\n"),
+        (["summarize", "--xyz", "x"], "unrecognized arguments: --xyz; NET has no flag\n"),
+        (["check", "--model", "x"], "unrecognized arguments: --model; FILE has no flag\n"),
+        (["plot_log", "a.log", "--output", "b.log"], "unrecognized arguments: --output; OUT and LOG have no flag\n"),
+        (["test", "--iter", "3"], "unrecognized arguments: --iter; did you mean '--iterations'?"),
+        (["train", "x.prototxt"], "'x.prototxt' has no flag; did you mean '--solver x.prototxt'?"),
         (["--verson"], "arguments: --verson; did you mean '--version'?"),
         (
             ["train", "--solver", "x", "-gpu", "all"],
