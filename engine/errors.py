@@ -52,7 +52,10 @@ class ConfigErrors(ConfigError):
 
 
 class DataError(EngineError):
-    """A data source that cannot be opened, or an item in it that cannot be read; names the source and the key."""
+    """A data source that cannot be opened, or an item in it that cannot be read; names the source and the key. item: of
+    what a net found in its input, the data layer and the place in its batch of the item at fault, if they are known."""
+
+    item: tuple[str, int] | None = None
 
 
 class DamagedItem(DataError):

@@ -81,7 +81,7 @@ TEXTS = {
     "label": (
         NET.replace("num_output: 10", "num_output: 7"),
         r"iteration 0: layer 'loss': label \d at position \d+ is "
-        r"outside \[0, 7\); the label needs at least (8|9|10) outputs, there are 7. The batch holds keys '0",
+        r"outside \[0, 7\); the label needs at least (8|9|10) outputs, there are 7. Its key is '0",
     ),
 }
 

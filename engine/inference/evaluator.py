@@ -151,7 +151,7 @@ class Evaluator:
         try:
             outputs = net.forward(Counters(k, batch.first_sample))
         except DataError as error:
-            raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch()}".strip()) from None
+            raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch(error.item)}".strip()) from None
         if self.on_forward is not None:
             self.on_forward(net, batch.size or 1)
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}

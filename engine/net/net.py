@@ -327,9 +327,26 @@ class Net:
         except EngineError:  # of a layer written in Python
             raise
         except RuntimeError as error:  # what an op found in its input
-            raise DataError(_with_advice(str(error))) from None
+            raise self._input_error(str(error)) from None
         if self.on_forward:
             self.on_forward(self)
+
+    def _input_error(self, message: str) -> DataError:
+        """Of what an op says of its input: with what a label out of range asks for, and whose label it is."""
+        found = re.search(r"^layer '(.*)': label (.+) at position (\d+) is outside \[0, (\d+)\)$", message)
+        if not found:
+            return DataError(message)
+        name, label, position, outputs = found.groups()
+        if label.isdecimal():
+            message += f"; the label needs at least {int(label) + 1} outputs, there are {outputs}"
+        error = DataError(message)
+        labels = next((blob for layer in self.graph.layers if layer.name == name for blob in layer.bottoms[1:2]), None)
+        makers = {top: layer for layer in self.graph.layers for top in layer.tops}
+        while labels in makers and makers[labels].type == "Split":
+            labels = makers[labels].bottoms[0]
+        if labels in self.fed:  # of a data layer, whose first axis counts its items
+            error.item = (makers[labels].name, int(position) // math.prod(labels.shape[1:]))
+        return error
 
     def outputs(self) -> dict[str, np.ndarray]:
         return {
@@ -362,12 +379,6 @@ class Net:
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False)
             if weight
         ]
-
-
-def _with_advice(error: str) -> str:
-    """The message of an op, with what a label out of range asks for."""
-    found = re.search(r"label (\d+) at position \d+ is outside \[0, (\d+)\)$", error)
-    return f"{error}; the label needs at least {int(found[1]) + 1} outputs, there are {found[2]}" if found else error
 
 
 def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -419,7 +419,8 @@ class Solver:
         try:
             yield
         except DataError as error:
-            raise DataError(f"iteration {self.iteration}: {error}. {self.feeder.describe_batch()}".strip()) from None
+            batch = self.feeder.describe_batch(error.item)
+            raise DataError(f"iteration {self.iteration}: {error}. {batch}".strip()) from None
 
     def _require_finite(self, loss: float) -> None:
         """Raises NumericalError naming iteration and layer."""

@@ -10,7 +10,7 @@ from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.data import open_data
 from engine.data.feeder import Feeder
-from engine.errors import EngineError
+from engine.errors import DataError, EngineError
 from engine.graph.build import TEST, TRAIN
 from engine.net import Net, NetOptions
 
@@ -89,6 +89,22 @@ def test_messages_name_the_keys():
     feeder.start()
     feeder.next(net)
     assert feeder.describe_batch().startswith("The batch holds keys '0") and "29 more" in feeder.describe_batch()
+    feeder.close()
+
+
+def test_a_label_out_of_range_names_its_key():
+    """Also behind the Split of a label that two layers read."""
+    config = read_net("nets/digits.prototxt", ["layer[ip2].inner_product_param.num_output=7"])
+    feeder = Feeder(config, TEST, 1, World())
+    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
+    feeder.start()
+    feeder.next(net)
+    with pytest.raises(DataError, match=r"label (7|8|9) at position \d+ is outside") as raised:
+        net.forward()
+    labels = net.blobs["label"].data
+    first = int(np.argmax(labels >= 7))
+    assert first > 0 and raised.value.item == ("data", first)
+    assert feeder.describe_batch(raised.value.item) == f"Its key is '{feeder.keys[first]}'. "
     feeder.close()
 
 
