@@ -334,7 +334,8 @@ def _add_graph(
     if net is None:
         return shapes_of
     optimizer = int(sets * net.memory.gradients)
-    needed, free = net.memory.parameters + net.memory.gradients + optimizer + net.memory.planned, free_memory()
+    used, free = net.memory, free_memory()
+    needed = used.parameters + used.gradients + optimizer + used.planned + used.ahead
     if needed > free:
         size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
         report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")
@@ -433,12 +434,13 @@ def _memory_text(report: FileReport) -> str:
     if other := report.discriminator:  # whose parameters the first one has, too
         gradients, planned = (getattr(used, name) + getattr(other.memory, name) for name in ("gradients", "planned"))
         used = replace(used, gradients=gradients, planned=planned)
-    total = used.parameters + used.gradients + own + used.planned
+    total = used.parameters + used.gradients + own + used.planned + used.ahead
+    ahead = f", {human(used.ahead, 'B')} batches read ahead" if used.ahead else ""
     share = f", 1/{report.ranks} of it (shard_updates)" if report.sharded else ""
     return (
         f"memory of each rank: {human(total, 'B')}: {human(used.parameters, 'B')} parameters, "
         f"{human(used.gradients, 'B')} their gradients, {human(own, 'B')} the optimizer's state{share}, "
-        f"{human(used.planned, 'B')} blobs"
+        f"{human(used.planned, 'B')} blobs{ahead}"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.graph.build import TRAIN, Graph
 from engine.graph.passes.memory_plan import Lifetime, plan
 from engine.layers.base import Blob, Layer, Parameter
+from engine.layers.data import Data
 
 FLOAT_BYTES = 4
 VIEWS = ("Split", "Flatten", "Reshape")  # their tops are their bottom's memory
@@ -29,12 +30,14 @@ class LayerCost:
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank. activations: every blob, and in training every gradient, in memory of its own; planned: the
-    same, sharing memory by the steps at which they are alive. The kernels' scratch and padding come on top."""
+    same, sharing memory by the steps at which they are alive; ahead: the batches that data layers read ahead, which are
+    no blobs yet. The kernels' scratch and padding come on top."""
 
     parameters: int
     gradients: int
     activations: int
     planned: int
+    ahead: int = 0
 
 
 def layer_costs(graph: Graph) -> list[LayerCost]:
@@ -69,7 +72,13 @@ def memory(graph: Graph) -> Memory:
         FLOAT_BYTES * sum(parameter.count for parameter in owners if training and parameter.learnable),
         sum(life.bytes for life in lifetimes),
         plan(lifetimes)[1],
+        sum(_bytes_ahead(layer) for layer in graph.layers if isinstance(layer, Data)),
     )
+
+
+def _bytes_ahead(layer: Data) -> int:
+    """Of a data layer; the batch in use is its tops' memory."""
+    return FLOAT_BYTES * layer.message.data_param.prefetch * sum(math.prod(top.shape) for top in layer.tops)
 
 
 def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:

@@ -85,6 +85,7 @@ def test_memory_estimate(net_file):
     assert used.parameters == used.gradients == 4 * parameters
     assert used.activations == 4 * (values + gradients)
     assert 4 * (values - 1) <= used.planned <= used.activations + 64 * 8
+    assert used.ahead == 4 * 4 * (2 * 48 + 2)  # four batches
 
 
 def test_json_is_plain(net_file):
