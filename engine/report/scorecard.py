@@ -109,7 +109,7 @@ class Scorecard:
         """version: of AP_VERSIONS."""
         curves, precisions = found.curves(), found.average_precisions(version)
         labels = {label: names[label] if label < len(names) else str(label) for label in curves}
-        rows = ((label, labels[label], found.boxes[label], precisions[label]) for label in curves)
+        rows = ((label, labels[label], int(found.boxes[label]), precisions[label]) for label in curves)
         self._table(_name(stem, "detections.csv"), ["label", "name", "boxes", "average precision"], rows)
         points = (
             (label, labels[label], *point)

@@ -140,6 +140,7 @@ def _report(
     """Writes what has been found, on rank 0."""
     if report is None:
         return
+    from engine.config.label_map import label_names
     from engine.inference.classify import found_labels
     from engine.inference.judges import ClassJudge
 
@@ -155,7 +156,8 @@ def _report(
             report.add_labels(judge.name, judge.scores, judge.there, names, stem)
     for name, found in evaluator.detections.items():
         stem = name if len(evaluator.detections) > 1 else ""
-        names = found_labels(config, max(found.boxes, default=0) + 1)
+        count, mapped = max(found.boxes, default=0) + 1, label_names(config)
+        names = [mapped.get(label, str(label)) for label in range(count)] if mapped else found_labels(config, count)
         report.add_detections(name, found, evaluator.ap_version, names, stem)
     report.close()
 

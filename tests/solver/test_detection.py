@@ -1,10 +1,15 @@
 """A small SSD learns where rectangles are: AnnotatedData with its augmentations, priors, the loss, the test's mAP."""
 
+import csv
+import json
+
 import lmdb
 import numpy as np
 import pytest
 
+import engine
 from engine import proto
+from engine.cli import main
 from tests.solver.harness import make_solver
 
 SIDE = 48
@@ -14,7 +19,7 @@ layer {{ name: "data" type: "AnnotatedData" top: "data" top: "label" include {{ 
   data_param {{ source: "{source}" backend: LMDB batch_size: {batch} shuffle: {shuffle} }}
   transform_param {{ scale: 0.01 mean_value: 128 mirror: {shuffle} resize_param {{ height: 48 width: 48 }}
     emit_constraint {{ emit_type: CENTER }} {augment} }}
-  annotated_data_param {{ {samplers} }} }}
+  annotated_data_param {{ label_map_file: "{folder}/labelmap.prototxt" {samplers} }} }}
 """
 AUGMENT = "distort_param { brightness_prob: 0.5 brightness_delta: 16 } expand_param { prob: 0.3 max_expand_ratio: 1.5 }"
 SAMPLERS = """batch_sampler { max_sample: 1 max_trials: 1 } batch_sampler { max_sample: 1 max_trials: 20
@@ -83,24 +88,65 @@ def picture(random: np.random.RandomState) -> proto.AnnotatedDatum:
     return message
 
 
+RANDOM = np.random.RandomState(0)
+PICTURES = {name: [picture(RANDOM) for _ in range(count)] for name, count in (("train", 256), ("test", 64))}
+
+
 @pytest.fixture
 def databases(tmp_path):
-    random = np.random.RandomState(0)
-    for name, count in (("train", 256), ("test", 64)):
+    for name, pictures in PICTURES.items():
         with lmdb.open(str(tmp_path / name), map_size=1 << 26, lock=False) as environment:
             with environment.begin(write=True) as transaction:
-                for i in range(count):
-                    transaction.put(f"{i:04d}".encode(), picture(random).SerializeToString())
+                for i, each in enumerate(pictures):
+                    transaction.put(f"{i:04d}".encode(), each.SerializeToString())
+    items = ((0, "background"), (1, "bright"), (2, "dark"))
+    lines = [f'item {{ name: "{name}" label: {label} display_name: "{name}" }}' for label, name in items]
+    (tmp_path / "labelmap.prototxt").write_text("\n".join(lines))
     return tmp_path
+
+
+def overlap(one, other) -> float:
+    """Intersection over union of two boxes (x1, y1, x2, y2)."""
+    width, height = (min(one[k + 2], other[k + 2]) - max(one[k], other[k]) for k in (0, 1))
+    if width <= 0 or height <= 0:
+        return 0
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    return width * height / (sum(areas) - width * height)
+
+
+def average_precision(found: list, label: int) -> float:
+    """Of (image, label, score, x1, y1, x2, y2) in the test pictures: the area under the precision over the recall."""
+    boxes = [
+        [(a.bbox.xmin, a.bbox.ymin, a.bbox.xmax, a.bbox.ymax) for g in each.annotation_group for a in g.annotation]
+        for each in pictures_of(label)
+    ]
+    used, right = set(), []
+    for image, _, _, *box in sorted((row for row in found if row[1] == label), key=lambda row: -row[2]):
+        best, which = max(((overlap(box, other), k) for k, other in enumerate(boxes[int(image)])), default=(0, 0))
+        right.append(best >= 0.5 and (image, which) not in used)
+        used |= {(image, which)} if right[-1] else set()
+    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
+    return float(np.sum(precision * np.array(right)) / sum(map(len, boxes)))
+
+
+def pictures_of(label: int) -> list[proto.AnnotatedDatum]:
+    """The test pictures with the boxes of one class."""
+    return [
+        proto.AnnotatedDatum(annotation_group=[group for group in each.annotation_group if group.group_label == label])
+        for each in PICTURES["test"]
+    ]
 
 
 def test_a_small_ssd_learns(databases):
     train = {"phase": "TRAIN", "batch": 16, "shuffle": "true", "augment": AUGMENT, "samplers": SAMPLERS}
     test = {"phase": "TEST", "batch": 16, "shuffle": "false", "augment": "", "samplers": ""}
-    net = "".join(DATA.format(source=databases / part["phase"].lower(), **part) for part in (train, test)) + BODY
+    net = BODY
+    for part in (test, train):
+        net = DATA.format(source=databases / part["phase"].lower(), folder=databases, **part) + net
     solver = make_solver(
         'type: "Adam" base_lr: 0.002 delta: 1e-8 momentum: 0.9 max_iter: 150 test_iter: 4 test_interval: 150 '
-        'test_initialization: false eval_type: "detection" ap_version: "11point" show_per_class_result: true',
+        'test_initialization: false eval_type: "detection" ap_version: "11point" show_per_class_result: true '
+        f'snapshot_prefix: "{databases}/ssd" snapshot_after_train: true',
         net,
     )
     solver.feeder.start()
@@ -110,3 +156,26 @@ def test_a_small_ssd_learns(databases):
     solver.close()
     assert list(after) == ["map", "map_class1", "map_class2"]
     assert before["map"] < 0.3 and after["map"] > 0.8, (before, after)
+    check_report(databases, net)
+
+
+def check_report(folder, net: str):
+    """engine test --report of the trained net, against the plain formula."""
+    (folder / "net.prototxt").write_text(net)
+    files = [str(folder / name) for name in ("net.prototxt", "ssd_iter_150.caffemodel", "report")]
+    assert main(["test", "--model", files[0], "--weights", files[1], "--report", files[2]]) == 0
+    trained = engine.Net(files[0], files[1], engine.TEST)
+    found = []
+    for batch in range(4):
+        trained.forward()
+        rows = trained.blobs["found"].data.reshape(-1, 7)
+        found += [(batch * 16 + row[0], *row[1:]) for row in rows.tolist() if row[0] >= 0]
+    expected = {"bright": average_precision(found, 1), "dark": average_precision(found, 2)}
+    with open(folder / "report/report.json") as file:
+        report = json.load(file)["detections"]["map"]
+    assert report["average_precision"] == pytest.approx(expected, abs=1e-9) and min(expected.values()) > 0.5
+    assert report["map"] == pytest.approx(np.mean([*expected.values()]), abs=1e-9)
+    with open(folder / "report/detections.csv") as file:
+        table = list(csv.DictReader(file))
+    counts = [sum(len(each.annotation_group) for each in pictures_of(k)) for k in (1, 2)]
+    assert [(row["name"], row["boxes"]) for row in table] == [("bright", str(counts[0])), ("dark", str(counts[1]))]
