@@ -240,7 +240,8 @@ def _leave_open(config: SolverConfig) -> None:
 
 @functools.cache
 def _class_of(kind: str) -> type[Solver]:
-    about = f'A solver of type: "{kind}", whatever its file says. {Solver.__doc__}'
+    more = (Solver.__doc__ or "").partition(". ")[2]  # after whose type it is
+    about = f'A solver of type: "{kind}", whatever its file says.\n\n    {more}'
     return type(f"{kind}Solver", (Solver,), {"_type": kind, "__module__": __name__, "__doc__": about})
 
 
