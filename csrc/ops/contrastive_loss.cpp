@@ -1,7 +1,7 @@
 // Pairs that are alike shall be close, others at least a margin apart: half of d^2 for the former, of
 // max(margin - d, 0)^2 for the latter, or, in the legacy version, of max(margin - d^2, 0); d is the distance of a and b
-// (Hadsell et al. 2006). inputs: a (N, ...), b (as a), whether they are alike (N; 0 for no); attributes: loss_weight,
-// margin, legacy_version.
+// (Hadsell et al. 2006). inputs: a (N, ...), b (as a), whether they are alike (N; 0 for no) or labels of a and of b (N
+// each), equal where they are; attributes: loss_weight, margin, legacy_version.
 #include <algorithm>
 #include <cmath>
 
@@ -51,7 +51,10 @@ public:
 private:
     static constexpr float least_distance = 1e-4f;  // added to d by Caffe, so that nothing is divided by 0
 
-    bool alike(int64_t i) const { return whole(input(2)->data()[i]) != 0; }
+    bool alike(int64_t i) const {
+        const auto first = whole(input(2)->data()[i]);
+        return spec_.inputs.size() > 3 ? first == whole(input(3)->data()[i]) : first != 0;
+    }
 
     // The gradient with respect to a, as a multiple of a - b.
     float slope(int64_t i) const {

@@ -73,6 +73,13 @@ class Config(Generic[MessageT]):
             place, nodes = node.where, node.value
         return place
 
+    def put_in_front(self: Config[proto.NetParameter], layer: proto.LayerParameter) -> None:
+        """Makes a layer that is not in the text the first one of a net in the current format."""
+        self._layers = [None, *(self._layers or [None] * len(self.message.layer))]
+        rest = list(self.message.layer)
+        self.message.ClearField("layer")
+        self.message.layer.extend([layer, *rest])
+
     def with_message(self, message: MessageT) -> Config[MessageT]:
         """The same file, and the places in it, for a changed copy of its message with the same layers."""
         return Config(message, self.path, self.notes, self._nodes, self._layers)

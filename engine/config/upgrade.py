@@ -377,6 +377,10 @@ def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
             )
         pooling.round_mode = mode
         pooling.ClearField("ceil_mode")
+    if layer.type == "Transpose":
+        layer.type = "Permute"
+        _copy(layer, "permute_param.order", layer.transpose_param.dim, f"layer '{layer.name}': ", origin)
+        layer.ClearField("transpose_param")
     images = layer.image_data_param
     if images.HasField("short_side"):
         if images.short_side:

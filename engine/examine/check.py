@@ -268,6 +268,7 @@ def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
 
 def _check_net(config: NetConfig, report: FileReport, level: int, stages: list[str]) -> None:
     """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
+    _give_data(config, report)
     _give_num_output(config, report)
     kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASES}
     staged = [] if stages or any(kept.values()) else _feeding_stages(config, level)
@@ -301,6 +302,27 @@ def _feeding_stages(config: NetConfig, level: int) -> list[str]:
     """The stages each of which alone lets a layer feed the net, in their order in the text."""
     named = dict.fromkeys(stage for layer in config.message.layer for rule in layer.include for stage in rule.stage)
     return [stage for stage in named if any(_feeding_layers(config, phase, level, [stage]) for phase in PHASES)]
+
+
+def _give_data(config: NetConfig, report: FileReport) -> None:
+    """Some nets begin with layers that read 'data', and perhaps 'label', which no layer makes: whoever runs them, as
+    DIGITS, puts the layer in front that does."""
+    layers = config.message.layer
+    if not layers or not all(layer.bottom for layer in layers):
+        return
+    made: set[str] = set()
+    lacking: dict[str, None] = {}
+    for layer in layers:
+        lacking |= dict.fromkeys(name for name in layer.bottom if name not in made)
+        made.update(layer.top)
+    if "data" not in lacking or not set(lacking) <= {"data", "label"}:
+        return
+    names = [name for name in ("data", "label") if name in lacking]
+    config.put_in_front(proto.LayerParameter(name="data", type="Data", top=names, data_param={"batch_size": 1}))
+    report.absent(
+        f"{config.path}: nothing feeds the net: no layer makes {' and '.join(map(repr, names))}, as where a program "
+        "puts the data layer there; put one there, or an Input layer"
+    )
 
 
 def _give_num_output(config: NetConfig, report: FileReport) -> None:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 Shape = tuple[int, ...]
+RecurrentParam: TypeAlias = "proto.RecurrentParameter | proto.LSTMParameter"
 SizedParam: TypeAlias = (
-    "proto.ConvolutionParameter | proto.InnerProductParameter | proto.EmbedParameter | proto.RecurrentParameter"
+    "proto.ConvolutionParameter | proto.InnerProductParameter | proto.EmbedParameter | RecurrentParam"
 )
 # What an op can be told. A Callable(backward) is called when the op runs.
 Attribute = int | float | str | Sequence[int] | Sequence[float] | Callable[[bool], None]

@@ -11,19 +11,22 @@ from engine.layers.registry import register
 
 @register("ContrastiveLoss")
 class ContrastiveLoss(PairLoss):
-    """Bottoms: features a and b (N, ...), whether they are alike (N). Top: sum over the pairs of d^2 or, where they are
-    not, of max(margin - d, 0)^2, by 2N; d is their distance. `legacy_version`: max(margin - d^2, 0)."""
+    """Bottoms: features a and b (N, ...), whether they are alike (N), or, as happynear's fork has it, the labels of a
+    and of b (N each), which say so where they are equal. Top: sum over the pairs of d^2 or, where they are not alike,
+    of max(margin - d, 0)^2, by 2N; d is their distance. `legacy_version`, and happynear's: max(margin - d^2, 0)."""
 
-    bottom_range = (3, 3)
-    constant_bottoms = frozenset({2})
+    bottom_range = (3, 4)
+    constant_bottoms = frozenset({2, 3})
 
     def infer(self) -> list[Shape]:
         tops = super().infer()
-        features, alike = self.shapes[0], self.shapes[2]
-        if math.prod(alike) != features[0]:
-            raise self.error(f"expected a third bottom of {features[0]} values, one for each pair, got {alike}")
+        features, *labels = self.shapes[0], *self.shapes[2:]
+        for which, shape in zip(("third", "fourth"), labels):
+            if math.prod(shape) != features[0]:
+                raise self.error(f"expected a {which} bottom of {features[0]} values, one for each pair, got {shape}")
         return tops
 
     def attributes(self) -> Attributes:
         param = self.message.contrastive_loss_param
-        return {**super().attributes(), "margin": param.margin, "legacy_version": param.legacy_version}
+        legacy = param.legacy_version or len(self.bottoms) == 4
+        return {**super().attributes(), "margin": param.margin, "legacy_version": legacy}

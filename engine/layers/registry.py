@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.config.dialects import unknown_layer
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError
+from engine.errors import CODE, ConfigError
 
 if TYPE_CHECKING:
     from engine.layers.base import Layer
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LayerT = TypeVar("LayerT", bound="Layer")
 
 _types: dict[str, type[Layer]] = {}
+
+# What TensorRT's parser asks the program for that reads the net; the prototxt does not say what such a layer does.
+_PLUGINS = ("IPlugin", "Plugin")
 
 
 def register(*names: str) -> Callable[[type[LayerT]], type[LayerT]]:
@@ -49,5 +52,12 @@ def layer_type(name: str, layer: str, where: str) -> type[Layer]:
     types = layer_types()
     if name in types:
         return types[name]
+    if name in _PLUGINS:
+        raise ConfigError(
+            f"layer '{layer}' ({name}): TensorRT's name for a layer that the program has which reads the net; put the "
+            "layers, or the Python layer, there that compute the same",
+            where,
+            absent=CODE,
+        )
     known = unknown_layer(name) or suggestion(name, types)
     raise ConfigError(f"layer '{layer}': unknown layer type '{name}'{known}", where)

@@ -154,6 +154,14 @@ def test_dilation_of_each_axis():
         net('type: "Convolution" convolution_param { dilation: 2 dilation_h: 2 }')
 
 
+def test_a_transposition_is_a_permutation():
+    layer = net('type: "Transpose" transpose_param { dim: 2 dim: 0 dim: 1 }')
+    assert (layer.type, list(layer.permute_param.order)) == ("Permute", [2, 0, 1])
+    assert not layer.HasField("transpose_param")
+    with pytest.raises(ConfigError, match="cannot hold"):
+        net('type: "Transpose" transpose_param { dim: -1 dim: 0 }')
+
+
 def test_holes_are_dilation():
     def dilation(text):
         param = net(f'type: "Convolution" convolution_param {{ {text} }}').convolution_param

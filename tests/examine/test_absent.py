@@ -148,6 +148,36 @@ def test_a_net_that_only_stages_feed(write):
     assert "no layer makes its bottom 'raw'" in check_file(path, stages=["deploy"]).errors[0]
 
 
+UNFED = """
+layer { name: "scale" type: "Power" bottom: "data" top: "scaled" }
+layer { name: "ip" type: "InnerProduct" bottom: "scaled" top: "ip" }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def test_a_net_that_a_program_feeds(write):
+    """DIGITS puts the layer there that makes 'data' and 'label'."""
+    path = write("net.prototxt", UNFED)
+    report = check_file(path)
+    assert report.errors == [] and [layer.name for layer in report.nets[0].layers] == ["data", "scale", "ip", "loss"]
+    assert report.absent_files[0].startswith(f"{path}: nothing feeds the net: no layer makes 'data' and 'label'")
+    assert main(["check", path]) == 0 and main(["check", path, "--strict"]) == 1
+    alone = check_file(write("data.prototxt", UNFED.splitlines()[1]))
+    assert alone.errors == [] and "no layer makes 'data', as" in alone.absent_files[0]
+    other = check_file(write("other.prototxt", UNFED.replace('"label"', '"target"')))
+    assert "no layer makes its bottom 'data'" in other.errors[0]
+
+
+def test_a_typing_error_in_a_net_that_is_fed(write):
+    report = check_file(write("net.prototxt", NET.replace('bottom: "data"', 'bottom: "date"', 1) % ""))
+    assert "no layer makes its bottom 'date'" in report.errors[0]
+
+
+def test_layers_that_only_a_program_has(write):
+    report = check_file(write("net.prototxt", UNFED.replace('"Power"', '"IPlugin"')))
+    assert report.errors == [] and "TensorRT's name for a layer that the program has" in report.absent_code[0]
+
+
 def test_num_output_is_missing_where_data_are_named(write):
     report = check_file(write("net.prototxt", NET.replace("num_output: 7", "") % ""))
     assert "num_output" in report.errors[0]

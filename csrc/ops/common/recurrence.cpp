@@ -13,6 +13,7 @@ Recurrence::Recurrence(OpSpec spec, size_t states)
       hidden_(spec_.output_shapes.at(0).back()),
       width_(input(0)->shape.at(1)),
       states_(states),
+      clip_(float(spec_.attributes.real("clip", 0))),
       has_static_(spec_.attributes.flag("static")),
       first_state_(2 + size_t(has_static_)),
       first_(states, std::vector<float>(batch_ * hidden_)),
@@ -131,6 +132,8 @@ void Recurrence::backward(const dnnl::stream& stream) {
                 for (int64_t d = 0; d < hidden_; d++) gradient(0, n)[d] += given[d];
             }
             retreat(t, n, step + n * width_);
+            if (clip_ > 0)
+                for (int64_t g = n * width_; g < (n + 1) * width_; g++) step[g] = std::clamp(step[g], -clip_, clip_);
         }
         drive_gradient_step_.set_data_handle(step);
         run(step_backward_, stream);

@@ -2,7 +2,8 @@
 // LSTM and RNN have in common.
 // inputs: drive (T N, G), what the units get from x; cont (T, N), by which states are multiplied before a step (0 where
 // a sequence begins); with the attribute `static`, a further drive of all steps (N, G); then, if states are exposed,
-// the first ones, each (1, N, H). params: matrix (G, H). outputs: hidden states (T, N, H), or (T N, H); if states are
+// the first ones, each (1, N, H). attributes: static, clip (what gradients of the drive are cut off at, 0 for nowhere).
+// params: matrix (G, H). outputs: hidden states (T, N, H), or (T N, H); if states are
 // exposed, the last ones. States that are not exposed go on from one batch to the next; gradients do not.
 #pragma once
 
@@ -47,6 +48,7 @@ private:
     void end();
     void write_gradients();
 
+    float clip_;  // of the absolute values of the drive's gradients, if above 0
     bool has_static_;
     size_t first_state_;                     // where they come among the inputs
     std::vector<std::vector<float>> first_;  // states before the first step

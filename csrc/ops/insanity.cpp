@@ -1,0 +1,70 @@
+// x where it is positive, else x / a. At training a is uniform in [lower, upper), anew for each element of each sample
+// at each step, as Dropout's choices (kernels/dropout_mask.h): for backward there is nothing to store. inputs: x (N,
+// ...); attributes: lower, upper.
+#include <stdexcept>
+
+#include "kernels/dropout_mask.h"
+#include "op.h"
+#include "ops/common/channel_layout.h"
+
+namespace engine {
+namespace {
+
+class Insanity : public Op {
+public:
+    explicit Insanity(OpSpec spec)
+        : Op(std::move(spec)),
+          lower_(float(spec_.attributes.real("lower"))),
+          range_(float(spec_.attributes.real("upper")) - lower_),
+          choices_(spec_.name) {
+        const TensorPtr& x = input(0);
+        const auto rows = channel_rows(x->layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(x->layout));
+        rows_ = *rows;
+        touch(Pass::forward, {x, output(0, x->layout)});
+        may_overwrite(Pass::forward, x, outputs_[0]);
+        if (!input_gradient(0) || !output_gradient(0)) return;
+        touch(Pass::backward, {signs(), outputs_[0]->diff, x->diff});
+        may_overwrite(Pass::backward, outputs_[0]->diff, x->diff);
+    }
+
+    void forward(const dnnl::stream&) override { apply(input(0), input(0), outputs_[0]); }
+    void backward(const dnnl::stream&) override {
+        if (touched(Pass::backward).empty()) return;
+        apply(signs(), outputs_[0]->diff, input(0)->diff);
+    }
+
+private:
+    // What has the signs of x: y, if a is positive.
+    const TensorPtr& signs() const { return lower_ > 0 ? outputs_[0] : input(0); }
+
+    // to = from, divided by a where `signed_as` is not positive. All are laid out as x; some may be one memory.
+    void apply(const TensorPtr& signed_as, const TensorPtr& from, const TensorPtr& to) const {
+        const float *const signs = signed_as->data(), *const given = from->data();
+        float* const y = to->data();
+        const Counter& counter = *spec_.counter;
+        const int64_t blocks = rows_.blocks(), lanes = rows_.lanes, inner = rows_.inner;
+        const int64_t step = lanes == 1 ? 1 : rows_.inner_stride;
+#pragma omp parallel for schedule(static) if (!rows_.small())
+        for (int64_t panel = 0; panel < rows_.panels(); panel++) {
+            const int64_t n = panel / blocks, block = panel % blocks, at = rows_.offset(n, block);
+            const DropoutMask choice = choices_.of(counter.seed, counter.step, counter.first_sample + uint64_t(n));
+            for (int64_t i = 0; i < inner; i++)
+                for (int64_t lane = 0; lane < lanes; lane++) {
+                    const int64_t k = at + i * step + lane;
+                    const auto element = uint32_t((block * lanes + lane) * inner + i);
+                    const float divisor = lower_ + range_ * choice.uniform(element);
+                    y[k] = signs[k] > 0 ? given[k] : given[k] / divisor;
+                }
+        }
+    }
+
+    float lower_, range_;
+    DropoutMasks choices_;
+    ChannelRows rows_{};
+};
+
+static const RegisterOp<Insanity> registered("Insanity");
+
+}  // namespace
+}  // namespace engine

@@ -1,0 +1,35 @@
+"""x, or x / a where x is negative, with a random in training (Xu et al. 2015, arXiv 1505.00853)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.activation import Activation
+from engine.layers.base import Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("Insanity")
+class Insanity(Activation):
+    """Bottom and top: any shape, of which the first axis counts samples. Where x is negative it is divided by a, which
+    in training is uniform in [`lb`, `ub`) for each element, and at test (`ub` - `lb`) / log |`ub` / `lb`|."""
+
+    def infer(self) -> list[Shape]:
+        lower, upper = self.message.insanity_param.lb, self.message.insanity_param.ub
+        if not lower < upper or lower * upper <= 0:
+            raise self.error(f"expected lb below ub, both positive or both negative, got {lower:g} and {upper:g}")
+        if not self.shapes[0]:
+            raise self.error("expected a bottom of at least 1 axis, got a scalar")
+        return super().infer()
+
+    def lower(self, builder: Builder) -> None:
+        lower, upper = self.message.insanity_param.lb, self.message.insanity_param.ub
+        x = builder.tensor(self.bottoms[0])
+        if self.training:
+            builder.op("Insanity", self, [x], {"lower": lower, "upper": upper})
+        else:
+            builder.op("ReLU", self, [x], {"negative_slope": math.log(upper / lower) / (upper - lower)})
