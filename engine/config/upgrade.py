@@ -392,6 +392,10 @@ def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
                 )
             resize.min_size = resize.max_size = images.short_side
         images.ClearField("short_side")
+    if images.face_transform and layer.type != "MultiLabelImageData":
+        raise ConfigError(
+            f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", _where(origin)
+        )
     for field in _SEGMENTATION:
         if layer.transform_param.HasField(field) and layer.type not in _SEGMENTATION_LAYERS:
             raise ConfigError(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register(
     *("Data", "ImageData", "HDF5Data", "MemoryData", "WindowData", "AnnotatedData"),
-    *("ImageSegData", "DenseImageData", "SegData", "ImageLabelmapData", "VideoData"),
+    *("ImageSegData", "DenseImageData", "SegData", "ImageLabelmapData", "VideoData", "MultiLabelImageData"),
 )
 class Data(Layer):
     """Tops: data (N, C, H, W) and, where asked for, labels; of HDF5Data any. `source_shapes` (batch

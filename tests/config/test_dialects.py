@@ -162,6 +162,12 @@ def test_a_transposition_is_a_permutation():
         net('type: "Transpose" transpose_param { dim: -1 dim: 0 }')
 
 
+def test_faces_are_turned_by_one_type_of_layer():
+    assert net('type: "MultiLabelImageData" image_data_param { face_transform: true }').type == "MultiLabelImageData"
+    with pytest.raises(ConfigError, match="face_transform is for MultiLabelImageData, not for ImageData"):
+        net('type: "ImageData" image_data_param { face_transform: true }')
+
+
 def test_holes_are_dilation():
     def dilation(text):
         param = net(f'type: "Convolution" convolution_param {{ {text} }}').convolution_param
