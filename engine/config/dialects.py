@@ -72,6 +72,8 @@ class Review:
         name = _name(descriptor)
         nodes = list(nodes)
         kind = next((str(node.value) for node in nodes if node.name == "type"), "")
+        if name == "LayerParameter" and any(node.name not in fields for node in nodes):
+            self._layer(nodes, label)
         for node in nodes:
             described = fields.get(node.name)
             if described is None or (kind and not any(word in kind for word in _READERS.get(node.name, ("",)))):
@@ -85,6 +87,14 @@ class Review:
                 self.notes.setdefault((row.message, row.field), note)
             elif isinstance(node.value, list) and described.message_type is not None:
                 self._message(described.message_type, node.value, layer_label(node) or label)
+
+    def _layer(self, nodes: list[Node], label: str) -> None:
+        """What is known of the type of a layer that has fields which nobody here knows."""
+        for node in nodes:
+            if node.name == "type" and isinstance(node.value, bytes):
+                kind = node.value.decode(errors="replace")
+                if known := unknown_layer(kind):
+                    self.errors.append(ConfigError(f"{label}type '{kind}'{known}", node.where))
 
 
 def refusal(described: FieldDescriptor, value: list[Node] | bytes | str) -> str:

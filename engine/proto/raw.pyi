@@ -2906,7 +2906,7 @@ class ReductionParameter(_message.Message):
     def __init__(self, operation: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., coeff: _Optional[float] = ..., k: _Optional[int] = ...) -> None: ...
 
 class PriorBoxParameter(_message.Message):
-    __slots__ = ("min_size", "max_size", "aspect_ratio", "flip", "clip", "variance", "img_size", "img_h", "img_w", "step", "step_h", "step_w", "offset")
+    __slots__ = ("min_size", "max_size", "aspect_ratio", "flip", "clip", "variance", "img_size", "img_h", "img_w", "step", "step_h", "step_w", "offset", "denser_prior_boxes")
     class CodeType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CORNER: _ClassVar[int]
@@ -2928,6 +2928,7 @@ class PriorBoxParameter(_message.Message):
     STEP_H_FIELD_NUMBER: _ClassVar[int]
     STEP_W_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DENSER_PRIOR_BOXES_FIELD_NUMBER: _ClassVar[int]
     min_size: _containers.RepeatedScalarFieldContainer[float]
     max_size: _containers.RepeatedScalarFieldContainer[float]
     aspect_ratio: _containers.RepeatedScalarFieldContainer[float]
@@ -2941,7 +2942,8 @@ class PriorBoxParameter(_message.Message):
     step_h: float
     step_w: float
     offset: float
-    def __init__(self, min_size: _Optional[_Iterable[float]] = ..., max_size: _Optional[_Iterable[float]] = ..., aspect_ratio: _Optional[_Iterable[float]] = ..., flip: _Optional[bool] = ..., clip: _Optional[bool] = ..., variance: _Optional[_Iterable[float]] = ..., img_size: _Optional[int] = ..., img_h: _Optional[int] = ..., img_w: _Optional[int] = ..., step: _Optional[float] = ..., step_h: _Optional[float] = ..., step_w: _Optional[float] = ..., offset: _Optional[float] = ...) -> None: ...
+    denser_prior_boxes: bool
+    def __init__(self, min_size: _Optional[_Iterable[float]] = ..., max_size: _Optional[_Iterable[float]] = ..., aspect_ratio: _Optional[_Iterable[float]] = ..., flip: _Optional[bool] = ..., clip: _Optional[bool] = ..., variance: _Optional[_Iterable[float]] = ..., img_size: _Optional[int] = ..., img_h: _Optional[int] = ..., img_w: _Optional[int] = ..., step: _Optional[float] = ..., step_h: _Optional[float] = ..., step_w: _Optional[float] = ..., offset: _Optional[float] = ..., denser_prior_boxes: _Optional[bool] = ...) -> None: ...
 
 class MultiBoxLossParameter(_message.Message):
     __slots__ = ("loc_loss_type", "conf_loss_type", "loc_weight", "num_classes", "share_location", "match_type", "overlap_threshold", "use_prior_for_matching", "background_label_id", "use_difficult_gt", "do_neg_mining", "neg_pos_ratio", "neg_overlap", "code_type", "encode_variance_in_target", "map_object_to_agnostic", "ignore_cross_boundary_bbox", "bp_inside", "mining_type", "nms_param", "sample_size", "use_prior_for_nms", "ignore_difficult_gt")
@@ -3030,7 +3032,7 @@ class NonMaximumSuppressionParameter(_message.Message):
     def __init__(self, nms_threshold: _Optional[float] = ..., top_k: _Optional[int] = ..., eta: _Optional[float] = ...) -> None: ...
 
 class DetectionOutputParameter(_message.Message):
-    __slots__ = ("num_classes", "share_location", "background_label_id", "nms_param", "save_output_param", "code_type", "keep_top_k", "variance_encoded_in_target", "confidence_threshold", "visualize", "visualize_threshold", "save_file")
+    __slots__ = ("num_classes", "share_location", "background_label_id", "nms_param", "save_output_param", "code_type", "keep_top_k", "variance_encoded_in_target", "confidence_threshold", "visualize", "visualize_threshold", "save_file", "use_polygon")
     NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
     SHARE_LOCATION_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_LABEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -3043,6 +3045,7 @@ class DetectionOutputParameter(_message.Message):
     VISUALIZE_FIELD_NUMBER: _ClassVar[int]
     VISUALIZE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     SAVE_FILE_FIELD_NUMBER: _ClassVar[int]
+    USE_POLYGON_FIELD_NUMBER: _ClassVar[int]
     num_classes: int
     share_location: bool
     background_label_id: int
@@ -3055,7 +3058,8 @@ class DetectionOutputParameter(_message.Message):
     visualize: bool
     visualize_threshold: float
     save_file: str
-    def __init__(self, num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., save_output_param: _Optional[_Union[SaveOutputParameter, _Mapping]] = ..., code_type: _Optional[_Union[int, str]] = ..., keep_top_k: _Optional[int] = ..., variance_encoded_in_target: _Optional[bool] = ..., confidence_threshold: _Optional[float] = ..., visualize: _Optional[bool] = ..., visualize_threshold: _Optional[float] = ..., save_file: _Optional[str] = ...) -> None: ...
+    use_polygon: bool
+    def __init__(self, num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., save_output_param: _Optional[_Union[SaveOutputParameter, _Mapping]] = ..., code_type: _Optional[_Union[int, str]] = ..., keep_top_k: _Optional[int] = ..., variance_encoded_in_target: _Optional[bool] = ..., confidence_threshold: _Optional[float] = ..., visualize: _Optional[bool] = ..., visualize_threshold: _Optional[float] = ..., save_file: _Optional[str] = ..., use_polygon: _Optional[bool] = ...) -> None: ...
 
 class SaveOutputParameter(_message.Message):
     __slots__ = ("output_directory", "output_name_prefix", "output_format", "label_map_file", "name_size_file", "num_test_image", "resize_param")

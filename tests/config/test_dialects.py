@@ -168,6 +168,18 @@ def test_faces_are_turned_by_one_type_of_layer():
         net('type: "ImageData" image_data_param { face_transform: true }')
 
 
+def test_an_unknown_field_of_a_known_fork_s_layer():
+    """Both are told: the field, which nobody here knows, and the layer."""
+    with pytest.raises(ConfigError) as error:
+        net('type: "Yolov3" yolov3_param { side: 13 }')
+    assert "unknown field 'yolov3_param'" in str(error.value)
+    wanted = "layer 'l': type 'Yolov3': it is MobileNet-YOLO's and is not supported; instead: RegionLoss"
+    assert wanted in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        net('type: "ReLU" relo_param { }')
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_holes_are_dilation():
     def dilation(text):
         param = net(f'type: "Convolution" convolution_param {{ {text} }}').convolution_param
