@@ -157,7 +157,8 @@ def xavier(shape: Shape, message: proto.FillerParameter, generator: np.random.Ge
 
 @filler("msra")
 def msra(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
-    return _gaussian(shape, 0, math.sqrt(2 / _fan(shape, message)), generator)
+    """happynear's `alpha` is the slope of the activation behind it where that is negative (He et al. 2015)."""
+    return _gaussian(shape, 0, math.sqrt(2 / (1 + message.alpha**2) / _fan(shape, message)), generator)
 
 
 @filler("positive_unitball")

@@ -69,6 +69,12 @@ def test_scale_multiplies():
     np.testing.assert_allclose(values(type="msra", scale=0.5), values(type="msra") / 2)
 
 
+def test_slope_behind_msra():
+    slope, none = (values(type="msra", alpha=alpha) for alpha in (0.75, 0))
+    np.testing.assert_allclose(slope, none / 1.25, rtol=1e-6)
+    np.testing.assert_array_equal(values(type="xavier", alpha=0.75), values(type="xavier"))
+
+
 def test_values_depend_on_seed_layer_and_index_alone():
     filler = proto.FillerParameter(type="gaussian")
 
