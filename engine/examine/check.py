@@ -306,8 +306,15 @@ def _feeding_stages(config: NetConfig, level: int) -> list[str]:
 
 def _give_data(config: NetConfig, report: FileReport) -> None:
     """Some nets begin with layers that read 'data', and perhaps 'label', which no layer makes: whoever runs them, as
-    DIGITS, puts the layer in front that does."""
+    DIGITS, puts the layer in front that does, or writes into those that are there what they read."""
     layers = config.message.layer
+    for index, layer in enumerate(layers):
+        if layer.type == "Data" and not (layer.data_param.source or layer.data_param.HasField("batch_size")):
+            layer.data_param.batch_size = 1
+            report.absent(
+                f"{config.where(index)}: layer '{layer.name}' names no source and no batch_size, as where a program "
+                "writes both there"
+            )
     if not layers or not all(layer.bottom for layer in layers):
         return
     made: set[str] = set()

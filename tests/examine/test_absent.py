@@ -168,6 +168,16 @@ def test_a_net_that_a_program_feeds(write):
     assert "no layer makes its bottom 'data'" in other.errors[0]
 
 
+def test_data_layers_that_a_program_fills_in(write):
+    first = 'layer { name: "d" type: "Data" top: "data" } layer { name: "l" type: "Data" top: "label" %s }'
+    path = write("net.prototxt", first % "" + UNFED)
+    report = check_file(path)
+    assert report.errors == []
+    assert f"{path}:1:1: layer 'd' names no source and no batch_size" in report.absent_files[0]
+    named = check_file(write("named.prototxt", first % 'data_param { source: "/nowhere/x" }' + UNFED))
+    assert "layer 'l': expected a data_param.batch_size above 0, got 0" in named.errors[0]
+
+
 def test_a_typing_error_in_a_net_that_is_fed(write):
     report = check_file(write("net.prototxt", NET.replace('bottom: "data"', 'bottom: "date"', 1) % ""))
     assert "no layer makes its bottom 'date'" in report.errors[0]
