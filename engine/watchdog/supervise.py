@@ -106,7 +106,11 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
             signal.signal(number, handler)
     for relay in relays:
         relay.join(RELAY_SECONDS)
-    return (status if status >= 0 else 128 - status), bool(told)
+    status = status if status >= 0 else 128 - status
+    if told and launcher and status not in FINAL:  # MPICH's adds up the signals that end ranks: 2 and 9 are a SIGSEGV
+        _say(f"stopped by {signal.Signals(told[0]).name}; what mpiexec says of signals is how it has ended the ranks")
+        status = 128 + told[0]
+    return status, bool(told)
 
 
 def _ranks_below(launcher: int) -> list[int]:

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from engine.host.launch import own_command
+from engine.watchdog import supervise
 from engine.watchdog.process import command_of, descendants, has_ended, identity, state_of
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.watchdog.test_dead_rank import SOLVER
@@ -114,3 +115,13 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     while ranks_of(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ranks_of(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_launcher_makes_of_a_signal_is_not_told_as_a_crash(number, monkeypatch, capfd):
+    """MPICH's mpiexec adds up the signals by which ranks have ended: SIGINT and SIGKILL are a SIGSEGV's 11."""
+    shell = f"trap 'exit 11' {number.value}; sleep 1; kill -{number.value} $PPID; while :; do sleep 0.1; done"
+    monkeypatch.setattr(supervise, "command_for", lambda ranks, command: ["sh", "-c", shell])
+    assert supervise.supervise(["train"], 2, 3) == 128 + number
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and said.startswith(f"engine: stopped by {number.name}; what mpiexec says")
