@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import engine
 from engine.errors import EngineError
 from engine.host import _dnnl
 from tests.mpi import REPO
@@ -59,3 +60,17 @@ def test_builds_without_isolation_have_the_same_tools():
     lists = (re.search(rf"^{name} = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1] for name in ("requires", "build"))
     requires, build = (re.findall(r'"(.+)"', found) for found in lists)
     assert requires == build
+
+
+def test_the_conda_recipe_is_read_and_has_the_same_requirements():
+    """By rattler-build's own reader. In conda-forge lmdb is python-lmdb, and oneDNN is a package of its own."""
+    rattler_build, tomllib = pytest.importorskip("rattler_build"), pytest.importorskip("tomllib")
+    (variant,) = rattler_build.Stage0Recipe.from_file(str(REPO / "packaging/conda/recipe.yaml")).render()
+    assert variant.recipe.to_dict()["package"] == {"name": "prototxt-engine", "version": engine.__version__}
+    wanted = tomllib.loads((REPO / "pyproject.toml").read_text())
+    run = set(variant.recipe.to_dict()["requirements"]["run"])
+    project = {each.replace(">=", " >=").replace("lmdb ", "python-lmdb ") for each in wanted["project"]["dependencies"]}
+    assert run - {"python >=3.10", "mpich"} == {each for each in project if "onednn" not in each}
+    host = set(variant.recipe.to_dict()["requirements"]["host"])
+    build = {each.replace(">=", " >=") for each in wanted["build-system"]["requires"] if "onednn" not in each}
+    assert build <= host | set(variant.recipe.to_dict()["requirements"]["build"])
