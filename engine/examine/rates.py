@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MEMORY = 0.9  # of the smoothed loss
 DIVERGED = 4.0  # times the least smoothed loss
+CLEARLY = 3.0  # standard deviations of the losses
 # Fields that say when and how long, how the rate changes otherwise, and what is written.
 LEFT_OUT = (
     *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
@@ -67,6 +68,14 @@ class Rates:
         ]
         slope, at = min(lines)
         return float(np.exp(logs[at : at + width].mean())) if slope < 0 else None
+
+    @property
+    def noise(self) -> tuple[float, float]:
+        """(how much the loss varies from batch to batch, by how much it falls in all), up to where it is least: a
+        standard deviation, and from the mean of the first tenth of the test on."""
+        end = int(np.argmin(self.smoothed)) + 1
+        spread = float(np.std(np.subtract(self.losses[:end], self.smoothed[:end])))
+        return spread, float(np.mean(self.losses[: max(1, self.asked // 10)])) - self.smoothed[end - 1]
 
     @property
     def lowest(self) -> float:
@@ -177,9 +186,15 @@ def describe(found: Rates) -> str:
             else "The loss is not finite at the first rate: begin lower, with --from"
         )
     end = f"diverges above {found.rates[-1]:.3g}" if found.diverged else f"has not diverged by {found.rates[-1]:.3g}"
+    spread, fall = found.noise
+    doubt = (
+        f"\nThe loss varies by {spread:.2g} from batch to batch and falls by {fall:.2g} in all, which is too little to "
+        "tell: try more --iterations, or a larger batch (iter_size)"
+    )
     return (
         f"The loss falls fastest at {found.steepest:.3g}, is least at {found.lowest:.3g}, and {end}\n"
         f"Suggestion: base_lr: {found.steepest:.2g}  # at most {found.lowest / 3:.2g}, with a warm-up"
+        + (doubt if fall < CLEARLY * spread else "")
     )
 
 

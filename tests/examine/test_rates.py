@@ -67,6 +67,20 @@ def test_the_steepest_line():
     assert "not finite at the first rate" in describe(Rates([], [], [], True, 10))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_fall_within_the_noise_is_told(seed):
+    """As of small batches: the steepest line is then a line through noise."""
+    rates, noise = np.geomspace(1e-5, 10, 100), np.random.default_rng(seed).normal(0, 0.4, 100)
+
+    def told(low):
+        losses = (np.interp(np.log10(rates), [-3, -1], [2.3, low]) + noise).tolist()
+        return describe(Rates(rates.tolist(), losses, smooth(losses), False, 100))
+
+    doubt = "in all, which is too little to tell: try more --iterations, or a larger batch"
+    assert doubt in told(2.2) or "does not fall" in told(2.2)
+    assert doubt not in told(0.6) and "Suggestion: base_lr" in told(0.6)
+
+
 def test_a_smoothed_loss_begins_with_the_first():
     assert smooth([3.0]) == pytest.approx([3.0]) and smooth([2.0, 2.0, 2.0]) == pytest.approx([2.0] * 3)
 
