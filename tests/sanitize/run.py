@@ -82,7 +82,8 @@ def options(kind: str) -> dict[str, str]:
         return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
     return {
         **common,
-        # Python frees little when it ends; a test counts what nets leave behind. HDF5 asks for what a damaged file says.
+        # Python frees little when it ends; a test counts what nets leave behind. HDF5 asks for what a damaged file
+        # says that it needs.
         "ASAN_OPTIONS": joined("addresses", detect_leaks=0, quarantine_size_mb=16, allocator_may_return_null=1),
         "UBSAN_OPTIONS": joined("undefined", print_stacktrace=1),
     }
