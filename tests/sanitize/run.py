@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from build_csrc import build  # noqa: E402
 
 REPORTS = ROOT / "build/sanitize"
+REFUSED = "WARNING: AddressSanitizer failed to allocate"
 # Name -> what the compiler calls it, the library that must be loaded before everything else, and the tests.
 KINDS = {
     "memory": (
@@ -45,9 +46,11 @@ def main() -> int:
         failed += run([build("servers", sanitize) / "servers"], environment)
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=3000", "-m", "not slow"]
     failed += run([*prefix, *pytest, *(arguments or tests)], environment)
-    found = sorted(REPORTS.iterdir())
-    for report in found:
-        print(f"--- {report.relative_to(ROOT)}", report.read_text(errors="replace"), sep="\n")
+    found = {report: report.read_text(errors="replace") for report in sorted(REPORTS.iterdir())}
+    # HDF5 asks for as much memory as a damaged file says, and goes on without.
+    found = {report: text for report, text in found.items() if any(REFUSED not in line for line in text.splitlines())}
+    for report, text in found.items():
+        print(f"--- {report.relative_to(ROOT)}", text, sep="\n")
     print(f"{kind}: {len(found)} reports of the sanitizers; failed: {', '.join(failed) or 'nothing'}")
     return 1 if found or failed else 0
 
@@ -82,8 +85,7 @@ def options(kind: str) -> dict[str, str]:
         return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
     return {
         **common,
-        # Python frees little when it ends; a test counts what nets leave behind. HDF5 asks for what a damaged file
-        # says that it needs.
+        # Python frees little when it ends; a test counts what nets leave behind.
         "ASAN_OPTIONS": joined("addresses", detect_leaks=0, quarantine_size_mb=16, allocator_may_return_null=1),
         "UBSAN_OPTIONS": joined("undefined", print_stacktrace=1),
     }
