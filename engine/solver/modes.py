@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from engine import proto
 from engine.errors import ConfigError
-from engine.report.observer import Observer
 
 if TYPE_CHECKING:
     from engine.net import Net
@@ -37,8 +36,6 @@ def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
                 yield name, f"{name} is of mode: {owner}, and the mode is {mode}; give the mode, or take it out"
             elif value < least:
                 yield name, f"{name}: expected {least} or more, got {value}"
-    if comm.autotune:
-        yield from _of_autotune(param, mode)
     if mode == "SYNC":
         return
     if comm.shard_updates:
@@ -54,30 +51,6 @@ def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
         )
     if mode == "ASYNC":
         yield from _of_async(param)
-
-
-def _of_autotune(param: proto.SolverParameter, mode: str) -> Iterator[tuple[str, str]]:
-    others = {
-        f"mode: {mode}": mode != "SYNC",
-        "shard_updates": param.comm_param.shard_updates,
-        "adversarial, which has two nets": param.HasField("adversarial"),
-    }
-    for other, is_there in others.items():
-        if is_there:
-            yield (
-                "comm_param.autotune",
-                f"comm_param.autotune does not go together with {other}: take it out, and set the fields by hand",
-            )
-
-
-def refuse_autotune(observers: Sequence[Observer], place: str | None) -> None:
-    """Raises ConfigError for observers of single buckets, which change while they are tried."""
-    if any(type(each).wants_trace is not Observer.wants_trace for each in observers):
-        raise ConfigError(
-            "comm_param.autotune does not go together with --timeline and --layer_times, for which gradients are cut "
-            "in one way: run without them once, then put what the log says at the end into the solver",
-            place,
-        )
 
 
 def _of_async(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
-from engine.solver import modes
+from engine.solver import modes, tuner
 from engine.solver.drift import check_drift
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
@@ -37,7 +37,6 @@ from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.tuner import Tuner
 from engine.solver.validate import check_schedules, check_tests, require_loss, saves, tests, validate
 from engine.watchdog import board
 
@@ -161,12 +160,12 @@ class Solver:
     def _find_losses(self) -> None:
         self._losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
 
-    def _make_tuner(self) -> Tuner | None:
+    def _make_tuner(self) -> tuner.Tuner | None:
         """If the solver asks for one, and there is communication to tune."""
         if not self.param.comm_param.autotune or self.world.size == 1:
             return None
-        modes.refuse_autotune(self.observers, self.config.place("comm_param.autotune"))
-        return Tuner(self.optimizer, self.feeder, self.world)
+        tuner.refuse(self.observers, self.config.place)
+        return tuner.Tuner(self.optimizer, self.feeder, self.world)
 
     def use_net(self, net: Net) -> None:
         """Goes on with the same net in other shapes, which has taken over the parameters."""

@@ -4,16 +4,20 @@ are best reduced on this machine (as Horovod's autotuner does, Sergeev and Del B
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine import proto
 from engine.comm.search import Search, as_text, fields_of
+from engine.errors import ConfigError
 from engine.host.cores import own_cores
 from engine.report.log import log
+from engine.report.observer import Observer
+from engine.solver.modes import Mode
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -21,6 +25,32 @@ if TYPE_CHECKING:
     from engine.solver.optimizer import Optimizer
 
 WARM_UP, TIMED = 2, 8  # iterations of each trial
+
+
+def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong with it), of comm_param.autotune."""
+    comm = param.comm_param
+    others = {
+        f"mode: {Mode.Name(comm.mode)}": comm.mode != comm.SYNC,
+        "shard_updates": comm.shard_updates,
+        "adversarial, which has two nets": param.HasField("adversarial"),
+    }
+    for other, is_there in others.items():
+        if comm.autotune and is_there:
+            yield (
+                "comm_param.autotune",
+                f"comm_param.autotune does not go together with {other}: take it out, and set the fields by hand",
+            )
+
+
+def refuse(observers: Sequence[Observer], place: Callable[[str], str]) -> None:
+    """Raises ConfigError for observers of single buckets, which change while they are tried."""
+    if any(type(each).wants_trace is not Observer.wants_trace for each in observers):
+        raise ConfigError(
+            "comm_param.autotune does not go together with --timeline and --layer_times, for which gradients are cut "
+            "in one way: run without them once, then put what the log says at the end into the solver",
+            place("comm_param.autotune"),
+        )
 
 
 class Tuner:
@@ -59,6 +89,8 @@ class Tuner:
             search.tell(float(step), float(exposed))
             log(f"autotune: {search.trials[-1]}")
         current, self.is_done = self._world.broadcast_object((search.current, search.is_over))
-        self._optimizer.communicate(replace(current, cores=self._cores))
+        wanted = replace(current, cores=self._cores)
+        if wanted != self._optimizer.strategy.settings:
+            self._optimizer.communicate(wanted)
         if self.is_done:
             log(f"autotune: the fastest of {len(search.trials)} trials; to keep it: {as_text(current)}")

@@ -13,6 +13,7 @@ from engine.data.index import Index
 from engine.data.registry import find_source
 from engine.data.sources.lmdb import LmdbSource
 from engine.errors import ConfigError, DataError
+from tests.csrc.test_fault import DEFERRED
 from tests.mpi import REPO
 
 
@@ -202,7 +203,7 @@ def test_pages_that_are_none(hundred, kind, fill):
 FAULT = "the file is damaged, or has been cut off; copy it again\n"
 
 
-@pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="the sanitizer of threads puts signals off")
+@DEFERRED
 def test_what_the_library_asserts(hundred):
     path = hundred / "data.mdb"
     overwrite(path, (pages(path, LEAF)[1] + FLAGS, bytes(2)))
