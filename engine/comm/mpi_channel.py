@@ -5,45 +5,24 @@ slower rank may need, and in its blocking reductions MPICH ends a rank on the sp
 another that is being killed; the sentinels might then name the wrong one.
 """
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import TypeVar, cast
 
 import numpy as np
 
 from engine.comm.buckets import MESSAGE_BYTES
 from engine.comm.link import Link
+from engine.comm.mpi_faults import checked
 from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.shares import ALIGNMENT, bounds_of_shares
 from engine.comm.world import Channel, Scattered
-from engine.errors import CommError
 
-MethodT = TypeVar("MethodT", bound=Callable)
-
-# How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
-# sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
-PATIENCE_SECONDS = 3.0
 # The least and the longest sleep between two looks at a request. While nothing comes, each is a SLEEP_DIVISOR-th of the
 # time since something did; while something does, so long as the link needs for SLEEP_BYTES, which the system's socket
 # buffers hold.
 FIRST_SLEEP, LONGEST_SLEEP, SLEEP_DIVISOR, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
 IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
-
-
-def checked(method: MethodT) -> MethodT:
-    """For methods that call MPI: raises CommError where it fails."""
-
-    @functools.wraps(method)
-    def call(self, *args, **options):
-        try:
-            return method(self, *args, **options)
-        except self._mpi.Exception as error:
-            time.sleep(PATIENCE_SECONDS)
-            raise CommError(f"MPI has failed: {str(error).splitlines()[0]}") from error
-
-    return cast(MethodT, call)
 
 
 def wait(request, flowing: float = FIRST_SLEEP) -> None:
@@ -265,6 +244,12 @@ class MpiChannel(Channel):
             request.Wait()
         else:
             wait(request, self._sleep)
+
+    def revoke(self) -> None:
+        """Ends what any rank waits for here; nothing more can be done with it."""
+        for comm in (self._comm, self._local, self._across):
+            if comm is not None and comm != self._mpi.COMM_NULL:
+                comm.Revoke()
 
     def close(self) -> None:
         if self._local is not None:

@@ -5,7 +5,8 @@ from types import ModuleType
 
 import numpy as np
 
-from engine.comm.mpi_channel import checked, wait
+from engine.comm.mpi_channel import wait
+from engine.comm.mpi_faults import checked
 from engine.watchdog.board import Board
 
 

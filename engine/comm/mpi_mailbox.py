@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from engine.comm.mpi_channel import checked
+from engine.comm.mpi_faults import checked
 
 
 class MpiMailbox:

@@ -9,7 +9,8 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn, cast
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from engine.comm import clock
 from engine.comm.link import Links, measure
-from engine.comm.mpi_channel import MethodT, MpiChannel, checked, messages, wait
+from engine.comm.mpi_channel import MpiChannel, messages, wait
+from engine.comm.mpi_faults import LOSSES, MethodT, checked
 from engine.comm.mpi_group import MpiGroup
 from engine.comm.mpi_mailbox import MpiMailbox
 from engine.comm.settings import Reduction, watchdog_seconds
@@ -117,23 +119,38 @@ class MpiWorld(World):
     def __init__(self, launch: Launch):
         self._sentinel = Sentinel(launch.rank, self.board, watchdog_seconds())
         self._mpi = _load_mpi(launch)
-        self._comm = self._mpi.COMM_WORLD.Dup()
-        self._flags_comm = self._comm.Dup()
-        self.rank, self.size = self._comm.rank, self._comm.size
-        self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self.local_rank, self.local_size = self._local.rank, self._local.size
+        self._channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
         self._links: Links | None = None
-        self._hears_faults = False
-        hub = self._sentinel.hub(one_host=len(set(self.gather(network()) or ())) == 1) or ""
-        self._sentinel.join(self.broadcast_object(hub), self.size)
+        self._faults = -1  # the pipe by which faults are told
+        self._saved, self._watched = "", 0.0
+        self._consist_of(self._mpi.COMM_WORLD.Dup())
+        self._join_sentinels()
         self.watch(0)  # whoever keeps the board says when to begin
 
+    def _consist_of(self, comm) -> None:
+        """Collective over the ranks of `comm`."""
+        flags, local = comm.Dup(), comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self._comm, self._flags_comm, self._local = comm, flags, local
+        self.rank, self.size = comm.rank, comm.size
+        self.local_rank, self.local_size = local.rank, local.size
+
+    def _join_sentinels(self) -> None:
+        hub = self._sentinel.hub(one_host=len(set(self.gather(network()) or ())) == 1) or ""
+        self._sentinel.join(self.broadcast_object(hub), self.size)
+
+    def watch(self, seconds: float) -> None:
+        self._watched = seconds
+        super().watch(seconds)
+
+    def saved(self, path: str) -> None:
+        self._saved = path
+        super().saved(path)
+
     def hear_faults(self) -> None:
-        if not self._hears_faults:
-            self._hears_faults = True
-            heard, told = os.pipe()
+        if self._faults < 0:
+            heard, self._faults = os.pipe()
             threading.Thread(target=self._await_fault, args=(heard,), name="faults", daemon=True).start()
-            self._sentinel.hear_faults(told)
+            self._sentinel.hear_faults(self._faults)
 
     def _await_fault(self, heard: int) -> None:
         self.abort(os.read(heard, 1 << 16).decode().rstrip("\n"))
@@ -203,7 +220,9 @@ class MpiWorld(World):
     def channel(self, reduction: Reduction | None = None, parts: int = 1) -> Channel:
         reduction, link = reduction or Reduction(), self.links().slowest
         if parts == 1:
-            return MpiChannel(self._mpi, self._comm, self._local, reduction, link)
+            made = MpiChannel(self._mpi, self._comm, self._local, reduction, link)
+            self._channels.add(made)
+            return made
         with_part = self._comm.Split(self.rank % parts, self.rank)
         local = with_part.Split_type(self._mpi.COMM_TYPE_SHARED)
         channel = MpiChannel(self._mpi, with_part, local, reduction, link)
@@ -218,6 +237,51 @@ class MpiWorld(World):
     @collective
     def group(self, count: int) -> MpiGroup:
         return MpiGroup(self._mpi, self._comm.Split(self.rank // count, self.rank), self.board)
+
+    # Ranks that die, and leave the others running
+
+    def outlive(self) -> str:
+        if os.environ.get("OMPI_MCA_mpi_ft_enable") != "1":
+            return f"{self.library()} ends all ranks with one; Open MPI 5 goes on if its mpiexec has --with-ft ulfm"
+        LOSSES.outlived = True
+        self._sentinel.outlive()
+        return ""
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        return LOSSES.happened
+
+    def shrink(self) -> None:
+        for comm in (self._comm, self._flags_comm, self._local):
+            comm.Revoke()
+        for channel in self._channels:
+            channel.revoke()
+        self._channels.clear()
+        while not self._try_to_consist_of(comm := self._comm.Shrink()):  # more have died meanwhile
+            self._comm = comm
+        LOSSES.happened = False
+        self._sentinel.leave()
+        self._sentinel = Sentinel(self.rank, self.board)
+        self._join_sentinels()
+        self._sentinel.outlive()
+        self._sentinel.watch(self._watched)
+        if self._faults >= 0:
+            self._sentinel.hear_faults(self._faults)
+        if self._saved:
+            self._sentinel.saved(self._saved)
+
+    def _try_to_consist_of(self, comm) -> bool:
+        """Collective. Whether it has worked on all ranks of `comm`."""
+        well = 1
+        try:
+            self._consist_of(comm)
+        except self._mpi.Exception:
+            well = 0
+            comm.Revoke()  # others may wait for this rank
+        try:
+            return bool(comm.Agree(well))
+        except self._mpi.Exception:  # on all ranks
+            return False
 
     def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
         if not self._sentinel.failed():
@@ -236,13 +300,24 @@ class MpiWorld(World):
         os._exit(status)  # never MPI_Finalize: it waits for ranks that are no more
 
     def close(self) -> None:
-        self._comm.Barrier()
+        with self._outlived():
+            self._comm.Barrier()
         self.board.enter(END)
         self._sentinel.complete()
         for comm in (self._flags_comm, self._local, self._comm):
-            comm.Free()
+            with self._outlived():
+                comm.Free()
         self._mpi.Finalize()
         self._sentinel.farewell_at_exit()
+
+    @contextlib.contextmanager
+    def _outlived(self) -> Iterator[None]:
+        """At the end of the run, nothing is lost with a rank that has died."""
+        try:
+            yield
+        except self._mpi.Exception:
+            if not LOSSES.outlived:
+                raise
 
 
 def _drain(fd: int) -> None:

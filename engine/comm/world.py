@@ -171,6 +171,24 @@ class World:
         engine.layers.model_parallel.Group."""
         raise CommError("a single rank cannot form a group")
 
+    # Ranks that die, and leave the others running
+
+    def outlive(self) -> str:
+        """Collective. From now on the death of a rank leaves the others running, where the MPI library can: what they
+        wait for raises CommError, has_lost_ranks is True then, and shrink() goes on. Returns why not, or ""."""
+        return "there is only one rank"
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether a call has failed because a rank has died, since the last shrink()."""
+        return False
+
+    def shrink(self) -> None:
+        """Collective over the ranks that are left, which get new numbers, in the order of the old ones: this world is
+        theirs alone now. Channels and groups made before are of no use any more: waits on them, in other threads and on
+        other ranks, end with CommError. Raises CommError where another rank dies meanwhile: has_lost_ranks tells."""
+        raise CommError("a single rank has no others to lose")
+
     def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
         """Ends all ranks now. Of several that fail together one prints its message. Does not return."""
         if message:

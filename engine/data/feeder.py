@@ -80,6 +80,10 @@ class Feeder:
         opened = self._opened[message.name]
         return opened.source.top_shapes(opened.batch_size)
 
+    def regroup(self) -> None:
+        """After World.shrink(): this rank's share is another one from the next start() on."""
+        self._rank, self._ranks = self._world.rank, self._world.size
+
     def _share(self, message: proto.LayerParameter) -> Share | None:
         """Collective where the layer's data are copied to each host: who is on this one."""
         if not message.data_param.stage:

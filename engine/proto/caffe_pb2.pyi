@@ -713,7 +713,7 @@ class MeetParameter(_message.Message):
     def __init__(self, input: _Optional[str] = ..., real: _Optional[str] = ..., made: _Optional[str] = ...) -> None: ...
 
 class CommParameter(_message.Message):
-    __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check", "shard_updates", "mode", "sync_every", "sync_start", "max_staleness", "staleness_lr", "autotune")
+    __slots__ = ("servers", "affinity", "bucket_mb", "chunk_mb", "priority", "compression", "error_feedback", "algorithm", "watchdog", "drift_check", "shard_updates", "mode", "sync_every", "sync_start", "max_staleness", "staleness_lr", "autotune", "elastic")
     class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[int]
@@ -751,6 +751,7 @@ class CommParameter(_message.Message):
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_LR_FIELD_NUMBER: _ClassVar[int]
     AUTOTUNE_FIELD_NUMBER: _ClassVar[int]
+    ELASTIC_FIELD_NUMBER: _ClassVar[int]
     servers: int
     affinity: _containers.RepeatedScalarFieldContainer[int]
     bucket_mb: float
@@ -768,7 +769,24 @@ class CommParameter(_message.Message):
     max_staleness: int
     staleness_lr: bool
     autotune: bool
-    def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ..., mode: _Optional[_Union[int, str]] = ..., sync_every: _Optional[int] = ..., sync_start: _Optional[int] = ..., max_staleness: _Optional[int] = ..., staleness_lr: _Optional[bool] = ..., autotune: _Optional[bool] = ...) -> None: ...
+    elastic: ElasticParameter
+    def __init__(self, servers: _Optional[int] = ..., affinity: _Optional[_Iterable[int]] = ..., bucket_mb: _Optional[float] = ..., chunk_mb: _Optional[float] = ..., priority: _Optional[bool] = ..., compression: _Optional[_Union[int, str]] = ..., error_feedback: _Optional[bool] = ..., algorithm: _Optional[_Union[int, str]] = ..., watchdog: _Optional[float] = ..., drift_check: _Optional[int] = ..., shard_updates: _Optional[bool] = ..., mode: _Optional[_Union[int, str]] = ..., sync_every: _Optional[int] = ..., sync_start: _Optional[int] = ..., max_staleness: _Optional[int] = ..., staleness_lr: _Optional[bool] = ..., autotune: _Optional[bool] = ..., elastic: _Optional[_Union[ElasticParameter, _Mapping]] = ...) -> None: ...
+
+class ElasticParameter(_message.Message):
+    __slots__ = ("keep_every", "min_ranks", "batch")
+    class Batch(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        HOLD: _ClassVar[int]
+        SHRINK: _ClassVar[int]
+    HOLD: int
+    SHRINK: int
+    KEEP_EVERY_FIELD_NUMBER: _ClassVar[int]
+    MIN_RANKS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    keep_every: int
+    min_ranks: int
+    batch: int
+    def __init__(self, keep_every: _Optional[int] = ..., min_ranks: _Optional[int] = ..., batch: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class SolverState(_message.Message):
     __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples", "kernels", "best_value", "best_iteration", "stopping_value", "tests_without_gain", "last_judged", "kept_snapshots")

@@ -46,6 +46,9 @@ class Display(Observer):
             log(f"    {line}")
             log(f"    {self._times_left(now, number + 1)}")
 
+    def gone_back(self, iteration: int) -> None:
+        self._times, self._shown = StepTimes(), (time.monotonic(), iteration)
+
     def _times_left(self, now: float, done: int) -> str:
         begin, first = self._begun
         left = (now - begin) * (self._last - done) / (done - first)

@@ -151,6 +151,9 @@ class Observer:
     def test(self, record: TestRecord) -> None:
         """Called after each test of each test net."""
 
+    def gone_back(self, iteration: int) -> None:
+        """Called when ranks have died: the others train on after so many iterations, some of them for a second time."""
+
     def saved(self, iteration: int, path: str) -> None:
         """Called after each snapshot, and when a test has shown the best weights so far; path: of the weights."""
 

@@ -11,16 +11,19 @@ import numpy as np
 @dataclass(frozen=True)
 class Calendar:
     """batch: samples in an iteration of all ranks, before it grows. size: samples in an epoch, 0 if nobody knows.
-    steps: iterations from which on an iteration has `factor` times as many samples as before."""
+    steps: iterations from which on an iteration has `factor` times as many samples as before. begun, before: so many
+    iterations with so many samples were in other batches."""
 
     batch: int
     size: int = 0
     steps: tuple[int, ...] = ()
     factor: int = 1
+    begun: int = 0
+    before: int = 0
 
     def samples(self, iterations: int) -> int:
         """Those of the first so many iterations."""
-        total, begin, batch = 0, 0, self.batch
+        total, begin, batch = self.before, self.begun, self.batch
         for step in (*self.steps, iterations):
             end = min(max(step, begin), iterations)
             total, begin, batch = total + (end - begin) * batch, end, batch * self.factor

@@ -10,10 +10,14 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.files import reason
 from engine.report.log import log, warn
 from engine.weights import SolverState
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
 
 SUFFIXES = ("", ".h5")  # a run may go on in the other format
 
@@ -21,10 +25,10 @@ SUFFIXES = ("", ".h5")  # a run may go on in the other format
 class KeptSnapshots:
     """Alike on all ranks; the files are rank 0's."""
 
-    def __init__(self, prefix: str, keep: int, needed: Iterable[str], writes: bool):
-        """keep: so many snapshots; 0: all. needed: files that later stages begin with. writes: whether this rank
+    def __init__(self, prefix: str, keep: int, needed: Iterable[str], world: World):
+        """keep: so many snapshots; 0: all. needed: files that later stages begin with. world: whose rank 0
         removes files."""
-        self._prefix, self._keep, self._writes = prefix, keep, writes
+        self._prefix, self._keep, self._world = prefix, keep, world
         self._needed = {os.path.abspath(path) for path in needed}
         self.iterations: list[int] = []  # of the snapshots, ascending
         self._bests: set[int] = set()  # iterations of the files of best weights
@@ -71,7 +75,7 @@ class KeptSnapshots:
     def add_best(self, path: Path, iteration: int) -> list[str]:
         """After a file of best weights is whole. Returns the files that have been removed."""
         self._bests.add(iteration)
-        if self._writes:
+        if self._world.rank == 0:
             self.link_best(path)
         return self._prune_bests(iteration)
 
@@ -87,7 +91,7 @@ class KeptSnapshots:
         return removed
 
     def _remove(self, paths: Iterable[str]) -> None:
-        for path in paths if self._writes else ():
+        for path in paths if self._world.rank == 0 else ():
             try:
                 Path(path).unlink(missing_ok=True)
             except OSError as error:

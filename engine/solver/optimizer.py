@@ -71,6 +71,7 @@ class Optimizer:
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
         self._decay, self._momentum = self.weight_decay(0), param.momentum
+        self.rate_share = 1.0  # of the rate: smaller where ranks have died, and the global batch with them
         self.threads = _core.threads()
         self.strategy = self._make_strategy(settings)
         self.asynchronous = self.strategy if isinstance(self.strategy, Asynchronous) else None
@@ -103,6 +104,17 @@ class Optimizer:
         self.buckets = buckets_for(self.net, settings)
         self.strategy = self._make_strategy(settings)
         self.strategy.keep_gradients, self.strategy.residual = before.keep_gradients, before.residual
+        self.attach(self.net)
+
+    def rejoin(self) -> None:
+        """Collective, after World.shrink(): what was under way is lost, and the ranks that are left reduce gradients in
+        the same buckets from now on."""
+        before = self.strategy
+        before.forsake()
+        self.strategy = self._make_strategy(settings_of(self.world, self.param.comm_param))
+        self.strategy.keep_gradients = before.keep_gradients
+        if self._sync_channel is not None:
+            self._sync_channel = self.world.channel()
         self.attach(self.net)
 
     def attach(self, net: Net) -> None:
@@ -155,7 +167,7 @@ class Optimizer:
     def begin(self, state: TrainingState) -> float:
         """Collective. Opens the step with the rate and momentum of this iteration; returns the rate."""
         loss = self.mean_loss(state) if self.rate.reads_loss else None
-        rate = self.rate(state.iteration, loss, state.plateau)
+        rate = self.rate(state.iteration, loss, state.plateau) * self.rate_share
         correction = 1.0
         if self.param.momentum_correction and state.last_rate:
             correction = rate / state.last_rate

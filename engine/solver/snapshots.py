@@ -18,7 +18,7 @@ from engine.files import is_regular
 from engine.report.log import log
 from engine.solver.kept import SUFFIXES, KeptSnapshots
 from engine.solver.lock import lock_prefix, unlock_prefix
-from engine.solver.resume import finish, read_whole, snapshot_prefix
+from engine.solver.resume import RESTART_SECONDS, finish, read_whole, snapshot_prefix
 from engine.solver.validate import saves
 from engine.weights import SolverState
 from engine.weights.protobuf import fits_protobuf
@@ -49,7 +49,7 @@ class Snapshots:
         self._config, self._param, self._world = config, config.message, world
         self._optimizer, self._model_parallel, self._average = optimizer, model_parallel, average
         self._others = others
-        self.kept = KeptSnapshots(self.prefix(), self._param.snapshot_keep, needed, writes=world.rank == 0)
+        self.kept = KeptSnapshots(self.prefix(), self._param.snapshot_keep, needed, world)
 
     def prefix(self) -> str:
         """See snapshot_prefix()."""
@@ -209,6 +209,11 @@ class Snapshots:
             self._average.from_blobs(averages, path)
         elif averages is not None:
             log(f"The average of the weights in {path} is left out: the solver has no ema")
+
+    def take_over(self) -> None:
+        """After the rank that wrote has died: rank 0 of those that are left has the snapshot_prefix."""
+        if self._world.rank == 0 and saves(self._param):
+            lock_prefix(self.prefix(), RESTART_SECONDS)  # the system takes it from the dead
 
     def close(self) -> None:
         """Lets other runs have the snapshot_prefix."""

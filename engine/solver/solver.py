@@ -22,7 +22,7 @@ from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
-from engine.solver import modes, tuner
+from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
@@ -103,6 +103,7 @@ class Solver:
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._tuner = self._make_tuner()
+        self.elastic = elastic.make(self)
 
     def _train_config(self) -> NetConfig:
         """The net to train. Raises ConfigError where this class does not train what the solver asks for."""
@@ -129,6 +130,7 @@ class Solver:
         batch = max(1, micro_batch) * self.world.size * max(1, self.param.iter_size)
         self.given = self.param  # the file's own numbers
         self.param, self.calendar = resolve(self.given, batch, int(size[0]), self.config.place, micro_batch > 0)
+        self.global_batch = self.calendar.batch  # before it grows, and while no rank has died
         self.config = replace(self.config, message=self.param)
         if self.param is not self.given:
             check_schedules(self.param, self.config.place)
@@ -223,19 +225,25 @@ class Solver:
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
-        arenas, statistics = [], []
-        for optimizer in self.optimizers:
-            sharded = optimizer.sharding is not None  # then each rank has its share of the history by now
-            arenas += [optimizer.weights, *([] if sharded else optimizer.history.arrays)]
-            statistics.append(np.asarray(optimizer.net.fixed, np.float32))
-        if self.average:
-            arenas.append(self.average.weights)
-            statistics += self.average.statistics()
+        arenas, others = self.shared_arrays()
         with self.model_parallel.kept(arenas):
-            for array in (*arenas, *statistics):
+            for array in (*arenas, *others):
                 self.world.broadcast(array)
         for optimizer in self.optimizers:
             optimizer.take_over_weights()
+
+    def shared_arrays(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Views, float32, of what all ranks begin with: laid out as arenas of weights; and what does not learn, where
+        statistics become a rank's own."""
+        arenas, others = [], []
+        for optimizer in self.optimizers:
+            sharded = optimizer.sharding is not None  # then each rank has its share of the history by now
+            arenas += [optimizer.weights, *([] if sharded else optimizer.history.arrays)]
+            others.append(np.asarray(optimizer.net.fixed, np.float32))
+        if self.average:
+            arenas.append(self.average.weights)
+            others += self.average.statistics()
+        return arenas, others
 
     # Running
 
@@ -247,23 +255,26 @@ class Solver:
         self.feeder.start(self.state.samples_seen)
         try:
             self.signals.on_stop = self._say_stop
-            with self.signals:
-                finished = self.run(self.param.max_iter, until_lost=True)
-                if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
-                    self.snapshot()
-                if not finished:
-                    self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
-            if not finished:
-                log("Optimization stopped early.")
-                return False
-            self._finish()
-            log("Optimization Done.")
-            return True
+            finished = self.elastic.outlive(self._train) if self.elastic else self._train()
+            log("Optimization Done." if finished else "Optimization stopped early.")
+            return finished
         finally:
             self.feeder.close()
             for observer in self.observers:
                 observer.close()
             log_skipped(self.feeder)
+
+    def _train(self) -> bool:
+        """From where the state is to the end. Returns False if a signal stopped it early."""
+        with self.signals:
+            finished = self.run(self.param.max_iter, until_lost=True)
+            if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
+                self.snapshot()
+            if not finished:
+                self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
+        if finished:
+            self._finish()
+        return finished
 
     def run(self, until: int, until_lost: bool = False) -> bool:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
@@ -272,6 +283,8 @@ class Solver:
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         while self._goes_on(until, until_lost):
             asked = advance(until)
+            if self.elastic:
+                self.elastic.keep()
             if self._snapshot_is_due():
                 self.snapshot()
             if asked and not self._obey(asked.finish()):
@@ -492,7 +505,7 @@ class Solver:
         recent_loss = np.array(self.state.recent_loss)
         self.world.allreduce(recent_loss)
         saved = self.state.save((recent_loss / self.world.size).tolist())
-        saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.calendar.batch
+        saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels = self.kernels.saved()
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
         saved.test_samples = [evaluator.samples for evaluator in self.evaluators]

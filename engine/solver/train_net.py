@@ -35,12 +35,18 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     options = NetOptions(
         seed=solver.seed,
         shapes_of=solver.feeder.shapes_of,
-        accumulate=solver.param.iter_size > 1 or solver.param.HasField("batch_growth"),
+        accumulate=solver.param.iter_size > 1 or _may_grow(solver.param),
         precision=solver.precision,
         memory_budget=int(1e6 * solver.param.memory_budget_mb) or None,
         parts=parts,
     )
     return options.watched().replace(accumulate=True) if solver.every_blob else options
+
+
+def _may_grow(param: proto.SolverParameter) -> bool:
+    """Whether an iteration may come to have more micro-batches than iter_size says."""
+    holds = param.comm_param.elastic.batch == proto.ElasticParameter.HOLD
+    return param.HasField("batch_growth") or (param.comm_param.HasField("elastic") and holds)
 
 
 def build_alike(

@@ -13,7 +13,7 @@ from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
-from engine.solver import adversarial_param, goals, modes, tuner
+from engine.solver import adversarial_param, elastic_param, goals, modes, tuner
 from engine.solver.resolve import in_epochs, is_given, resolve, twins
 from engine.solver.schedules import (
     MOMENTUM_POLICIES,
@@ -197,6 +197,7 @@ def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
     yield from _lists(param)
     yield from goals.complaints(param, tests(param)).items()
     yield from modes.complaints(param)
+    yield from elastic_param.complaints(param)
     yield from tuner.complaints(param)
     yield from adversarial_param.complaints(param)
     for field in UNSUPPORTED:

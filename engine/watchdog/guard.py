@@ -87,6 +87,8 @@ class Guard:
                 self.hub.expected = int(rest[0])
             elif word == "saved" and self.hub:
                 self.hub.saved = " ".join(rest)
+            elif word == "outlive" and self.hub:
+                self.hub.outlives = True
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
             elif word == "child":

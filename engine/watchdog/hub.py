@@ -33,6 +33,7 @@ class Hub:
         self.guards: set[socket.socket] = set()
         self.saved = ""  # the last snapshot
         self.complete = False  # nobody has anything left to do but to end
+        self.outlives = False  # the others go on when a rank dies
         self.ended = False  # somebody has failed, died or made no progress
         self.stop_at: float | None = None
         self.asked_at: float | None = None  # where everybody is
@@ -165,6 +166,9 @@ class Hub:
             send(connection, "wait")
 
     def died(self, rank: str) -> None:
+        if self.outlives:
+            say(f"engine: {rank} died, killed or crashed: the others go on without it\n")
+            return
         if self.joined >= self.expected:  # else the first to die may be one that has not come: the launcher tells
             safe = f"; {self.safe()}" if self.safe() else ""
             say(f"engine: {rank} died, killed or crashed: stopping all ranks{safe}\n")

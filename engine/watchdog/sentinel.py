@@ -38,11 +38,14 @@ class Sentinel:
         self._alive = os.dup(self._to.fileno())
         self._connection: socket.socket | None = None
         self._at_exit: list[int] = []
+        self._left = False
         os.register_at_fork(after_in_child=self._forsake)
 
     def _forsake(self) -> None:
         """In a process that the user's code has forked: it must neither keep the rank alive nor speak for it. If the
         rank dies the sentinel ends it: it holds the rank's output, whose end launchers wait for."""
+        if self._left:
+            return
         with contextlib.suppress(OSError):
             os.write(self._alive, b"child %d\n" % os.getpid())
         kept = [self._alive, self._to.fileno(), *self._at_exit]
@@ -96,6 +99,22 @@ class Sentinel:
     def saved(self, path: str) -> None:
         """Rank 0's: the run can go on from this file, which is told when a rank dies."""
         self._tell(f"saved {printable(path)}")
+
+    def outlive(self) -> None:
+        """Rank 0's: from now on, the others go on when a rank dies."""
+        self._tell("outlive")
+
+    def leave(self) -> None:
+        """Ends the sentinel; another one takes its place."""
+        self.farewell()
+        self._left = True
+        with contextlib.suppress(OSError):
+            self._to.close()
+        if self._from is not None:
+            self._from.close()
+        os.close(self._alive)
+        if self._connection is not None:
+            self._connection.close()
 
     def complete(self) -> None:
         """No rank has anything left to do or to write, which is told when one dies on its way out."""

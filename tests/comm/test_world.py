@@ -130,10 +130,10 @@ def test_a_call_of_mpi_that_fails_does_not_end_the_rank():
     """It would look as if this rank had died, when it was another."""
     program = """
 import numpy as np
-from engine.comm import mpi_channel
+from engine.comm import mpi_faults
 from engine.comm.world import world
 from engine.errors import CommError
-mpi_channel.PATIENCE_SECONDS = 0.01
+mpi_faults.PATIENCE_SECONDS = 0.01
 w = world()
 try:
     w.broadcast(np.zeros(3, np.float32), root=7)

@@ -70,16 +70,24 @@ class Servers(Strategy):
         for future in started:
             future.result()  # raises what kept the server from starting
 
+    def forsake(self) -> None:
+        super().forsake()
+        self.meeting.abort()
+        self._join()
+
     def close(self) -> None:
         super().close()
+        self._join()
+        of_parts = [one for channels in self.part_channels for one in channels.values()]
+        for channel in [*self.channels, *of_parts, *filter(None, [self.norm_channel])]:
+            channel.close()
+
+    def _join(self) -> None:
         end = time.monotonic() + CLOSING
         for thread in self.servers:
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in self.servers):
             raise CommError(f"communication servers have not ended for {CLOSING:g} s: they wait for other ranks")
-        of_parts = [one for channels in self.part_channels for one in channels.values()]
-        for channel in [*self.channels, *of_parts, *filter(None, [self.norm_channel])]:
-            channel.close()
 
     @property
     def server_count(self) -> int:

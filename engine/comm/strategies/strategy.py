@@ -145,6 +145,10 @@ class Strategy:
         others may have gone on. The waiters of this one, and who tries another step, are told the reason."""
         self.queue.fail(reason)
 
+    def forsake(self) -> None:
+        """After ranks were lost: nothing of this strategy goes on, and nothing is given back. Raises CommError."""
+        self.queue.fail("a rank has died")
+
     def close(self) -> None:
         """Ends what the strategy started. The last step is finished first, unless it has failed. Raises CommError where
         that takes longer than CLOSING."""

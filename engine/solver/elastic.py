@@ -1,0 +1,168 @@
+"""`comm_param { elastic { } }`: when ranks die, the others go on from what they have in memory.
+
+Every few iterations each rank keeps a copy of the weights and the optimizer's state, of which all ranks have the same.
+After a death the ranks that are left go back to the newest copy that all of them have: of the broken iteration some
+have updated more than others. The iterations since then are trained again, with the samples divided anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import CommError, ConfigError
+from engine.host.memory import require_memory
+from engine.report.log import set_up, warn
+from engine.solver.elastic_param import divide
+from engine.solver.resume import set_iter_size
+
+if TYPE_CHECKING:
+    from engine.solver.solver import Solver
+
+
+def make(solver: Solver) -> Elastic | None:
+    """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
+    logged. Raises ConfigError where what a rank has would be lost with it."""
+    if not solver.param.comm_param.HasField("elastic") or solver.world.size == 1:
+        return None
+    lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
+    if solver.feeder.own_items:
+        lost = "data of which each rank has a source of its own (%#)"
+    if lost:
+        raise ConfigError(
+            f"comm_param.elastic does not go together with {lost}: take one of them out",
+            solver.config.place("comm_param.elastic"),
+        )
+    why = solver.world.outlive()
+    if why:
+        warn(f"comm_param.elastic: a rank that dies ends this run, to go on by --resume auto: {why}")
+        return None
+    return Elastic(solver)
+
+
+def _arrays(solver: Solver) -> list[np.ndarray]:
+    arenas, others = solver.shared_arrays()
+    return arenas + others
+
+
+class _Copy:
+    """Of everything that an iteration begins with, in memory that is taken once."""
+
+    def __init__(self, solver: Solver):
+        self._arrays = [np.empty_like(array) for array in _arrays(solver)]
+        self.iteration = -1
+
+    def take(self, solver: Solver) -> None:
+        for mine, live in zip(self._arrays, _arrays(solver), strict=True):
+            np.copyto(mine, live)
+        self.iteration, self._state = solver.iteration, copy.deepcopy(solver.state)
+        self._test_samples = [evaluator.samples for evaluator in solver.evaluators]
+
+    def give(self, solver: Solver) -> None:
+        if solver.average:
+            solver.average.catch_up()  # or it would take in later what comes here
+        for mine, live in zip(self._arrays, _arrays(solver), strict=True):
+            np.copyto(live, mine)
+        vars(solver.state).update(vars(copy.deepcopy(self._state)))
+        for evaluator, samples in zip(solver.evaluators, self._test_samples, strict=True):
+            evaluator.samples = samples
+
+
+class Elastic:
+    """keep() after every iteration, and outlive() around all of them."""
+
+    def __init__(self, solver: Solver):
+        self._solver, self._param = solver, solver.param.comm_param.elastic
+        self._iter_size = max(1, solver.param.iter_size)
+        self._micro_batches = self._iter_size * solver.world.size  # of all ranks, while none has died
+        self._batch = solver.calendar.batch
+        self._number, self._left = solver.world.rank, list(range(solver.world.size))  # as they were numbered at first
+        total = sum(array.nbytes for array in _arrays(solver))
+        require_memory(2 * total, "the copies of comm_param.elastic", "without it, a rank that dies ends the run")
+        # Two: where one rank has taken the newest, another may have died or failed before it could.
+        self._copies = [_Copy(solver), _Copy(solver)]
+
+    def keep(self) -> None:
+        """A copy, if one is due."""
+        solver = self._solver
+        if solver.iteration % self._param.keep_every == 0:
+            self._take_copy()
+
+    def _take_copy(self) -> None:
+        solver = self._solver
+        solver.optimizer.wait()
+        if solver.average:
+            solver.average.catch_up()
+        self._copies.reverse()
+        self._copies[-1].take(solver)
+
+    def outlive(self, train: Callable[[], bool]) -> bool:
+        """Returns what train() does, which is called again after ranks have died. Raises CommError where too few are
+        left."""
+        self._take_copy()
+        while True:
+            try:
+                return train()
+            except CommError:
+                if not self._solver.world.has_lost_ranks:
+                    raise
+            with self._solver.signals:  # which end the run when it goes on
+                self._go_on()
+
+    def _go_on(self) -> None:
+        solver, world, begin = self._solver, self._solver.world, time.monotonic()
+        reached, before = solver.iteration, self._left
+        while True:
+            try:
+                world.shrink()
+                self._left = self._restore()
+                break
+            except CommError:
+                if not world.has_lost_ranks:
+                    raise
+        if world.rank == 0 and self._number != before[0]:
+            set_up(0)  # it speaks for all now
+        for observer in solver.observers:
+            observer.gone_back(solver.iteration)
+        dead = [str(rank) for rank in before if rank not in self._left]
+        batch = f"{world.size} x {solver.feeder.batch_size} x iter_size {solver.iter_size}"
+        warn(
+            f"Rank {' and '.join(dead)} died in iteration {reached}; the others ({world.size}) go on after iteration "
+            f"{solver.iteration}, in global batches of {batch}, at {solver.optimizer.rate_share:g} of the rate "
+            f"({time.monotonic() - begin:.2f} s)"
+        )
+
+    def _restore(self) -> list[int]:
+        """Collective. Returns the first numbers of the ranks that are left."""
+        solver, world = self._solver, self._solver.world
+        if world.size < self._param.min_ranks:
+            raise CommError(
+                f"{world.size} rank{'s are' if world.size > 1 else ' is'} left, and comm_param.elastic.min_ranks is "
+                f"{self._param.min_ranks}: the run ends; --resume auto goes on from its last snapshot"
+            )
+        found = world.gather(self._copies[-1].iteration)
+        newest = world.broadcast_object(min(found) if found else 0)
+        if self._copies[-1].iteration != newest:  # which will be trained in other samples
+            self._copies.reverse()
+            self._copies[0].iteration = -1
+        assert self._copies[-1].iteration == newest
+        solver.optimizer.rejoin()
+        division = divide(self._micro_batches, world.size, self._param.batch, self._iter_size)
+        set_iter_size(solver.param, division.iter_size)
+        before = solver.calendar.samples(newest)
+        batch = round(self._batch * division.share)
+        solver.calendar = replace(solver.calendar, batch=batch, begun=newest, before=before)
+        by_root = solver.param.lr_scaling.rule == solver.param.lr_scaling.SQRT
+        solver.optimizer.rate_share = math.sqrt(division.share) if by_root else division.share
+        self._copies[-1].give(solver)
+        for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
+            feeder.regroup()
+        solver.feeder.start(solver.state.samples_seen)
+        solver.snapshots.take_over()
+        return world.broadcast_object(world.gather(self._number)) or []

@@ -1,0 +1,50 @@
+"""`comm_param { elastic { } }`: what a solver may not ask for besides, and how a global batch is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine import proto
+from engine.solver.modes import Mode
+
+Batch = proto.ElasticParameter.Batch
+
+
+def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong with it), of comm_param.elastic."""
+    comm, elastic = param.comm_param, param.comm_param.elastic
+    if not comm.HasField("elastic"):
+        return
+    for field in ("keep_every", "min_ranks"):
+        if getattr(elastic, field) < 1:
+            yield (
+                f"comm_param.elastic.{field}",
+                f"comm_param.elastic.{field}: expected 1 or more, got {getattr(elastic, field)}",
+            )
+    others = {
+        f"mode: {Mode.Name(comm.mode)}": comm.mode != comm.SYNC,
+        "shard_updates, of which each rank has a share that nobody else has": comm.shard_updates,
+        "autotune": comm.autotune,
+        "adversarial, which has two nets": param.HasField("adversarial"),
+        "batch_growth": param.HasField("batch_growth"),
+    }
+    for other, is_there in others.items():
+        if is_there:
+            yield "comm_param.elastic", f"comm_param.elastic does not go together with {other}: take one of them out"
+
+
+@dataclass(frozen=True)
+class Division:
+    """iter_size: of each rank. share: what all ranks together take of the full global batch."""
+
+    iter_size: int
+    share: float
+
+
+def divide(micro_batches: int, ranks: int, batch: int, iter_size: int) -> Division:
+    """micro_batches: in the full global batch, of which the solver's iter_size are a rank's. batch: what is to become
+    of it, as a number of Batch."""
+    if batch == Batch.HOLD:
+        iter_size = max(1, micro_batches // ranks)
+    return Division(iter_size, iter_size * ranks / micro_batches)

@@ -1,0 +1,172 @@
+"""comm_param { elastic { } }: the death of ranks does not end a run."""
+
+import re
+
+import pytest
+
+from engine import proto
+from engine.solver.calendar import Calendar
+from engine.solver.elastic_param import divide
+from tests.mpi import outliving, run_ranks
+from tests.solver.harness import assert_refused, different, digits_net, distance, in_files, solve
+
+HOLD, SHRINK = proto.ElasticParameter.HOLD, proto.ElasticParameter.SHRINK
+ITERATIONS = 60
+
+# Rank R kills itself in iteration I, for each R: I of DEATHS; no layer's random numbers depend on who computes.
+PROGRAM = """
+import os, signal, sys
+from engine.comm.world import world
+from engine.config import read_solver
+from engine.report.log import set_up
+from engine.report.observer import Observer
+from engine.solver.solver import Solver
+from engine.solver.resume import take_prefix
+
+class Death(Observer):
+    def step(self, record):
+        if record.iteration == %(deaths)r.get(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+number = world().rank
+set_up(number)
+config = read_solver("%(folder)s/solver.prototxt")
+if number == 0:
+    take_prefix(config, world())
+solver = Solver(config, world(), observers=[Death()])
+assert solver.solve()
+solver.close()
+world().close()
+print("fine", number, world().size, solver.state.samples_seen, flush=True)
+"""
+
+
+def files(folder, text, batch=8):
+    folder.mkdir(exist_ok=True)
+    (folder / "net.prototxt").write_text(digits_net(batch))
+    (folder / "solver.prototxt").write_text(
+        f'net: "{folder}/net.prototxt" base_lr: 0.02 lr_policy: "poly" power: 1 momentum: 0.9 max_iter: {ITERATIONS} '
+        f'display: 20 snapshot: 20 test_iter: 2 test_interval: 25 snapshot_prefix: "{folder}/net" random_seed: 3 {text}'
+    )
+
+
+def survived(folder, deaths, text, ranks=4):
+    """A run in which ranks die; what the log says of that."""
+    files(folder, text)
+    program = PROGRAM % {"deaths": deaths, "folder": folder}
+    done = run_ranks(ranks, program, timeout=120, options=outliving())
+    assert done.stdout.count("fine") == ranks - len(deaths), done.stdout + done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    log = done.stderr
+    samples = {line.split()[3] for line in done.stdout.splitlines() if line.startswith("fine")}
+    assert len(samples) == 1
+    told = re.findall(
+        r"Rank (.*) died in iteration (\d+); the others \((\d)\) go on after iteration (\d+), (.*)", done.stderr
+    )
+    return told, int(samples.pop()), log
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_batch_that_can_be_divided_is_held(tmp_path, servers):
+    """Two of four ranks die, one after the other, rank 0 first: the weights at the end, and in the snapshots that
+    another rank has written, are those of one rank that takes all samples, but for the order of additions."""
+    comm = f"elastic {{ keep_every: 5 }} servers: {servers} drift_check: 10"
+    text = f"clip_gradients: 20 comm_param {{ {comm} }} iter_size: 3"
+    told, samples, _ = survived(tmp_path / "four", {0: 23, 2: 41}, text)
+    assert [line[:4] for line in told] == [("0", told[0][1], "3", "20"), ("2", told[1][1], "2", "40")]
+    assert "3 x 8 x iter_size 4 samples" not in told[0][4] and "3 x 8 x iter_size 4, at 1 of the rate" in told[0][4]
+    assert "2 x 8 x iter_size 6, at 1 of the rate" in told[1][4]
+    assert samples == ITERATIONS * 4 * 3 * 8
+    alone = (
+        'base_lr: 0.02 lr_policy: "poly" power: 1 momentum: 0.9 max_iter: 60 snapshot: 20 random_seed: 3 iter_size: 12'
+    )
+    (tmp_path / "alone").mkdir()
+    solve(f"{alone} iter_size: 12 clip_gradients: 80", digits_net(8), tmp_path / "alone")
+    for iteration in (40, ITERATIONS):
+        assert distance(in_files(tmp_path / "four", iteration), in_files(tmp_path / "alone", iteration)) < 2e-5
+    assert not list((tmp_path / "four").glob(".*"))  # the lock went from the dead to the living, and is given back
+
+
+@pytest.mark.mpi
+def test_a_smaller_batch_takes_a_smaller_rate(tmp_path):
+    text = "comm_param { elastic { batch: SHRINK keep_every: 10 } } snapshot_after_train: true"
+    told, samples, log = survived(tmp_path / "x", {3: 31}, text)
+    assert [line[0] for line in told] == ["3"] and "3 x 8 x iter_size 1, at 0.75 of the rate" in told[0][4]
+    assert samples == 30 * 32 + 30 * 24
+    rates = dict(re.findall(r"Iteration (\d+), lr = ([\d.]+)", log))
+    assert float(rates["20"]) == pytest.approx(0.02 * 40 / 60, rel=1e-5)
+    assert float(rates["40"]) == pytest.approx(0.75 * 0.02 * 20 / 60, rel=1e-5)
+
+
+@pytest.mark.mpi
+def test_ranks_that_die_together_and_one_that_is_left(tmp_path):
+    told, samples, _ = survived(tmp_path / "x", {1: 33, 2: 33, 3: 33}, "comm_param { elastic { } }")
+    assert told[-1][2] == "1" and "1 x 8 x iter_size 4, at 1 of the rate" in told[-1][4]
+    assert samples == ITERATIONS * 32
+
+
+@pytest.mark.mpi
+def test_with_too_few_the_run_ends(tmp_path):
+    files(tmp_path, "comm_param { elastic { min_ranks: 3 } }")
+    program = PROGRAM % {"deaths": {0: 33, 1: 44}, "folder": tmp_path}
+    done = run_ranks(4, program, timeout=120, options=outliving())
+    assert "fine" not in done.stdout and done.returncode != 0
+    assert "2 ranks are left, and comm_param.elastic.min_ranks is 3: the run ends; --resume auto goes on" in done.stderr
+
+
+@pytest.mark.mpi
+def test_where_mpi_ends_all_ranks_with_one_the_log_says_so(tmp_path):
+    """Every library does, unless its mpiexec is asked for something else; copies are not even made then."""
+    files(tmp_path / "elastic", "comm_param { elastic { } }")
+    done = run_ranks(2, ["-m", "engine", "train", "--solver", str(tmp_path / "elastic/solver.prototxt")], timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("a rank that dies ends this run, to go on by --resume auto") == 1
+    assert "mpiexec has --with-ft ulfm" in done.stderr
+
+
+def test_one_rank_needs_nobody(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    solve("comm_param { elastic { } }", digits_net(), tmp_path / "a")
+    solve("", digits_net(), tmp_path / "b")
+    assert different(in_files(tmp_path / "a", 20), in_files(tmp_path / "b", 20)) == []
+
+
+@pytest.mark.parametrize(
+    "micro_batches, ranks, batch, iter_size, found",
+    [
+        (4, 2, HOLD, 1, (2, 1.0)),
+        (4, 3, HOLD, 1, (1, 0.75)),
+        (12, 3, HOLD, 3, (4, 1.0)),
+        (12, 5, HOLD, 3, (2, 10 / 12)),
+        (12, 2, SHRINK, 3, (3, 0.5)),
+        (2, 1, HOLD, 1, (2, 1.0)),
+    ],
+)
+def test_how_a_batch_is_divided(micro_batches, ranks, batch, iter_size, found):
+    division = divide(micro_batches, ranks, batch, iter_size)
+    assert (division.iter_size, division.share) == found
+
+
+def test_samples_are_counted_on_in_other_batches():
+    calendar = Calendar(24, 100, begun=30, before=30 * 32)
+    assert calendar.samples(30) == 960 and calendar.samples(35) == 960 + 5 * 24
+    due = [iteration for iteration in range(30, 60) if calendar.is_due(iteration, 0, 1.0)]
+    assert due == [31, 35, 40, 44, 48, 52, 56]  # the last before 1,000, 1,100, ... 1,600 samples
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("comm_param { elastic { keep_every: 0 } }", "elastic.keep_every: expected 1 or more, got 0"),
+        ("comm_param { elastic { min_ranks: -2 } }", "elastic.min_ranks: expected 1 or more, got -2"),
+        ("comm_param { elastic { } mode: ASYNC }", "comm_param.elastic does not go together with mode: ASYNC"),
+        ("comm_param { elastic { } mode: LOCAL }", "comm_param.elastic does not go together with mode: LOCAL"),
+        ("comm_param { elastic { } shard_updates: true }", "elastic does not go together with shard_updates, of which"),
+        ("comm_param { elastic { } autotune: true }", "comm_param.elastic does not go together with autotune"),
+        ("comm_param { elastic { } } batch_growth { stepvalue: 5 }", "elastic does not go together with batch_growth"),
+    ],
+)
+def test_what_does_not_go_together(text, words):
+    assert_refused(text, words)
