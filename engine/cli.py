@@ -103,7 +103,7 @@ def _leave_by_signal() -> None:
     from engine.host.launch import detect
 
     launch = detect()
-    if launch and launch.size > 1 and _ranks() is None:
+    if launch and launch.job_size > 1 and _ranks() is None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -120,7 +120,7 @@ def _ranks():
 
 def _rank_note() -> str:
     world = _ranks()
-    return f"[rank {world.rank}] " if world and world.size > 1 else ""
+    return f"[rank {world.rank}] " if world and (world.size > 1 or world.is_group) else ""
 
 
 def _close_world() -> None:
@@ -136,7 +136,7 @@ def _fail(message: str, status: int = 1) -> int:
 
     Output(sys.stdout).settle()  # first, for both may be the same terminal
     world = _ranks()
-    if world and world.size > 1:
+    if world and (world.size > 1 or world.is_group):
         world.abort(message, status)
     if is_spokesman():
         stderr = Output(sys.stderr)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 
 from engine.comm.world import World, world
-from engine.host.cores import share_cores
+from engine.host.cores import ranks_here, share_cores
 from engine.host.memory import divide_memory
 from engine.report.log import set_up
 
@@ -25,9 +25,9 @@ def ranks() -> World:
     found = world()
     if not logging.getLogger("engine").handlers:
         set_up(found.rank)
-    share_cores(found)
+    share_cores(found.places())
     if found.size > 1:
-        divide_memory(found.local_size)
+        divide_memory(ranks_here(found.places()))
         sys.excepthook = _abort
         atexit.register(_close)
     return found

@@ -25,11 +25,14 @@ from engine.comm.mpi_mailbox import MpiMailbox
 from engine.comm.settings import Reduction, watchdog_seconds
 from engine.comm.world import Agreement, Channel, T, World, difference
 from engine.errors import CommError
+from engine.host.cores import host_and_cores
 from engine.host.launch import Launch
 from engine.report.log import Output
 from engine.watchdog.board import END, Board
 from engine.watchdog.sentinel import Sentinel
 from engine.watchdog.wire import network
+
+FINALIZE_SECONDS = 10.0  # for MPI_Finalize, where ranks may have died
 
 
 def _import_mpi() -> ModuleType:
@@ -72,9 +75,9 @@ def _load_mpi(launch: Launch) -> ModuleType:
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise CommError(f"{_library(MPI)} was built without MPI_THREAD_MULTIPLE, which communication servers need")
-    if MPI.COMM_WORLD.size != launch.size:
+    if MPI.COMM_WORLD.size != launch.job_size:
         raise CommError(
-            f"{launch.launcher} started {launch.size} ranks but {_library(MPI)} sees {MPI.COMM_WORLD.size}: "
+            f"{launch.launcher} started {launch.job_size} ranks but {_library(MPI)} sees {MPI.COMM_WORLD.size}: "
             "the launcher and the MPI library are from different installations"
         )
     return MPI
@@ -121,11 +124,18 @@ class MpiWorld(World):
         self._mpi = _load_mpi(launch)
         self._channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
         self._links: Links | None = None
+        self._places: list[tuple[str, tuple[int, ...]]] = []
         self._faults = -1  # the pipe by which faults are told
         self._saved, self._watched = "", 0.0
-        self._consist_of(self._mpi.COMM_WORLD.Dup())
+        self._whole, self.is_group = self._mpi.COMM_WORLD.Dup(), launch.size < launch.job_size
+        self._consist_of(self._whole.Split(launch.first, launch.rank) if self.is_group else self._whole.Dup())
         self._join_sentinels()
         self.watch(0)  # whoever keeps the board says when to begin
+
+    def places(self) -> list[tuple[str, tuple[int, ...]]]:
+        if not self._places:
+            self._places = self._whole.allgather(host_and_cores())
+        return self._places
 
     def _consist_of(self, comm) -> None:
         """Collective over the ranks of `comm`."""
@@ -304,11 +314,26 @@ class MpiWorld(World):
             self._comm.Barrier()
         self.board.enter(END)
         self._sentinel.complete()
-        for comm in (self._flags_comm, self._local, self._comm):
+        if self.is_group:  # MPI_Finalize waits for all, and spins on a core that others need
+            self._sentinel.watch(0)
+            with self._outlived():
+                wait(self._whole.Ibarrier())
+        for comm in (self._flags_comm, self._local, self._comm, self._whole):
             with self._outlived():
                 comm.Free()
+        if LOSSES.outlived:  # Open MPI waits there for a rank that dies meanwhile
+            late = threading.Timer(FINALIZE_SECONDS, self._leave)
+            late.daemon = True
+            late.start()
         self._mpi.Finalize()
+        if LOSSES.outlived:
+            late.cancel()
         self._sentinel.farewell_at_exit()
+
+    def _leave(self) -> None:
+        """Ends this rank well: all is done, and written."""
+        self._sentinel.farewell()
+        os._exit(0)
 
     @contextlib.contextmanager
     def _outlived(self) -> Iterator[None]:

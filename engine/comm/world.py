@@ -13,7 +13,8 @@ import numpy as np
 from engine.comm.link import Links
 from engine.comm.settings import Reduction
 from engine.errors import CommError
-from engine.host.launch import detect
+from engine.host.cores import host_and_cores
+from engine.host.launch import check_groups, detect
 from engine.report.log import Output
 from engine.watchdog.board import Board
 from engine.watchdog.sentinel import Sentinel
@@ -97,6 +98,14 @@ class World:
     def board(self) -> Board:
         """Where this rank says what it is doing."""
         return Board()
+
+    # Ranks that were started together may be divided into groups, which are worlds of their own
+
+    is_group = False
+
+    def places(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Host and cores of all ranks that were started together. Collective over these on the first call."""
+        return [host_and_cores()]
 
     def watch(self, seconds: float) -> None:
         """From now on, a rank that makes no progress for `seconds` ends the run with a report of where every rank is;
@@ -217,8 +226,9 @@ def world() -> World:
     Raises CommError when a launcher started several ranks and MPI cannot be loaded or does not see them.
     """
     launch = detect()
-    if launch is None or launch.size == 1:
+    if launch is None or launch.job_size == 1:
         return World()
+    check_groups(launch)
     from engine.comm.mpi_world import MpiWorld
 
     return MpiWorld(launch)

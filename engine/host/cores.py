@@ -44,14 +44,18 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def share_cores(world: Ranks) -> None:
-    """Collective. Sets OMP_NUM_THREADS, unless it is set, so that the ranks of a host do not compute on the same cores.
+def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
+    """Sets OMP_NUM_THREADS, unless it is set, so that the ranks of a host do not compute on the same cores.
 
-    To be called before the extension is loaded.
+    To be called before the extension is loaded. everyone: World.places().
     """
-    mine, everyone = host_and_cores(), all_hosts_and_cores(world)
     if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(threads_for(mine, everyone))
+        os.environ["OMP_NUM_THREADS"] = str(threads_for(host_and_cores(), everyone))
+
+
+def ranks_here(everyone: list[tuple[str, tuple[int, ...]]]) -> int:
+    """How many of World.places() are on this host."""
+    return [host for host, _ in everyone].count(platform.node())
 
 
 @functools.cache

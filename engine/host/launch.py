@@ -1,5 +1,9 @@
 """Which launcher started this process, from the environment alone: no MPI is loaded to find out. And a launcher for
-verbs that start ranks themselves."""
+verbs that start ranks themselves.
+
+A job may be divided into groups of ranks, each of which runs a verb of its own (`engine groups`): to a rank, its group
+is all there is.
+"""
 
 import os
 import re
@@ -17,11 +21,19 @@ from engine.errors import CommError
 LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
 
 
+# How many ranks each group has, as "2,2"; the numbers are those of the job.
+GROUPS = "ENGINE_GROUPS"
+
+
 @dataclass(frozen=True)
 class Launch:
+    """rank, size: in this process' group; first, job_size: the group's first rank and all ranks, in the job."""
+
     launcher: str
     rank: int
     size: int
+    first: int
+    job_size: int
 
 
 # Launcher, its variables for rank and size. SLURM_STEP_NUM_TASKS is set by srun only: SLURM_NTASKS is also there in a
@@ -38,8 +50,31 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """The launcher and this process' rank and size; None if it was started by hand."""
     for launcher, rank, size in _LAUNCHERS:
         if _NUMBER.fullmatch(environ.get(rank, "")) and _NUMBER.fullmatch(environ.get(size, "")):
-            return Launch(launcher, int(environ[rank]), int(environ[size]))
+            return _in_group(launcher, int(environ[rank]), int(environ[size]), environ.get(GROUPS, ""))
     return None
+
+
+def _in_group(launcher: str, rank: int, size: int, groups: str) -> Launch:
+    """groups: without effect where it does not fit, which check_groups() tells."""
+    first = 0
+    for count in group_sizes(groups, size) or [size]:
+        if rank < first + count:
+            return Launch(launcher, rank - first, count, first, size)
+        first += count
+    return Launch(launcher, rank, size, 0, size)
+
+
+def group_sizes(text: str, ranks: int) -> list[int]:
+    """The numbers of "2,2"; none if they are not those of so many ranks."""
+    counts = [int(word) if _NUMBER.fullmatch(word) else 0 for word in text.split(",")]
+    return counts if all(counts) and sum(counts) == ranks else []
+
+
+def check_groups(launch: Launch, environ: Mapping[str, str] = os.environ) -> None:
+    """Raises CommError where ENGINE_GROUPS is not for as many ranks as there are."""
+    text = environ.get(GROUPS, "")
+    if text and not group_sizes(text, launch.job_size):
+        raise CommError(f"{GROUPS}={text}: expected numbers of ranks, separated by commas, of {launch.job_size} in all")
 
 
 def is_spokesman() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.comm import settings as comm_settings
 from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
-from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ignored_variables
+from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
 from engine.solver.outline import Outline
 from engine.solver.validate import notes
@@ -70,7 +70,7 @@ def _log_cores(solver: Solver) -> None:
     world, alone, settings = solver.world, solver.world.size == 1, solver.optimizer.strategy.settings
     line, warning = core_plan(
         host_and_cores(),
-        all_hosts_and_cores(world),
+        world.places(),
         threads=solver.optimizer.threads,
         servers=solver.optimizer.strategy.server_count,
         server_cores=None if alone else settings.cores,

@@ -86,7 +86,10 @@ class _Parser(argparse.ArgumentParser):
     def check_flags(self, words: Sequence[str]) -> None:
         """Ends with the nearest flag at one that is unknown; argparse would first ask for what it stands for."""
         known = self._option_string_actions
+        passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for word in words:
+            if passes_on and not word.startswith("-"):  # from here on, flags are other verbs'
+                return
             flag = word.partition("=")[0]
             if word == "--":  # the rest are names
                 return

@@ -127,9 +127,11 @@ def test_a_short_list_says_what_is_missing():
     ("environ", "expected"),
     [
         ({}, None),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Launch("mpiexec", 1, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI's mpiexec", 0, 4)),
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Launch("srun", 3, 8)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Launch("mpiexec", 1, 2, 0, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI's mpiexec", 0, 4, 0, 4)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "5", "ENGINE_GROUPS": "2,3"}, Launch("mpiexec", 1, 3, 2, 5)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "5", "ENGINE_GROUPS": "2,2"}, Launch("mpiexec", 3, 5, 0, 5)),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Launch("srun", 3, 8, 0, 8)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # inside a batch script, not under srun
         ({"PMI_RANK": "²", "PMI_SIZE": "8"}, None),
     ],

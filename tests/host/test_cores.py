@@ -26,7 +26,7 @@ def test_ranks_that_are_pinned_apart_or_elsewhere_keep_theirs():
 def test_what_the_user_set_stays(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GOMP_SPINCOUNT", "5")
-    share_cores(World())
+    share_cores(World().places())
     limit_spinning()
     assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("7", "5")
 
@@ -39,7 +39,7 @@ def test_defaults(monkeypatch, variable, value):
     monkeypatch.setenv(variable, "")
     monkeypatch.delenv(variable)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    share_cores(World())
+    share_cores(World().places())
     limit_spinning()
     assert os.environ[variable] == str(value)
 
@@ -52,7 +52,7 @@ import os
 os.environ.pop("OMP_NUM_THREADS", None)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 limit_spinning()
-share_cores(world())
+share_cores(world().places())
 from engine.host import _core
 assert _core.threads() == 1, _core.threads()
 """

@@ -1,0 +1,71 @@
+"""Divides the ranks of one job into groups that run side by side, each with a verb of its own: two trainings on two
+halves of an allocation, or a test beside a training. Each group is to itself what `mpiexec -n RANKS engine VERB` would
+be: ranks are counted from 0, gradients are reduced among them, rank 0 writes the log. Cores and memory of a host are
+divided among all. The job ends when the last group has ended; an error in one ends all.
+"""
+
+from __future__ import annotations
+
+from argparse import REMAINDER, ArgumentParser, Namespace
+
+ORDER = 15
+SUMMARY = "run several verbs side by side, on groups of ranks of one job"
+EXAMPLES = [
+    "mpiexec -n 4 engine groups 2 train --solver a.prototxt + 2 train --solver b.prototxt",
+    "srun engine groups 126 train --solver s.prototxt + 2 test --model net.prototxt --weights a.caffemodel",
+    "engine groups 1 train --solver a.prototxt + 1 train --solver b.prototxt",
+]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    what = "for each group, with a + between them"
+    parser.add_argument("programs", nargs=REMAINDER, metavar="RANKS VERB ...", help=what)
+
+
+def run(options: Namespace) -> int:
+    import os
+    from importlib import import_module
+
+    from engine.comm.world import world
+    from engine.errors import ConfigError
+    from engine.host.cores import limit_spinning
+    from engine.host.launch import GROUPS, check_groups, detect, run_ranks
+    from engine.verbs.command_line import parse
+
+    counts, programs = divided(options.programs)
+    parsed = [parse(program) for program in programs]  # all, so that every rank meets the same error
+    for each in parsed:
+        if each.verb == "groups":
+            raise ConfigError("groups: a group cannot be divided again")
+    launch = detect()
+    if launch is None:
+        return run_ranks(sum(counts), options.arguments)
+    os.environ[GROUPS] = ",".join(map(str, counts))
+    check_groups(launch)
+    launch = detect()
+    assert launch
+    limit_spinning()
+    world().places()  # by all groups: what they do then is not the same
+    first = [sum(counts[:index]) for index in range(len(counts))]
+    mine = parsed[first.index(launch.first)]
+    return import_module(f"engine.verbs.{mine.verb}").run(mine)
+
+
+def divided(words: list[str]) -> tuple[list[int], list[list[str]]]:
+    """(ranks, command line) of each group. Raises ConfigError."""
+    from engine.errors import ConfigError
+
+    counts, programs, group = [], [], []
+    for word in [*words, "+"]:
+        if word != "+":
+            group.append(word)
+            continue
+        if len(group) < 2 or not group[0].isascii() or not group[0].isdigit() or not 0 < int(group[0][:10]) < 2**31:
+            raise ConfigError(
+                f"groups: expected RANKS VERB ... for group {len(counts) + 1}, got '{' '.join(group)}'; such as: "
+                "engine groups 2 train --solver a.prototxt + 2 test --model b.prototxt --weights b.caffemodel"
+            )
+        counts.append(int(group[0]))
+        programs.append(group[1:])
+        group = []
+    return counts, programs
