@@ -35,6 +35,8 @@ NOT_RUN = {
     "#!/bin/bash\n#SBATCH": "needs Slurm",
     "#!/bin/bash\n#PBS": "needs PBS",
     "for attempt in": "needs 64 nodes",
+    "srun ": "needs Slurm",
+    "mpiexec --with-ft ulfm": "needs Open MPI 5: tests/solver/test_elastic.py under make test-mpi",
     "engine train --solver solvers/mine.prototxt --ranks 2 --max_restarts 3": "a rank must die: test_supervise.py",
     "engine export --torch": "needs torch: `make test-torch` runs tests/exchange/test_torch_file.py",
     "engine import resnet50.pth": "needs torch: tests/exchange/test_torchvision.py",
