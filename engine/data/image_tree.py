@@ -30,6 +30,9 @@ class FolderTree:
     def names(self) -> list[str]:
         return sorted(path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
 
+    def has(self, name: str) -> bool:
+        return files.is_regular(self._root / name)
+
     def read(self, name: str) -> bytes:
         """Raises DataError."""
         return files.read_bytes(self._root / name, DataError, most=MAX_BYTES)
@@ -46,6 +49,9 @@ class ZipTree:
     def names(self) -> list[str]:
         inside = (name for name in self._archive.namelist() if name.startswith(self._prefix))
         return sorted(name[len(self._prefix) :] for name in inside if name and not name.endswith("/"))
+
+    def has(self, name: str) -> bool:
+        return self._prefix + name in self._archive.NameToInfo
 
     def read(self, name: str) -> bytes:
         """Raises DataError."""
@@ -78,6 +84,9 @@ class TarTree:
 
     def names(self) -> list[str]:
         return sorted(self._members)
+
+    def has(self, name: str) -> bool:
+        return name in self._members
 
     def read(self, name: str) -> bytes:
         """Raises DataError."""

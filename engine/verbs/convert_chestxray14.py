@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 
 from engine.verbs.options import number, uint32
 
-ORDER = 92
+ORDER = 93
 SUMMARY = "make lists of ChestX-ray14's pictures, divided by patient"
 EXAMPLES = [
     "engine convert_chestxray14 CXR8 chestxray14",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import number, positive, side, uint32
+from engine.verbs.options import add_output, number, positive, uint32
 
 ORDER = 90
 SUMMARY = "make an LMDB, a tar or TFRecords of images"
@@ -29,27 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--shuffle", action="store_true", help="write the images in a random order")
     parser.add_argument("--seed", type=uint32, default=1, help="seed of --shuffle (default: 1)")
-    parser.add_argument(
-        "--resize_height", type=side, default=0, metavar="N", help="0: keep each image's height (default)"
-    )
-    parser.add_argument(
-        "--resize_width", type=side, default=0, metavar="N", help="0: keep each image's width (default)"
-    )
-    parser.add_argument(
-        "--shorter_side", type=side, default=0, metavar="N", help="bring each image's shorter side to N, keep its shape"
-    )
-    parser.add_argument(
-        "--max_side", type=side, default=0, metavar="N", help="shrink images whose longer side is more than N"
-    )
-    parser.add_argument("--gray", action="store_true", help="store one channel")
-    parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
-    parser.add_argument(
-        "--encode_type",
-        default="",
-        metavar="KIND",
-        help="format of --encoded: jpg, png, bmp (default: each file's own)",
-    )
-    parser.add_argument("--quality", type=positive, default=95, metavar="Q", help="of JPEGs, 1 to 100 (default: 95)")
+    add_output(parser)
     parser.add_argument(
         "--shards", type=positive, default=0, metavar="N", help="write N files x-000000.tar ... of a .tar or .tfrecord"
     )
@@ -66,32 +46,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.data.convert_imageset import Output, convert_imageset
+    from engine.data.convert_imageset import convert_imageset
     from engine.errors import ConfigError
     from engine.report.log import log, set_up
     from engine.report.progress import Progress
-    from engine.verbs.runtime import log_skipped
+    from engine.verbs.runtime import asked_output, log_skipped
 
     *lists, db = options.paths
     if len(lists) > 1:
         raise ConfigError(f"expected ROOT [LIST] DB, got {len(options.paths) + 1} names")
     set_up()
-    output = Output(
-        height=options.resize_height,
-        width=options.resize_width,
-        shorter_side=options.shorter_side,
-        max_side=options.max_side,
-        gray=options.gray,
-        encoded=options.encoded,
-        encode_type=options.encode_type,
-        quality=options.quality,
-    )
     with Progress("Converting", line="Processed {done} of {total} files.") as progress:
         done = convert_imageset(
             options.root,
             lists[0] if lists else None,
             db,
-            output,
+            asked_output(options),
             shuffle=options.shuffle,
             seed=options.seed,
             shards=options.shards,

@@ -184,3 +184,28 @@ def add_in_out(parser: argparse.ArgumentParser, what: str) -> None:
     """Arguments of the verbs that write a file in the current format. what: is in the file that they read."""
     parser.add_argument("source", metavar="IN", help=what)
     parser.add_argument("target", metavar="OUT", help="the file to write")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """What pictures become that are written to a database."""
+    parser.add_argument(
+        "--resize_height", type=side, default=0, metavar="N", help="0: keep each image's height (default)"
+    )
+    parser.add_argument(
+        "--resize_width", type=side, default=0, metavar="N", help="0: keep each image's width (default)"
+    )
+    parser.add_argument(
+        "--shorter_side", type=side, default=0, metavar="N", help="bring each image's shorter side to N, keep its shape"
+    )
+    parser.add_argument(
+        "--max_side", type=side, default=0, metavar="N", help="shrink images whose longer side is more than N"
+    )
+    parser.add_argument("--gray", action="store_true", help="store one channel")
+    parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
+    parser.add_argument(
+        "--encode_type",
+        default="",
+        metavar="KIND",
+        help="format of --encoded: jpg, png, bmp (default: each file's own)",
+    )
+    parser.add_argument("--quality", type=positive, default=95, metavar="Q", help="of JPEGs, 1 to 100 (default: 95)")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import NetConfig, SolverConfig
+    from engine.data.convert_imageset import Output
 
 _OF_STAGE = re.compile(r"([0-9]{1,6}):(.*)", re.DOTALL)
 
@@ -167,3 +168,19 @@ def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: st
         log(note)
     log(f"Wrote upgraded {kind} to {options.target}")
     return 0
+
+
+def asked_output(options: Namespace) -> Output:
+    """What pictures become, by the arguments of add_output()."""
+    from engine.data.convert_imageset import Output
+
+    return Output(
+        height=options.resize_height,
+        width=options.resize_width,
+        shorter_side=options.shorter_side,
+        max_side=options.max_side,
+        gray=options.gray,
+        encoded=options.encoded,
+        encode_type=options.encode_type,
+        quality=options.quality,
+    )

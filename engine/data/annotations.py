@@ -1,0 +1,410 @@
+"""Pictures with objects in them, as Pascal VOC and COCO describe them: boxes, and a class for each pixel.
+
+What files hold is checked here, by file and key: no entity of an XML file is expanded, no path leads out of the folder
+of pictures, and nothing is drawn before its size is known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from engine import proto
+from engine.config.label_map import read_label_map
+from engine.config.numbers import number
+from engine.config.suggestions import suggestion
+from engine.data.decode import FORMATS
+from engine.data.image_tree import Tree, open_tree, read_text
+from engine.data.pair import IGNORED
+from engine.errors import DataError, EngineError, shape_text
+
+# In the order that numbers them from 1, in VOC's own palette masks, too.
+VOC_CLASSES = (
+    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
+    "sofa train tvmonitor"
+).split()
+BACKGROUND = ("none_of_the_above", "background")  # name and display_name of label 0 in SSD's label maps
+_MAX_XML = 1 << 24  # characters; VOC's longest file has 20,000
+_SHOWN = 60  # characters of a wrong value
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object. name: its class, as the label map's `name` has it. box: x1, y1, x2, y2 in pixels. difficult: as VOC
+    says it; of COCO, whether it is a crowd. segmentation: COCO's, polygons or runs. where: in which file, at which
+    key."""
+
+    name: str
+    box: tuple[float, float, float, float]
+    difficult: bool
+    where: str
+    segmentation: Any = None
+
+
+@dataclass
+class Scene:
+    """A picture with its objects. name: VOC's, or COCO's number. path: of the picture, below the root. size: (width,
+    height) where the annotations say it. mask: the path of VOC's palette picture."""
+
+    name: str
+    path: str
+    where: str
+    size: tuple[int, int] | None = None
+    things: list[Thing] = field(default_factory=list)
+    mask: str = ""
+
+
+@dataclass
+class Annotations:
+    """Of a part of a data set. classes: name -> what people call it, in the order of the labels from 1."""
+
+    tree: Tree
+    scenes: list[Scene]
+    classes: dict[str, str]
+
+
+def read_annotations(root: str, annotations: str, masks: bool = False) -> Annotations:
+    """Reads COCO's, if `annotations` is a .json, else those of an image set of VOC.
+
+    Args:
+        root: COCO's folder of pictures, or VOC's folder with Annotations and JPEGImages; also in a .zip or .tar.
+        annotations: instances_*.json, or ImageSets/*/*.txt.
+        masks: classes of pixels are wanted, not boxes.
+
+    Raises DataError for whatever is missing, or is not what it should be.
+    """
+    tree = open_tree(root)
+    found = _Coco(tree, annotations).read(masks) if is_coco(annotations) else _read_voc(tree, annotations, masks)
+    for scene in found.scenes:
+        path = PurePosixPath(scene.path)
+        if path.is_absolute() or ".." in path.parts or "\0" in scene.path:
+            raise DataError(f"{_got(scene.path)} leads out of {root}; expected a path below it", scene.where)
+        if not tree.has(scene.path):
+            raise DataError(f"{scene.path} is not in {root}", scene.where)
+    return found
+
+
+def is_coco(annotations: str) -> bool:
+    return annotations.lower().endswith(".json")
+
+
+def label_map_of(classes: dict[str, str]) -> proto.LabelMap:
+    """A label map as SSD's: the background, then the classes."""
+    labels = proto.LabelMap()
+    for label, (name, display_name) in enumerate([BACKGROUND, *classes.items()]):
+        labels.item.add(name=name, label=label, display_name=display_name)
+    return labels
+
+
+def known_labels(path: str) -> proto.LabelMap:
+    """A label map whose names and labels are all there, and there once. Raises DataError, ConfigError."""
+    labels = read_label_map(path)
+    if labels is None:
+        raise DataError("expected a label map: item { name: ... label: ... }", path)
+    seen: dict[object, proto.LabelMapItem] = {}
+    for item in labels.item:
+        if not item.name or not item.HasField("label") or item.label < 0:
+            raise DataError(f"expected items with a name and a label of 0 or more, got {_got(str(item))}", path)
+        for key in (item.name, item.label):
+            if key in seen:
+                raise DataError(f"expected each name and label once, got {key!r} twice", path)
+            seen[key] = item
+    return labels
+
+
+def label_of(thing: Thing, labels: dict[str, int], path: str) -> int:
+    """labels: by name, of the label map at `path`. Raises DataError for an object of another class."""
+    label = labels.get(thing.name, 0)
+    if label == 0:  # the background's, or nobody's
+        raise DataError(f"'{thing.name}' is no class of {path}{suggestion(thing.name, labels)}", thing.where)
+    return label
+
+
+# VOC
+
+
+def _read_voc(tree: Tree, list_file: str, masks: bool) -> Annotations:
+    """Pictures in the order of the list. With masks, no XML is read."""
+    scenes: list[Scene] = []
+    lines: dict[str, int] = {}
+    for line, text in enumerate(read_text(list_file).splitlines(), 1):
+        if not (words := text.split()):
+            continue
+        where, name = f"{list_file}:{line}", words[0]
+        if len(words) > 1:
+            raise DataError(f"expected the name of a picture, without its folder and extension, got {_got(text)}", where)
+        if name in lines:
+            raise DataError(f"{name} is there twice, first in line {lines[name]}", where)
+        lines[name] = line
+        path = f"JPEGImages/{name}"
+        path += next((extension for extension in FORMATS if tree.has(path + extension)), ".jpg")
+        scene = Scene(name, path, where)
+        if ".." in PurePosixPath(path).parts:
+            raise DataError(f"{_got(name)} leads out of the folder; expected the name of a picture", where)
+        if masks:
+            scene.mask = f"SegmentationClass/{name}.png"
+            if not tree.has(scene.mask):
+                raise DataError(f"{scene.mask} is not there; is this an image set of ImageSets/Segmentation?", where)
+        else:
+            _read_voc_xml(tree, scene)
+        scenes.append(scene)
+    if not scenes:
+        raise DataError("it names no pictures", list_file)
+    names = {thing.name for scene in scenes for thing in scene.things}
+    classes = VOC_CLASSES if names <= set(VOC_CLASSES) else sorted(names)
+    return Annotations(tree, scenes, {name: name for name in classes})
+
+
+def _read_voc_xml(tree: Tree, scene: Scene) -> None:
+    """Adds what the picture's XML file says of it."""
+    path = f"Annotations/{scene.name}.xml"
+    if not tree.has(path):
+        raise DataError(f"{path} is not there", scene.where)
+    root = _parse_xml(tree.read(path), path)
+    size = root.find("size")
+    if size is not None:
+        width, height = (_xml_number(size, side, f"{path}: size") for side in ("width", "height"))
+        if width or height:  # both 0: whoever wrote it did not know
+            scene.size = int(width), int(height)
+    for position, element in enumerate(root.findall("object"), 1):
+        where = f"{path}: object {position}"
+        box = element.find("bndbox")
+        if box is None:
+            raise DataError("expected a <bndbox>, got none", where)
+        name = (element.findtext("name") or "").strip()
+        if not name:
+            raise DataError("expected a <name>, got none", where)
+        difficult = (element.findtext("difficult") or "0").strip()
+        if difficult not in ("0", "1"):
+            raise DataError(f"difficult: expected 0 or 1, got {_got(difficult)}", where)
+        x1, y1, x2, y2 = (_xml_number(box, side, f"{where}: bndbox") for side in ("xmin", "ymin", "xmax", "ymax"))
+        scene.things.append(Thing(name, (x1, y1, x2, y2), difficult == "1", where))
+
+
+def _parse_xml(data: bytes, where: str) -> ElementTree.Element:
+    """The root <annotation>. A document that declares a type could name entities that expand without end, or other
+    files: none is read."""
+    try:
+        text = data.decode("utf-8-sig")
+        if len(text) > _MAX_XML:
+            raise DataError(f"it has {len(text)} characters, more than {_MAX_XML}", where)
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:
+            raise DataError("it declares a document type; expected plain elements: take <!DOCTYPE ...> out", where)
+        root = ElementTree.fromstring(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot be read: byte {error.start} is not UTF-8", where) from None
+    except (ElementTree.ParseError, ValueError) as error:
+        raise DataError(f"it is no XML: {error}", where) from None
+    if root.tag != "annotation":
+        raise DataError(f"expected <annotation> as its root, got <{_got(root.tag)}>", where)
+    return root
+
+
+def _xml_number(element: ElementTree.Element, tag: str, where: str) -> float:
+    text = (element.findtext(tag) or "").strip()
+    value = number(text)
+    if value is None or not math.isfinite(value):
+        raise DataError(f"{tag}: expected a number, got {_got(text) if text else 'none'}", where)
+    return value
+
+
+# COCO
+
+
+class _Coco:
+    """A file of instances. Errors name it and the key."""
+
+    def __init__(self, tree: Tree, path: str):
+        self._tree, self._path = tree, path
+        try:
+            self._content = json.loads(read_text(path), parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"it is no JSON: {error}", path) from None
+
+    def read(self, masks: bool) -> Annotations:
+        """Pictures in the order of their numbers, each with its objects in the file's order."""
+        classes: dict[int, str] = {}
+        for key, category in self._list("categories"):
+            number = self._whole(category, key, "id")
+            if number in classes:
+                raise self._error(f"{key}.id", f"{number} is there twice")
+            classes[number] = self._get(category, key, "name", str, "a name")
+        scenes: dict[int, Scene] = {}
+        for key, image in self._list("images"):
+            number = self._whole(image, key, "id")
+            if number in scenes:
+                raise self._error(f"{key}.id", f"{number} is there twice")
+            file_name = self._get(image, key, "file_name", str, "the name of a file")
+            size = self._whole(image, key, "width", 1), self._whole(image, key, "height", 1)
+            scenes[number] = Scene(str(number), file_name, f"{self._path}: {key}.file_name", size)
+        if not scenes:
+            raise self._error("images", "expected pictures, got an empty list")
+        for key, annotation in self._list("annotations"):
+            image, category = (self._whole(annotation, key, of) for of in ("image_id", "category_id"))
+            for of, value, known in (("image_id", image, scenes), ("category_id", category, classes)):
+                if value not in known:
+                    raise self._error(f"{key}.{of}", f"none of {of.split('_')[0]}s has the id {value}")
+            crowd = annotation.get("iscrowd", 0)
+            if crowd not in (0, 1):
+                raise self._error(f"{key}.iscrowd", f"expected 0 or 1, got {_got(crowd)}")
+            thing = Thing(
+                str(category),
+                self._box(annotation, key) if not masks else (0.0, 0.0, 0.0, 0.0),
+                bool(crowd),
+                f"{self._path}: {key}",
+                annotation.get("segmentation") if masks else None,
+            )
+            scenes[image].things.append(thing)
+        return Annotations(
+            self._tree,
+            [scenes[number] for number in sorted(scenes)],
+            {str(number): classes[number] for number in sorted(classes)},
+        )
+
+    def _error(self, key: str, message: str) -> DataError:
+        return DataError(f"{key}: {message}", self._path)
+
+    def _list(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """(key, object) of each object of a list."""
+        if not isinstance(self._content, dict) or not isinstance(self._content.get(name), list):
+            raise self._error(name, "expected a list, as in COCO's instances_*.json; got none")
+        for position, each in enumerate(self._content[name]):
+            if not isinstance(each, dict):
+                raise self._error(f"{name}[{position}]", f"expected an object, got {_got(each)}")
+        return [(f"{name}[{position}]", each) for position, each in enumerate(self._content[name])]
+
+    def _get(self, of: dict[str, Any], key: str, name: str, kind: type, wanted: str) -> Any:
+        value = of.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool) or value == "":
+            raise self._error(f"{key}.{name}", f"expected {wanted}, got {_got(value) if name in of else 'none'}")
+        return value
+
+    def _whole(self, of: dict[str, Any], key: str, name: str, least: int = 0) -> int:
+        value = self._get(of, key, name, int, f"a whole number of {least} or more")
+        if not least <= value < 2**63:
+            raise self._error(f"{key}.{name}", f"expected a whole number of {least} or more, got {_got(value)}")
+        return value
+
+    def _box(self, annotation: dict[str, Any], key: str) -> tuple[float, float, float, float]:
+        """x, y, width, height to corners."""
+        box = annotation.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+            raise self._error(f"{key}.bbox", f"expected x, y, width and height as numbers, got {_got(box)}")
+        x, y, width, height = map(float, box)
+        return x, y, x + width, y + height
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+
+
+def _got(value: object) -> str:
+    text = re.sub(r"\s+", " ", value if isinstance(value, str) else repr(value))
+    return repr(text[:_SHOWN]) if isinstance(value, str) else text[:_SHOWN]
+
+
+# Classes of pixels
+
+
+def draw_mask(things: Sequence[tuple[int, Thing]], height: int, width: int) -> np.ndarray:
+    """(height, width) uint8, the label of each pixel, of (label, object of COCO). A smaller object lies in front of a
+    larger one. Pixels of crowds that belong to nothing else do not count: they hold IGNORED. Raises DataError."""
+    mask = np.zeros((height, width), np.uint8)
+    in_front = np.full((height, width), height * width + 1, np.int64)  # area of the object that each pixel shows
+    crowds = np.zeros((height, width), bool)
+    for label, thing in things:
+        if not 0 < label < IGNORED:
+            raise DataError(f"a mask holds labels 1 to {IGNORED - 1}, got {label} of class {thing.name}", thing.where)
+        inside = _inside(thing, height, width)
+        if thing.difficult:
+            crowds |= inside
+            continue
+        area = np.count_nonzero(inside)
+        shown = inside & (area < in_front)
+        mask[shown], in_front[shown] = label, area
+    mask[crowds & (mask == 0)] = IGNORED
+    return mask
+
+
+def _inside(thing: Thing, height: int, width: int) -> np.ndarray:
+    """(height, width), whether each pixel is the object's."""
+    of, where = thing.segmentation, f"{thing.where}.segmentation"
+    if isinstance(of, list):
+        return _inside_polygons(of, height, width, where)
+    if not isinstance(of, dict):
+        raise DataError(f"expected polygons, or runs {{counts, size}}, got {_got(of)}", where)
+    if of.get("size") != [height, width]:
+        raise DataError(f"size: expected the picture's, [{height}, {width}], got {_got(of.get('size'))}", where)
+    counts = of.get("counts")
+    if isinstance(counts, str):
+        counts = _unpacked(counts, where)
+    if not isinstance(counts, list) or not all(isinstance(run, int) and 0 <= run <= height * width for run in counts):
+        raise DataError(f"counts: expected a text, or lengths of runs, got {_got(counts)}", where)
+    if sum(counts) != height * width:
+        raise DataError(
+            f"counts: expected runs of {height * width} pixels in all ({shape_text((height, width))}), got "
+            f"{sum(counts)}",
+            where,
+        )
+    # Runs of nothing and of the object take turns, column by column.
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
+
+
+def _unpacked(text: str, where: str) -> list[int]:
+    """The runs of COCO's compressed form: numbers of 5 bits a character, the lowest first, each from the fourth on as
+    its difference to the one before the last."""
+    # pycocotools leaves pixels behind the last run as they were in memory; so the lengths are needed before the pixels.
+    runs: list[int] = []
+    value = shift = 0
+    for character in text:
+        bits = ord(character) - 48
+        if not 0 <= bits < 64 or shift > 60:
+            raise DataError(f"counts: {_got(text)} is no compressed mask", where)
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            if bits & 16:
+                value -= 1 << shift
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise DataError(f"counts: {_got(text)} ends within a number", where)
+    return runs
+
+
+def _inside_polygons(polygons: list[Any], height: int, width: int, where: str) -> np.ndarray:
+    """Drawn by pycocotools, whose pixels are those that everybody is judged by. Points beyond the picture's edges are
+    moved to them first: it would use memory for what lies there."""
+    drawn: list[list[float]] = []
+    for position, polygon in enumerate(polygons):
+        if not isinstance(polygon, list) or len(polygon) % 2 or not all(map(_is_number, polygon)):
+            raise DataError(f"expected x, y, x, y, ... as numbers, got {_got(polygon)}", f"{where}[{position}]")
+        if len(polygon) >= 6:  # COCO has some of two points, which hold no pixel
+            points = np.clip(np.array(polygon, np.float64).reshape(-1, 2), 0, (width, height))
+            drawn.append(points.ravel().tolist())
+    if not drawn:
+        return np.zeros((height, width), bool)
+    coco = _pycocotools()
+    return coco.decode(coco.merge(coco.frPyObjects(drawn, height, width))).astype(bool)
+
+
+def _pycocotools() -> Any:
+    try:
+        from pycocotools import mask
+    except ImportError:
+        raise EngineError(
+            "COCO's polygons need pycocotools, which is not installed: pip install 'prototxt-engine[coco]'"
+        ) from None
+    return mask
