@@ -118,7 +118,7 @@ class Ensemble(Evaluator):
         if len(members) > 1:
             scored.append(self._scored(head, [each for given in answers for each in given], size))
         if self.on_forward is not None:
-            self.on_forward(head, size)  # which has scored the average last
+            self.on_forward(head, size, batch.keys)  # which has scored the average last
         rows = {name: np.stack([row[name] for row in scored]) for name in scored[0]}
         for name in self._others:
             rows[name] = np.stack([np.mean([over_samples(e[name], size, "") for e in given], 0) for given in answers])

@@ -65,7 +65,7 @@ class Evaluator:
         compare_data(world, self.feeder.identities)
         self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)
-        self.on_forward: Callable[[Net, int], None] | None = None  # called with net and samples after each forward
+        self.on_forward: Callable[[Net, int, list[str]], None] | None = None  # after each forward: samples, their keys
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self.ap_version, self._show_per_class = ap_version, show_per_class
         self.detections: dict[str, Detections] = {}  # of the last test, by the detector's top; on rank 0
@@ -153,7 +153,7 @@ class Evaluator:
         except DataError as error:
             raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch(error.item)}".strip()) from None
         if self.on_forward is not None:
-            self.on_forward(net, batch.size or 1)
+            self.on_forward(net, batch.size or 1, batch.keys)
         makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
             name: value if name in self.detectors else over_samples(value, batch.size, makers[name].type)

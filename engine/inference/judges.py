@@ -6,12 +6,13 @@ the ranks does not depend on who had which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.errors import ConfigError
+from engine.inference.coco_results import CocoResults
 from engine.report.scores import confusion
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ def _ignored(layer: Layer) -> int | None:
 
 class Judges:
     """All judges of a test; watch() is called after each forward. samples: that this rank has seen, after gather() all
-    have."""
+    have. results: boxes of detectors."""
 
     def __init__(self, net: Net, note: Callable[[str], None]):
-        """net: that is tested. note: is told what is left out."""
-        self.samples = 0
+        """net: that is tested. note: is told what is left out. Raises ConfigError for files that it cannot use."""
+        self.samples, self.results = 0, CocoResults(net)
         self._by_name: dict[str, Judge] = {}
         for name, layer in _judging(net):
             if layer.type in CLASSES:
@@ -110,9 +111,10 @@ class Judges:
         """Whether there is one."""
         return bool(self._by_name)
 
-    def watch(self, net: Net, size: int) -> None:
-        """After a forward of `size` samples of the net, or of one like it."""
+    def watch(self, net: Net, size: int, keys: Sequence[str]) -> None:
+        """After a forward of `size` samples of these keys of the net, or of one like it."""
         self.samples += size
+        self.results.watch(net, keys)
         for name, layer in _judging(net):
             if name in self._by_name:
                 self._by_name[name].add(*(net.tensors[blob].get() for blob in layer.bottoms[:2]))
@@ -120,6 +122,7 @@ class Judges:
     def gather(self, world: World) -> list[Judge]:
         """Collective. Returns the judges, on rank 0 with what all ranks have seen."""
         self.samples = sum(world.gather(self.samples) or [self.samples])
+        self.results.gather(world)
         for judge in self._by_name.values():
             judge.gather(world)
         return list(self._by_name.values())

@@ -23,10 +23,18 @@ def _integral(precision: np.ndarray, recall: np.ndarray) -> float:
     return float(np.sum(precision * np.diff(recall, prepend=0)))
 
 
+def _coco(precision: np.ndarray, recall: np.ndarray) -> float:
+    """COCO: the mean, at recalls of 0, 0.01, ... 1, of the best precision from there on."""
+    best = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0)
+    # linspace, as pycocotools has it: some of its numbers are not the nearest to a hundredth
+    return float(np.mean(best[np.searchsorted(recall, np.linspace(0, 1, 101))]))
+
+
 AP_VERSIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "11point": _eleven_points,
     "MaxIntegral": _integral_of_best,
     "Integral": _integral,
+    "101point": _coco,
 }
 
 

@@ -126,6 +126,11 @@ class Scorecard:
         draw = lambda figure: draw_precisions(figure, lines)  # noqa: E731
         self._picture(_name(stem, "precision_recall.png"), (7.5, 6.5), draw)
 
+    def add_results(self, results: Sequence[Mapping[str, object]]) -> None:
+        """Boxes of a detector, as pycocotools reads them."""
+        with self._file("coco_results.json") as file:
+            file.write(json.dumps(results).encode() + b"\n")
+
     def close(self) -> None:
         """Writes report.json, the last file, and says what there is."""
         with self._file("report.json") as file:

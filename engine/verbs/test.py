@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from engine.verbs.options import add_kernels, add_running, add_skip, comma_separated, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from engine.comm.world import World
     from engine.config import NetConfig
     from engine.inference.evaluator import Evaluator, Outputs
-    from engine.inference.judges import Judge, Judges
+    from engine.inference.judges import Judges
     from engine.report.scorecard import Scorecard
 
 ORDER = 20
@@ -64,6 +62,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="also write accuracy by class and confusion matrix, ROC of labels, IoU, average precision: JSON, CSV, "
         "pictures",
     )
+    parser.add_argument(
+        "--ap_version",
+        choices=["11point", "MaxIntegral", "Integral", "101point"],
+        default="Integral",
+        help="how a detector's average precision is computed: as VOC 2007 (11point), VOC 2010 (MaxIntegral) or COCO "
+        "(101point) do, or the plain area under the curve (default: Integral)",
+    )
     add_skip(parser)
     add_kernels(parser)
     add_running(parser)
@@ -111,7 +116,7 @@ def run(options: Namespace) -> int:
         log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
     log_skipped(evaluator.feeder.skipped)
     if judges:
-        _report(judges.gather(world), evaluator, config, report, judges.samples, values)
+        _report(judges, world, evaluator, config, report, values)
     evaluator.close()
     if options.json and world.rank == 0:
         write_json(found, options.json)
@@ -130,14 +135,15 @@ def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:
 
 
 def _report(
-    judges: Sequence[Judge],
+    judges: Judges,
+    world: World,
     evaluator: Evaluator,
     config: NetConfig,
     report: Scorecard | None,
-    samples: int,
     values: Outputs,
 ) -> None:
-    """Writes what has been found, on rank 0."""
+    """Collective. Writes what has been found, on rank 0."""
+    found_by = judges.gather(world)
     if report is None:
         return
     from engine.config.label_map import label_names
@@ -145,9 +151,9 @@ def _report(
     from engine.inference.judges import ClassJudge
 
     outputs = {name: value.tolist() for name, value in values.items()}
-    report.add_figures(net=config.message.name, samples=samples, outputs=outputs)
-    kinds = [type(judge) for judge in judges]
-    for judge in judges:
+    report.add_figures(net=config.message.name, samples=judges.samples, outputs=outputs)
+    kinds = [type(judge) for judge in found_by]
+    for judge in found_by:
         stem = judge.name if kinds.count(type(judge)) > 1 else ""
         names = found_labels(config, judge.count)
         if isinstance(judge, ClassJudge):
@@ -159,6 +165,8 @@ def _report(
         count, mapped = max(found.boxes, default=0) + 1, label_names(config)
         names = [mapped.get(label, str(label)) for label in range(count)] if mapped else found_labels(config, count)
         report.add_detections(name, found, evaluator.ap_version, names, stem)
+    if judges.results.any:
+        report.add_results(judges.results.results)
     report.close()
 
 
@@ -181,7 +189,9 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     views = Views(config, options.crops, options.flip)
     if not options.ensemble and views.count == 1:
-        evaluator = Evaluator(config, world, net, feeder=feeder, kernels=kernels)
+        evaluator = Evaluator(
+            config, world, net, feeder=feeder, ap_version=options.ap_version, kernels=kernels
+        )
         load(evaluator.net, options.weights)
         return evaluator
     if views.count > 1:
