@@ -28,12 +28,16 @@ def script(name, *words, status=0):
     return done.stdout if status == 0 else done.stderr
 
 
-def trained(solver, iterations, prefix, *changes, weights=None):
-    """Trains; returns what `engine test` then says of the net, by output."""
+def train(solver, iterations, *changes):
     words = ["train", "--solver", str(solver), "--watchdog", "0"]
     for change in (f"max_iter={iterations}", "test_interval=0", "test_initialization=false", "display=0", *changes):
         words += ["--set", change]
     assert main(words) == 0
+
+
+def trained(solver, iterations, prefix, *changes, weights=None):
+    """Trains; returns what `engine test` then says of the net, by output."""
+    train(solver, iterations, *changes)
     net = next(change for change in (*changes, "net=") if change.startswith("net=")).removeprefix("net=")
     net = net or str(solver).replace("solver", "net")
     assert (
@@ -83,6 +87,58 @@ def test_volumes_are_told_apart(folder):
     assert main(["test", *words, "--report", "report"]) == 0
     found = json.loads((folder / "report/report.json").read_text())["classes"]["scores"]
     assert found["counted"] == 10 * 16**3 and min(found["iou"]) > 0.3, found["iou"]
+
+
+def shapes(count, *kinds):
+    """The databases that the page makes, of so many pictures to train with."""
+    script("shapes/make_shapes.py", "shapes", "--train", str(count), "--test", "40")
+    for part in ("train", "test"):
+        if "masks" in kinds:
+            lists, labels = f"shapes/ImageSets/Segmentation/{part}.txt", "shapes/labelmap.prototxt"
+            words = ["shapes", lists, f"shapes/{part}_masks_lmdb", "--masks", "--label_map", labels]
+        else:
+            words = ["shapes/JPEGImages", f"shapes/instances_{part}.json", f"shapes/{part}_lmdb"]
+        assert main(["convert_annotations", *words]) == 0
+
+
+def test_shapes_are_segmented_and_scored_as_voc_does(folder):
+    shapes(240, "masks")
+    train("examples/shapes/fcn_solver.prototxt", 150)
+    net, weights = "examples/shapes/fcn.prototxt", "shapes/fcn_iter_150.caffemodel"
+    assert main(["test", "--model", net, "--weights", weights, "--report", "report"]) == 0
+    found = json.loads((folder / "report/report.json").read_text())["classes"]["scores"]
+    assert main(["extract_features", weights, net, "scores,label", "pixels.npz", "2"]) == 0
+    with np.load("pixels.npz") as file:
+        predicted, truth = file["scores"].reshape(40, 4, -1).argmax(1), file["label"].reshape(40, -1)
+    predicted, truth = predicted[truth != 255], truth[truth != 255]
+    iou = [
+        ((predicted == label) & (truth == label)).sum() / ((predicted == label) | (truth == label)).sum()
+        for label in range(4)
+    ]
+    np.testing.assert_allclose(found["iou"], iou, atol=1e-6)
+    assert found["mean_iou"] == pytest.approx(np.mean(iou), abs=1e-6) and found["counted"] == truth.size
+    assert found["iou"][0] > 0.85 and found["mean_iou"] > 0.4, iou  # 0.22, were all taken for background
+    assert found["names"] == ["background", "disc", "square", "triangle"]
+
+
+def test_shapes_are_found_and_scored_as_coco_does(folder):
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    shapes(240)
+    train("examples/shapes/ssd_solver.prototxt", 200)
+    test = ["test", "--model", "examples/shapes/ssd.prototxt", "--weights", "shapes/ssd_iter_200.caffemodel"]
+    assert main([*test, "--report", "report", "--ap_version", "101point"]) == 0
+    found = json.loads((folder / "report/report.json").read_text())["detections"]["map"]
+    truth = COCO("shapes/instances_test.json")
+    evaluation = COCOeval(truth, truth.loadRes("report/coco_results.json"), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision = evaluation.eval["precision"][0, :, :, 0, 2]  # overlap 0.5, recalls, classes, all areas, 100 boxes
+    assert found["map"] == pytest.approx(precision.mean(), abs=1e-6) and found["map"] > 0.3
+    assert list(found["average_precision"]) == ["disc", "square", "triangle"]
+    assert [*found["average_precision"].values()] == pytest.approx(precision.mean(0).tolist(), abs=1e-6)
 
 
 LINE = "a quick brown fox jumps over the lazy dog\n"

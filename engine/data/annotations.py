@@ -82,7 +82,7 @@ def read_annotations(root: str, annotations: str, masks: bool = False) -> Annota
     Raises DataError for whatever is missing, or is not what it should be.
     """
     tree = open_tree(root)
-    found = _Coco(tree, annotations).read(masks) if is_coco(annotations) else _read_voc(tree, annotations, masks)
+    found = _Coco(tree, annotations).read(masks) if is_coco(annotations) else _read_voc(tree, root, annotations, masks)
     for scene in found.scenes:
         path = PurePosixPath(scene.path)
         if path.is_absolute() or ".." in path.parts or "\0" in scene.path:
@@ -131,7 +131,7 @@ def label_of(thing: Thing, labels: dict[str, int], path: str) -> int:
 # VOC
 
 
-def _read_voc(tree: Tree, list_file: str, masks: bool) -> Annotations:
+def _read_voc(tree: Tree, root: str, list_file: str, masks: bool) -> Annotations:
     """Pictures in the order of the list. With masks, no XML is read."""
     scenes: list[Scene] = []
     lines: dict[str, int] = {}
@@ -140,7 +140,9 @@ def _read_voc(tree: Tree, list_file: str, masks: bool) -> Annotations:
             continue
         where, name = f"{list_file}:{line}", words[0]
         if len(words) > 1:
-            raise DataError(f"expected the name of a picture, without its folder and extension, got {_got(text)}", where)
+            raise DataError(
+                f"expected the name of a picture, without its folder and extension, got {_got(text)}", where
+            )
         if name in lines:
             raise DataError(f"{name} is there twice, first in line {lines[name]}", where)
         lines[name] = line
@@ -154,7 +156,7 @@ def _read_voc(tree: Tree, list_file: str, masks: bool) -> Annotations:
             if not tree.has(scene.mask):
                 raise DataError(f"{scene.mask} is not there; is this an image set of ImageSets/Segmentation?", where)
         else:
-            _read_voc_xml(tree, scene)
+            _read_voc_xml(tree, root, scene)
         scenes.append(scene)
     if not scenes:
         raise DataError("it names no pictures", list_file)
@@ -163,19 +165,19 @@ def _read_voc(tree: Tree, list_file: str, masks: bool) -> Annotations:
     return Annotations(tree, scenes, {name: name for name in classes})
 
 
-def _read_voc_xml(tree: Tree, scene: Scene) -> None:
+def _read_voc_xml(tree: Tree, root: str, scene: Scene) -> None:
     """Adds what the picture's XML file says of it."""
     path = f"Annotations/{scene.name}.xml"
     if not tree.has(path):
         raise DataError(f"{path} is not there", scene.where)
-    root = _parse_xml(tree.read(path), path)
-    size = root.find("size")
+    document = _parse_xml(tree.read(path), f"{root}/{path}")
+    size = document.find("size")
     if size is not None:
-        width, height = (_xml_number(size, side, f"{path}: size") for side in ("width", "height"))
+        width, height = (_xml_number(size, side, f"{root}/{path}: size") for side in ("width", "height"))
         if width or height:  # both 0: whoever wrote it did not know
             scene.size = int(width), int(height)
-    for position, element in enumerate(root.findall("object"), 1):
-        where = f"{path}: object {position}"
+    for position, element in enumerate(document.findall("object"), 1):
+        where = f"{root}/{path}: object {position}"
         box = element.find("bndbox")
         if box is None:
             raise DataError("expected a <bndbox>, got none", where)
@@ -249,9 +251,9 @@ class _Coco:
             raise self._error("images", "expected pictures, got an empty list")
         for key, annotation in self._list("annotations"):
             image, category = (self._whole(annotation, key, of) for of in ("image_id", "category_id"))
-            for of, value, known in (("image_id", image, scenes), ("category_id", category, classes)):
+            for of, value, known in (("image", image, scenes), ("category", category, classes)):
                 if value not in known:
-                    raise self._error(f"{key}.{of}", f"none of {of.split('_')[0]}s has the id {value}")
+                    raise self._error(f"{key}.{of}_id", f"no {of} has the id {value}")
             crowd = annotation.get("iscrowd", 0)
             if crowd not in (0, 1):
                 raise self._error(f"{key}.iscrowd", f"expected 0 or 1, got {_got(crowd)}")

@@ -1,5 +1,5 @@
-"""Annotations of Pascal VOC and COCO into an LMDB: AnnotatedDatums, as SSD's create_annoset writes them, for AnnotatedData
-layers; or Datums with masks, for Data layers."""
+"""Annotations of Pascal VOC and COCO into an LMDB: AnnotatedDatums, as SSD's create_annoset writes them, for
+AnnotatedData layers; or Datums with masks, for Data layers."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _TELL_EVERY = 16
 
 @dataclass
 class Conversion:
-    """What convert_annotations did. things: boxes, or, of masks, pixels, by label; images: pictures that have the label;
-    difficult: boxes of these. empty: boxes without an area, which are left out, by their place; cut: boxes that reached
-    out of their pictures. names: of the labels."""
+    """What convert_annotations did. things: boxes, or, of masks, pixels, by label; images: pictures that have the
+    label; difficult: such boxes. empty: boxes without an area, which are left out, by their place; cut: boxes that
+    reached out of their pictures. names: of the labels."""
 
     written: int = 0
     skipped: dict[str, str] = field(default_factory=dict)  # picture -> why it could not be decoded
@@ -61,9 +61,7 @@ class Conversion:
             name = f" {self.names[label]}" if label in self.names else " not counted" if label == IGNORED else ""
             difficult = f", {self.difficult[label]} of them difficult" if self.difficult[label] else ""
             what = "pixels" if masks else "boxes"
-            lines.append(
-                f"class {label}{name}: {self.things[label]} {what} in {self.images[label]} images{difficult}"
-            )
+            lines.append(f"class {label}{name}: {self.things[label]} {what} in {self.images[label]} images{difficult}")
         return lines
 
 
@@ -100,8 +98,8 @@ def convert_annotations(
     Args:
         root, annotations: as read_annotations() takes them.
         output: what the pictures become; boxes are fractions of their sides, masks change with them.
-        label_map: a labelmap.prototxt, SSD's or another part's; None: labels from 1, of VOC by the names, of COCO by the
-            numbers of the categories.
+        label_map: a labelmap.prototxt, SSD's or another part's; None: labels from 1, of VOC by the names, of COCO by
+            the numbers of the categories.
         threads: None for as many as there are cores.
         progress: is called with (done, total) now and then.
 

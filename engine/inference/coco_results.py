@@ -1,4 +1,4 @@
-"""What a detector has found in the pictures of a test, in the form that COCO's evaluation reads (pycocotools, loadRes)."""
+"""What a detector has found in the pictures of a test, in the form that pycocotools reads (COCO.loadRes)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class _Names:
         number = whole(key.partition("_")[0], 0, len(self._pictures) - 1)
         if number is None:
             raise DataError(
-                f"key '{key}' is of no picture of {self._path}, which has {len(self._pictures)}; expected the file that "
-                "convert_annotations has written beside the data"
+                f"key '{key}' is of no picture of {self._path}, which has {len(self._pictures)}; expected the file "
+                "that convert_annotations has written beside the data"
             )
         name, height, width = self._pictures[number]
         x1, y1, x2, y2 = np.multiply(row[3:], [width, height, width, height]).tolist()

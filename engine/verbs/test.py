@@ -189,9 +189,7 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     views = Views(config, options.crops, options.flip)
     if not options.ensemble and views.count == 1:
-        evaluator = Evaluator(
-            config, world, net, feeder=feeder, ap_version=options.ap_version, kernels=kernels
-        )
+        evaluator = Evaluator(config, world, net, feeder=feeder, ap_version=options.ap_version, kernels=kernels)
         load(evaluator.net, options.weights)
         return evaluator
     if views.count > 1:

@@ -2,8 +2,8 @@
 
     python examples/shapes/make_shapes.py shapes
 
-writes the folder shapes as Pascal VOC has it (JPEGImages, Annotations, SegmentationClass with borders of 255, ImageSets),
-with labelmap.prototxt, and says the same of the same pictures as COCO does, in instances_train.json and
+writes the folder shapes as Pascal VOC has it (JPEGImages, Annotations, SegmentationClass with borders of 255,
+ImageSets), with labelmap.prototxt, and says the same of the same pictures as COCO does, in instances_train.json and
 instances_test.json, with masks as runs.
 """
 
@@ -36,7 +36,7 @@ def shape(name, size, x, y):
 
 
 def scene(draw):
-    """(picture, mask, objects): objects are (name, whether each pixel is the object's) of those that can be seen whole."""
+    """(picture, mask, objects): objects are (name, whether each pixel is the object's), all of them seen whole."""
     ground = draw.uniform(60, 190, 3) + draw.normal(0, 25, (SIDE, SIDE, 3))
     objects, taken = [], np.zeros((SIDE, SIDE), bool)
     mask = np.zeros((SIDE, SIDE), np.uint8)

@@ -1,18 +1,27 @@
 """The mean average precision, worked out by hand."""
 
+from argparse import ArgumentParser
+
 import numpy as np
 import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.inference.evaluator import Evaluator
-from engine.report.average_precision import Detections
+from engine.report.average_precision import AP_VERSIONS, Detections
+from engine.verbs.test import add_arguments
+from tests.layers.boxes import overlap
 
 # Class 1: four boxes; found in the order of scores right, wrong, right. Class 2: one box, not found; class 3 has none.
 BOXES = [(-1, 1, 3, -1, -1), (-1, 2, 1, -1, -1), (-1, 3, 0, -1, -1)]
 FOUND = [(0, 1, 0.5, 1, 0), (0, 1, 0.9, 1, 0), (1, 1, 0.7, 0, 1), (1, 3, 0.8, 0, 1), (1, 1, 0.6, 0, 0), (-1,) * 5]
 # Precisions 1, 1/2, 2/3 at recalls 1/4, 1/4, 1/2.
-BY_HAND = {"11point": (3 + 3 * 2 / 3) / 11, "MaxIntegral": 1 / 4 + 2 / 3 / 4, "Integral": 1 / 4 + 2 / 3 / 4}
+BY_HAND = {
+    "11point": (3 + 3 * 2 / 3) / 11,
+    "101point": (26 + 25 * 2 / 3) / 101,
+    "MaxIntegral": 1 / 4 + 2 / 3 / 4,
+    "Integral": 1 / 4 + 2 / 3 / 4,
+}
 
 
 @pytest.mark.parametrize("version", BY_HAND)
@@ -74,3 +83,125 @@ def test_a_net_is_judged_over_all_batches():
     }
     assert batches == [{}, {}]
     evaluator.close()
+
+
+# Other people's formulas, of random boxes
+
+
+CLASSES, IMAGES = 3, 25
+JUDGED = NET.replace("height: 2 width: 7", "height: 40 width: 7").replace("height: 1 width: 8", "height: 12 width: 8")
+JUDGED = JUDGED.replace("num_classes: 2", f"num_classes: {CLASSES + 1} evaluate_difficult_gt: false")
+
+
+def random_case(difficult, apart):
+    """Truth rows (image, label, x1, y1, x2, y2, difficult) and found rows (image, label, score, x1, y1, x2, y2).
+    difficult: the share of such boxes. apart: no two boxes of one class and picture overlap."""
+    draw = np.random.default_rng(7)
+    truth, found = [], []
+    for image in range(IMAGES):
+        mine = []
+        for _ in range(draw.integers(0, 9)):
+            label, corner, size = draw.integers(1, CLASSES + 1), draw.uniform(0, 0.7, 2), draw.uniform(0.1, 0.3, 2)
+            box = np.float32([*corner, *(corner + size)])
+            if apart and any(each[1] == label and overlap(each[2:6], box) > 0 for each in mine):
+                continue
+            mine.append((image, label, *box.tolist(), int(draw.random() < difficult)))
+        for _, label, *box, _ in mine * 3:  # right, not quite right, of another class
+            moved = np.float32(box) + draw.normal(0, 0.02, 4).astype(np.float32)
+            label = draw.integers(1, CLASSES + 1) if draw.random() < 0.2 else label
+            found.append((image, label, draw.random(dtype=np.float32), *moved.tolist()))
+        truth += mine
+    return truth, found
+
+
+def judged(truth, found):
+    """What the layer and the evaluator say: version -> label -> average precision."""
+    evaluator = Evaluator(parse_net(JUDGED), world=World())
+    detections, boxes = np.full((IMAGES, 1, 40, 7), -1.0), np.full((IMAGES, 1, 12, 8), -1.0)
+    for image in range(IMAGES):
+        for place, row in enumerate(row for row in found if row[0] == image):
+            detections[image, 0, place] = [0, *row[1:]]
+        for place, row in enumerate(row for row in truth if row[0] == image):
+            boxes[image, 0, place] = [0, row[1], 0, *row[2:]]
+    labels = np.zeros(IMAGES)
+    evaluator.feeder.set_arrays("detections", detections, labels)
+    evaluator.feeder.set_arrays("truth", boxes, labels)
+    evaluator.run(IMAGES)
+    result = {version: evaluator.detections["map"].average_precisions(version) for version in AP_VERSIONS}
+    evaluator.close()
+    return result
+
+
+def voc(truth, found, label, version):
+    """The steps of VOCevaldet and VOCap in VOC's development kit, of shares instead of whole pixels."""
+    wanted = {i: [[*row[2:], False] for row in truth if row[:2] == (i, label)] for i in range(IMAGES)}
+    boxes = sum(not row[4] for rows in wanted.values() for row in rows)
+    right, wrong = [], []
+    for image, _, _, *box in sorted((row for row in found if row[1] == label), key=lambda row: -row[2]):
+        best = max(wanted[image], key=lambda row: overlap(row[:4], box), default=None)
+        enough = best is not None and overlap(best[:4], box) >= 0.5
+        right.append(bool(enough and not best[4] and not best[5]))
+        wrong.append(bool(not enough or (not best[4] and best[5])))
+        if enough and not best[4]:
+            best[5] = True
+    right, wrong = np.cumsum(right), np.cumsum(wrong)
+    recall, precision = right / boxes, right / np.maximum(right + wrong, 1e-9)
+    if version == "11point":
+        return sum(max(precision[recall >= t / 10], default=0) / 11 for t in range(11))
+    recall, precision = np.array([0, *recall, 1]), np.array([0, *precision, 0])
+    for i in range(len(precision) - 2, -1, -1):
+        precision[i] = max(precision[i], precision[i + 1])
+    steps = np.flatnonzero(recall[1:] != recall[:-1]) + 1
+    return np.sum((recall[steps] - recall[steps - 1]) * precision[steps])
+
+
+@pytest.mark.parametrize("version", ["11point", "MaxIntegral"])
+@pytest.mark.parametrize("difficult", [0, 0.3])
+def test_it_is_voc_s(version, difficult):
+    truth, found = random_case(difficult, apart=False)
+    ours = judged(truth, found)[version]
+    assert set(ours) == {1, 2, 3} and 0.2 < min(ours.values()) and max(ours.values()) < 0.95
+    for label, value in ours.items():
+        assert value == pytest.approx(voc(truth, found, label, version), abs=1e-6)
+
+
+def coco(truth, found):
+    """label -> pycocotools' average precision at an overlap of 0.5, all boxes."""
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    def as_coco(image, label, x1, y1, x2, y2):
+        return {"image_id": image + 1, "category_id": int(label), "bbox": [x1, y1, x2 - x1, y2 - y1]}
+
+    database = COCO()
+    database.dataset = {
+        "images": [{"id": image + 1} for image in range(IMAGES)],
+        "categories": [{"id": label} for label in range(1, CLASSES + 1)],
+        "annotations": [
+            {**as_coco(*row[:6]), "id": n, "area": 0.1, "iscrowd": 0} for n, row in enumerate(truth, start=1)
+        ],
+    }
+    database.createIndex()
+    results = database.loadRes([{**as_coco(*row[:2], *row[3:]), "score": row[2]} for row in found])
+    evaluation = COCOeval(database, results, "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision = evaluation.eval["precision"][0, :, :, 0, 2]  # overlap 0.5, recalls, classes, all areas, 100 boxes
+    return {label: precision[:, label - 1].mean() for label in range(1, CLASSES + 1)}
+
+
+def test_the_verb_knows_all_versions():
+    parser = ArgumentParser()
+    add_arguments(parser)
+    choices = next(action.choices for action in parser._actions if action.dest == "ap_version")
+    assert set(choices) == set(AP_VERSIONS)
+
+
+def test_it_is_coco_s_where_boxes_of_a_class_are_apart():
+    """Where they overlap, a detection whose best box is taken may take the second best of COCO, but not of VOC."""
+    truth, found = random_case(0, apart=True)
+    ours, theirs = judged(truth, found)["101point"], coco(truth, found)
+    assert ours == pytest.approx(theirs, abs=1e-6) and 0.2 < min(ours.values()) and max(ours.values()) < 0.95
+    for version in ("11point", "MaxIntegral", "Integral"):
+        assert judged(truth, found)[version] != pytest.approx(theirs, abs=1e-4)
