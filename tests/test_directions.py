@@ -162,6 +162,7 @@ SPEAKERS = {
     "PIL": ["data/", "examine/preview.py", "examine/generate.py"],
     "h5py": ["weights/h5_file.py"],
     "onnx": ["exchange/onnx_file.py"],
+    "pycocotools": ["data/annotations.py"],
     "matplotlib": ["report/plot.py", "report/scorecard.py", "examine/rates.py"],
     "pygraphviz": ["report/draw_net.py"],
     "tensorboardX": ["report/tensorboard.py"],

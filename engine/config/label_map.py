@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf import text_format
+
 from engine import proto
 from engine.config.config import NetConfig, read_text
 from engine.config.prototext import fill, scan
@@ -29,3 +31,8 @@ def read_label_map(path: str) -> proto.LabelMap | None:
     if errors:
         raise ConfigErrors(errors)
     return labels
+
+
+def label_map_text(labels: proto.LabelMap) -> str:
+    """Returns what read_label_map() reads."""
+    return text_format.MessageToString(labels, as_utf8=True)

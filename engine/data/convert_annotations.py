@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from google.protobuf import text_format
 
 from engine import proto
+from engine.config.label_map import label_map_text
 from engine.data.annotations import (
     BACKGROUND,
     Annotations,
@@ -123,7 +123,7 @@ def convert_annotations(
     order = np.random.RandomState(seed).permutation(len(found.scenes)) if shuffle else np.arange(len(found.scenes))
     texts = {NAME_SIZE: ""}
     if not masks:
-        texts[LABEL_MAP] = text_format.MessageToString(wanted, as_utf8=True)
+        texts[LABEL_MAP] = label_map_text(wanted)
     elif names:
         texts[LABELS] = "".join(f"{names.get(label, label)}\n" for label in range(max(names) + 1))
     conversion = Conversion(names=names)
