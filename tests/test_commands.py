@@ -278,7 +278,7 @@ def run_there(folder: Path, script: str) -> str:
 def shape(line: str) -> str:
     """A line without the time and place of a log, numbers, units, plurals, rules and blanks."""
     line = re.sub(r"^[IWE]\d{4} .*?\] ", "", line)
-    line = re.sub(r"\binf\b|\bnan\b|\b(?=[a-f]*\d)[0-9a-f]{8}\b", "#", line)
+    line = re.sub(r"\binf\b|\bnan\b|\b(?<!\.)(?=[a-f]*\d)[0-9a-f]{8}\b", "#", line)
     line = re.sub(r"\d[\d.,]*(e[+-]?\d+)?( ?[kMGT]?B?(?=\s|$|[,)]))?", "#", line)
     line = re.sub(r'^(# - )".*"$', r"\1", line)  # the class that a net sees in a picture
     line = re.sub(r"(# h )?(# min )?# s\b", "# s", line)  # durations

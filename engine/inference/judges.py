@@ -108,8 +108,8 @@ class Judges:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
-        return bool(self._by_name)
+        """Whether there is something to report."""
+        return bool(self._by_name) or self.results.any
 
     def watch(self, net: Net, size: int, keys: Sequence[str]) -> None:
         """After a forward of `size` samples of these keys of the net, or of one like it."""

@@ -21,7 +21,7 @@ class DetectionOutput(PriorPredictions):
     Of every class the `nms_param.top_k` best above confidence_threshold are kept unless a better one covers them, of
     every image the `keep_top_k` best of these. Caffe's top has as many rows as there are detections; here it has room
     for the most that there can be, N keep_top_k as a rule, and rows that are not used hold -1. Nothing is saved or
-    shown: visualize has no effect, and save_output_param only on `engine test --report` (engine/inference/coco_results).
+    shown: visualize has no effect, and save_output_param one on `engine test --report` only.
     """
 
     bottom_range = (3, 4)

@@ -10,6 +10,7 @@ import numpy as np
 from engine import proto, weights
 from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary
+from engine.data.annotations import draw_mask, read_annotations
 from engine.data.chest_xray14 import read_entries
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, open_image, parse_datum
 from engine.data.image_tree import open_tree, read_list, read_text
@@ -90,6 +91,42 @@ def image_list(folder: Path) -> Run:
 @target(300, mutate_text)
 def chest_xray14(folder: Path) -> Run:
     return of_file(folder / "table.csv", lambda path: list(read_entries(path)))
+
+
+@target(300, mutate_text)
+def voc(folder: Path) -> Run:
+    """Of a picture at 0.png."""
+    root = _one_picture(folder, "JPEGImages")
+    (root / "Annotations").mkdir()
+    (root / "list.txt").write_text("0")
+    return of_file(root / "Annotations/0.xml", lambda path: _convert(root, f"{root}/list.txt", False))
+
+
+@target(500, mutate_text)
+def coco(folder: Path) -> Run:
+    """Of a picture at 0.png: boxes, and masks of runs."""
+    root = _one_picture(folder, "")
+
+    def read(path: str) -> None:
+        for masks in (False, True):
+            _convert(root, path, masks)
+
+    return of_file(folder / "instances.json", read)
+
+
+def _one_picture(folder: Path, below: str) -> Path:
+    root = folder / "root"
+    (root / below).mkdir(parents=True)
+    (root / below / "0.png").write_bytes(seeds.pictures()[3])
+    return root
+
+
+def _convert(root: Path, annotations: str, masks: bool) -> None:
+    found = read_annotations(str(root), annotations, masks)
+    classes = {name: label for label, name in enumerate(found.classes, start=1)}
+    for scene in found.scenes:
+        for thing in scene.things if masks else ():
+            draw_mask([(classes[thing.name], thing)], 12, 16)
 
 
 @target(300, mutate_text)

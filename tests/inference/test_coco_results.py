@@ -1,0 +1,91 @@
+"""coco_results.json: what a DetectionOutput has found, by the names and sizes of the pictures."""
+
+import numpy as np
+import pytest
+
+from engine import proto
+from engine.comm.world import World
+from engine.errors import ConfigError, DataError
+from engine.inference.coco_results import CocoResults
+from tests.layers.harness import make_net, net_text
+
+LAYER = """layer {{ name: "found" type: "DetectionOutput" bottom: "loc" bottom: "conf" bottom: "prior" top: "y"
+  detection_output_param {{ num_classes: 3 keep_top_k: 5 confidence_threshold: 0.1 nms_param {{ nms_threshold: 0.5 }}
+    save_output_param {{ {} }} }} }}"""
+SIZES = "7 100 200\n3 10 20\nyork 1000 2000\n"
+LABELS = 'item { name: "90" label: 1 } item { name: "tooth brush" label: 2 }'
+
+
+@pytest.fixture
+def param(tmp_path):
+    (tmp_path / "name_size.txt").write_text(SIZES)
+    (tmp_path / "labelmap.prototxt").write_text(LABELS)
+    return (
+        f'output_format: "COCO" name_size_file: "{tmp_path}/name_size.txt" '
+        f'label_map_file: "{tmp_path}/labelmap.prototxt"'
+    )
+
+
+def detector(param):
+    """A net of two pictures with two priors each. The first: class 1 at the first prior; the second: both classes."""
+    shapes = {"loc": (2, 8), "conf": (2, 6), "prior": (1, 2, 8)}
+    net = make_net(net_text(LAYER.format(param), **shapes), proto.TEST)
+    corners, variances = [0, 0, 0.5, 0.5, 0.5, 0.25, 1.25, 0.75], [1] * 8  # the second box reaches out of the picture
+    net.blobs["prior"].set(np.array([[corners, variances]], np.float32))
+    net.blobs["loc"].set(np.zeros((2, 8), np.float32))
+    net.blobs["conf"].set(np.array([[0, 0.5, 0, 0, 0, 0], [0, 0.75, 0, 0, 0, 0.25]], np.float32))
+    net.forward()
+    return net
+
+
+def test_rows_become_coco_s_results(param):
+    net = detector(param)
+    found = CocoResults(net)
+    assert found.any
+    found.watch(net, ["00000001_b.png", "00000000_a.png"])  # whatever the order in which pictures are read
+    found.gather(World())
+    assert found.results == [
+        {"image_id": 3, "category_id": 90, "bbox": [0, 0, 10, 5], "score": 0.5},
+        {"image_id": 7, "category_id": 90, "bbox": [0, 0, 100, 50], "score": 0.75},
+        {"image_id": 7, "category_id": 2, "bbox": [100, 25, 150, 50], "score": 0.25},
+    ]
+    found = CocoResults(net)
+    found.watch(net, ["00000002_york", "00000002_york"])
+    assert {each["image_id"] for each in found.results} == {"york"}
+
+
+@pytest.mark.parametrize("param", ["", 'output_format: "VOC" output_directory: "/tmp/x"'])
+def test_other_nets_have_none(param):
+    assert not CocoResults(detector(param)).any
+
+
+@pytest.mark.parametrize("keys", [[], ["a.png", "b.png"], ["00000003_a", "00000000_a"], ["-1_a", "-1_b"]])
+def test_a_key_of_no_picture(param, keys):
+    net = detector(param)
+    with pytest.raises(DataError, match=r"is of no picture of .*name_size\.txt, which has 3"):
+        CocoResults(net).watch(net, keys)
+
+
+@pytest.mark.parametrize(
+    "file, text, said",
+    [
+        ("name_size.txt", "7 100\n", r"name_size\.txt:1: expected `name height width`, got '7 100'"),
+        ("name_size.txt", "7 100 0\n", r"name_size\.txt:1: expected `name height width`"),
+        ("name_size.txt", "7 1 2\n\n7 x 2\n", r"name_size\.txt:3: expected `name height width`, got '7 x 2'"),
+        ("name_size.txt", None, r"name_size\.txt: cannot be read"),
+        ("labelmap.prototxt", "net: 1", r"labelmap\.prototxt: expected a label map"),
+        ("labelmap.prototxt", None, r"labelmap\.prototxt: cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_used(param, tmp_path, file, text, said):
+    net = detector(param)
+    (tmp_path / file).unlink()
+    if text is not None:
+        (tmp_path / file).write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        CocoResults(net)
+
+
+def test_files_that_are_not_named():
+    with pytest.raises(ConfigError, match="output_format COCO needs a name_size_file and a label_map_file"):
+        CocoResults(detector('output_format: "COCO"'))
