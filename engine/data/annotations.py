@@ -32,6 +32,7 @@ VOC_CLASSES = (
     "sofa train tvmonitor"
 ).split()
 BACKGROUND = ("none_of_the_above", "background")  # name and display_name of label 0 in SSD's label maps
+_MAX_LABEL = 65535  # a list of the names is written
 _MAX_XML = 1 << 24  # characters; VOC's longest file has 20,000
 _SHOWN = 60  # characters of a wrong value
 
@@ -111,8 +112,8 @@ def known_labels(path: str) -> proto.LabelMap:
         raise DataError("expected a label map: item { name: ... label: ... }", path)
     seen: dict[object, proto.LabelMapItem] = {}
     for item in labels.item:
-        if not item.name or not item.HasField("label") or item.label < 0:
-            raise DataError(f"expected items with a name and a label of 0 or more, got {_got(str(item))}", path)
+        if not item.name or not item.HasField("label") or not 0 <= item.label <= _MAX_LABEL:
+            raise DataError(f"expected items with a name and a label of 0 to {_MAX_LABEL}, got {_got(str(item))}", path)
         for key in (item.name, item.label):
             if key in seen:
                 raise DataError(f"expected each name and label once, got {key!r} twice", path)

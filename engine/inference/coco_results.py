@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -10,12 +10,13 @@ import numpy as np
 from engine.config.label_map import read_label_map
 from engine.config.numbers import whole
 from engine.errors import ConfigError, DataError
-from engine.files import read_text
+from engine.files import is_regular, read_text
 
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.layers.base import Layer
     from engine.net import Net
+    from engine.proto import SaveOutputParameter
 
 FORMAT = "COCO"
 Other = TypeVar("Other", int, str)
@@ -26,10 +27,19 @@ class CocoResults:
     name_size_file, convert_annotations' name_size.txt, has the name and size of each picture in the order of the
     database; its label_map_file has the numbers of COCO's categories as names."""
 
-    def __init__(self, net: Net):
-        """Raises ConfigError, DataError for files that are missing, or hold something else."""
+    def __init__(self, net: Net, note: Callable[[str], None]):
+        """note: is told of layers that are left out, for their files are not here. Raises ConfigError for files that
+        hold something else."""
         self.results: list[dict[str, object]] = []
-        self._layers = {layer.message.name: _Names(layer) for layer in _writing(net)}
+        self._layers: dict[str, _Names] = {}
+        for layer in _writing(net):
+            param = layer.message.detection_output_param.save_output_param
+            missing = [path for path in (param.name_size_file, param.label_map_file) if not is_regular(path)]
+            if missing:
+                what = f"{missing[0]} is not here" if missing[0] else "it names no name_size_file or no label_map_file"
+                note(f"Layer {layer.name}, save_output_param: {what}; coco_results.json is left out of the report")
+            else:
+                self._layers[layer.name] = _Names(param)
 
     @property
     def any(self) -> bool:
@@ -38,8 +48,9 @@ class CocoResults:
     def watch(self, net: Net, keys: Sequence[str]) -> None:
         """After a forward of samples of these keys. Raises DataError."""
         for layer in _writing(net):
+            if (names := self._layers.get(layer.name)) is None:
+                continue
             rows = net.tensors[layer.tops[0]].get().reshape(-1, 7)
-            names = self._layers[layer.message.name]
             self.results += [names.result(keys, row) for row in rows.tolist() if row[0] >= 0]
 
     def gather(self, world: World) -> None:
@@ -59,10 +70,7 @@ def _writing(net: Net) -> Iterator[Layer]:
 class _Names:
     """Names and sizes of pictures, and categories by label."""
 
-    def __init__(self, layer: Layer):
-        param = layer.message.detection_output_param.save_output_param
-        if not (param.name_size_file and param.label_map_file):
-            raise layer.error("save_output_param: output_format COCO needs a name_size_file and a label_map_file")
+    def __init__(self, param: SaveOutputParameter):
         self._path = param.name_size_file
         self._pictures = [_picture(line, f"{self._path}:{n}") for n, line in _lines(self._path)]
         labels = read_label_map(param.label_map_file)

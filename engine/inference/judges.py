@@ -96,7 +96,7 @@ class Judges:
 
     def __init__(self, net: Net, note: Callable[[str], None]):
         """net: that is tested. note: is told what is left out. Raises ConfigError for files that it cannot use."""
-        self.samples, self.results = 0, CocoResults(net)
+        self.samples, self.results = 0, CocoResults(net, note)
         self._by_name: dict[str, Judge] = {}
         for name, layer in _judging(net):
             if layer.type in CLASSES:

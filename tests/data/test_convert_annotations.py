@@ -183,8 +183,12 @@ def test_another_parts_label_map(coco, voc, tmp_path):
     [
         ("", "expected a label map"),
         ("net: 1", "expected a label map"),
-        ('item { name: "cat" }', "expected items with a name and a label of 0 or more"),
-        ('item { name: "cat" label: -1 }', "expected items with a name and a label of 0 or more"),
+        ('item { name: "cat" }', "expected items with a name and a label of 0 to 65535"),
+        (
+            'item { name: "cat" label: -1 }',
+            'expected items with a name and a label of 0 to 65535, got \'name: "cat" label',
+        ),
+        ('item { name: "cat" label: 2147483647 }', "expected items with a name and a label of 0 to 65535"),
         ('item { name: "cat" label: 1 } item { name: "dog" label: 1 }', "each name and label once, got 1 twice"),
         ('item { name: "cat" label: 1 } item { name: "cat" label: 2 }', "each name and label once, got 'cat' twice"),
         ('item { name: "cat" label: x }', "map.prototxt:1:20"),
