@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: by default those of this process, which is then taken to be engine's own: its streams and signals, too.
     """
-    interrupts, verb = Interrupts(), ""
+    interrupts, options = Interrupts(), Namespace(verb="")
     try:
         if arguments is None:
             interrupts.catch()
@@ -49,15 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as left:  # after --help, and where the usage is wrong
             sys.stdout.flush()
             return int(left.code or 0)
-        verb = options.verb
-        status = import_module(f"engine.verbs.{verb}").run(options)
+        status = import_module(f"engine.verbs.{options.verb}").run(options)
         sys.stdout.flush()
         _close_world()
         return status
     except (Exception, KeyboardInterrupt) as error:
         interrupted = interrupts.came
         interrupts.hold()
-        return _report(KeyboardInterrupt() if interrupted else error, verb)
+        return _report(KeyboardInterrupt() if interrupted else error, options.verb)
     finally:
         _settle_stderr()
 
@@ -120,7 +120,7 @@ def _ranks():
 
 def _rank_note() -> str:
     world = _ranks()
-    return f"[rank {world.rank}] " if world and (world.size > 1 or world.is_group) else ""
+    return f"[rank {world.rank}] " if world and world.is_shared else ""
 
 
 def _close_world() -> None:
@@ -136,7 +136,7 @@ def _fail(message: str, status: int = 1) -> int:
 
     Output(sys.stdout).settle()  # first, for both may be the same terminal
     world = _ranks()
-    if world and (world.size > 1 or world.is_group):
+    if world and world.is_shared:
         world.abort(message, status)
     if is_spokesman():
         stderr = Output(sys.stderr)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 
 from engine.comm.world import World, world
-from engine.host.cores import ranks_here, share_cores
+from engine.host.cores import share_cores
 from engine.host.memory import divide_memory
 from engine.report.log import set_up
 
@@ -27,7 +27,7 @@ def ranks() -> World:
         set_up(found.rank)
     share_cores(found.places())
     if found.size > 1:
-        divide_memory(ranks_here(found.places()))
+        divide_memory(found.neighbours)
         sys.excepthook = _abort
         atexit.register(_close)
     return found

@@ -5,6 +5,7 @@ slower rank may need, and in its blocking reductions MPICH ends a rank on the sp
 another that is being killed; the sentinels might then name the wrong one.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -13,7 +14,7 @@ import numpy as np
 
 from engine.comm.buckets import MESSAGE_BYTES
 from engine.comm.link import Link
-from engine.comm.mpi_faults import checked
+from engine.comm.mpi_faults import LOSSES, checked
 from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.shares import ALIGNMENT, bounds_of_shares
 from engine.comm.world import Channel, Scattered
@@ -236,8 +237,16 @@ class MpiChannel(Channel):
         others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
         requests = [comm.Irecv(received[rank], rank) for rank in others]
         requests += [comm.Isend(sent[rank], rank) for rank in others]
-        for request in requests:
-            self._wait(request)
+        try:
+            for request in requests:
+                self._wait(request)
+        except self._mpi.Exception:
+            if LOSSES.outlived:  # the arrays will be used again
+                comm.Revoke()
+                for request in requests:
+                    with contextlib.suppress(self._mpi.Exception):
+                        request.Wait()
+            raise
 
     def _wait(self, request) -> None:
         if self._in_memory:

@@ -83,6 +83,11 @@ def _load_mpi(launch: Launch) -> ModuleType:
     return MPI
 
 
+def _tells_of_deaths() -> bool:
+    """Whether the launcher was asked to leave the other ranks running when one dies: Open MPI's, --with-ft ulfm."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+
+
 def _library(mpi: ModuleType) -> str:
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0 ,").split())
 
@@ -117,6 +122,7 @@ class _MpiAgreement(Agreement):
 class MpiWorld(World):
     """See World for what the methods promise."""
 
+    is_shared = True
     _sentinel: Sentinel
 
     def __init__(self, launch: Launch):
@@ -124,17 +130,18 @@ class MpiWorld(World):
         self._mpi = _load_mpi(launch)
         self._channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
         self._links: Links | None = None
-        self._places: list[tuple[str, tuple[int, ...]]] = []
         self._faults = -1  # the pipe by which faults are told
         self._saved, self._watched = "", 0.0
-        self._whole, self.is_group = self._mpi.COMM_WORLD.Dup(), launch.size < launch.job_size
-        self._consist_of(self._whole.Split(launch.first, launch.rank) if self.is_group else self._whole.Dup())
+        self._whole, self._is_group = self._mpi.COMM_WORLD.Dup(), launch.size < launch.job_size
+        self._places = self._whole.allgather(host_and_cores())
+        here = self._whole.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.neighbours = here.size
+        here.Free()
+        self._consist_of(self._whole.Split(launch.first, launch.rank) if self._is_group else self._whole.Dup())
         self._join_sentinels()
         self.watch(0)  # whoever keeps the board says when to begin
 
     def places(self) -> list[tuple[str, tuple[int, ...]]]:
-        if not self._places:
-            self._places = self._whole.allgather(host_and_cores())
         return self._places
 
     def _consist_of(self, comm) -> None:
@@ -154,7 +161,8 @@ class MpiWorld(World):
 
     def saved(self, path: str) -> None:
         self._saved = path
-        super().saved(path)
+        if self.rank == 0:
+            super().saved(path)
 
     def hear_faults(self) -> None:
         if self._faults < 0:
@@ -200,7 +208,9 @@ class MpiWorld(World):
 
     @checked
     def agree(self, flags: Callable[[], int]) -> Agreement:
-        return _MpiAgreement(self._mpi, self._flags_comm, flags, self.board)
+        # Kept, for MPI may still write into it where a rank has died.
+        self._agreement = _MpiAgreement(self._mpi, self._flags_comm, flags, self.board)
+        return self._agreement
 
     @collective
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
@@ -251,29 +261,47 @@ class MpiWorld(World):
     # Ranks that die, and leave the others running
 
     def outlive(self) -> str:
-        if os.environ.get("OMPI_MCA_mpi_ft_enable") != "1":
+        if self._is_group:
+            return "the groups of a job end together"
+        if not _tells_of_deaths():
             return f"{self.library()} ends all ranks with one; Open MPI 5 goes on if its mpiexec has --with-ft ulfm"
         LOSSES.outlived = True
-        self._sentinel.outlive()
+        self._sentinel.outlive(True)
         return ""
+
+    def end_with_the_first(self) -> None:
+        LOSSES.outlived = False
+        self._sentinel.outlive(False)
 
     @property
     def has_lost_ranks(self) -> bool:
         return LOSSES.happened
 
-    def shrink(self) -> None:
+    @checked
+    def revoke(self) -> None:
         for comm in (self._comm, self._flags_comm, self._local):
             comm.Revoke()
-        for channel in self._channels:
+        for channel in list(self._channels):
             channel.revoke()
+
+    def consents(self, well: bool) -> bool:
+        try:
+            return bool(self._comm.Agree(int(well)))
+        except self._mpi.Exception:  # a rank has died; on all others
+            LOSSES.happened = True
+            return False
+
+    @collective
+    def shrink(self) -> None:
+        self.revoke()
         self._channels.clear()
         while not self._try_to_consist_of(comm := self._comm.Shrink()):  # more have died meanwhile
             self._comm = comm
         LOSSES.happened = False
         self._sentinel.leave()
         self._sentinel = Sentinel(self.rank, self.board)
+        self._sentinel.outlive(True)
         self._join_sentinels()
-        self._sentinel.outlive()
         self._sentinel.watch(self._watched)
         if self._faults >= 0:
             self._sentinel.hear_faults(self._faults)
@@ -314,20 +342,19 @@ class MpiWorld(World):
             self._comm.Barrier()
         self.board.enter(END)
         self._sentinel.complete()
-        if self.is_group:  # MPI_Finalize waits for all, and spins on a core that others need
+        if self._is_group:  # MPI_Finalize waits for all, and spins on a core that others need
             self._sentinel.watch(0)
             with self._outlived():
                 wait(self._whole.Ibarrier())
         for comm in (self._flags_comm, self._local, self._comm, self._whole):
             with self._outlived():
                 comm.Free()
-        if LOSSES.outlived:  # Open MPI waits there for a rank that dies meanwhile
-            late = threading.Timer(FINALIZE_SECONDS, self._leave)
-            late.daemon = True
+        late = threading.Timer(FINALIZE_SECONDS, self._leave)
+        late.daemon = True
+        if _tells_of_deaths():  # there Open MPI waits for a rank that dies meanwhile
             late.start()
         self._mpi.Finalize()
-        if LOSSES.outlived:
-            late.cancel()
+        late.cancel()
         self._sentinel.farewell_at_exit()
 
     def _leave(self) -> None:
@@ -337,11 +364,11 @@ class MpiWorld(World):
 
     @contextlib.contextmanager
     def _outlived(self) -> Iterator[None]:
-        """At the end of the run, nothing is lost with a rank that has died."""
+        """At the end of the run, nothing is lost with a rank that has died, of this group or another."""
         try:
             yield
         except self._mpi.Exception:
-            if not LOSSES.outlived:
+            if not (_tells_of_deaths() or self._is_group):
                 raise
 
 

@@ -85,8 +85,8 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several ranks: all but `abort` and `saved` are collective there,
-    called by every rank in one order and from one thread; only channels work from threads of their own."""
+    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved` and `revoke` are collective
+    there, called by every rank in one order and from one thread; only channels work from threads of their own."""
 
     rank = 0
     size = 1
@@ -99,12 +99,13 @@ class World:
         """Where this rank says what it is doing."""
         return Board()
 
-    # Ranks that were started together may be divided into groups, which are worlds of their own
+    # Others that were started with this rank; they may be divided into groups, which are worlds of their own
 
-    is_group = False
+    is_shared = False  # whether there were any
+    neighbours = 1  # of all that are on this host
 
     def places(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Host and cores of all ranks that were started together. Collective over these on the first call."""
+        """Host and cores of all of them, as they were at the start."""
         return [host_and_cores()]
 
     def watch(self, seconds: float) -> None:
@@ -123,7 +124,7 @@ class World:
             self._sentinel.hear_faults()
 
     def saved(self, path: str) -> None:
-        """On rank 0: the run can go on from this file, which is told when a rank dies."""
+        """On all ranks: the run can go on from this file, which is told when a rank dies."""
         if self._sentinel:
             self._sentinel.saved(path)
 
@@ -187,15 +188,25 @@ class World:
         wait for raises CommError, has_lost_ranks is True then, and shrink() goes on. Returns why not, or ""."""
         return "there is only one rank"
 
+    def end_with_the_first(self) -> None:
+        """Collective. The reverse."""
+
     @property
     def has_lost_ranks(self) -> bool:
         """Whether a call has failed because a rank has died, since the last shrink()."""
         return False
 
+    def revoke(self) -> None:
+        """Of one rank: all waits of other ranks in this world end with CommError, and those of other threads."""
+
+    def consents(self, well: bool) -> bool:
+        """Collective, also after revoke(), and where ranks have died. Whether all were there, and well."""
+        return well
+
     def shrink(self) -> None:
         """Collective over the ranks that are left, which get new numbers, in the order of the old ones: this world is
-        theirs alone now. Channels and groups made before are of no use any more: waits on them, in other threads and on
-        other ranks, end with CommError. Raises CommError where another rank dies meanwhile: has_lost_ranks tells."""
+        theirs alone now. Channels and groups made before are of no use any more. Raises CommError where another rank
+        dies meanwhile: has_lost_ranks tells."""
         raise CommError("a single rank has no others to lose")
 
     def abort(self, message: str | None = None, status: int = 1) -> NoReturn:

@@ -53,11 +53,6 @@ def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads_for(host_and_cores(), everyone))
 
 
-def ranks_here(everyone: list[tuple[str, tuple[int, ...]]]) -> int:
-    """How many of World.places() are on this host."""
-    return [host for host, _ in everyone].count(platform.node())
-
-
 @functools.cache
 def own_cores() -> tuple[int, ...]:
     """The cores that this process was given. With OMP_PROC_BIND libgomp then binds the first thread to fewer, which

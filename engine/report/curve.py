@@ -30,10 +30,9 @@ class Curve(Observer):
     def begin(self, run: Run) -> None:
         self._run = run
         self._points = plot.CurvePoints(run.net.name, run.average_loss)
-        if run.world.rank == 0 and run.prefix:
-            self._table = f"{run.prefix}_curve.csv"
-            if run.first > 0 and os.path.exists(self._table):
-                self._take_table(run.first)
+        self._table = f"{run.prefix}_curve.csv" if run.prefix else ""
+        if run.world.rank == 0 and run.first > 0 and self._table and os.path.exists(self._table):
+            self._take_table(run.first)
 
     def _take_table(self, first: int) -> None:
         try:
@@ -57,6 +56,10 @@ class Curve(Observer):
         self._shown = True
         self._write()
 
+    def gone_back(self, iteration: int) -> None:
+        self._points.cut(iteration)
+        self._points.fresh, self._begun = self._points.rows(), False
+
     def finished(self, iteration: int, loss: float) -> None:
         if self._shown:
             self._points.train(iteration, loss)
@@ -68,7 +71,7 @@ class Curve(Observer):
 
     def _write(self) -> None:
         """Adds to the table what is not in it yet. The first rows replace a table that was there before."""
-        if not self._table:
+        if not self._table or self._run.world.rank != 0:
             return
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")

@@ -65,6 +65,10 @@ class LayerTimes(Observer):
                 self._add_spans(spans)
         self._add_events(trace)
 
+    def gone_back(self, iteration: int) -> None:
+        self._sums[:] = 0
+        self._first = None  # buckets are counted anew
+
     def end(self, trace: Trace | None) -> None:
         if trace is not None:
             self._add_events(trace)

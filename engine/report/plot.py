@@ -116,6 +116,15 @@ class CurvePoints:
             own = {TRAIN_LOSS: self._loss, RATE: self._rate}.get(name)
             self._add(own or self._test_series(name, is_loss), iteration, value)
 
+    def rows(self) -> list[Row]:
+        """All that is there, as it was fresh once."""
+        every = (self._loss, self._rate, *self._tests.values())
+        return [
+            (series is self._loss or series.name in self._losses, series.name, int(at), value)
+            for series in every
+            for at, value in series.points
+        ]
+
     def cut(self, iteration: int) -> None:
         """Forgets what came at an iteration or later: the run goes on from there."""
         for series in (self._loss, self._rate, *self._tests.values()):

@@ -26,19 +26,24 @@ if TYPE_CHECKING:
     from engine.solver.solver import Solver
 
 
-def make(solver: Solver) -> Elastic | None:
-    """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
-    logged. Raises ConfigError where what a rank has would be lost with it."""
-    if not solver.param.comm_param.HasField("elastic") or solver.world.size == 1:
-        return None
+def refuse(solver: Solver) -> None:
+    """Raises ConfigError where what a rank has would be lost with it."""
+    feeders = (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators))
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
-    if solver.feeder.own_items:
+    if any(feeder.own_items for feeder in feeders):
         lost = "data of which each rank has a source of its own (%#)"
-    if lost:
+    if lost and solver.param.comm_param.HasField("elastic"):
         raise ConfigError(
             f"comm_param.elastic does not go together with {lost}: take one of them out",
             solver.config.place("comm_param.elastic"),
         )
+
+
+def make(solver: Solver) -> Elastic | None:
+    """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
+    logged."""
+    if not solver.param.comm_param.HasField("elastic") or solver.world.size == 1:
+        return None
     why = solver.world.outlive()
     if why:
         warn(f"comm_param.elastic: a rank that dies ends this run, to go on by --resume auto: {why}")
@@ -63,10 +68,12 @@ class _Copy:
             np.copyto(mine, live)
         self.iteration, self._state = solver.iteration, copy.deepcopy(solver.state)
         self._test_samples = [evaluator.samples for evaluator in solver.evaluators]
+        self._average_begun = solver.average is not None and solver.average.begun
 
     def give(self, solver: Solver) -> None:
         if solver.average:
             solver.average.catch_up()  # or it would take in later what comes here
+            solver.average.begun = self._average_begun
         for mine, live in zip(self._arrays, _arrays(solver), strict=True):
             np.copyto(live, mine)
         vars(solver.state).update(vars(copy.deepcopy(self._state)))
@@ -105,13 +112,20 @@ class Elastic:
     def outlive(self, train: Callable[[], bool]) -> bool:
         """Returns what train() does, which is called again after ranks have died. Raises CommError where too few are
         left."""
+        world = self._solver.world
         self._take_copy()
         while True:
+            finished, well = False, True
             try:
-                return train()
+                finished = train()
             except CommError:
-                if not self._solver.world.has_lost_ranks:
+                if not world.has_lost_ranks:
                     raise
+                well = False
+                world.revoke()  # the others meet here, too
+            if world.consents(well):  # or some would go on while others have come to the end
+                world.end_with_the_first()
+                return finished
             with self._solver.signals:  # which end the run when it goes on
                 self._go_on()
 
@@ -120,6 +134,8 @@ class Elastic:
         reached, before = solver.iteration, self._left
         while True:
             try:
+                world.revoke()
+                solver.optimizer.forsake()
                 world.shrink()
                 self._left = self._restore()
                 break
@@ -164,5 +180,7 @@ class Elastic:
         for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
             feeder.regroup()
         solver.feeder.start(solver.state.samples_seen)
+        world.board.net(0)  # a test may have been broken off
         solver.snapshots.take_over()
+        solver.find_best()
         return world.broadcast_object(world.gather(self._number)) or []

@@ -35,14 +35,14 @@ class WeightAverage:
         self._tensors = {each: net.tensor_of[each] for each in net.graph.params if each.statistics}
         self._statistics = {each: np.zeros_like(tensor.get()) for each, tensor in self._tensors.items()}
         self._due: np.float32 | None = None  # the share of the weights that are to be taken in
-        self._begun = False
+        self.begun = False
 
     def step(self, iteration: int) -> None:
         """After the backward pass of an iteration."""
         share = np.float32(1 - min(self.decay, iteration / (iteration + _EARLY)))
         for parameter, average in self._statistics.items():
             _approach(average, self._tensors[parameter].get(), share)
-        self._due, self._begun = share, True
+        self._due, self.begun = share, True
 
     def catch_up(self) -> None:
         """When no update is under way."""
@@ -57,13 +57,13 @@ class WeightAverage:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Meanwhile the net has the average in place of its weights, if there is one yet; call catch_up() before."""
-        if self._begun:
+        if self.begun:
             with undisturbed():
                 self._swap()
         try:
             yield
         finally:
-            if self._begun:
+            if self.begun:
                 with undisturbed():
                     self._swap()
 
@@ -95,7 +95,7 @@ class WeightAverage:
     def from_blobs(self, blobs: Sequence[np.ndarray] | None, source: str) -> None:
         """blobs: of a snapshot; None: it has none, and the average begins with the net's weights. Raises
         WeightsError."""
-        self._begun = True
+        self.begun = True
         if blobs is None:
             self.weights[:] = self._live
         else:

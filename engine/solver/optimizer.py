@@ -106,12 +106,14 @@ class Optimizer:
         self.strategy.keep_gradients, self.strategy.residual = before.keep_gradients, before.residual
         self.attach(self.net)
 
+    def forsake(self) -> None:
+        """After World.revoke(): what is under way is lost. Returns when nothing touches the arenas any more."""
+        self.strategy.forsake()
+
     def rejoin(self) -> None:
-        """Collective, after World.shrink(): what was under way is lost, and the ranks that are left reduce gradients in
-        the same buckets from now on."""
+        """Collective, after World.shrink(): the ranks that are left reduce gradients, in the same buckets."""
         before = self.strategy
-        before.forsake()
-        self.strategy = self._make_strategy(settings_of(self.world, self.param.comm_param))
+        self.strategy = self._make_strategy(before.settings)
         self.strategy.keep_gradients = before.keep_gradients
         if self._sync_channel is not None:
             self._sync_channel = self.world.channel()

@@ -14,8 +14,9 @@ import numpy as np
 
 from engine import proto, weights
 from engine.config import SolverConfig
+from engine.errors import EngineError
 from engine.files import is_regular
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.solver.kept import SUFFIXES, KeptSnapshots
 from engine.solver.lock import lock_prefix, unlock_prefix
 from engine.solver.resume import RESTART_SECONDS, finish, read_whole, snapshot_prefix
@@ -113,8 +114,8 @@ class Snapshots:
                 state.history += other.history.to_blobs()
             state.digest = finish(content, state.history)
             weights.write_solverstate(path, state)
-            self._world.saved(str(path))
         self._world.barrier()  # nobody runs ahead of a snapshot that fails
+        self._world.saved(str(path))
         return self.kept.add(state.iteration, state.best_iteration)
 
     def best_name(self, iteration: int) -> Path:
@@ -211,9 +212,13 @@ class Snapshots:
             log(f"The average of the weights in {path} is left out: the solver has no ema")
 
     def take_over(self) -> None:
-        """After the rank that wrote has died: rank 0 of those that are left has the snapshot_prefix."""
+        """After the rank that wrote has died: rank 0 of those that are left has the snapshot_prefix, at the latest when
+        it writes: the system takes it from the dead, from those of another host perhaps after a while."""
         if self._world.rank == 0 and saves(self._param):
-            lock_prefix(self.prefix(), RESTART_SECONDS)  # the system takes it from the dead
+            try:
+                lock_prefix(self.prefix(), RESTART_SECONDS)
+            except EngineError as error:
+                warn(str(error))
 
     def close(self) -> None:
         """Lets other runs have the snapshot_prefix."""

@@ -24,6 +24,7 @@ from engine.report.log import log
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
 from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
+from engine.solver.elastic import Elastic
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
 from engine.solver.goals import Goals
@@ -103,7 +104,8 @@ class Solver:
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._tuner = self._make_tuner()
-        self.elastic = elastic.make(self)
+        elastic.refuse(self)
+        self.elastic: Elastic | None = None  # while solve() runs
 
     def _train_config(self) -> NetConfig:
         """The net to train. Raises ConfigError where this class does not train what the solver asks for."""
@@ -216,12 +218,16 @@ class Solver:
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
+        self.find_best()
+        log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
+
+    def find_best(self) -> None:
+        """Collective. Whether the best weights that the state knows of are still there."""
         best = self.state.goals
         if best.best_iteration is not None and not (self.goals.best and self.snapshots.find_best(best.best_iteration)):
             if self.goals.best:
                 log(f"The best weights, of iteration {best.best_iteration}, are not there: the next test is the best")
             best.best_value = best.best_iteration = None
-        log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
@@ -255,6 +261,7 @@ class Solver:
         self.feeder.start(self.state.samples_seen)
         try:
             self.signals.on_stop = self._say_stop
+            self.elastic = elastic.make(self)
             finished = self.elastic.outlive(self._train) if self.elastic else self._train()
             log("Optimization Done." if finished else "Optimization stopped early.")
             return finished
@@ -283,10 +290,10 @@ class Solver:
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         while self._goes_on(until, until_lost):
             asked = advance(until)
-            if self.elastic:
-                self.elastic.keep()
             if self._snapshot_is_due():
                 self.snapshot()
+            if self.elastic:  # after the snapshot, which is taken again if a rank dies meanwhile
+                self.elastic.keep()
             if asked and not self._obey(asked.finish()):
                 return False
         return True
@@ -361,9 +368,9 @@ class Solver:
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
-        self.signals.clear(flags & SNAPSHOT)
         if flags & SNAPSHOT and not self._snapshot_is_due():
             self.snapshot()
+        self.signals.clear(flags & SNAPSHOT)
         return not flags & STOP
 
     def step(self) -> None:

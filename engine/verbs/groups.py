@@ -28,8 +28,9 @@ def run(options: Namespace) -> int:
 
     from engine.comm.world import world
     from engine.errors import ConfigError
-    from engine.host.cores import limit_spinning
-    from engine.host.launch import GROUPS, check_groups, detect, run_ranks
+    from engine.host.cores import limit_spinning, share_cores
+    from engine.host.launch import GROUPS, detect, run_ranks
+    from engine.host.memory import divide_memory
     from engine.verbs.command_line import parse
 
     counts, programs = divided(options.programs)
@@ -37,17 +38,22 @@ def run(options: Namespace) -> int:
     for each in parsed:
         if each.verb == "groups":
             raise ConfigError("groups: a group cannot be divided again")
-    launch = detect()
-    if launch is None:
+    launch, mine = detect(), parsed[0]
+    if launch is None and sum(counts) > 1:
         return run_ranks(sum(counts), options.arguments)
-    os.environ[GROUPS] = ",".join(map(str, counts))
-    check_groups(launch)
-    launch = detect()
-    assert launch
-    limit_spinning()
-    world().places()  # by all groups: what they do then is not the same
-    first = [sum(counts[:index]) for index in range(len(counts))]
-    mine = parsed[first.index(launch.first)]
+    if launch is not None:
+        if sum(counts) != launch.job_size:
+            raise ConfigError(f"groups: {sum(counts)} ranks are asked for, {launch.job_size} were started")
+        os.environ[GROUPS] = ",".join(map(str, counts))
+        launch = detect()
+        assert launch
+        first = [sum(counts[:index]) for index in range(len(counts))]
+        mine = parsed[first.index(launch.first)]
+        limit_spinning()
+        ranks = world()  # also for verbs that need no others: MPI starts and ends with all
+        divide_memory(ranks.neighbours)
+        share_cores(ranks.places())
+    options.verb = mine.verb  # which errors are of
     return import_module(f"engine.verbs.{mine.verb}").run(mine)
 
 

@@ -29,13 +29,13 @@ def start(watched: bool = False, output: str | None = None) -> World:
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.files import check_writable
-    from engine.host.cores import limit_spinning, ranks_here, share_cores
+    from engine.host.cores import limit_spinning, share_cores
     from engine.host.memory import divide_memory
     from engine.report.log import set_up
 
     limit_spinning()
     ranks = world()
-    divide_memory(ranks_here(ranks.places()))
+    divide_memory(ranks.neighbours)
     if watched:
         ranks.watch(watchdog_seconds())
     set_up(ranks.rank)

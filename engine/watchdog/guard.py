@@ -88,7 +88,7 @@ class Guard:
             elif word == "saved" and self.hub:
                 self.hub.saved = " ".join(rest)
             elif word == "outlive" and self.hub:
-                self.hub.outlives = True
+                self.hub.outlives = rest[0] == "1"
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
             elif word == "child":

@@ -100,9 +100,9 @@ class Sentinel:
         """Rank 0's: the run can go on from this file, which is told when a rank dies."""
         self._tell(f"saved {printable(path)}")
 
-    def outlive(self) -> None:
-        """Rank 0's: from now on, the others go on when a rank dies."""
-        self._tell("outlive")
+    def outlive(self, others: bool) -> None:
+        """Rank 0's: from now on, the others go on when a rank dies, or end."""
+        self._tell(f"outlive {int(others)}")
 
     def leave(self) -> None:
         """Ends the sentinel; another one takes its place."""

@@ -73,7 +73,7 @@ def test_an_error_in_one_group_ends_all_with_one_line(tmp_path):
         (
             ["groups", "2", "train", "--solver", "x"],
             1,
-            "ENGINE_GROUPS=2: expected numbers of ranks, separated by commas",
+            "groups: 2 ranks are asked for, 3 were started",
         ),
         (["groups", "1", "trian", "+", "1", "train"], 2, "unknown verb 'trian'; did you mean 'train'?"),
         (["groups", "1", "groups", "1", "doctor", "+", "2", "doctor"], 1, "groups: a group cannot be divided again"),
