@@ -1,6 +1,7 @@
 #include "kernels/channel_rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/vectorised.h"
@@ -132,6 +133,18 @@ void pad_channels(const ChannelRows& rows, const float* values, float missing, i
         else
             std::fill_n(padded, rows.channels, missing);
         std::fill(padded + rows.channels, padded + rows.padded_channels(), 0.f);
+    }
+}
+
+void clear_padding(const ChannelRows& rows, int64_t element_bytes, void* values) {
+    const int64_t used = rows.channels % rows.lanes;
+    if (used == 0) return;
+    const size_t bytes = size_t((rows.lanes - used) * element_bytes);
+#pragma omp parallel for schedule(static) if (!rows.small())
+    for (int64_t n = 0; n < rows.outer; n++) {
+        const int64_t begin = rows.offset(n, rows.blocks() - 1) + used;
+        for (int64_t i = 0; i < rows.inner; i++)
+            std::memset(static_cast<char*>(values) + (begin + i * rows.inner_stride) * element_bytes, 0, bytes);
     }
 }
 

@@ -36,4 +36,8 @@ void sum_rows(const ChannelRows& rows, const float* a, const float* b, double* s
 // padding.
 void pad_channels(const ChannelRows& rows, const float* values, float missing, int64_t copies, float* padded);
 
+// Sets the lanes of padding to zero, of elements of so many bytes: oneDNN multiplies them with zeros, which does not
+// help where memory that is used again has left a NaN there.
+void clear_padding(const ChannelRows& rows, int64_t element_bytes, void* values);
+
 }  // namespace engine

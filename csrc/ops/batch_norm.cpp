@@ -189,6 +189,7 @@ private:
                                                        offset, relu_, past_caches, y + begin});
                          });
         });
+        clear_padding(rows(layout_), sizeof(T), y);
     }
 
     static float* values(const TensorPtr& tensor) { return tensor->data(); }
@@ -314,6 +315,9 @@ private:
                   [&](int64_t part, int64_t first, int64_t last) {
                       if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
                   });
+        if (job.kept) clear_padding(rows(layout_), sizeof(T), job.kept);
+        if (input_gradient(0) && input(0)->layout == layout_)  // else its blocks are a larger blob's
+            clear_padding(rows(layout_), sizeof(T), at<T>(input(0)->diff));
     }
 
     // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.

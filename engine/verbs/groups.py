@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from argparse import REMAINDER, ArgumentParser, Namespace
 
-ORDER = 15
+ORDER = 85
 SUMMARY = "run several verbs side by side, on groups of ranks of one job"
 EXAMPLES = [
+    "engine groups 1 train --solver a.prototxt + 1 train --solver b.prototxt",
     "mpiexec -n 4 engine groups 2 train --solver a.prototxt + 2 train --solver b.prototxt",
     "srun engine groups 126 train --solver s.prototxt + 2 test --model net.prototxt --weights a.caffemodel",
-    "engine groups 1 train --solver a.prototxt + 1 train --solver b.prototxt",
 ]
 
 

@@ -2,8 +2,18 @@ import numpy as np
 import pytest
 
 from engine import proto
-from engine.net import PASSES
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+from engine.config import parse_net
+from engine.net import PASSES, Net, NetOptions
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    make_net,
+    needs_bf16,
+    net_text,
+    run,
+)
 
 RANDOM = np.random.default_rng(10)
 CHAIN = """
@@ -170,3 +180,38 @@ def test_synchronised_with_scale_and_relu(shape):
     assert [net.synchronised for net in nets] == [True, False]
     for ours, theirs in zip(*(chain_results(net, x) for net in nets)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+PADDED_NET = """
+force_backward: true
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 4 dim: 6 dim: 8 dim: 6 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
+layer { name: "norm" type: "Normalize" bottom: "data" top: "norm" norm_param { across_spatial: false } }
+layer { name: "conv" type: "Convolution" bottom: "norm" top: "conv"
+  convolution_param { num_output: 6 kernel_size: 3 pad: 1 bias_term: false weight_filler { type: "msra" } } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }
+layer { name: "scale" type: "Scale" bottom: "conv" top: "conv" scale_param { bias_term: true } }
+layer { name: "sum" type: "Eltwise" bottom: "conv" bottom: "norm" top: "sum" }
+layer { name: "relu" type: "ReLU" bottom: "sum" top: "sum" }
+layer { name: "ip" type: "InnerProduct" bottom: "sum" top: "ip"
+  inner_product_param { num_output: 7 weight_filler { type: "uniform" min: -0.5 } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+def test_nothing_is_left_in_the_padding_of_blocked_channels(precision):
+    """Six channels in blocks of sixteen: what memory held before, here NaN, does not reach those who read a block."""
+    net = Net(parse_net(PADDED_NET, "padded.prototxt"), proto.TRAIN, NetOptions(precision=precision))
+    data, label = np.random.default_rng(1).normal(size=(4, 6, 8, 6)).astype(np.float32), np.zeros(4, np.float32)
+    found = []
+    for values in (data, np.full_like(data, np.nan), data):
+        for blob, each in zip(net.inputs, (values, label), strict=True):
+            net.feed(blob, each)
+        net.run_forward()
+        net.program.zero_gradients()
+        net.backward()
+        gradients = [placed.tensor.diff.get().tobytes() for placed in net.parameters]
+        found.append((float(net.blobs["loss"].data), gradients))
+    assert np.isfinite(found[0][0]) and np.isnan(found[1][0])
+    assert found[0] == found[2]
