@@ -79,7 +79,7 @@ def verdict(comparison: Comparison, runs: Runs) -> str:
         return "it is not known yet"
     low, high = found.mean - found.half - comparison.points, found.mean + found.half - comparison.points
     says = "it holds" if low > 0 else "it does not hold" if high < 0 else "it cannot be told from chance"
-    return f"{says} (difference {found:} points, {found.count} seeds)"
+    return f"{says} (difference {found} points, {found.count} seed{'s' if found.count > 1 else ''})"
 
 
 def begun(runs: Runs) -> list[Comparison]:
