@@ -134,3 +134,16 @@ def test_a_damaged_table_is_left_out(tmp_path, content, monkeypatch):
 def test_a_row_that_was_not_written_to_its_end_is_left_out(tmp_path):
     (tmp_path / "x.csv").write_text("loss,name,iteration,value\n1,train loss,3,0.5\n1,train loss,6,0.")
     assert read_table(tmp_path / "x.csv") == [(True, "train loss", 3, 0.5)]
+
+
+def test_a_run_that_goes_back_forgets_what_it_trains_again(tmp_path):
+    """As where a rank has died: the table is written anew, without what came at that iteration or later."""
+    solver = make_solver("display: 1 max_iter: 8", digits_net(), tmp_path)
+    solver.run(8)
+    curve = next(observer for observer in solver.observers if isinstance(observer, Curve))
+    path = str(tmp_path / "net_curve.csv")
+    before = [row for row in read_table(path) if row[2] < 4]
+    curve.gone_back(4)
+    curve.finished(8, 1.5)
+    assert sorted(read_table(path)) == sorted([*before, (True, "train loss", 8, 1.5)])
+    solver.close()

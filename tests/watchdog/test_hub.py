@@ -187,3 +187,23 @@ w.close()
 """
     done = run_ranks(2, program)
     assert done.stdout.split() == ["0", "127.0.0.1"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("outlives, word", [(False, "stop"), (True, None)])
+def test_the_others_are_stopped_when_a_rank_dies_unless_they_outlive_it(running, outlives, word, capfd):
+    running.hub.expected, running.hub.outlives = 2, outlives
+    stays, dies, guard = running.enrol(0), running.enrol(1), running.enrol(kind="guard")
+    assert stays and dies and guard
+    dies.close()
+    guard.settimeout(1.0)
+    try:
+        heard = guard.recv(16).decode().strip()
+    except TimeoutError:
+        heard = None
+    assert heard == word
+    end = "the others go on without it" if outlives else "stopping all ranks"
+    assert f"engine: rank 1 (pid 77 on there) died, killed or crashed: {end}" in capfd.readouterr().err.replace(
+        "0 (", "1 ("
+    )
+    ranks[0].close()
+    guard.close()
