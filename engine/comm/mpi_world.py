@@ -338,16 +338,16 @@ class MpiWorld(World):
         os._exit(status)  # never MPI_Finalize: it waits for ranks that are no more
 
     def close(self) -> None:
-        with self._outlived():
+        with self._at_the_end():
             self._comm.Barrier()
         self.board.enter(END)
         self._sentinel.complete()
         if self._is_group:  # MPI_Finalize waits for all, and spins on a core that others need
             self._sentinel.watch(0)
-            with self._outlived():
+            with self._at_the_end():
                 wait(self._whole.Ibarrier())
         for comm in (self._flags_comm, self._local, self._comm, self._whole):
-            with self._outlived():
+            with self._at_the_end():
                 comm.Free()
         late = threading.Timer(FINALIZE_SECONDS, self._leave)
         late.daemon = True
@@ -363,8 +363,8 @@ class MpiWorld(World):
         os._exit(0)
 
     @contextlib.contextmanager
-    def _outlived(self) -> Iterator[None]:
-        """At the end of the run, nothing is lost with a rank that has died, of this group or another."""
+    def _at_the_end(self) -> Iterator[None]:
+        """Nothing is lost any more with a rank that dies, of this group or another."""
         try:
             yield
         except self._mpi.Exception:

@@ -65,7 +65,10 @@ class CurvePoints:
 
     def _add(self, series: Series, iteration: int, value: float) -> None:
         series.points.append((iteration, value))
-        self.fresh.append((series is self._loss or series.name in self._losses, series.name, iteration, value))
+        self.fresh.append(self._row(series, iteration, value))
+
+    def _row(self, series: Series, iteration: int, value: float) -> Row:
+        return (series is self._loss or series.name in self._losses, series.name, iteration, value)
 
     def train(self, iteration: int, loss: float, rate: float | None = None) -> None:
         self._add(self._loss, iteration, loss)
@@ -119,11 +122,7 @@ class CurvePoints:
     def rows(self) -> list[Row]:
         """All that is there, as it was fresh once."""
         every = (self._loss, self._rate, *self._tests.values())
-        return [
-            (series is self._loss or series.name in self._losses, series.name, int(at), value)
-            for series in every
-            for at, value in series.points
-        ]
+        return [self._row(series, int(at), value) for series in every for at, value in series.points]
 
     def cut(self, iteration: int) -> None:
         """Forgets what came at an iteration or later: the run goes on from there."""

@@ -88,7 +88,6 @@ class Elastic:
         self._solver, self._param = solver, solver.param.comm_param.elastic
         self._iter_size = max(1, solver.param.iter_size)
         self._micro_batches = self._iter_size * solver.world.size  # of all ranks, while none has died
-        self._batch = solver.calendar.batch
         self._number, self._left = solver.world.rank, list(range(solver.world.size))  # as they were numbered at first
         total = sum(array.nbytes for array in _arrays(solver))
         require_memory(2 * total, "the copies of comm_param.elastic", "without it, a rank that dies ends the run")
@@ -172,7 +171,7 @@ class Elastic:
         division = divide(self._micro_batches, world.size, self._param.batch, self._iter_size)
         set_iter_size(solver.param, division.iter_size)
         before = solver.calendar.samples(newest)
-        batch = round(self._batch * division.share)
+        batch = round(solver.global_batch * division.share)
         solver.calendar = replace(solver.calendar, batch=batch, begun=newest, before=before)
         by_root = solver.param.lr_scaling.rule == solver.param.lr_scaling.SQRT
         solver.optimizer.rate_share = math.sqrt(division.share) if by_root else division.share

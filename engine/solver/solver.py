@@ -266,6 +266,7 @@ class Solver:
             log("Optimization Done." if finished else "Optimization stopped early.")
             return finished
         finally:
+            self.elastic = None
             self.feeder.close()
             for observer in self.observers:
                 observer.close()

@@ -26,12 +26,10 @@ def run(options: Namespace) -> int:
     import os
     from importlib import import_module
 
-    from engine.comm.world import world
     from engine.errors import ConfigError
-    from engine.host.cores import limit_spinning, share_cores
     from engine.host.launch import GROUPS, detect, run_ranks
-    from engine.host.memory import divide_memory
     from engine.verbs.command_line import parse
+    from engine.verbs.runtime import start
 
     counts, programs = divided(options.programs)
     parsed = [parse(program) for program in programs]  # all, so that every rank meets the same error
@@ -49,10 +47,7 @@ def run(options: Namespace) -> int:
         assert launch
         first = [sum(counts[:index]) for index in range(len(counts))]
         mine = parsed[first.index(launch.first)]
-        limit_spinning()
-        ranks = world()  # also for verbs that need no others: MPI starts and ends with all
-        divide_memory(ranks.neighbours)
-        share_cores(ranks.places())
+        start()  # also where the verb needs no others: MPI starts and ends with all
     options.verb = mine.verb  # which errors are of
     return import_module(f"engine.verbs.{mine.verb}").run(mine)
 

@@ -147,7 +147,7 @@ class Strategy:
 
     def forsake(self) -> None:
         """After ranks were lost: nothing of this strategy goes on, and nothing is given back. Raises CommError."""
-        self.queue.fail("a rank has died")
+        self.abandon("a rank has died")
 
     def close(self) -> None:
         """Ends what the strategy started. The last step is finished first, unless it has failed. Raises CommError where
