@@ -107,6 +107,12 @@ def rooms(folder: Path) -> None:
     shutil.copytree(REPO / "solvers/paper", folder / "solvers/paper")
 
 
+def results(folder: Path) -> None:
+    """The rooms, and the experiment with what came of it."""
+    rooms(folder)
+    shutil.copytree(REPO / "experiments", folder / "experiments")
+
+
 def mine(folder: Path) -> None:
     """The digits net and its solver, under the reader's names."""
     rooms(folder)
@@ -204,7 +210,7 @@ SETTINGS = {
         mine, f"{MINE}; mv mine_iter_2.caffemodel mine.caffemodel", {"theirs.onnx": "mine.onnx"}
     ),
     "docs/predict.md": Setting(rooms),
-    "docs/recipes.md": Setting(rooms),
+    "docs/recipes.md": Setting(results),
     "docs/scoring.md": Setting(
         mine,
         f"{MINE}; mkdir run; cp solvers/mine.prototxt solvers/x.prototxt; for copy in"

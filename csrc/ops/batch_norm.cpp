@@ -20,7 +20,10 @@ namespace {
 class BatchNorm : public Op {
 public:
     explicit BatchNorm(OpSpec spec)
-        : Op(std::move(spec)), layout_(dense(input(0)->layout)), grid_(rows(layout_), x_rows(), is_bf16() ? 2 : 4) {
+        : Op(std::move(spec)),
+          layout_(dense(input(0)->layout)),
+          rows_(rows(layout_)),
+          grid_(rows_, x_rows(), is_bf16() ? 2 : 4) {
         const auto& attributes = spec_.attributes;
         eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
@@ -77,7 +80,7 @@ private:
     }
 
     ChannelRows x_rows() const {
-        ChannelRows result = rows(layout_);
+        ChannelRows result = rows_;
         if (input(0)->layout == layout_) return result;
         const Dims strides = input(0)->layout.get_strides();
         result.outer_stride = strides[0];
@@ -189,7 +192,7 @@ private:
                                                        offset, relu_, past_caches, y + begin});
                          });
         });
-        clear_padding(rows(layout_), sizeof(T), y);
+        clear_padding(rows_, sizeof(T), y);
     }
 
     static float* values(const TensorPtr& tensor) { return tensor->data(); }
@@ -315,9 +318,9 @@ private:
                   [&](int64_t part, int64_t first, int64_t last) {
                       if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
                   });
-        if (job.kept) clear_padding(rows(layout_), sizeof(T), job.kept);
+        if (job.kept) clear_padding(rows_, sizeof(T), job.kept);
         if (input_gradient(0) && input(0)->layout == layout_)  // else its blocks are a larger blob's
-            clear_padding(rows(layout_), sizeof(T), at<T>(input(0)->diff));
+            clear_padding(rows_, sizeof(T), at<T>(input(0)->diff));
     }
 
     // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.
@@ -388,7 +391,8 @@ private:
                      });
     }
 
-    Layout layout_;  // of all blobs but x
+    Layout layout_;     // of all blobs but x
+    ChannelRows rows_;  // the same
     NormGrid grid_;
     float eps_, fraction_;
     bool global_, relu_;

@@ -121,7 +121,7 @@ def test_snapshots_hold_the_whole(tmp_path):
 
 SOLVER = """
 net: "{folder}/train.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "Adam" random_seed: 7 display: 1
-max_iter: 20 snapshot: 10 snapshot_prefix: "{folder}/net" comm_param {{ shard_updates: true compression: BF16 }}
+max_iter: 60 snapshot: 30 snapshot_prefix: "{folder}/net" comm_param {{ shard_updates: true compression: BF16 }}
 """
 
 
@@ -133,16 +133,16 @@ def test_a_rank_that_is_killed(tmp_path):
         (tmp_path / name / "train.prototxt").write_text(digits_net(8))
         (tmp_path / name / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path / name))
     process = start(tmp_path / "killed", 2)
-    assert process.stderr and any("Iteration 12" in line for line in process.stderr)
+    assert process.stderr and any("Iteration 32" in line for line in process.stderr)
     pid = pid_of_rank(1)
     assert pid
     os.kill(pid, signal.SIGKILL)
     rest = process.communicate(timeout=60)[1]
-    assert process.returncode != 0 and "the last snapshot is" in rest and "net_iter_10.solverstate" in rest
+    assert process.returncode != 0 and "the last snapshot is" in rest and "net_iter_30.solverstate" in rest
     for name in ("killed", "alone"):
         status, errors = train(tmp_path / name, 2, "--resume", "auto")
         assert status == 0, errors
-    assert different(in_files(tmp_path / "killed", 20), in_files(tmp_path / "alone", 20)) == []
+    assert different(in_files(tmp_path / "killed", 60), in_files(tmp_path / "alone", 60)) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64])
