@@ -11,16 +11,22 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 
+LEAST_GAIN = 1.3  # in multiplying matrices: what is converted and packed for bf16 takes time, too
+
+
 def usable_precision(asked: str, world: World) -> str:
-    """Collective. "bf16" where it is asked for and every rank's processor computes it natively, else "fp32", with a
-    line in the log."""
+    """Collective. "bf16" where it is asked for and saves time on every rank's processor, else "fp32", with a line in
+    the log."""
     from engine.host import _core
 
     if asked == "fp32":
         return "fp32"
-    mine = "" if _core.has_bf16() else f"rank {world.rank} has {_core.onednn_isa()}"
+    gain = _core.bf16_gain()
+    mine = "" if gain >= LEAST_GAIN else f"rank {world.rank} has {_core.onednn_isa()}"
+    if mine and gain:
+        mine += f", where bf16 takes {1 / gain:.1f} times as long"
     lacking = [each for each in gather_everywhere(world, mine) if each]
     if not lacking:
         return "bf16"
-    warn(f"precision bf16 needs processors with AVX512_BF16 or AMX; {lacking[0]}. Running in fp32.")
+    warn(f"precision bf16 saves time by AVX512_BF16 or AMX only; {lacking[0]}. Running in fp32.")
     return "fp32"

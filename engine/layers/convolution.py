@@ -161,7 +161,9 @@ class Convolution(Weighted):
 
     def by_winograd(self, dtype: str) -> bool:
         """The rule of thumb for Winograd's algorithm, which takes less time for 3 x 3 pixels of enough channels and
-        tiles."""
+        tiles; in bf16 of more of both, and never where there is AMX."""
+        from engine.host import _core
+
         param, window, n, channels = self.param, self.window, *self.seen[:2]
         if self.keeps_kernels or not self._is_direct:
             return False
@@ -169,10 +171,11 @@ class Convolution(Weighted):
         fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
         fits = fits and window["pad"] in ([0, 0], [1, 1], [2, 2])
         fits = fits and not channels // param.group % 16 and not param.num_output // param.group % 16
-        if not fits or dtype != "f32":
+        if not fits or (dtype != "f32" and _core.has_amx()):
             return False
+        pixels, fewest = (8, 32) if dtype == "f32" else (14, 64)  # of a tile's 16; channels
         tiles = math.prod((each + 3) // 4 for each in size)
-        return math.prod(size) >= 8 * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= 32
+        return math.prod(size) >= pixels * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= fewest
 
     def lower(self, builder: Builder) -> None:
         if self.part:

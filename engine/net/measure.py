@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MARGIN = 0.97  # of the time by the rules of thumb: what is closer may be noise
 HOPELESS = 2.0  # times the best so far: one run is enough
 RUNS, SECONDS = 20, 0.1  # of a kernel, at most and about
-LONG = 0.02  # seconds, of a run that says enough by itself
+LONG = 0.2  # seconds, of a first run that says enough although it meets cold memory
 
 
 @dataclass

@@ -14,7 +14,7 @@ from engine.net import PASSES, BlobView, Net, NetOptions
 from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/layers"
-needs_bf16 = pytest.mark.skipif(not _core.has_bf16(), reason="this processor does not compute bf16 natively")
+needs_bf16 = pytest.mark.skipif(not _core.bf16_gain(), reason="this processor does not compute bf16 natively")
 
 
 def net_text(layer: str, **shapes: tuple[int, ...]) -> str:

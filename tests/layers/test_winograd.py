@@ -8,7 +8,7 @@ from engine.config import parse_net
 from engine.host import _core
 from engine.layers import convolution
 from engine.net import PASSES, Net, NetOptions
-from tests.layers.harness import error_of, inputs, make_net, net_text
+from tests.layers.harness import error_of, inputs, make_net, needs_bf16, net_text
 
 pytestmark = pytest.mark.skipif("AVX-512" not in _core.onednn_isa(), reason="this processor has no AVX-512")
 
@@ -62,6 +62,16 @@ def test_result_and_gradients(case):
     expected = results("direct", case)
     for what, values in results("winograd", case).items():
         assert close(values, expected[what]), what
+
+
+@needs_bf16
+@pytest.mark.parametrize(("size", "channels", "is_fast"), [(8, 64, True), (8, 32, False), (7, 64, False)])
+def test_the_rule_in_bf16(size, channels, is_fast):
+    """By measurement on processors without AMX: whole tiles, of many channels."""
+    text = CONV.format(outputs=64, pad=1, group=1, bias="true", algorithm="auto")
+    net = make_net(net_text(text, x=(2, channels, size, size)), proto.TRAIN, precision="bf16")
+    (op,) = net.builder.asked
+    assert (set(op.choice.values()) == {"winograd"}) == (is_fast and not _core.has_amx())
 
 
 def test_relu_without_bias():
