@@ -3,11 +3,13 @@
     python tests/fuzz/run.py                            a few fixed inputs for each target, as CI does
     python tests/fuzz/run.py --seconds 600              so long, in all, guided by coverage (pip install atheris)
     python tests/fuzz/run.py --seconds 60 net nets      these targets alone
+    python tests/fuzz/run.py --inputs 1000000           until each target has run so many without a finding
     python tests/fuzz/run.py --repeat net FILE          one input, with what comes of it
 
 What it finds is in build/fuzz/findings/TARGET/, each with the command that repeats it; the exit status is then 1. The
 next run tries it again, and forgets it if it is mended: before that, put it into tests/fuzz/corpus/TARGET/.
-What has reached new lines is in build/fuzz/corpus/TARGET/, and is where the next run begins.
+What has reached new lines is in build/fuzz/corpus/TARGET/, and is where the next run begins. build/fuzz/tally.json
+counts the inputs of all runs; --tally prints it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ RESTARTS = 500  # of a target that dies again and again
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="all, if none is named")
-    parser.add_argument("--seconds", type=float, help="for all targets together")
+    parser.add_argument("--seconds", type=float, help="for all targets together; with --inputs, of a turn")
+    parser.add_argument("--inputs", type=int, help="go on until each target has run so many without a finding")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at a time, with --inputs")
+    parser.add_argument("--tally", action="store_true", help="print what all runs together have come to")
     parser.add_argument("--seed", type=int, default=1, help="of the changes")
     parser.add_argument("--plain", action="store_true", help="no coverage: as it is without atheris")
     parser.add_argument("--sanitized", action="store_true", help="with csrc/ compiled for ASan and UBSan; plain")
@@ -55,15 +60,31 @@ def main() -> int:
         bool(options.seconds) and not options.plain and not options.repeat and "ENGINE_SANITIZED" not in os.environ
     )
     targets = import_targets(watched)
+    from tests.fuzz import campaign
+
     unknown = set(options.targets) - set(targets)
     if unknown:
         parser.error(f"unknown targets: {', '.join(sorted(unknown))}; known: {', '.join(targets)}")
-    chosen = [targets[name] for name in options.targets or targets]
+    names = options.targets or list(targets)
+    chosen = [targets[name] for name in names]
     if options.repeat:
         return repeat(targets[options.repeat[0]], Path(options.repeat[1]))
+    tally = campaign.Tally(options.out)
+    if options.tally:
+        print(campaign.table(tally, names))
+        return 0
+    if options.inputs:
+        more = ["--out", str(options.out), *(["--plain"] if options.plain else [])]
+        turn = options.seconds or campaign.TURN
+        return min(1, campaign.run(Path(__file__), names, tally, options.inputs, options.processes, turn, more))
     seconds = options.seconds / len(chosen) if options.seconds else None
-    found = [Supervisor(target, options.out, options.seed, seconds, watched).run() for target in chosen]
-    return 1 if any(found) else 0
+    found = 0
+    for target in chosen:
+        supervisor = Supervisor(target, options.out, options.seed, seconds, watched)
+        findings = supervisor.run()
+        tally.add(target.name, supervisor.count, findings)
+        found += findings
+    return 1 if found else 0
 
 
 def import_targets(watched: bool) -> dict:
@@ -127,6 +148,11 @@ class Supervisor:
         self._more.mkdir(parents=True, exist_ok=True)
         self._again = self._findings.take()
         self._deadly: set[bytes] = set()  # inputs that ended a process: not to be read at the start of the next one
+
+    @property
+    def count(self) -> int:
+        """Of inputs so far."""
+        return self._board.count
 
     def run(self) -> int:
         """Returns how many findings there are."""
