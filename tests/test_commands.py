@@ -8,6 +8,7 @@ lines that are left out. Files that a page shows (```prototxt title="net.prototx
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -42,6 +43,7 @@ NOT_RUN = {
     "engine import resnet50.pth": "needs torch: tests/exchange/test_torchvision.py",
     "engine import weights.h5": "needs weights of Keras: tests/exchange/test_keras.py",
     "engine train --ranks 2 --shorten 1000 --solver solvers/paper": "needs ImageNet",
+    "engine convert_imageset ILSVRC2012_img": "needs ImageNet",
     "engine test --model nets/resnet50.prototxt": "needs ImageNet",
     "python tools/bench/": "measures for minutes; tests/test_bench.py",
     "python experiments/cifar10/run.py": "trains for hours",
@@ -282,7 +284,8 @@ def run_there(folder: Path, script: str) -> str:
 
 
 def shape(line: str) -> str:
-    """A line without the time and place of a log, numbers, units, plurals, rules and blanks."""
+    """A line without the time and place of a log, this host, numbers, units, plurals, rules and blanks."""
+    line = line.replace(f"({platform.node()}: ", "(node1: ")
     line = re.sub(r"^[IWE]\d{4} .*?\] ", "", line)
     line = re.sub(r"\binf\b|\bnan\b|\b(?<!\.)(?=[a-f]*\d)[0-9a-f]{8}\b", "#", line)
     line = re.sub(r"\d[\d.,]*(e[+-]?\d+)?( ?[kMGT]?B?(?=\s|$|[,)]))?", "#", line)

@@ -1,6 +1,8 @@
 """solvers/paper: rate and weight decay of every iteration against formulas written from the tables that the files name,
 and against the paper's own files, where they are there."""
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from engine.solver import stages
 from engine.solver.resolve import resolve
 from engine.solver.schedules import LearningRate, WeightDecay
 from engine.solver.validate import check_schedules, validate
+from engine.verbs.command_line import parse
+from engine.verbs.runtime import asked_solvers
 from tests.shared import SHARED, needs_shared
 
 FOLDER = Path(__file__).resolve().parent.parent / "solvers/paper"
@@ -189,3 +193,16 @@ def test_each_file_names_its_source(path):
     assert any(word in head for word in ("arXiv", "Best Practice Guide", "Horovod", "Inception-Resnet-V2"))
     assert any(f"{number}" in head for number in ("Top-1", "top-1"))
     assert read_solver(path).message.snapshot_prefix == path.stem
+
+
+COMMAND = re.compile(r"^# {5}((?:mpiexec .*)?engine train (?:.*\\\n# {9})*.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.prototxt")), ids=lambda path: path.stem)
+def test_the_command_of_each_file_can_be_run(path, monkeypatch):
+    monkeypatch.chdir(FOLDER.parents[1])
+    for command in COMMAND.findall(path.read_text()):
+        words = shlex.split(command.replace("\\\n# ", ""))
+        options = parse(words[words.index("engine") + 1 :])
+        assert path.stem in [Path(each).stem for each in options.solver.split(",")]
+        assert asked_solvers(options)

@@ -34,8 +34,8 @@ computes in bf16 under `precision: BF16`; the others stay in fp32. Kernel: wheth
 together with loops of engine's own) or only kernels in `csrc/ops`.
 
 Differences from BVLC's Caffe: shapes are fixed when a net is built, so the tops of `Filter` keep N samples, those that
-are not selected being zeros at the end. `Data` reads LMDB, its default, but not LEVELDB. `engine:` fields are
-ignored. For detectors see [detection.md](detection.md), for Python [python.md](python.md).
+are not selected being zeros at the end. `Data` finds out by itself what its source is ([data.md](data.md#sources)).
+`engine:` fields are ignored. For detectors see [detection.md](detection.md), for Python [python.md](python.md).
 
 | type | what it does | bottoms, tops | options | parameter blobs | backward | bf16 | kernel |
 |---|---|---|---|---|---|---|---|

@@ -137,12 +137,13 @@ def shorten(param: proto.SolverParameter, divisor: int) -> None:
                 continue
             value = getattr(message, field)
             if hasattr(value, "__len__"):
-                value[:] = [_divided(each, divisor) for each in value]
+                value[:] = [divided(each, divisor) for each in value]
             else:
-                setattr(message, field, _divided(value, divisor))
+                setattr(message, field, divided(value, divisor))
 
 
-def _divided(value: float, divisor: int) -> float:
+def divided(value: float, divisor: int) -> float:
+    """Rounded where it is an integer; what is not 0 stays at least 1."""
     if isinstance(value, int):
         return max(1, int(value / divisor + 0.5)) if value > 0 else value
     return value / divisor

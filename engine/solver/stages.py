@@ -12,9 +12,9 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from engine import proto
+from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
@@ -22,12 +22,9 @@ from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log
 from engine.solver.goals import check_goals
-from engine.solver.resolve import is_given
+from engine.solver.resolve import divided, is_given, shorten
 from engine.solver.resume import Snapshot, data_batch, hold_global_batch, known, newest, snapshot_prefix
 from engine.solver.validate import saves, validate
-
-if TYPE_CHECKING:
-    from engine.comm.world import World
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,29 @@ class Position:
     weights: list[str] = field(default_factory=list)
     first_sample: int = 0
     begun_from: str = ""
+
+
+def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
+    """Divides the lengths of all stages (resolve.shorten). A stage that begins with what an earlier one has left at an
+    iteration begins with what that one leaves instead."""
+    prefixes = [snapshot_prefix(config, World()) for config in configs]
+    before = [(config.message.max_iter, config.message.snapshot) for config in configs]
+    for config in configs:
+        shorten(config.message, divisor)
+    for index, config in enumerate(configs):
+        for number, path in enumerate(config.message.weights):
+            stage, found = _leaver(prefixes[:index], path), _iteration(path)
+            if stage is None or found is None:
+                continue
+            now = configs[stage].message
+            length, every = before[stage]
+            if found == length:
+                instead = now.max_iter
+            elif every and not found % every:
+                instead = min(found // every * now.snapshot, now.max_iter)
+            else:
+                instead = divided(found, divisor)
+            config.message.weights[number] = path.replace(f"_iter_{found}", f"_iter_{instead}")
 
 
 def check_stages(configs: Sequence[SolverConfig], world: World) -> None:
@@ -89,6 +109,13 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
                 earlier = "; earlier stages leave " + " or ".join(f"{prefix}_iter_N.caffemodel" for prefix in prefixes)
                 what = f"weights '{path}' of stage {number} are not there{earlier if prefixes else ''}"
                 yield ConfigError(what, config.place("weights"))
+            elif (stage := _leaver(prefixes, path)) is not None and not _leaves(configs[stage].message, path):
+                last, every = configs[stage].message.max_iter, configs[stage].message.snapshot
+                often = f"every {every} iterations and " if every else ""
+                what = (
+                    f"weights '{path}' of stage {number}: stage {stage + 1} takes snapshots {often}at its end, {last}"
+                )
+                yield ConfigError(what, config.place("weights"))
         prefixes.append(snapshot_prefix(config, world))
 
 
@@ -100,6 +127,21 @@ def _leaver(prefixes: Sequence[str], path: str) -> int | None:
         if re.fullmatch(rf"{re.escape(prefix)}_(iter_[0-9]+\D.*|best\.caffemodel(\.h5)?)", path)
     )
     return next(named, None)
+
+
+def _leaves(param: proto.SolverParameter, path: str) -> bool:
+    """Whether a stage takes a snapshot at the iteration of these weights; True where that is not known."""
+    iteration = _iteration(path)
+    if iteration is None or not is_given(param, "max_iter") or param.HasField("snapshot_epoch"):
+        return True
+    every = param.snapshot
+    return iteration == param.max_iter or (iteration < param.max_iter and every > 0 and not iteration % every)
+
+
+def _iteration(path: str) -> int | None:
+    """That a file of weights is named after."""
+    found = re.search(r"_iter_([0-9]+)\D[^/]*$", path)
+    return int(found[1]) if found else None
 
 
 def _misfits(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:

@@ -14,7 +14,7 @@ EXAMPLES = [
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("db", metavar="DB", help="the LMDB")
+    parser.add_argument("db", metavar="DB", help="an LMDB, or any other source of pictures")
     parser.add_argument("out", nargs="?", metavar="OUT", help="the .binaryproto to write (default: print only)")
 
 

@@ -15,7 +15,7 @@ EXAMPLES = [
     "engine import mobilenet.onnx mobilenet.prototxt mobilenet.caffemodel",
     "engine import segmenter.onnx net.prototxt net.caffemodel --shape image=1,3,512,512",
     "engine import resnet50.pth resnet50.prototxt resnet50.caffemodel",
-    "engine import resnet50.pth nets/resnet50.prototxt resnet50.caffemodel --onto",
+    "engine import vgg16.pth nets/vgg16.prototxt vgg16.caffemodel --onto",
 ]
 
 
@@ -30,9 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("source", metavar="FILE", help=".onnx, .pth, .safetensors, .h5 or .keras")
     parser.add_argument("model", metavar="NET", help="the prototxt to write, or, with --onto, the net that is there")
     parser.add_argument("weights", metavar="WEIGHTS", help="the .caffemodel to write")
-    parser.add_argument(
-        "--onto", action="store_true", help="leave NET as it is, and write weights for it: not of ONNX models"
-    )
+    parser.add_argument("--onto", action="store_true", help="leave NET as it is, and write weights for it")
     parser.add_argument(
         "--shape",
         type=named_shape,

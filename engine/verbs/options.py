@@ -125,7 +125,8 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=["fp32", "bf16"],
-        help="precision of activations and their gradients; weights stay fp32 (default: the solver's, else fp32)",
+        help="precision of activations and their gradients; weights stay fp32 (default: the solver's if there is one, "
+        "else fp32)",
     )
     add_consent(parser)
     add_common(parser)

@@ -68,7 +68,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
     """The solvers of --solver, separated by commas, as the options change them: --set NUMBER:PATH=VALUE the one of this
     number, from 1. Raises ConfigError for a number beyond them."""
     from engine.errors import ConfigError
-    from engine.solver.resolve import shorten
+    from engine.solver.stages import shorten_stages
 
     paths = [options.solver] if os.path.exists(options.solver) else options.solver.split(",")
     asked = [_OF_STAGE.fullmatch(text) for text in options.set]
@@ -80,8 +80,8 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
         texts = zip(options.set, asked, strict=True)
         mine = [match[2] if match else text for text, match in texts if not match or int(match[1]) == number]
         found.append(asked_solver(options, path, mine))
-        if options.shorten:
-            shorten(found[-1].message, options.shorten)
+    if options.shorten:
+        shorten_stages(found, options.shorten)
     return found
 
 

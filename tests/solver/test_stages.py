@@ -179,7 +179,27 @@ def test_shorten_divides_all_that_is_counted(tmp_path):
     assert param.warmup_epoch == 0.5 and param.display == 4
 
 
+@pytest.mark.parametrize(("divisor", "begins"), [(1000, 8), (100, 76), (10, 760), (7, 1083)])
+def test_a_shortened_branch_begins_where_the_shortened_stage_has_a_snapshot(tmp_path, divisor, begins):
+    """The numbers of the 448-node run, whose collapse branches off at the 19th snapshot."""
+    from argparse import Namespace
+
+    from engine.verbs.runtime import asked_solvers
+
+    line = 'max_iter: 8040 snapshot: 402 base_lr: 1 lr_policy: "fixed"'
+    branch = 'max_iter: 402 base_lr: 1 lr_policy: "fixed" weights: "{folder}/one_iter_7638.caffemodel"'
+    solvers = files(tmp_path, one=line, two=branch, three="", four="")
+    options = Namespace(solver=solvers, set=[], shorten=divisor, precision=None, level=None, stage=[])
+    configs = asked_solvers(options)
+    assert list(configs[1].message.weights) == [f"{tmp_path}/one_iter_{begins}.caffemodel"]
+    check_stages(configs, World())
+
+
 BAD = {
+    "no snapshot": (
+        {"three": STAGES["three"].replace("one_iter_4", "one_iter_3")},
+        "stage 1 takes snapshots every 2 iterations and at its end, 6",
+    ),
     "prefixes": ({}, "stages 1 and 2 have the same snapshot_prefix"),
     "no end": ({"one": STAGES["one"] + " snapshot_after_train: false"}, "stage 2 begins with what stage 1 leaves, and"),
     "weights": ({"three": STAGES["three"].replace("one_iter_4", "on_iter_4")}, "of stage 3 are not there; earlier st"),
