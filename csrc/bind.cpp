@@ -1,8 +1,8 @@
 // The extension module, and what it reports about the processor.
 #include "bind.h"
 
-#include "bf16_gain.h"
 #include "kernels/isa.h"
+#include "ops/common/bf16_gain.h"
 #include "tensor.h"
 #include "threads.h"
 

@@ -42,7 +42,7 @@ class Classifier(Net):
         name = self.inputs[0]
         result = self.forward_all(None, **{name: np.stack([self.transformer.preprocess(name, crop) for crop in crops])})
         predictions = result[self.outputs[0]]
-        return predictions.reshape(len(images), -1, *predictions.shape[1:]).mean(1)
+        return predictions.reshape(len(images), 10, -1).mean(1) if oversample else predictions
 
     def _centres(self, images: np.ndarray) -> np.ndarray:
         height, width = self.crop_dims

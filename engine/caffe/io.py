@@ -226,5 +226,5 @@ def datum_to_array(datum) -> np.ndarray:
     """(channels, height, width): uint8, or float32 where the Datum holds floats. The label is datum.label."""
     shape = (datum.channels, datum.height, datum.width)
     if datum.data:
-        return np.frombuffer(datum.data, np.uint8).reshape(shape)
+        return np.frombuffer(datum.data, np.uint8).reshape(shape).copy()
     return np.array(datum.float_data, np.float32).reshape(shape)

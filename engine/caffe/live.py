@@ -175,7 +175,17 @@ class LiveNet:
         if self.net.has_backward:
             self.net.program.mark_ready(False)  # to a solver
             self.net.program.backward(*self.net.ops_of(self._slice(end, start)))
+            self._add_up_gradients(end)
         self.pull()
+
+    def _add_up_gradients(self, end: int) -> None:
+        """Of the bottoms of the last layer that several layers read: the hidden Splits before it do that."""
+        graph = self.net.graph.layers
+        makers = {top: index for index, layer in enumerate(graph) for top in layer.tops}
+        hidden = {makers[blob] for blob in self.layers[end].bottoms if blob in makers}
+        for index in sorted(hidden, reverse=True):
+            if graph[index].type == "Split" and graph[index] not in self.layers:
+                self.net.program.backward(*self.net.ops_of(slice(index, index + 1)))
 
     def ran_through(self) -> None:
         """Somebody else has run all layers, forward and backward."""

@@ -80,7 +80,10 @@ class Function:
         layers[self] = message
 
     def _assign(self, message: proto.LayerParameter, field: str, value: object) -> None:
-        if field in _LAYER_FIELDS:
+        own = _OWN_PARAM.get(self.type_name)
+        if own and not field.endswith("param") and field in getattr(message, own).DESCRIPTOR.fields_by_name:
+            assign(getattr(message, own), field, value)  # before the layer's field of the same name, as in Caffe
+        elif field in _LAYER_FIELDS:
             assign(message, field, value)
         elif self.type_name in _OWN_PARAM:
             assign(getattr(message, _OWN_PARAM[self.type_name]), field, value)

@@ -35,7 +35,7 @@ class Views:
         if tensor not in self._copies:
             values = tensor.get()  # which owns its memory, so that every view of it counts as a reference
             self._copies[tensor] = values if values.shape == shape else values.reshape(shape).copy()
-        return self._copies[tensor]
+        return self._copies[tensor].reshape(shape)
 
     def adopt(self, others: Views) -> None:
         """Takes over the arrays of others, too."""

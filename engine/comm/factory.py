@@ -33,23 +33,27 @@ def make_strategy(
     threads: int = 1,
     sharded: ShardedWeights | None = None,
     state: Sequence[np.ndarray] = (),
+    residual: np.ndarray | None = None,
 ) -> Strategy:
     """Local on one rank; on several, Servers, or Blocking if the settings ask for no servers.
 
     queue, updater: of these buckets; gradients: the float32 arena; threads: the solver's; sharded: where updates are
     (see shares.py), with several ranks. state: the arenas of weights and optimizer state, which mode LOCAL averages.
+    residual: what rounding has taken so far, with error feedback.
     Raises CommError if the ranks disagree about buckets or how to reduce them.
     """
     chosen = Servers if settings.servers else Blocking
     if settings.max_staleness is not None:
         chosen = Asynchronous
+    if not buckets:  # nothing learns, and servers would have nothing to wait for
+        chosen = Blocking
     if world.size == 1:
         chosen = Local
     # Collectives on one communicator must come in the same order on every rank, so all ranks need the same buckets.
     same = replace(settings, cores=None)
     layout = f"{chosen.__name__} {same} " + " ".join(f"{bucket.begin}-{bucket.end}" for bucket in buckets)
     world.same_on_all_ranks(layout, "communication settings (comm_param, MLSL_NUM_SERVERS) or the gradient buckets")
-    return chosen(world, queue, updater, buckets, gradients, settings, threads, sharded, state)
+    return chosen(world, queue, updater, buckets, gradients, settings, threads, sharded, state, residual)
 
 
 def settings_of(world: World, param: proto.CommParameter) -> CommSettings:

@@ -38,6 +38,7 @@ class Config(Generic[MessageT]):
     message: NetParameter or SolverParameter, in the current format.
     path: the file as it was named, or its stand-in for messages.
     notes: lines for the user about what was assumed or upgraded.
+    rank, ranks: what %# and %* stand for in the paths of a solver's nets.
     """
 
     message: MessageT
@@ -47,6 +48,8 @@ class Config(Generic[MessageT]):
     _layers: list[Node | None] = field(default_factory=list, repr=False)  # of message.layer
     _net_overrides: list[Override] = field(default_factory=list, repr=False)
     _nets: SolverNets | None = field(default=None, repr=False)
+    rank: int = 0
+    ranks: int = 1
 
     @property
     def kind(self) -> str:
@@ -200,12 +203,12 @@ def expand_ranks(path: str, rank: int, ranks: int) -> str:
     return path.replace("%#", str(rank)).replace("%*", str(ranks))
 
 
-def net_of_solver(solver: SolverConfig, phase: int, index: int = 0, rank: int = 0, ranks: int = 1) -> NetConfig:
+def net_of_solver(solver: SolverConfig, phase: int, index: int = 0) -> NetConfig:
     """The net that a solver trains (proto.TRAIN), or number index of those that it tests (proto.TEST).
 
     A solver without test_iter tests nothing, but its `net` can still be had in phase TEST.
     """
-    nets = nets_of_solver(solver, rank, ranks)
+    nets = nets_of_solver(solver)
     if phase == proto.TRAIN and nets.train:
         return nets.train
     if phase == proto.TEST and nets.tests:
@@ -216,7 +219,7 @@ def net_of_solver(solver: SolverConfig, phase: int, index: int = 0, rank: int = 
     raise ConfigError(f"the solver names no net; set one of {', '.join(fields)}", solver.path)
 
 
-def nets_of_solver(solver: SolverConfig, rank: int = 0, ranks: int = 1) -> SolverNets:
+def nets_of_solver(solver: SolverConfig) -> SolverNets:
     """Reads all nets of a solver, once, and applies the overrides that are theirs.
 
     A path is tried as it is, then in the solver's folder and each folder above it (Caffe's own files name their nets
@@ -224,7 +227,7 @@ def nets_of_solver(solver: SolverConfig, rank: int = 0, ranks: int = 1) -> Solve
     is nowhere, or if the fields that name nets, test_iter and test_state do not go together.
     """
     if solver._nets is None:
-        solver._nets = _load_nets(solver, rank, ranks)
+        solver._nets = _load_nets(solver)
     return solver._nets
 
 
@@ -240,7 +243,7 @@ def texts_of(config: SolverConfig) -> dict[str, str]:
     return texts | {f"test net #{index}": str(net.message) for index, net in enumerate(nets.tests)}
 
 
-def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
+def _load_nets(solver: SolverConfig) -> SolverNets:
     message = solver.message
     trained = [name for name in _TRAIN_NETS if message.HasField(name)]
     if len(trained) > 1:
@@ -255,7 +258,7 @@ def _load_nets(solver: SolverConfig, rank: int, ranks: int) -> SolverNets:
     generic = bool(trained) and trained[0] in ("net", "net_param")
     _check_tests(solver, len(tested), generic)
     named = [(name, None) for name in trained] + tested
-    sources = [_load_net(solver, name, index, rank, ranks) for name, index in named]
+    sources = [_load_net(solver, name, index) for name, index in named]
     both, test_only = {proto.TRAIN, proto.TEST}, {proto.TEST}
     phases = [both if generic else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
     nets, discriminator = [*sources], None
@@ -293,12 +296,12 @@ def _check_tests(solver: SolverConfig, test_nets: int, generic: bool) -> None:
         )
 
 
-def _load_net(solver: SolverConfig, name: str, index: int | None, rank: int, ranks: int) -> NetConfig:
+def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
     """The net that field `name` (its entry `index`, if it is repeated) names or holds."""
     value = getattr(solver.message, name)
     value = value if index is None else value[index]
     if isinstance(value, str):
-        path, notes = _find_net(solver, name, expand_ranks(value, rank, ranks))
+        path, notes = _find_net(solver, name, expand_ranks(value, solver.rank, solver.ranks))
         net = read_net(path)
         net.notes[:0] = notes
         return net

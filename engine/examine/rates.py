@@ -14,7 +14,7 @@ import numpy as np
 
 from engine import proto
 from engine.data.feeder import Feeder
-from engine.errors import EngineError, NumericalError
+from engine.errors import ConfigError, EngineError, NumericalError
 from engine.files import atomic_write
 from engine.report.log import log, warn
 from engine.report.observer import Observer, StepRecord
@@ -22,6 +22,7 @@ from engine.report.plot import write_picture
 from engine.solver.resolve import twins
 from engine.solver.signals import Signals
 from engine.solver.solver import Solver
+from engine.solver.validate import leave_tests_out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,8 +38,7 @@ LEFT_OUT = (
     *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
     *("stepsize", "stepvalue", "stagelr", "stageiter", "plateau_winsize", "cycle_iter", "cycle_mult", "power"),
     *("rampup_interval", "rampup_lr", "batch_growth", "weight_decay_schedule", "momentum_correction"),
-    *("snapshot", "snapshot_prefix", "snapshot_keep", "snapshot_best", "snapshot_best_is", "early_stopping"),
-    *("test_iter", "test_interval", "test_initialization", "display", "average_loss", "ema"),
+    *("snapshot", "snapshot_prefix", "snapshot_keep", "test_initialization", "display", "average_loss", "ema"),
 )
 
 
@@ -120,6 +120,12 @@ def find_rates(
 
     Raises what training raises, but for a loss that diverges.
     """
+    if mode := config.message.comm_param.mode:
+        raise ConfigError(
+            f"comm_param.mode: {proto.CommParameter.Mode.Name(mode)}: ranks would see the loss diverge at different "
+            "steps; --set comm_param.mode=SYNC",
+            config.place("comm_param.mode"),
+        )
     watch = _Losses()
     param = _range_test(config, lowest, highest, iterations)
     solver = _Solver(param, world, observers=[watch], signals=Signals(), feeder=feeder)
@@ -165,6 +171,7 @@ def _range_test(config: SolverConfig, lowest: float, highest: float, iterations:
     param.CopyFrom(config.message)
     for field in LEFT_OUT:
         param.ClearField(field)
+    leave_tests_out(param)
     for message, _, epochs, _ in twins(param):
         if message is param:
             param.ClearField(epochs)  # pyright: ignore[reportArgumentType]

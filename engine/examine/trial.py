@@ -26,6 +26,7 @@ from engine.inference.evaluator import Evaluator
 from engine.layers.python import allow_modules
 from engine.net import Net
 from engine.solver.adversarial import solver_of
+from engine.solver.validate import leave_tests_out
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
 _MEMORY_SHARE = 0.8  # of what is free when the trial begins
@@ -113,21 +114,9 @@ def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]
 def _one_iteration(config: SolverConfig) -> None:
     """Without tests and without files."""
     param = config.message
-    for name in (
-        "test_iter",
-        "test_net",
-        "test_net_param",
-        "test_state",
-        "weights",
-        "test_interval",
-        "test_epoch",
-        "snapshot_epoch",
-        "display_epoch",
-        "max_epoch",
-        "display",
-        "eval_type",
-    ):
+    for name in ("weights", "snapshot_epoch", "display_epoch", "max_epoch", "display", "eval_type"):
         param.ClearField(name)
+    leave_tests_out(param)
     param.max_iter, param.snapshot, param.snapshot_after_train = 1, 0, False
     param.snapshot_prefix = ""
     param.epoch_size = param.epoch_size or 1  # synthetic data has none

@@ -25,6 +25,7 @@ from engine.errors import CommError, ConfigError
 from engine.report.table import table
 from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver
+from engine.solver.validate import leave_tests_out
 
 if TYPE_CHECKING:
     from engine.layers.base import Parameter
@@ -126,8 +127,9 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
 def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = False) -> Solver:
     """Ready for its first step, silent, without tests. ranks: whose batches it takes, as one or as micro-batches."""
     param = config.message
-    for field in ("display", "display_epoch", "test_interval", "test_epoch", "test_iter"):
+    for field in ("display", "display_epoch"):
         param.ClearField(field)
+    leave_tests_out(param)
     if at_once:
         for layer in data_layers(config):
             set_batch_size(layer, ranks * batch_size_of(layer))

@@ -183,7 +183,7 @@ def _turned(layer: Layer, values: np.ndarray, name: str, bottom: Blob) -> np.nda
         axes = values.ndim
         order = (axes - 1, axes - 2, *range(axes - 2))
         return values.transpose(order)
-    return values.reshape(values.shape[-1:]) if name == "alpha" else values
+    return values.reshape(-1) if name == "alpha" and values.size == values.shape[-1] else values
 
 
 def _fitted(layer: Layer, arrays: Sequence[np.ndarray], source: str) -> list[np.ndarray]:

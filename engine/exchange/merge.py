@@ -63,6 +63,8 @@ class Merger:
             return False
         if len(before.tops) > 1 or before.axis != 1:
             return False
+        if isinstance(before, InnerProduct) and before.param.normalize:
+            return False
         found = self._coefficients(layer)
         if found is None:
             return False
@@ -85,7 +87,10 @@ class Merger:
         if not isinstance(layer, BatchNorm) or not layer.use_global_stats or layer.message.batch_norm_param.relu:
             return None
         mean, variance = (each.astype(np.float64) for each in statistics(self._writer, layer))
-        return _normalising(mean, variance, layer.message.batch_norm_param.eps, np.ones_like(mean), np.zeros_like(mean))
+        scale, shift = np.ones_like(mean), np.zeros_like(mean)
+        if layer.has_scale:
+            scale, shift = (array.ravel().astype(np.float64) for array in self._writer.arrays(layer)[3:5])
+        return _normalising(mean, variance, layer.message.batch_norm_param.eps, scale, shift)
 
 
 def _normalising(

@@ -9,11 +9,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from engine import proto
 from engine.config import NetConfig, read_net
 from engine.errors import WeightsError
 from engine.exchange.deploy_graph import DeployGraph, deploy_graph
 from engine.exchange.net_maker import NetMaker
 from engine.layers.base import Blob, Layer
+from engine.layers.weighted import Weighted
 from engine.weights import write_caffemodel
 
 # Layers that leave values as they are, or that a net ends in or not.
@@ -21,6 +23,12 @@ _NOTHING = frozenset({"Dropout", "SpatialDropout", "Split", "Cast", "Flatten", "
 
 # Attributes that make no difference to what phase TEST computes.
 _OF_TRAINING = frozenset({"constant", "adds", "loss_weight", "moving_average_fraction"})
+
+# Fields of a layer that say nothing about what it computes from its bottoms.
+_NOT_OPTIONS = (
+    *("name", "type", "bottom", "top", "param", "include", "exclude", "loss_weight", "propagate_down", "phase"),
+    "blobs",
+)
 
 
 def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike) -> None:
@@ -90,6 +98,8 @@ class _Marks:
 
 
 def _does_nothing(layer: Layer) -> bool:
+    if layer.type == "Dropout" and not layer.message.dropout_param.scale_train:
+        return False
     return layer.type in _NOTHING or _is_flat(layer)
 
 
@@ -102,9 +112,24 @@ def _kind(layer: Layer) -> str:
     """What the layer does with its bottoms, in words that depend on nothing else."""
     shapes = [tuple(parameter.shape) for parameter in layer.params]
     attributes = {name: value for name, value in layer.attributes().items() if name not in _OF_TRAINING}
+    if type(layer).attributes is Layer.attributes and layer.type not in ("Reshape", "Flatten"):
+        attributes["fields"] = _options(layer)
+    if isinstance(layer, Weighted) and layer.param.relu:
+        attributes["relu"] = layer.param.negative_slope
     tops = [_per_sample(top) for top in layer.tops]
     kind = "Convolution" if layer.type in ("DepthwiseConvolution", "ConvolutionDepthwise") else layer.type
     return f"{kind} {shapes} {sorted(attributes.items())} {tops}"
+
+
+def _options(layer: Layer) -> str:
+    """The fields of a layer that has no attributes to tell what it computes."""
+    said = proto.LayerParameter()
+    said.CopyFrom(layer.message)
+    for field in _NOT_OPTIONS:
+        said.ClearField(field)
+    if layer.type == "Eltwise" and said.eltwise_param.operation == said.eltwise_param.SUM:
+        said.eltwise_param.ClearField("operation")  # its default
+    return str(said)
 
 
 def _per_sample(blob: Blob) -> tuple[int, ...]:

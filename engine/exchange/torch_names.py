@@ -38,9 +38,10 @@ def modules(graph: DeployGraph) -> dict[Layer, str]:
 def to_state(layer: Layer, arrays: Arrays) -> dict[str, np.ndarray]:
     """Tensors of a layer's parameters by the last part of their names."""
     if layer.type == "BatchNorm":
-        mean, variance, factor = (array.astype(np.float64) for array in arrays)
+        mean, variance, factor, *affine = (array.astype(np.float64) for array in arrays)
         scale = 0.0 if factor.ravel()[0] == 0 else 1 / factor.ravel()[0]
         found = {"running_mean": mean * scale, "running_var": variance * scale}
+        found |= {name: array.ravel() for name, array in zip(_WEIGHT_BIAS, affine)}  # scale_bias
         return {**_floats(found), "num_batches_tracked": np.zeros((), np.int64)}
     if layer.type == "BN":
         return _floats({name: array.ravel() for name, array in zip((*_WEIGHT_BIAS, *_STATISTICS), arrays)})
@@ -84,7 +85,7 @@ def from_state(layer: Layer, module: str, state: Mapping[str, np.ndarray], sourc
         tensors[name] = state[key]
     arrays = list(tensors.values())
     if layer.type == "BatchNorm":
-        arrays.append(np.ones(1, np.float32))
+        arrays.insert(2, np.ones(1, np.float32))
     elif layer.type == "LSTM" and "weight_ih_l0" in tensors:
         arrays = [_gates(tensors["weight_ih_l0"]), _gates(tensors["bias_ih_l0"] + tensors["bias_hh_l0"]),
                   _gates(tensors["weight_hh_l0"])]  # fmt: skip

@@ -86,7 +86,8 @@ def build(
         try:
             if not kept(message, phase, level, set(stages), where):
                 continue
-            layer = layer_type(message.type, message.name, where)(message, where, phase, net=config.message)
+            own_phase = message.phase if message.HasField("phase") else phase
+            layer = layer_type(message.type, message.name, where)(message, where, own_phase, net=config.message)
             if message.name in parts:
                 divide(cast(Weighted, layer), parts[message.name])
             if not connect.bottoms(layer, index):
@@ -96,6 +97,7 @@ def build(
             if connect.shapes_are_known(layer):
                 try:
                     _build_layer(layer, connect, shapes_of)
+                    connect.name(layer)
                 except ModuleRefused:
                     if not to_look_at:
                         raise
@@ -208,7 +210,17 @@ class _Connector:
         self.unknown: set[str] = set()  # tops of layers that could not be built
         self.unshaped: set[Blob] = set()
         self.owners: dict[str, Parameter] = {}
+        self.by_name: dict[str, Layer] = {}
         self.multipliers: dict[tuple[Parameter, str], str] = {}  # which layer has given one, to an owner
+
+    def name(self, layer: Layer) -> None:
+        """Raises ConfigError for the name of another layer, where blobs of weights, or data, go by it."""
+        first = self.by_name.setdefault(layer.name, layer)
+        both = (layer.params and first.params) or (isinstance(layer, Data) and isinstance(first, Data))
+        if first is not layer and both:
+            raise layer.error(
+                f"has the name of the layer at {first.where}; weights and data go by names: give it another"
+            )
 
     def bottoms(self, layer: Layer, index: int) -> bool:
         """Finds the layer's bottoms; False when one depends on a layer already reported."""
@@ -228,6 +240,8 @@ class _Connector:
         for name, shape in zip(names + anonymous, shapes, strict=True):
             if name in self.current and name not in layer.message.bottom:
                 raise layer.error(self._twice(name))
+            if names.count(name) > 1:
+                raise layer.error(f"has the top '{name}' twice; give each a name of its own")
             blobs.append(Blob(name, tuple(shape)))
         self.current.update({blob.name: blob for blob in blobs[: len(names)]})
         return blobs

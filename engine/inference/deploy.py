@@ -37,6 +37,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     if scores is not None:
         usable = _needed(usable, scores)
     net = proto.NetParameter(name=config.message.name)
+    net.state.CopyFrom(config.message.state)
     net.layer.add(name="data", type="Input", top=[data]).input_param.shape.add(dim=shape)
     net.layer.extend(usable)
     if scores is not None and not (usable and usable[-1].type == "Softmax" and scores in usable[-1].top):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -66,7 +67,8 @@ class Builder:
         if owner not in self.params:
             known = self.shared.get((owner.layer, owner.index))
             if known is not None:
-                if tuple(known.shape) != tuple(owner.shape):
+                fits = tuple(known.shape) == tuple(owner.shape)
+                if not fits and not (owner.permissive and math.prod(known.shape) == owner.count):
                     raise ConfigError(
                         f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
                         f"shares has {tuple(known.shape)}"

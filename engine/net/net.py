@@ -108,8 +108,8 @@ class Net:
         shared = {}
         if share is not None:
             divided = self.options.parts
-            here = [(p, tensor) for p, tensor in share.tensor_of.items() if p.parts == 1 or p.layer in divided]
-            shared = {(p.layer, p.index): tensor for p, tensor in here}
+            here = [p for p in share.all_params() if p.parts == 1 or p.layer in divided]
+            shared = {(p.layer, p.index): share.tensor_of[p.owner or p] for p in here}
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())

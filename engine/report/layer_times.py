@@ -48,7 +48,7 @@ class LayerTimes(Observer):
             self._shares.append([(self._rows[op], size) for op, size in zip(ops, sizes / sizes.sum(), strict=True)])
             self._readers.append(self._rows[min(ops)])
         self._first: int | None = None  # iteration that does not count
-        self._last = 0
+        self._counted = 0  # iterations of this rank, which are not all ranks' in mode ASYNC
         self._waited = self._waited_first = np.zeros(len(self._shares))
 
     def wants_trace(self, iteration: int) -> bool:
@@ -57,17 +57,17 @@ class LayerTimes(Observer):
     def step(self, record: StepRecord) -> None:
         trace = record.trace
         assert trace is not None, "every iteration's trace is wanted"
-        self._last = record.iteration
         if self._first is None:
             self._first, self._waited_first = record.iteration, np.array(trace.waited, float)
         else:
+            self._counted += 1
             for spans in trace.spans:
                 self._add_spans(spans)
         self._add_events(trace)
 
     def gone_back(self, iteration: int) -> None:
         self._sums[:] = 0
-        self._first = None  # buckets are counted anew
+        self._first, self._counted = None, 0  # buckets are counted anew
 
     def end(self, trace: Trace | None) -> None:
         if trace is not None:
@@ -93,13 +93,14 @@ class LayerTimes(Observer):
 
     def table(self, world: World) -> str:
         """Collective, when nothing is in flight. Milliseconds per iteration, the mean of the ranks."""
-        count = self._last - (self._first or 0)
-        if self._first is None or not count:
-            return "Layer times need two iterations: the first does not count."
-        sums = self._sums.copy()
+        sums, having = self._sums.copy(), np.array([float(self._counted > 0)])
         np.add.at(sums[:, WAIT], self._readers, self._waited - self._waited_first)
+        sums /= max(1, self._counted)
         world.allreduce(sums)
-        means = sums / (1e6 * count * world.size)
+        world.allreduce(having)
+        if not having[0]:
+            return "Layer times need two iterations: the first does not count."
+        means = sums / (1e6 * having[0])
         columns = COLUMNS if world.size > 1 else ("forward", "backward", "update")
         chosen = [COLUMNS.index(name) for name in columns]
         rows = [
@@ -109,4 +110,5 @@ class LayerTimes(Observer):
         total = ("total", "", *(f"{value:.3f}" for value in means[:, chosen].sum(axis=0)))
         lines = table(("layer", "type", *columns), rows, "<<" + ">" * len(columns), total)
         whose = f"{world.size} ranks" if world.size > 1 else "1 rank"
-        return f"Milliseconds per iteration, mean of {count} iterations and {whose}{LEGEND[world.size > 1]}:\n{lines}"
+        what = f"mean of {self._counted} iterations and {whose}{LEGEND[world.size > 1]}"
+        return f"Milliseconds per iteration, {what}:\n{lines}"

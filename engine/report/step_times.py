@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,11 +11,14 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 
+MOST = 10_000  # steps that count for a line, the last ones: a run may never ask for one
+
+
 class StepTimes:
     """Of one rank, step by step, but for the first, in which kernels are generated; `line` puts the ranks together."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[int, int, int]] = []
+        self._steps: deque[tuple[int, int, int]] = deque(maxlen=MOST)
         self._warm = False
 
     def add(self, whole: int, data: int, communication: int) -> None:
@@ -26,7 +30,8 @@ class StepTimes:
     def line(self, world: World | None) -> str:
         """Collective, after the same steps on every rank. On rank 0 the mean step since the last call; "" if none.
         world: None: of this rank alone."""
-        steps, self._steps = np.array(self._steps, np.int64).reshape(-1, 3), []
+        steps = np.array(self._steps, np.int64).reshape(-1, 3)
+        self._steps.clear()
         ranks = world.gather(steps) if world else [steps]
         return describe(np.array(ranks) / 1e6) if ranks and len(steps) else ""
 

@@ -18,7 +18,8 @@ class Summary(Observer):
     def begin(self, run: Run) -> None:
         self._begin, self._first, self._last = time.monotonic(), run.first, run.first
         self._end = self._begin  # so far, without the drawing of a curve
-        self._samples = 0
+        self._samples = self._per_iteration = 0
+        self._in_step = run.in_step
         self._best: tuple[float, int, str] | None = None  # value, iteration, name
         self._sign = 1
         self._asked = run.best
@@ -29,6 +30,11 @@ class Summary(Observer):
     def step(self, record: StepRecord) -> None:
         self._last, self._samples = record.iteration + 1, self._samples + record.samples
         self._end = time.monotonic()
+        self._per_iteration = record.samples
+
+    def finished(self, iteration: int, loss: float) -> None:
+        if not self._in_step:  # other ranks have taken steps, too, and their last one may be the last of all
+            self._last, self._samples = iteration, (iteration - self._first) * self._per_iteration
 
     def test(self, record: TestRecord) -> None:
         self._end = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,26 @@ if TYPE_CHECKING:
     from engine.net import Net
 
 
+@dataclass
+class _Since:
+    """Sums over the iterations since the last display; times in nanoseconds."""
+
+    begin: int = 0
+    end: int = 0
+    count: int = 0
+    data: int = 0
+    ranks: int = 0
+    samples: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        self.begin = self.begin if self.count else record.begin
+        self.end = record.end
+        self.count += 1
+        self.data += record.waited_data
+        self.ranks += record.waited_ranks
+        self.samples += record.samples
+
+
 class TensorBoard(Observer):
     """Losses, the learning rate and where the time went, whenever an iteration is displayed; every test's outputs; the
     net's graph; with `histograms`, every so many iterations, how weights and gradients are distributed. Rank 0 writes.
@@ -32,7 +53,7 @@ class TensorBoard(Observer):
         cannot be written to."""
         self._folder, self._histograms, self._rank = Path(folder), histograms, rank
         self._writer: Any = None
-        self._steps: list[StepRecord] = []  # since the last display
+        self._since = _Since()
         if rank == 0:
             _library()
             try:
@@ -57,7 +78,7 @@ class TensorBoard(Observer):
     def step(self, record: StepRecord) -> None:
         if not self._writer:
             return
-        self._steps.append(record)
+        self._since.add(record)
         if record.figures is None:
             return
         at, figures = record.iteration, record.figures
@@ -66,26 +87,23 @@ class TensorBoard(Observer):
         for name, value in _named(several):
             self._add(f"train/{name}", value, at)
         if len(figures.loss_weights) > 1:  # each of them, before its weight
-            for name, value in _named({name: figures.outputs[name] for name in figures.loss_weights}):
+            for name, value in _named(
+                {name: values for name, values in figures.outputs.items() if name in figures.loss_weights}
+            ):
                 self._add(f"train/{name}", value, at)
         self._add("learning_rate", record.rate, at)
         self._add_times(at)
-        self._steps = []
+        self._since = _Since()
 
     def _add_times(self, iteration: int) -> None:
         """Means of the iterations since the last display, of this rank."""
-        count = len(self._steps)
-        whole = self._steps[-1].end - self._steps[0].begin
-        waits = {
-            "data": sum(step.waited_data for step in self._steps),
-            "ranks": sum(step.waited_ranks for step in self._steps),
-        }
-        self._add("time/ms_per_iteration", whole / count / 1e6, iteration)
-        for name, nanoseconds in waits.items():
-            self._add(f"time/ms_waiting_for_{name}", nanoseconds / count / 1e6, iteration)
+        since = self._since
+        whole = since.end - since.begin
+        self._add("time/ms_per_iteration", whole / since.count / 1e6, iteration)
+        for name, nanoseconds in (("data", since.data), ("ranks", since.ranks)):
+            self._add(f"time/ms_waiting_for_{name}", nanoseconds / since.count / 1e6, iteration)
         if whole:
-            samples = sum(step.samples for step in self._steps)
-            self._add("time/samples_per_second", samples / whole * 1e9, iteration)
+            self._add("time/samples_per_second", since.samples / whole * 1e9, iteration)
 
     def test(self, record: TestRecord) -> None:
         if not self._writer:

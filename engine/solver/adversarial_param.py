@@ -89,6 +89,11 @@ def _of_one_net(param: proto.SolverParameter) -> Iterator[Complaint]:
     if param.comm_param.mode != proto.CommParameter.SYNC:
         mode = proto.CommParameter.Mode.Name(param.comm_param.mode)
         yield "comm_param.mode", f"comm_param.mode: {mode} does not go with adversarial; take it out"
+    if param.HasField("lr_scaling") and param.adversarial.discriminator_solver.HasField("base_lr"):
+        yield (
+            "lr_scaling",
+            "lr_scaling is for the base_lr of both nets, and discriminator_solver has one of its own; take one out",
+        )
     if "plateau" in (param.lr_policy, param.adversarial.discriminator_solver.lr_policy):
         yield "lr_policy", "lr_policy plateau follows one loss, and adversarial has two that pull; choose another"
     if param.adversarial.discriminator_steps > 1 and in_epochs(param):

@@ -3,7 +3,7 @@ any more (`early_stopping`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,25 +26,31 @@ if TYPE_CHECKING:
 class Goal:
     """An output of a test net that is to become as high as it can, or as low.
 
-    field: of the solver, that names it. index: of the first test net that has it.
+    field: of the solver, that names it. index: of the first test net that has it and is tested.
     """
 
-    def __init__(self, field: str, output: str, best_is: int | None, tested: Sequence[Graph]):
-        """tested: the test nets. Raises ConfigError, without a place, where none of them has the output."""
+    def __init__(
+        self, field: str, output: str, best_is: int | None, tested: Sequence[Graph], left_out: Collection[int] = ()
+    ):
+        """tested: the test nets. left_out: the numbers of those with a test_iter of 0. Raises ConfigError, without a
+        place, where none of them has the output."""
         self.field, self.output = field, output
         outputs = [[blob.name for blob in graph.outputs] for graph in tested]
         having = [index for index, names in enumerate(outputs) if output in names]
         if not having:
             known = list(dict.fromkeys(name for names in outputs for name in names))
             raise ConfigError(f"{field}: no test net has an output '{output}'{suggestion(output, known)}")
-        self.index = having[0]
+        if not set(having) - set(left_out):
+            raise ConfigError(f"{field}: output '{output}' is of test net #{having[0]}, whose test_iter is 0")
+        self.index = next(index for index in having if index not in left_out)
         layers = tested[self.index].layers
         losses = {top.name for layer in layers for top, weight in zip(layer.tops, layer.loss_weights) if weight}
         self.sign = -1 if (output in losses if best_is is None else best_is == proto.LOWEST) else 1
 
     def value(self, records: Sequence[TestRecord]) -> float:
         """Of a test of all nets. Raises ConfigError for an output of several values."""
-        found = np.ravel(records[self.index].outputs[self.output])
+        record = next(each for each in records if each.index == self.index)
+        found = np.ravel(record.outputs[self.output])
         if found.size != 1:
             raise ConfigError(f"{self.field}: output '{self.output}' has {found.size} values, a goal is one number")
         return float(found[0])
@@ -74,7 +80,8 @@ class Goals:
         if not asked or not asked[0]:
             return None
         try:
-            return Goal(field, *asked, tested)
+            left_out = [index for index, count in enumerate(param.test_iter) if count == 0]
+            return Goal(field, *asked, tested, left_out)
         except ConfigError as error:
             raise ConfigError(str(error), self._place(field)) from None
 

@@ -57,7 +57,8 @@ def _of_async(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
     for field, reason in NOT_ASYNC.items():
         message = param.comm_param if field.startswith("comm_param.") else param
         name = field.rpartition(".")[2]
-        if message.HasField(name) and getattr(message, name):
+        value = getattr(message, name)
+        if message.HasField(name) and (value > 0 if isinstance(value, (int, float)) else value):
             yield field, f"{field} does not go together with mode: ASYNC, where {reason}: take one of them out"
     if param.lr_policy == "plateau":
         yield (

@@ -81,8 +81,8 @@ class Optimizer:
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
 
-    def _make_strategy(self, settings: CommSettings) -> Strategy:
-        """Collective. With an updater and a ready queue of self.buckets."""
+    def _make_strategy(self, settings: CommSettings, residual: np.ndarray | None = None) -> Strategy:
+        """Collective. With an updater and a ready queue of self.buckets. residual: of the strategy before, if any."""
         from engine.host import _core
 
         sharded = self.sharding.weights if self.sharding else None
@@ -91,7 +91,7 @@ class Optimizer:
         arrays = masters, gradients, self.history.arrays
         updater = make_updater(self.param, self.net, self.buckets, *arrays, self._decay, self._momentum, sharded)
         self.queue = _core.ReadyQueue(len(self.buckets))
-        how = settings, self.threads, sharded, [self.weights, *self.history.arrays]
+        how = settings, self.threads, sharded, [self.weights, *self.history.arrays], residual
         return make_strategy(self.world, self.queue, updater, self.buckets, self.gradients, *how)
 
     def communicate(self, settings: CommSettings) -> None:
@@ -102,8 +102,8 @@ class Optimizer:
         before.settle()
         before.close()
         self.buckets = buckets_for(self.net, settings)
-        self.strategy = self._make_strategy(settings)
-        self.strategy.keep_gradients, self.strategy.residual = before.keep_gradients, before.residual
+        self.strategy = self._make_strategy(settings, before.residual)
+        self.strategy.keep_gradients = before.keep_gradients
         self.attach(self.net)
 
     def forsake(self) -> None:
@@ -265,10 +265,12 @@ class Optimizer:
         return self.asynchronous.report()
 
     def mean_loss(self, state: TrainingState) -> float:
-        """Collective. The smoothed loss, averaged over the ranks."""
-        total = np.array([state.loss])
+        """Collective. The smoothed loss, averaged over the ranks that have one: in mode ASYNC not all may have come to
+        a step. NaN before the first."""
+        has_one = bool(state.recent_loss)
+        total = np.array([state.loss if has_one else 0.0, float(has_one)])
         self.world.allreduce(total)
-        return float(total[0]) / self.world.size
+        return float(total[0] / total[1]) if total[1] else float("nan")
 
     # What observers are told
 

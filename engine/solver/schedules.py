@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+import numpy as np
+
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, NumericalError
 from engine.solver.state import PlateauState
@@ -423,10 +425,11 @@ def _multifixed(param: proto.SolverParameter) -> Rate:
 @policy("plateau", "base_lr", "gamma", "plateau_winsize", reads_loss=True)
 def _plateau(param: proto.SolverParameter) -> LossRate:
     """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
-    loss (Intel's Caffe)."""
+    loss (Intel's Caffe), all of them in float32, as a snapshot has the minimum."""
     windows = list(param.plateau_winsize)
 
     def rate(iteration: int, loss: float, seen: PlateauState) -> float:
+        loss = float(np.float32(loss))
         if loss < seen.minimum_loss:
             seen.minimum_loss, seen.iter_last_event = loss, iteration
         if seen.current_step < len(windows) and iteration >= seen.iter_last_event + windows[seen.current_step]:

@@ -21,6 +21,7 @@ from engine.solver.kept import SUFFIXES, KeptSnapshots
 from engine.solver.lock import lock_prefix, unlock_prefix
 from engine.solver.resume import RESTART_SECONDS, finish, read_whole, snapshot_prefix
 from engine.solver.validate import saves
+from engine.watchdog import board
 from engine.weights import SolverState
 from engine.weights.protobuf import fits_protobuf
 
@@ -102,6 +103,7 @@ class Snapshots:
             whole, histories = sharding.whole_weights(), history.wholes()
         else:
             whole, histories = divided.weights(), divided.histories(history)
+        self._world.board.enter(board.SNAPSHOT)  # after all waiting for updates, which enters another place
         averages = self._write_average(state, model) if self._average and state.iteration else []
         if self._world.rank == 0:
             net, content = self._optimizer.net, hashlib.sha256()
@@ -133,6 +135,7 @@ class Snapshots:
         else:
             sharding = self._optimizer.sharding
             whole = sharding.whole_weights() if sharding else self._model_parallel.weights()
+        self._world.board.enter(board.SNAPSHOT)
         if self._world.rank == 0:
             lock_prefix(self.prefix())
             with average.in_use() if average else nullcontext():
@@ -189,6 +192,8 @@ class Snapshots:
             self._restore_history(found.state if found else state, path)
         elif self._optimizer.sharding:
             self._optimizer.history.from_blobs(None, path)
+        if self._average:
+            self._average.begun = True  # on every rank: rank 0's values are sent to all
         self._optimizer.weights_are_read()
         self.kept.restore(path, state)
         return state

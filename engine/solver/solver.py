@@ -101,6 +101,8 @@ class Solver:
         self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
+        self._restored_at: int | None = None  # of a snapshot with this run's own name
+        self._saved_at: int | None = None
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._tuner = self._make_tuner()
@@ -218,6 +220,8 @@ class Solver:
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
+        if Path(path) == self.snapshots.names(saved.iteration)[1]:
+            self._restored_at = saved.iteration
         self.find_best()
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
@@ -274,9 +278,10 @@ class Solver:
 
     def _train(self) -> bool:
         """From where the state is to the end. Returns False if a signal stopped it early."""
+        self._saved_at = self._restored_at
         with self.signals:
             finished = self.run(self.param.max_iter, until_lost=True)
-            if not finished and self.param.snapshot_after_train and not self._snapshot_is_due():
+            if not finished and self.param.snapshot_after_train and self._saved_at != self.iteration:
                 self.snapshot()
             if not finished:
                 self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
@@ -369,7 +374,7 @@ class Solver:
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
-        if flags & SNAPSHOT and not self._snapshot_is_due():
+        if flags & SNAPSHOT and self._saved_at != self.iteration:
             self.snapshot()
         self.signals.clear(flags & SNAPSHOT)
         return not flags & STOP
@@ -403,7 +408,7 @@ class Solver:
         if wanted:
             self._check_weights()
         showing = [observer for observer in self.observers if observer.wants_values(iteration)]
-        if showing:
+        if showing and self.optimizer.sharding is None:  # of shares, all ranks would have to exchange them
             self.optimizer.keep_gradients()
         with self.optimizer.update(self.state, samples) as rate:
             program.mark_ready(self.on_gradients is None)
@@ -507,12 +512,9 @@ class Solver:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
         CommError if ranks differ (weights are never sent again, which would hide a difference)."""
         self._settle()
-        self.world.board.enter(board.SNAPSHOT)
         self._check_drift()
         self._check_weights()
-        recent_loss = np.array(self.state.recent_loss)
-        self.world.allreduce(recent_loss)
-        saved = self.state.save((recent_loss / self.world.size).tolist())
+        saved = self.state.save(self._recent_loss())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels = self.kernels.saved()
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
@@ -520,6 +522,18 @@ class Solver:
         if self.param.lr_policy != "plateau":  # which counts its own
             saved.current_step = current_step(self.param, self.iteration)
         self._tell_saved(self.snapshots.names(self.iteration)[0], self.snapshots.write(saved))
+        self._saved_at = self.iteration
+
+    def _recent_loss(self) -> list[float]:
+        """Collective. The window of losses, averaged over the ranks; for rank 0 alone where they are not in step, and
+        have windows of different lengths."""
+        if not self.optimizer.asynchronous:
+            losses = np.array(self.state.recent_loss)
+            self.world.allreduce(losses)
+            return (losses / self.world.size).tolist()
+        windows = self.world.gather(list(self.state.recent_loss)) or []
+        longest = max(map(len, windows), default=0)
+        return [float(np.mean([each[-k] for each in windows if len(each) >= k])) for k in range(longest, 0, -1)]
 
     def _tell_saved(self, path: Path, removed: Sequence[str]) -> None:
         for observer in self.observers:
@@ -558,10 +572,11 @@ class Solver:
             log(self.goals.describe_stop(self.state.goals))
         self.optimizer.settle()
         # What early_stopping has seen by now is not in a snapshot that was due before the test.
-        if self.param.snapshot_after_train and (lost or not self._snapshot_is_due()):
-            self.snapshot()
-        if self.state.recent_loss:
-            loss = self.optimizer.mean_loss(self.state)
+        if self.param.snapshot_after_train and (lost or self._saved_at != self.iteration):
+            with self.signals:  # what asks for a snapshot may not break this one off
+                self.snapshot()
+        loss = self.optimizer.mean_loss(self.state)
+        if not np.isnan(loss):
             log(f"Iteration {self.iteration}, loss = {loss:.6g}")
             for observer in self.observers:
                 observer.finished(self.iteration, loss)

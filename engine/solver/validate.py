@@ -118,6 +118,19 @@ def tests(param: proto.SolverParameter) -> bool:
     return bool(param.test_interval or param.test_epoch or param.test_iter)
 
 
+# What says that a run tests, when and on what, and what goes by its tests.
+OF_TESTS = (
+    *("test_iter", "test_interval", "test_epoch", "test_state", "test_net", "test_net_param"),
+    *("snapshot_best", "snapshot_best_is", "early_stopping"),
+)
+
+
+def leave_tests_out(param: proto.SolverParameter) -> None:
+    """For runs that are to train alone."""
+    for field in OF_TESTS:
+        param.ClearField(field)
+
+
 def check_tests(param: proto.SolverParameter, reads: Sequence[bool], place: Callable[[str], str]) -> None:
     """Raises ConfigError for tests that have no end. reads: of each test net, whether it reads a set of data."""
     if tests(param) and not param.test_iter and not all(reads):

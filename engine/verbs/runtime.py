@@ -88,9 +88,12 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
 def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | None = None) -> SolverConfig:
     """The solver of --solver as the options change it. path, overrides: in place of --solver and --set."""
     from engine.config import read_solver
+    from engine.host.launch import detect
 
     allow_python_layers(options)
     config = read_solver(path or options.solver, options.set if overrides is None else overrides)
+    if launch := detect():
+        config.rank, config.ranks = launch.rank, launch.size
     message = config.message
     if options.precision:
         message.precision = message.Precision.Value(options.precision.upper())

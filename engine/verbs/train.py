@@ -148,7 +148,6 @@ def run(options: Namespace) -> int:
 def _position(options: Namespace, configs: list[SolverConfig], world: World) -> Position:
     """Checks all solvers before the first of them begins; where in their row to begin, or to go on."""
     from engine.comm.preflight import preflight
-    from engine.comm.settings import watchdog_seconds
     from engine.config.config import texts_of
     from engine.errors import ConfigError
     from engine.solver.resume import note_known, snapshot_prefix, take_prefix
@@ -168,11 +167,17 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
     if len(texts) > 1:
         texts = [{f"{name} of stage {n}": text for name, text in each.items()} for n, each in enumerate(texts, start=1)]
     preflight(world, {name: text for each in texts for name, text in each.items()})
-    first = configs[0]
-    world.watch(watchdog_seconds(first.message.comm_param, where=first.where(path="comm_param")))
+    _watch(configs[0], world)
     if options.resume:
         return resume_stages(configs, world, options.weights)
     return first_position(configs, options.weights)
+
+
+def _watch(config: SolverConfig, world: World) -> None:
+    """As long as a solver says."""
+    from engine.comm.settings import watchdog_seconds
+
+    world.watch(watchdog_seconds(config.message.comm_param, where=config.where(path="comm_param")))
 
 
 def _train(
@@ -194,6 +199,7 @@ def _train(
     config = configs[position.index]
     snapshot = position.snapshot or options.snapshot
     if len(configs) > 1:
+        _watch(config, world)
         log(f"Stage {position.index + 1} of {len(configs)}: {config.path}")
     observers: list[Observer] = [TrainingBar(), Summary()]
     if options.layer_times:
@@ -205,7 +211,10 @@ def _train(
 
         from engine.report.tensorboard import TensorBoard
 
-        stage = Path(config.path).stem if len(configs) > 1 else ""  # each counts its iterations from 0
+        stems = [Path(each.path).stem for each in configs]
+        stage = stems[position.index] if len(configs) > 1 else ""  # each counts its iterations from 0
+        if stems.count(stage) > 1:
+            stage = f"{position.index + 1}_{stage}"
         folder = str(Path(options.tensorboard) / stage)
         observers.append(TensorBoard(folder, options.histograms or 0, world.rank))
     solver = solver_of(

@@ -356,3 +356,17 @@ def test_arrays_outlive_their_net(tmp_path):
     del net, blobs
     gc.collect()
     assert all(np.isfinite(array).all() for array in arrays)
+
+
+def test_gradients_of_a_blob_that_several_layers_read(tmp_path):
+    """A backward that ends at one of them has their sum, as Caffe's hidden Split gives it."""
+    (tmp_path / "net.prototxt").write_text("""force_backward: true
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 4 } } }
+    layer { name: "a" type: "Power" bottom: "x" top: "a" power_param { scale: 2 } }
+    layer { name: "b" type: "Power" bottom: "x" top: "b" power_param { scale: 3 } }
+    layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }""")
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TRAIN)
+    net.forward()
+    net.blobs["sum"].diff[...] = 1
+    for end in ("x", "a"):
+        assert (net.backward(diffs=["x"], end=end)["x"] == 5).all(), end

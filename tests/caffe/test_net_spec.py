@@ -99,3 +99,14 @@ def test_mistakes():
         n.to_proto()
     with pytest.raises(AttributeError, match="did you mean 'Pooling'"):
         P.Poling.MAX  # noqa: B018
+
+
+def test_a_keyword_that_both_the_layer_and_its_parameters_have():
+    """engine=P.Pooling.CAFFE stands in many scripts: the type's own message comes first, as in Caffe."""
+    n = caffe.NetSpec()
+    n.x = L.Input(shape=dict(dim=[1, 3, 8, 8]))
+    n.pool = L.Pooling(n.x, kernel_size=2, engine=P.Pooling.CAFFE)
+    n.conv = L.Convolution(n.pool, num_output=2, kernel_size=1, engine=P.Convolution.CAFFE)
+    layers = n.to_proto().layer
+    assert layers[1].pooling_param.engine == P.Pooling.CAFFE and not layers[1].HasField("engine")
+    assert layers[2].convolution_param.engine == P.Convolution.CAFFE

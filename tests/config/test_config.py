@@ -441,7 +441,9 @@ def test_net_within_the_solver(folder):
 
 def test_net_of_each_rank(folder):
     (folder / "nets/tiny_3_of_8.prototxt").write_text(NET)
-    net = net_of_solver(solver_in(folder, "train_net: 'nets/tiny_%#_of_%*.prototxt'"), proto.TRAIN, rank=3, ranks=8)
+    config = solver_in(folder, "train_net: 'nets/tiny_%#_of_%*.prototxt'")
+    config.rank, config.ranks = 3, 8
+    net = net_of_solver(config, proto.TRAIN)
     assert os.path.samefile(net.path, folder / "nets/tiny_3_of_8.prototxt")
 
 

@@ -120,3 +120,15 @@ def test_ranks_find_what_one_finds_and_stop_together(tmp_path, solver):
     two, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "one"))
     assert two["diverged"] and len(two["losses"]) >= 5
     np.testing.assert_allclose(two["losses"][:5], one["losses"][:5], rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["ASYNC", "LOCAL"])
+def test_modes_in_which_ranks_see_different_losses(solver, capfd, mode):
+    assert main([*solver, "--set", f"comm_param.mode={mode}"]) == 1
+    assert "ranks would see the loss diverge at different steps" in capfd.readouterr().err
+
+
+def test_a_solver_with_test_nets_of_its_own(tmp_path, solver):
+    text = (tmp_path / "solver.prototxt").read_text().replace("net:", "train_net:")
+    (tmp_path / "solver.prototxt").write_text(text + f'test_net: "{tmp_path}/net.prototxt" test_state {{ stage: "x" }}')
+    assert main([*solver, "--iterations", "5"]) == 0

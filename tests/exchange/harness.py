@@ -43,7 +43,8 @@ def random_weights(config: NetConfig, path: Path, seed: int = 3) -> str:
 def _random(random: np.random.Generator, kind: str, index: int, shape: tuple[int, ...]):
     if kind == "BatchNorm":
         factor = 2.5  # what the sums are divided by
-        return (factor * random.normal(size=shape), factor * random.uniform(0.5, 2, shape), [factor])[index]
+        values = factor * random.normal(size=shape), factor * random.uniform(0.5, 2, shape), [factor]
+        return (*values, *random.uniform(0.5, 1.5, (2, *shape)))[index]
     if kind == "BN" and index == 3:
         return random.uniform(0.5, 2, shape)
     if len(shape) > 1 and kind != "BN":

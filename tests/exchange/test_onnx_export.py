@@ -235,3 +235,37 @@ def test_mobilenet_ssd_goes_as_far_as_onnx_does(tmp_path):
     expected = harness.engine_outputs(text, weights, {})
     for name, values in harness.onnx_outputs(tmp_path / "x.onnx", {"data": expected["data"]}).items():
         harness.assert_close(values, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (
+            'type: "Slice" top: "a" top: "b" slice_param { axis: 0 slice_point: 1 }',
+            "cuts at places of an axis",
+        ),
+        (
+            'type: "BatchNorm" top: "a" batch_norm_param { use_global_stats: false stats_batch_size: 2 }',
+            "stats_batch",
+        ),
+        ('type: "Dropout" top: "a" dropout_param { sample_weights_test: true }', "sample_weights_test"),
+    ],
+)
+def test_what_would_be_something_else_is_refused(layer, reason, tmp_path):
+    text = f"""layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 4 dim: 6 dim: 5 dim: 4 }} }} }}
+    layer {{ name: "l" bottom: "x" {layer} }}"""
+    with pytest.raises(EngineError, match=reason):
+        export(text, tmp_path)
+
+
+def test_the_size_of_regions_in_intel_s_words(tmp_path):
+    text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 8 dim: 8 } } }
+    layer { name: "r" type: "Input" top: "r" input_param { shape { dim: 3 dim: 5 } } }
+    layer { name: "l" type: "ROIPooling" bottom: "x" bottom: "r" top: "y" roi_pooling_param { %s } }"""
+    shapes = []
+    for name, size in (("a", "pooled_size: 3"), ("b", "pooled_h: 3 pooled_w: 3")):
+        (tmp_path / name).mkdir()
+        export(text % size, tmp_path / name)
+        (pool,) = [each for each in harness.nodes(tmp_path / name / "x.onnx") if each.op_type == "MaxRoiPool"]
+        shapes.append(next(list(each.ints) for each in pool.attribute if each.name == "pooled_shape"))
+    assert shapes[0] == shapes[1] == [3, 3]

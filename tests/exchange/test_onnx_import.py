@@ -371,3 +371,38 @@ def test_a_net_that_computes_something_else_takes_no_weights(tmp_path):
     (tmp_path / "net.prototxt").write_text(text.replace("kernel_size: 2", "pool: AVE kernel_size: 2"))
     with pytest.raises(EngineError, match=r"differs from .*net\.prototxt in what that net's layer 'p' \(Pooling\)"):
         import_onnx(tmp_path / "x.onnx", tmp_path / "net.prototxt", tmp_path / "y.caffemodel", onto=True)
+
+
+@pytest.mark.parametrize(("op", "opset"), [("Upsample", 9), ("Resize", 10)])
+def test_older_enlargements_repeat_pixels(op, opset, tmp_path):
+    """They know no nearest_mode: YOLOv3's, and older tf2onnx's."""
+    made = model([node(op, "x,f", "y", mode="nearest")], {"x": (1, 2, 3, 4)}, opset=opset, f=np.float32([1, 1, 2, 2]))
+    check(made, {"x": (1, 2, 3, 4)}, tmp_path)
+
+
+def test_a_size_that_keeps_the_aspect_ratio_is_refused(tmp_path):
+    attributes = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    nodes = [node("Resize", "x,,,s", "y", keep_aspect_ratio_policy="not_larger", **attributes)]
+    onnx.save(model(nodes, {"x": (1, 2, 2, 4)}, opset=19, s=ints(1, 2, 4, 8)), tmp_path / "x.onnx")
+    with pytest.raises(EngineError, match="keep_aspect_ratio_policy not_larger"):
+        import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+
+
+@pytest.mark.parametrize("operation", ["SUM", "MAX", "PROD"])
+def test_weights_do_not_go_onto_a_net_with_another_operation(operation, tmp_path):
+    weights = {name: normal(2, 3, 1, 1) for name in ("wa", "wb")}
+    nodes = [node("Conv", "x,wa", "a"), node("Conv", "x,wb", "b"), node("Mul", "a,b", "y")]
+    onnx.save(model(nodes, {"x": (1, 3, 4, 4)}, **weights), tmp_path / "x.onnx")
+    conv = 'type: "Convolution" bottom: "x" convolution_param { num_output: 2 kernel_size: 1 bias_term: false }'
+    (tmp_path / "net.prototxt").write_text(f"""
+    layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 1 dim: 3 dim: 4 dim: 4 }} }} }}
+    layer {{ name: "p" top: "p" {conv} }} layer {{ name: "q" top: "q" {conv} }}
+    layer {{ name: "e" type: "Eltwise" bottom: "p" bottom: "q" top: "e"
+      eltwise_param {{ operation: {operation} }} }}""")
+    files = tmp_path / "x.onnx", tmp_path / "net.prototxt", tmp_path / "y.caffemodel"
+    if operation == "PROD":  # both convolutions compute the same for the same readers
+        with pytest.raises(EngineError, match="compute the same of the same input"):
+            import_onnx(*files, onto=True)
+    else:
+        with pytest.raises(EngineError, match=r"differs from .* 'e' .Eltwise. computes"):
+            import_onnx(*files, onto=True)

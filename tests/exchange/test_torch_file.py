@@ -201,3 +201,19 @@ def test_an_unknown_architecture_lists_the_known(tmp_path):
     write_state(tmp_path / "x.pth", {"a.weight": np.zeros((2, 2), np.float32)})
     with pytest.raises(EngineError, match=r"not a state dictionary of torchvision's ResNet, DenseNet, .*--onto"):
         import_torch(tmp_path / "x.pth", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+
+
+def test_a_norm_with_a_scale_of_its_own(tmp_path):
+    """Intel's scale_bias: five blobs, one module of PyTorch's."""
+    net = tmp_path / "net.prototxt"
+    net.write_text("""layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }
+    layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y" batch_norm_param { scale_bias: true } }""")
+    weights = harness.random_weights(read_net(net), tmp_path / "x.caffemodel")
+    export_torch(read_net(net), weights, tmp_path / "x.pth")
+    state = read_state(tmp_path / "x.pth")
+    assert {"bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"} <= set(state)
+    import_torch(tmp_path / "x.pth", net, tmp_path / "y.caffemodel", onto=True)
+    inputs = harness.random_inputs({"x": (2, 3, 6, 5)})
+    first, second = (harness.engine_outputs(net.read_text(), path, inputs)["y"]
+                     for path in (weights, str(tmp_path / "y.caffemodel")))  # fmt: skip
+    harness.assert_close(second, first)

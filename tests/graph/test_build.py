@@ -1,10 +1,13 @@
 """Building a graph: sizes are checked once, for every blob and parameter, before anything is allocated."""
 
+import numpy as np
 import pytest
 
+from engine import proto
 from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.graph.build import build
+from engine.net import Net, NetOptions
 
 
 def layer(type, params="", bottoms=("x",), tops=("y",)):
@@ -107,3 +110,39 @@ def test_propagate_down_for_each_bottom(flags):
     """As Caffe counts them: of a wrong number nobody knows which bottoms are meant."""
     message = error_of(layer("Eltwise", flags, bottoms=("x", "x1")), (2,), (2,))
     assert f"propagate_down is given {flags.count('_')} times, expected once for each of its 2 bottoms" in message
+
+
+IP = 'type: "InnerProduct" bottom: "x" inner_product_param { num_output: 2 }'
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (f'layer {{ name: "c" top: "a" {IP} }} layer {{ name: "c" top: "b" {IP} }}', "has the name of the layer at"),
+        ('layer { name: "s" type: "Slice" bottom: "x" top: "y" top: "y" }', "has the top 'y' twice"),
+    ],
+)
+def test_names_that_are_given_twice(layers, message):
+    text = f'layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 4 }} }} }} {layers}'
+    with pytest.raises(ConfigError, match=message):
+        build(parse_net(text, "net.prototxt"), proto.TRAIN)
+
+
+def test_layers_without_weights_may_share_a_name():
+    relu = 'layer { name: "r" type: "ReLU" bottom: "x" top: "%s" }'
+    text = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 } } }'
+    assert len(build(parse_net(text + relu % "a" + relu % "b", "net.prototxt"), proto.TRAIN).layers) == 3
+
+
+def test_a_layer_may_have_a_phase_of_its_own():
+    """As in net.cpp, where it inherits the net's only if it has none: a norm that is frozen in training."""
+    text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 } } }
+    layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y" phase: TEST }
+    layer { name: "drop" type: "Dropout" bottom: "y" top: "z" phase: TEST }"""
+    net = Net(parse_net(text, "net.prototxt"), proto.TRAIN, NetOptions().watched())
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    net.feed(net.inputs[0], values)
+    net.params["bn"][1].set(np.ones(4, np.float32))
+    net.params["bn"][2].set(np.ones(1, np.float32))
+    net.forward()
+    np.testing.assert_allclose(net.blobs["z"].data, values, rtol=1e-4)

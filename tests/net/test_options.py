@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+from engine import proto
 from engine.config import parse_net
 from engine.graph.build import TEST, TRAIN
 from engine.net import DEFAULT, PASSES, Net, NetOptions
@@ -40,3 +42,20 @@ def test_a_net_is_built_again_with_its_own_options():
     again = Net(parse_net(TEXT), TEST, net.options, share=net, before=net)
     assert (again.options, again.seed) == (net.options, 7)
     assert all(again.tensor_of[p] is net.tensor_of[q] for p, q in zip(again.all_params(), net.all_params()))
+
+
+def test_a_test_net_has_the_shared_weights_of_a_layer_that_only_training_has():
+    """Caffe shares by the names of layers; the owner of these is not in the test net."""
+    shared = (
+        'param { name: "w" } param { name: "b" } inner_product_param { num_output: 3 weight_filler { type: "xavier" } }'
+    )
+    text = f"""layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 4 }} }} }}
+    layer {{ name: "aux" type: "InnerProduct" bottom: "x" top: "aux" include {{ phase: TRAIN }} {shared} }}
+    layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" {shared} }}"""
+    config = parse_net(text, "net.prototxt")
+    train = Net(config, proto.TRAIN, NetOptions(seed=1))
+    test = Net(config, proto.TEST, NetOptions(seed=2), share=train)
+    for index in (0, 1):
+        assert test.params["ip"][index].get().tobytes() == train.params["ip"][index].get().tobytes()
+    train.params["ip"][0].set(np.full((3, 4), 7, np.float32))
+    assert (test.params["ip"][0].get() == 7).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.comm.world import World
-from engine.report.step_times import StepTimes, describe
+from engine.report.step_times import MOST, StepTimes, describe
 from tests.mpi import run_ranks
 
 PART = re.compile(r"(compute|data|exposed communication|skew) ([\d.]+)")
@@ -66,3 +66,11 @@ def test_a_slow_rank_shows_as_skew(servers):
         total = sum(value for name, value in found.items() if name != "whole")
         assert total == pytest.approx(found["whole"], abs=0.05)
         assert 8 < found["skew"] < 60 and "(rank 1 is " in line, line
+
+
+def test_a_run_that_never_asks_takes_no_more_memory():
+    times = StepTimes()
+    for step in range(3 * MOST):
+        times.add(1_000_000 * step, 0, 0)
+    mean = f"{2.5 * MOST - 0.5:.2f}"  # of the last ones
+    assert times.line(None) == f"{mean} ms per iteration: compute {mean}, data 0.00"

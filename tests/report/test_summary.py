@@ -12,6 +12,10 @@ import time
 
 import pytest
 
+from engine.comm.world import World
+from engine.report.log import set_up
+from engine.report.observer import Run, StepRecord
+from engine.report.summary import Summary
 from engine.report.table import duration
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.solver.harness import digits_net, make_solver
@@ -120,3 +124,16 @@ def test_no_bar_goes_into_a_file(tmp_path):
         subprocess.run([mpiexec(), "-n", "2", *training(tmp_path)], cwd=REPO, stderr=log, env={**os.environ, **ENVIRON})
     text = (tmp_path / "log").read_text()
     assert "Optimization Done." in text and "Training:" not in text
+
+
+def test_where_ranks_take_different_steps_the_run_counts(capfd):
+    """In mode ASYNC rank 0 may not have the last iteration, and has only some of them."""
+    set_up()
+    summary, world = Summary(), World()
+    summary.begin(Run(world, None, [], 0, 10, in_step=False))
+    for iteration in (0, 3, 7):
+        summary.step(StepRecord(iteration, 0.1, 1.0, 0, 1, 0, 0, samples=32))
+    summary.finished(10, 1.0)
+    summary._begin, summary._end = 0.0, 10.0
+    summary.end(None)
+    assert "Trained iterations 0 to 10" in (said := capfd.readouterr().err) and "32 samples/s" in said

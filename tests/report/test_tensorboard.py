@@ -152,3 +152,35 @@ world().close()
     assert points(two, "loss/train") == [(at, pytest.approx(loss.expected, rel=1e-4)) for at, loss in told.losses]
     ours, alone = (read(tmp_path / name).Histograms("gradients/ip/0")[1].histogram_value for name in ("events", "one"))
     assert (ours.min, ours.max) == (pytest.approx(alone.min, rel=1e-3), pytest.approx(alone.max, rel=1e-3))
+
+
+@pytest.mark.mpi
+def test_histograms_beside_sharded_updates(tmp_path):
+    """Rank 0 alone wants values: the others would not exchange their gradients with it."""
+    script = f"""
+from engine.comm.world import world
+from engine.report.tensorboard import TensorBoard
+from tests.report.test_tensorboard import TEXT, digits_net, make_solver
+solver = make_solver(TEXT + "comm_param {{ shard_updates: true }}", digits_net(8), "{tmp_path}", world())
+solver.observers.append(TensorBoard("{tmp_path}/events", 8, world().rank))
+assert solver.solve()
+solver.close()
+world().close()
+"""
+    done = run_ranks(2, script, timeout=100)
+    assert done.returncode == 0, done.stderr
+    tags = read(tmp_path / "events").Tags()["histograms"]
+    assert "weights/ip/0" in tags and "gradients/ip/0" not in tags
+
+
+def test_a_loss_that_another_layer_reads(tmp_path):
+    """It counts, and is no output of the net."""
+    more = """layer { name: "loss2" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss2" loss_weight: 0.5 }
+    layer { name: "half" type: "Power" bottom: "loss2" top: "half" power_param { scale: 0.5 } }"""
+    solver = make_solver("max_iter: 4 display: 2", digits_net() + more)
+    solver.observers.append(TensorBoard(str(tmp_path / "events")))
+    assert solver.solve()
+    solver.close()
+    found = read(tmp_path / "events")
+    assert {"train/loss", "train/half"} <= set(found.Tags()["scalars"])
+    assert "train/loss2" not in found.Tags()["scalars"]

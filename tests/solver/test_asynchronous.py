@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from engine.weights import read_solverstate
 from tests.solver.harness import all_fine, assert_refused, digits_net, in_files, make_solver, solve
 from tests.solver.test_restart import start, train
 from tests.watchdog.test_dead_rank import pid_of_rank
@@ -265,3 +266,27 @@ def test_one_line_about_memory():
     solver = make_solver("comm_param { mode: ASYNC } momentum: 0.9", digits_net())
     assert _sets(solver.param, FileReport("net.prototxt", "solver", ranks=4)) == 1.5
     solver.close()
+
+
+@pytest.mark.mpi
+def test_a_snapshot_before_all_windows_of_losses_are_full(tmp_path):
+    """Ranks have taken different numbers of steps by then."""
+    program = f"""
+import time
+from engine.comm.world import world
+from engine.report.layer_times import LayerTimes
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON
+world = world()
+text = COMMON.replace("max_iter: 6", "max_iter: 9") + "average_loss: 50 snapshot: 4 clip_gradients: -1 "
+solver = make_solver(text + "comm_param {{ mode: ASYNC max_staleness: 16 }}", digits_net(8), "{tmp_path}", world)
+solver.observers.append(LayerTimes())
+solver.on_gradients = lambda: time.sleep(0.3 * world.rank)
+assert solver.solve()
+solver.close()
+world.close()
+print("fine", flush=True)
+"""
+    all_fine(2, program)
+    state = read_solverstate(tmp_path / "net_iter_4.solverstate")
+    assert 4 < len(state.recent_loss) <= 8 and np.isfinite(state.recent_loss).all()  # rank 0, of 8 gradients

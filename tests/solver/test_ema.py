@@ -142,3 +142,41 @@ world().close()
     assert different(in_files(tmp_path, 20), in_files(tmp_path / "again", 20)) == []
     for name in ("net_iter_20_ema.caffemodel", "net_iter_20.caffemodel"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.mpi
+def test_the_first_test_of_a_resumed_run_scores_the_average_on_all_ranks(tmp_path):
+    done = run_ranks(
+        2,
+        f"""
+from pathlib import Path
+from engine.comm.world import world
+from tests.solver.harness import make_solver
+from tests.solver.test_ema import EMA, _Tests
+from tests.solver.test_goals import digits_net
+world, folder = world(), Path("{tmp_path}")
+text = EMA.replace("0.7", "0.99") + "test_interval: 5 snapshot: 10 random_seed: 3 max_iter: "
+first = {{}}
+for iterations in (10, 15):
+    solver = make_solver(text + str(iterations), digits_net(8), folder, world)
+    tests = _Tests()
+    solver.observers.append(tests)
+    if iterations > 10:
+        solver.restore(str(folder / "net_iter_10.solverstate"))
+    assert solver.solve()
+    solver.close()
+    first = first or dict(tests.found)
+assert tests.found[10] == first[10], (tests.found[10], first[10])
+world.close()
+""",
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class _Tests(Observer):
+    def __init__(self):
+        self.found: dict[int, float] = {}
+
+    def test(self, record):
+        self.found.setdefault(record.iteration, float(record.outputs["loss"][0]))

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from engine import weights
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, parse_solver
@@ -16,6 +17,7 @@ from engine.inference.trained import load
 from engine.report.observer import Observer
 from engine.report.summary import Summary
 from engine.solver.stages import check_stages
+from engine.watchdog import board
 from engine.weights import SolverState, read_caffemodel, read_solverstate, write_solverstate
 from tests.mpi import run_ranks
 from tests.solver.harness import DIGITS, make_solver, solve
@@ -368,3 +370,37 @@ world().close()
     assert vars(alone.state.goals) == pytest.approx(ours[0])
     np.testing.assert_equal(alone.state.goals.best_iteration, ours[0]["best_iteration"])
     shutil.rmtree(tmp_path / "two")
+
+
+def test_files_are_written_where_the_watchdog_is_patient(tmp_path, monkeypatch):
+    """A snapshot may take ten times as long as an iteration, the best weights as well."""
+    places = []
+
+    def written(write):
+        def noting(*arguments):
+            places.append(solver.world.board.numbers[board.PLACE])
+            return write(*arguments)
+
+        return noting
+
+    for name in ("write_caffemodel", "write_solverstate"):
+        monkeypatch.setattr(weights, name, written(getattr(weights, name)))
+    solver = make_solver(RUN.replace("40", "10") + "ema: 0.9", digits_net(), tmp_path)
+    assert solver.solve()
+    solver.close()
+    assert len(places) > 4 and set(places) == {board.SNAPSHOT}
+
+
+@pytest.mark.parametrize("field", ['snapshot_best: "accuracy"', 'early_stopping { output: "accuracy" patience: 3 }'])
+def test_a_net_that_is_not_tested_is_no_goal(field, tmp_path):
+    with pytest.raises(ConfigError, match="output 'accuracy' is of test net #0, whose test_iter is 0"):
+        make_solver(f"test_iter: 0 test_interval: 5 {field}", digits_net(), tmp_path)
+
+
+def test_the_goal_is_that_of_the_net_that_is_tested(tmp_path):
+    """Of two test nets with the same outputs the first one is left out."""
+    (tmp_path / "net.prototxt").write_text(digits_net())
+    names = f'test_net: "{tmp_path}/net.prototxt" ' * 2
+    text = f'{TESTS} {names} test_iter: 0 test_iter: 2 max_iter: 5 snapshot_best: "accuracy"'
+    solver, seen = watched(text, tmp_path)
+    assert solver.goals.best.index == 1 and solver.state.goals.best_value == max(seen.values.values())

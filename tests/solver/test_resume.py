@@ -1,21 +1,24 @@
 """A run that stops and goes on ends with the same bits as one that never stopped."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from engine import weights
 from engine.data.convert_imageset import Output, convert_imageset
 from engine.errors import WeightsError
 from engine.report.observer import Observer
 from engine.weights import SolverState, read_solverstate, write_solverstate
 from tests.data.pictures import random_pixels
 from tests.mpi import REPO, run_ranks
-from tests.solver.harness import different, digits_net, distance, in_files, learned, make_solver, solve
+from tests.solver.harness import all_fine, different, digits_net, distance, in_files, learned, make_solver, solve
 
 MOMENTUM = 'momentum: 0.9 weight_decay: 0.01 lr_policy: "inv" gamma: 0.1 power: 0.75 random_seed: 7 '
 PHOTO_NET = """
@@ -216,3 +219,37 @@ def test_a_state_with_impossible_positions_is_refused(tmp_path):
     write_solverstate(tmp_path / "x.solverstate", SolverState(test_samples=[-1]))
     with pytest.raises(WeightsError, match=r"x.solverstate: test_samples \[-1\], expected whole numbers of 0 or more"):
         read_solverstate(tmp_path / "x.solverstate")
+
+
+def test_a_signal_does_not_break_off_the_last_snapshot(tmp_path, monkeypatch):
+    write = weights.write_caffemodel
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        return write(*arguments)
+
+    monkeypatch.setattr(weights, "write_caffemodel", interrupted)
+    solve("max_iter: 3", digits_net(), tmp_path)
+    assert (tmp_path / "net_iter_3.solverstate").exists() and (tmp_path / "net_iter_3.caffemodel").exists()
+
+
+@pytest.mark.mpi
+def test_a_net_in_which_nothing_learns_ends_as_others_do(tmp_path):
+    """As for BatchNorm's statistics alone. Servers would have no bucket to wait for."""
+    begin = time.monotonic()
+    frozen = re.sub(r"param \{ lr_mult: [12]( decay_mult: 0)? \}", "", digits_net(8))
+    frozen = re.sub('(type: "(Convolution|InnerProduct)")', r"\1 param { lr_mult: 0 } param { lr_mult: 0 }", frozen)
+    all_fine(
+        2,
+        f"""
+from engine.comm.world import world
+from tests.solver.harness import *
+solver = make_solver("max_iter: 3", {frozen!r}, world=world())
+assert solver.solve() and not solver.optimizer.buckets
+solver.close()
+world().close()
+print("fine", flush=True)
+""",
+    )
+    assert time.monotonic() - begin < 50

@@ -305,3 +305,21 @@ def test_the_five_files_of_the_72_epoch_run_are_one_command(tmp_path):
         _, errors = process.communicate(timeout=3600)
         assert process.returncode == 0, errors
     same(*folders)
+
+
+def test_a_stage_of_no_iterations_leaves_what_it_began_with(tmp_path):
+    solvers = files(tmp_path, three="", four="")
+    assert train("--solver", solvers, "--set", "1:max_iter=0", "--set", "1:snapshot=100") == 0
+    assert (tmp_path / "one_iter_0.caffemodel").exists() and (tmp_path / "two_iter_5.caffemodel").exists()
+
+
+def test_stages_of_the_same_name_have_folders_of_their_own(tmp_path):
+    pytest.importorskip("tensorboardX")
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(
+            files(tmp_path / name, one="max_iter: 2 base_lr: 0.1 lr_policy: 'fixed'", two="", three="", four="")
+        )
+    assert train("--solver", ",".join(paths), "--tensorboard", str(tmp_path / "events")) == 0
+    assert sorted(path.name for path in (tmp_path / "events").iterdir()) == ["1_one", "2_one"]

@@ -84,16 +84,20 @@ class Strategy:
         threads: int,
         sharded: ShardedWeights | None = None,
         state: Sequence[np.ndarray] = (),
+        residual: np.ndarray | None = None,
     ):
         """gradients: the whole arena, float32. threads: of this rank's solver. sharded: where each rank updates its
-        shares only, the updater's ranges are these. state: the arenas that ranks average in mode LOCAL."""
+        shares only, the updater's ranges are these. state: the arenas that ranks average in mode LOCAL. residual: with
+        error feedback, what rounding has taken from gradients so far, if anything."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
         self.gradients = gradients
         self.settings, self.threads, self.sharded = settings, threads, sharded
         self.norm_channel = world.channel() if sharded else None  # for what ranks measure of their shares
         feedback = settings.reduction.error_feedback and world.size > 1
-        self.residual = np.zeros_like(gradients) if feedback else None  # what rounding has taken, for the next step
+        if feedback and residual is None:
+            residual = np.zeros_like(gradients)
+        self.residual = residual if feedback else None  # for the next step
         self.local, self.state = settings.local if world.size > 1 else None, list(state)
         self.ranks = world.size  # whose gradients are in an update: of local ones, this one's alone
         self.averages = False  # at the end of the step, over the ranks

@@ -45,7 +45,7 @@ class WindowReader(Reader):
         self._pictures, windows = read_windows(param.source, param.root_folder, request.where)
         foreground = [window for window in windows if window.overlap >= param.fg_threshold]
         background = [w for w in windows if w.overlap < min(param.fg_threshold, param.bg_threshold)]
-        wanted = int(self._batch * param.fg_fraction)
+        wanted = int(np.float32(self._batch) * np.float32(param.fg_fraction))  # as Caffe does it: 18 of 20 * 0.9
         self._background = self._batch - wanted  # samples of a batch
         self._kinds = (background, foreground)
         if (wanted and not foreground) or (self._background and not background):

@@ -179,7 +179,10 @@ def _resize(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
     if node.op_type == "Upsample" or reader.opset < 11:
         how = "asymmetric"
     factors = [new / old for new, old in zip(size, blob.shape[2:], strict=True)]
-    if mode == "nearest" and _repeats(factors, how, reader.attribute(node, "nearest_mode", "round_prefer_floor")):
+    rounding = reader.attribute(node, "nearest_mode", "round_prefer_floor")
+    if node.op_type == "Upsample" or reader.opset < 11:
+        rounding = "floor"
+    if mode == "nearest" and _repeats(factors, how, rounding):
         return _repeated(reader, blob, [int(factor) for factor in factors])
     if mode == "linear" and (how == "align_corners" or size == list(blob.shape[2:])):
         return reader.layer("Interp", [blob], interp_param={"height": size[0], "width": size[1]})
@@ -192,6 +195,8 @@ def _resized(reader: Reader, node: NodeProto, blob: Blob, given: tuple[Value | N
     scales = given[1] if len(given) > 1 else None
     sizes = given[2] if len(given) > 2 else None
     axes = reader.attribute(node, "axes") or list(range(4))
+    if (policy := reader.attribute(node, "keep_aspect_ratio_policy", "stretch")) != "stretch":
+        raise Unsupported(f"keep_aspect_ratio_policy {policy}")
     dims = list(blob.shape)
     if sizes is not None:
         new = [int(size) for size in constant(sizes, "sizes")]

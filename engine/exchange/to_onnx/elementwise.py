@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.exchange.to_onnx.registry import exports
+from engine.exchange.to_onnx.registry import Inexpressible, exports
 from engine.exchange.to_onnx.weighted import relu
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _prelu(out: Writer, layer: PReLU, x: str) -> str:
 
 @exports("ELU")
 def _elu(out: Writer, layer: Layer, x: str) -> str:
-    return out.op("Elu", x, alpha=layer.message.elu_param.alpha)
+    return scaled(out, out.op("Elu", x, alpha=layer.message.elu_param.alpha), layer.factor)
 
 
 @exports("AbsVal", "BNLL", "Sigmoid", "TanH")
@@ -119,7 +119,16 @@ def _split(out: Writer, layer: Layer, x: str) -> list[str]:
     return [x] * len(layer.tops)
 
 
-@exports("Dropout", "SpatialDropout", "Cast")
+@exports("Dropout")
+def _dropout(out: Writer, layer: Layer, x: str) -> str:
+    """In testing: nothing, or with scale_train: false what is left of the values on average."""
+    param = layer.message.dropout_param
+    if param.sample_weights_test:
+        raise Inexpressible("sample_weights_test")
+    return x if param.scale_train else scaled(out, x, 1 - param.dropout_ratio)
+
+
+@exports("SpatialDropout", "Cast")
 def _nothing(out: Writer, layer: Layer, x: str) -> str:
     """In testing."""
     return x

@@ -37,6 +37,11 @@ def _batch_norm(out: Writer, layer: BatchNorm, x: str) -> str:
 def normalised(out: Writer, layer: BatchNorm, x: str, scale: np.ndarray, shift: np.ndarray) -> str:
     """A BatchNorm, with the scale and shift of the Scale that may follow it."""
     param = layer.message.batch_norm_param
+    if layer.has_scale:
+        own, more = (array.ravel() for array in out.arrays(layer)[3:5])
+        scale, shift = scale * own, shift + scale * more
+    if not layer.use_global_stats and param.stats_batch_size not in (0, layer.shapes[0][0]):
+        raise Inexpressible("stats_batch_size: statistics of a part of the batch")
     if layer.use_global_stats:
         mean, variance = statistics(out, layer)
         y = out.op("BatchNormalization", x, scale, shift, mean, variance, epsilon=param.eps)

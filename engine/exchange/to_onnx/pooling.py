@@ -110,5 +110,5 @@ def _roi_pooling(out: Writer, layer: ROIPooling, x: str, regions: str) -> str:
     param = layer.param
     if len(layer.shapes[1]) != 2:
         regions = out.reshape(regions, [out.dims(layer.bottoms[1])[0], 5])
-    size = [param.pooled_h, param.pooled_w]
+    size = list(layer.tops[0].shape[2:])
     return out.op("MaxRoiPool", x, regions, pooled_shape=size, spatial_scale=param.spatial_scale)

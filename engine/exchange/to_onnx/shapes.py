@@ -47,6 +47,8 @@ def _slice(out: Writer, layer: Slice, x: str) -> str | list[str]:
     if len(layer.tops) == 1:
         return x
     sizes = [out.dims(top)[layer.axis] for top in layer.tops]
+    if None in sizes and layer.message.slice_param.slice_point:
+        raise Inexpressible("cuts at places of an axis that grows with the batch")
     if None in sizes:
         return out.ops("Split", len(sizes), x, axis=layer.axis, num_outputs=len(sizes))
     return out.ops("Split", len(sizes), x, sizes, axis=layer.axis)  # type: ignore[arg-type]

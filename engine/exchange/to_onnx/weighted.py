@@ -72,6 +72,12 @@ def _im2col(out: Writer, layer: Convolution, x: str) -> str:
 def _inner_product(out: Writer, layer: InnerProduct, x: str) -> str:
     """Gemm, which takes matrices, or MatMul, which takes any number of axes before the last."""
     weights, *bias = out.params(layer)
+    if layer.param.normalize:
+        (values, *_) = out.arrays(layer)
+        lengths = np.sqrt(
+            np.square(values.astype(np.float64)).sum(axis=0 if layer.param.transpose else 1, keepdims=True)
+        )
+        weights = (values / lengths).astype(np.float32)
     axis, transpose = layer.axis, layer.param.transpose
     if axis == 1:
         x = x if len(layer.shapes[0]) == 2 else out.op("Flatten", x, axis=1)

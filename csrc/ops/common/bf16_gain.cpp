@@ -1,4 +1,4 @@
-#include "bf16_gain.h"
+#include "ops/common/bf16_gain.h"
 
 #include <omp.h>
 
