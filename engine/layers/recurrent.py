@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.base import Attributes, Layer, Parameter, Shape
 
 if TYPE_CHECKING:
     from engine.layers.builder import Builder, Tensor
@@ -67,7 +67,7 @@ class Recurrent(Layer):
         params.append(Parameter((units,), self.param.bias_filler))
         if self.has_static:
             params.append(self.matrix(math.prod(self.shapes[2][1:])))
-        return [*params, self.matrix(self.param.num_output)]
+        return [*params, Parameter((units, self.param.num_output), self.param.weight_filler)]
 
     def matrix(self, inputs: int) -> Parameter:
         """Weights (outputs of all gates, inputs)."""
@@ -90,6 +90,9 @@ class Recurrent(Layer):
             rows = builder.view(self, others.pop(0), (batch, self.params[2].shape[1]))
             inputs.append(self.inner_product(builder, rows, self.params[2:3]))
         return inputs + [builder.plain(self, state) for state in others]
+
+    def attributes(self) -> Attributes:
+        return {"static": self.has_static, "constant": self.constant}
 
     def flops(self) -> int:
         steps, batch = self.shapes[0][:2]

@@ -26,13 +26,13 @@ class RNN(Recurrent):
 
     def lower(self, builder: Builder) -> None:
         top, *exposed = self.tops
-        inputs, attributes = self.drives(builder), {"static": self.has_static}
+        inputs = self.drives(builder)
         rows = (top.shape[0] * top.shape[1], top.shape[2])
         hidden, *states = builder.op(
             "RNN",
             self,
             inputs,
-            attributes,
+            self.attributes(),
             params=self.params[-3:-2],
             tops=[],
             shapes=[rows, *(blob.shape for blob in exposed)],
