@@ -209,6 +209,8 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("Embed", 0): _words,
     ("BatchReindex", 1): _samples,
     ("LSTM", 1): _sequences,
+    ("Lstm", 1): _sequences,
+    ("GRU", 1): _sequences,
     ("RNN", 1): _sequences,
     ("MultiBoxLoss", 3): _boxes,
     ("RegionLoss", 1): _boxes,

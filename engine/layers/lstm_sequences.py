@@ -21,6 +21,9 @@ class Lstm(Layer):
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})
+    bf16 = True
+    wide_bottoms = frozenset({1})
+    wide_tops = True
 
     @property
     def param(self):
@@ -38,6 +41,10 @@ class Lstm(Layer):
     def inputs(self) -> int:
         """I."""
         return math.prod(self.shapes[0][2 if len(self.shapes[0]) > 2 else 1 :])
+
+    @property
+    def takes_rows(self) -> bool:
+        return True
 
     def infer(self) -> list[Shape]:
         x, units = self.shapes[0], self.param.num_output

@@ -21,6 +21,9 @@ class Recurrent(Layer):
     """
 
     constant_bottoms = frozenset({1})
+    bf16 = True
+    wide_bottoms = frozenset({1, 2, 3, 4})
+    wide_tops = True
     states: ClassVar[int]  # kinds of state; the hidden one is the first
     gates: ClassVar[int]  # numbers that every unit is driven by
 
@@ -44,6 +47,10 @@ class Recurrent(Layer):
     @property
     def has_static(self) -> bool:
         return len(self.bottoms) == 3 + self.exposed
+
+    @property
+    def takes_rows(self) -> bool:
+        return True
 
     def infer(self) -> list[Shape]:
         x, cont = self.shapes[:2]
