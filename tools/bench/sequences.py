@@ -15,6 +15,7 @@ of milliseconds for a step; a ratio is the median of the rounds' ratios. Runs ar
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -33,7 +34,7 @@ ENGINE, TORCH = "engine", "PyTorch"
 PRECISIONS = ("fp32", "bf16")
 BYTES = 256
 GATES = {"LSTM": 4, "GRU": 3}
-# Where loss is ln 256, what rounding to 8 bits does to it is far below this.
+# Of the loss of a first step, which is about ln 256.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 
 
@@ -49,7 +50,8 @@ def main() -> None:
     parser.add_argument("--processor_time", action="store_true", help="instead of wall time")
     parser.add_argument("--torch_python", default=sys.executable, help="an interpreter that has torch (default: this)")
     parser.add_argument("--json", metavar="FILE", help="raw figures: read if there, and added to")
-    parser.add_argument("--measure", nargs=4, metavar=("CONTENDER", "KIND", "PRECISION", "WEIGHTS"), help=argparse.SUPPRESS)
+    names = ("CONTENDER", "KIND", "PRECISION", "WEIGHTS")
+    parser.add_argument("--measure", nargs=4, metavar=names, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(*options.measure, options)))
@@ -119,20 +121,22 @@ def measure(contender: str, kind: str, precision: str, weights: str, options) ->
     """The median time of a step, or the least processor time, and the first step's loss."""
     with np.load(weights) as file:
         given = dict(file)
-    step = {ENGINE: by_engine, TORCH: by_torch}[contender](kind, precision, given, options.threads)
-    loss = step()
-    step()
     now = time.process_time if options.processor_time else time.perf_counter
     times: list[float] = []
-    begin = now()
-    while len(times) < 3 or now() - begin < options.seconds:
-        start = now()
+    with {ENGINE: by_engine, TORCH: by_torch}[contender](kind, precision, given, options.threads) as step:
+        loss = step()
         step()
-        times.append(1e3 * (now() - start))
+        begin = now()
+        while len(times) < 3 or now() - begin < options.seconds:
+            start = now()
+            step()
+            times.append(1e3 * (now() - start))
     return {"ms": min(times) if options.processor_time else statistics.median(times), "loss": loss}
 
 
+@contextlib.contextmanager
 def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: int):
+    """Gives a function that does a step and returns its loss. threads: what OMP_NUM_THREADS has said already."""
     from engine.host.cores import limit_spinning
 
     limit_spinning()  # as all of engine's programs do
@@ -149,8 +153,8 @@ def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: 
     for blob in net.inputs:
         net.feed(blob, values[blob.name].astype(np.float32))
     of_h = [given["of_h"]] if kind == "LSTM" else [*np.split(given["of_h"], 3), np.zeros(units, np.float32)]
-    layers = {"embed": [given["embedding"]], "recurrent": [given["of_x"], given["bias"], *of_h], "scores": [given["scores"]]}
-    for name, arrays in layers.items():
+    recurrent = [given["of_x"], given["bias"], *of_h]
+    for name, arrays in (("embed", [given["embedding"]]), ("recurrent", recurrent), ("scores", [given["scores"]])):
         for tensor, array in zip(net.params[name], arrays, strict=True):
             tensor.set(array)
     training = Training(net, World())
@@ -159,7 +163,9 @@ def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: 
         run_step(net, training, 0)
         return float(net.outputs()["loss"])
 
-    return step
+    yield step
+    training.optimizer.wait()
+    training.optimizer.close()
 
 
 def text_of(kind: str, steps: int, batch: int, units: int) -> str:
@@ -177,7 +183,9 @@ layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "scores" bottom: "next" to
 """
 
 
+@contextlib.contextmanager
 def by_torch(kind: str, precision: str, given: dict[str, np.ndarray], threads: int):
+    """The same."""
     import torch
     from torch import nn
 
@@ -215,7 +223,7 @@ def by_torch(kind: str, precision: str, given: dict[str, np.ndarray], threads: i
         state = tuple(each.detach() for each in state) if kind == "LSTM" else state.detach()
         return float(loss)
 
-    return step
+    yield step
 
 
 # The table
@@ -227,8 +235,8 @@ def spread(values: list[float]) -> str:
 
 
 def row(runs: list[dict]) -> list[str]:
-    """One kind and shape. PyTorch's time by engine's in the same precision, and engine's in fp32 by that in bf16."""
-    by = {}
+    """One kind and shape. Ratios: PyTorch's time by engine's, and engine's in fp32 by that in bf16."""
+    by: dict[tuple[str, str], dict[int, float]] = {}
     for run in runs:
         by.setdefault((run["contender"], run["precision"]), {})[run["round"]] = run["ms"]
 

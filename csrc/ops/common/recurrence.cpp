@@ -32,20 +32,18 @@ Number* row_of(const memory& rows, int64_t index, int64_t length) {
     return static_cast<Number*>(rows.get_data_handle()) + index * length;
 }
 
-// Calls work(row) with row `index`, whatever its numbers are.
+// Calls work(row) with row `index`, of bf16 or float.
 template <typename Work>
-void with_row(const memory& rows, int64_t index, int64_t length, const Work& work) {
-    if (rows.get_desc().get_data_type() == memory::data_type::bf16)
+void with_row(bool narrow, const memory& rows, int64_t index, int64_t length, const Work& work) {
+    if (narrow)
         work(row_of<bf16>(rows, index, length));
     else
         work(row_of<float>(rows, index, length));
 }
 
 // Step t of rows of all steps, where a step has `count` numbers.
-void* at_step(const memory& rows, int64_t t, int64_t count) {
-    void* found = nullptr;
-    with_row(rows, t, count, [&](auto* row) { found = row; });
-    return found;
+void* at_step(bool narrow, const memory& rows, int64_t t, int64_t count) {
+    return static_cast<char*>(rows.get_data_handle()) + t * count * int64_t(narrow ? sizeof(bf16) : sizeof(float));
 }
 
 // For products that are added to what stands there.
@@ -174,7 +172,7 @@ void Recurrence::build_weight_gradient(Multiplication& m) {
     if (alone && wanted[0]->accumulate) attr.set_post_ops(adding());
     const Layout across({m.outputs, steps_ * batch_}, type_, Dims{1, m.outputs});
     const Layout result = plain_layout({m.outputs, hidden_});
-    const dnnl::matmul::primitive_desc pd(cpu(), across, m.sources->layout, result, attr);
+    const dnnl::matmul::primitive_desc pd = long_product(across, m.sources->layout, result, attr);
     m.gradients_across = memory(across, cpu(), DNNL_MEMORY_NONE);
     const memory into = alone ? wanted[0]->as(result) : scratch(result);
     finish_.push_back({dnnl::matmul(pd),
@@ -202,17 +200,18 @@ uint64_t Recurrence::writes() const {
 }
 
 void Recurrence::add_drive(int64_t t, int64_t n, int64_t begin, int64_t length, float* row) const {
-    with_row(input(0)->memory, t * batch_ + n, width_, [&](const auto* drive) { add_row(drive + begin, row, length); });
+    with_row(is_narrow(), input(0)->memory, t * batch_ + n, width_,
+             [&](const auto* drive) { add_row(drive + begin, row, length); });
     if (has_static_) add_row(input(2)->data() + n * width_ + begin, row, length);
 }
 
 void Recurrence::set_source(size_t k, int64_t t, int64_t n, const float* row) const {
-    with_row(multiplications_[k].sources->memory, t * batch_ + n, hidden_,
+    with_row(is_narrow(), multiplications_[k].sources->memory, t * batch_ + n, hidden_,
              [&](auto* into) { scale_row(1, row, into, hidden_); });
 }
 
 void Recurrence::set_hidden_source(int64_t t, int64_t n) const {
-    with_row(hidden_sources_->memory, t * batch_ + n, hidden_,
+    with_row(is_narrow(), hidden_sources_->memory, t * batch_ + n, hidden_,
              [&](auto* into) { scale_row(cont(t, n), before(0, t, n), into, hidden_); });
 }
 
@@ -235,13 +234,14 @@ void Recurrence::close_gradient(size_t k, int64_t t, int64_t n) const {
 
 void Recurrence::set_drive_gradient(int64_t t, int64_t n, int64_t begin, int64_t length, const float* row) const {
     if (!drive_gradients_) return;
-    with_row(drive_gradients_, t * batch_ + n, width_, [&](auto* into) { scale_row(1, row, into + begin, length); });
+    with_row(is_narrow(), drive_gradients_, t * batch_ + n, width_,
+             [&](auto* into) { scale_row(1, row, into + begin, length); });
 }
 
 void Recurrence::add_result_gradients(size_t k, float* sums) const {
     const Multiplication& m = multiplications_[k];
     for (int64_t i = 0; i < steps_ * batch_; i++)
-        with_row(m.gradients, i, m.outputs, [&](const auto* row) { add_row(row, sums, m.outputs); });
+        with_row(is_narrow(), m.gradients, i, m.outputs, [&](const auto* row) { add_row(row, sums, m.outputs); });
 }
 
 void Recurrence::begin() {
@@ -267,7 +267,7 @@ void Recurrence::forward(const dnnl::stream& stream) {
     for (int64_t t = 0; t < steps_; t++)
         for (size_t k = 0; k < multiplications_.size(); k++) {
             Multiplication& m = multiplications_[k];
-            m.source_step.set_data_handle(at_step(m.sources->memory, t, batch_ * hidden_));
+            m.source_step.set_data_handle(at_step(is_narrow(), m.sources->memory, t, batch_ * hidden_));
             run(m.multiply, stream);
             const bool is_last = k + 1 == multiplications_.size();
 #pragma omp parallel for if (in_parallel)
@@ -309,7 +309,7 @@ void Recurrence::backward(const dnnl::stream& stream) {
                 close_gradient(k, t, n);
             }
             Multiplication& m = multiplications_[k];
-            m.gradient_step.set_data_handle(at_step(m.gradients, t, batch_ * m.outputs));
+            m.gradient_step.set_data_handle(at_step(is_narrow(), m.gradients, t, batch_ * m.outputs));
             run(m.multiply_back, stream);
         }
     for (int64_t n = 0; n < batch_; n++) scale_row(cont(0, n), gradient(0, n), gradient(0, n), hidden_);
@@ -327,7 +327,7 @@ void Recurrence::write_gradients() {
 #pragma omp parallel for
         for (int64_t n = 0; n < batch_; n++)
             for (int64_t t = 0; t < steps_; t++)
-                with_row(drive_gradients_, t * batch_ + n, width_,
+                with_row(is_narrow(), drive_gradients_, t * batch_ + n, width_,
                          [&](const auto* row) { add_row(row, sums + n * width_, width_); });
     }
     if (!exposed()) return;
