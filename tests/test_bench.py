@@ -182,7 +182,11 @@ def test_a_recurrent_model_trains(tool):
 
 def test_the_table_of_sequences(tool, capsys):
     bench = tool("sequences")
-    times = {(bench.ENGINE, "fp32"): (10, 20, 30), (bench.ENGINE, "bf16"): (5, 10, 10), (bench.TORCH, "fp32"): (20, 30, 30)}
+    times = {
+        (bench.ENGINE, "fp32"): (10, 20, 30),
+        (bench.ENGINE, "bf16"): (5, 10, 10),
+        (bench.TORCH, "fp32"): (20, 30, 30),
+    }
     runs = [
         {"kind": "LSTM", "shape": "4x3x8", "round": n, "contender": contender, "precision": precision, "ms": value}
         for (contender, precision), values in times.items()

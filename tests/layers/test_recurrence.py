@@ -15,8 +15,9 @@ UNITS = 250  # so that a vector at the end is not full
 def gates(drives: np.ndarray) -> np.ndarray:
     """c of an LSTM's first step, sigmoid(i) tanh(g), where the rows of `drives` (4, units) are those of i, f, o, g."""
     units = drives.shape[1]
-    net = make_net(net_text(layer("LSTM", units=units, bottoms="x cont h c", tops="y h1 c1", params="expose_hidden: true"),
-                            x=(1, 1, 1), cont=(1, 1), h=(1, 1, units), c=(1, 1, units)))  # fmt: skip
+    text = layer("LSTM", "x cont h c", "y h1 c1", "expose_hidden: true", units)
+    state = (1, 1, units)
+    net = make_net(net_text(text, x=(1, 1, 1), cont=(1, 1), h=state, c=state))
     net.params["layer"][1].set(drives.astype(np.float32).ravel())
     return net.forward()["c1"].ravel()
 
@@ -76,7 +77,7 @@ def test_bf16_is_float32_within_a_few_roundings(kind, params, names, units):
 @pytest.mark.parametrize("test", [test_lstm, test_gru], ids=["LSTM", "GRU"])
 def test_steps_that_several_threads_share(test):
     """More numbers than one thread takes, of which the small cases have none."""
-    kind, batch, units = ("LSTM", 40, 72) if test is test_lstm else ("GRU", 40, 72)
+    kind, batch, units = "LSTM" if test is test_lstm else "GRU", 40, 72
     generator = np.random.default_rng(2)
     x = generator.normal(size=(3, batch, 6)).astype(np.float32)
     cont = (generator.random((3, batch)) < 0.5).astype(np.float32)

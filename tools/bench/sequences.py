@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compares the training of recurrent models of text with PyTorch's, in turn within one session: on a shared machine only
-ratios are meaningful.
+"""Compares the training of recurrent models of text with PyTorch's, in turn within one session: on a shared machine
+only ratios are meaningful.
 
-    python tools/bench/sequences.py --torch_python /path/to/a/venv/with/torch/bin/python --rounds 5 --json sequences.json
-    python tools/bench/sequences.py --rounds 0 --json sequences.json      # prints the table again
+    python tools/bench/sequences.py --rounds 5 --torch_python /path/to/a/venv/with/torch/bin/python --json bench.json
+    python tools/bench/sequences.py --rounds 0 --json bench.json      # prints the table again
 
 The model: bytes, embedded as vectors of as many numbers as there are units; one layer of LSTM or GRU; scores of the
 next byte; cross-entropy. In PyTorch nn.LSTM and nn.GRU, in bf16 within torch.autocast. A step is forward, backward and
@@ -170,9 +170,9 @@ def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: 
 
 def text_of(kind: str, steps: int, batch: int, units: int) -> str:
     shape = f"input_param {{ shape {{ dim: {steps} dim: {batch} }} }}"
-    text = "".join(f'layer {{ name: "{x}" type: "Input" top: "{x}" {shape} }}\n' for x in ("text", "cont", "next"))
+    inputs = "".join(f'layer {{ name: "{x}" type: "Input" top: "{x}" {shape} }}\n' for x in ("text", "cont", "next"))
     linear = "linear_before_reset: true" if kind == "GRU" else ""  # PyTorch's formula
-    return text + f"""
+    return f"""{inputs}
 layer {{ name: "embed" type: "Embed" bottom: "text" top: "embed"
     embed_param {{ input_dim: {BYTES} num_output: {units} bias_term: false }} }}
 layer {{ name: "recurrent" type: "{kind}" bottom: "embed" bottom: "cont" top: "hidden"

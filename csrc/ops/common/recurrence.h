@@ -8,9 +8,9 @@
 // not.
 //
 // Products of matrices are computed in the precision of the drive, and so are their gradients; all else is float32.
-// (oneDNN has whole recurrent layers, too. These cannot begin a sequence in the middle of a batch; and of the AVX-512
-// processors without AMX that we have measured, none trains an LSTM of 256 or 512 units faster by them than step by
-// step.)
+// (oneDNN has whole recurrent layers, too. These cannot begin a sequence in the middle of a batch. On an AMD EPYC they
+// trained an LSTM of 256 units in the same time as this, and one of 512 in a tenth less in float32, but in a third more
+// in bf16.)
 #pragma once
 
 #include "ops/common/onednn_util.h"
