@@ -5,6 +5,7 @@
 
 #include "kernels/bf16.h"
 #include "kernels/vectorised.h"
+#include "ops/common/long_product.h"
 #include "ops/common/parts.h"
 #include "ops/common/weighted.h"
 

@@ -5,6 +5,7 @@
 #include "kernels/bf16.h"
 #include "kernels/chunks.h"
 #include "kernels/vectorised.h"
+#include "ops/common/long_product.h"
 
 namespace engine {
 namespace {
