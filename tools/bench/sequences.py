@@ -221,7 +221,7 @@ def by_torch(kind: str, precision: str, given: dict[str, np.ndarray], threads: i
         loss.backward()
         update.step()
         state = tuple(each.detach() for each in state) if kind == "LSTM" else state.detach()
-        return float(loss)
+        return float(loss.detach())
 
     yield step
 
