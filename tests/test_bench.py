@@ -1,6 +1,7 @@
 """tools/bench: what counts as the kernel limit, PyTorch's twins of our nets, the table. Nothing here is about speed."""
 
 import importlib
+import math
 import random
 import sys
 from collections import Counter
@@ -21,7 +22,7 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data", "infer", "slow_rank"):
+    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data", "infer", "sequences", "slow_rank"):
         sys.modules.pop(name, None)
 
 
@@ -161,3 +162,37 @@ def test_table_of_inference(tool, capsys):
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| x | 1 | 15.00 (10.00-20.00) | 16.00 (11.00-21.00) | 1.08 (1.05-1.10) | 25.00")
     assert "| 2.00 (1.00-3.00) |" in row
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_recurrent_model_is_the_same_in_pytorch(tool, kind):
+    pytest.importorskip("torch")
+    bench = tool("sequences")
+    given = bench.model(kind, 4, 3, 8)
+    with bench.by_engine(kind, "fp32", given, 1) as mine, bench.by_torch(kind, "fp32", given, 1) as other:
+        for _ in range(2):  # the second begins with the states of the first
+            assert mine() == pytest.approx(other(), abs=1e-5)
+
+
+def test_a_recurrent_model_trains(tool):
+    bench = tool("sequences")
+    with bench.by_engine("GRU", "bf16", bench.model("GRU", 4, 3, 8), 1) as step:
+        assert step() == pytest.approx(math.log(bench.BYTES), abs=0.5)
+
+
+def test_the_table_of_sequences(tool, capsys):
+    bench = tool("sequences")
+    times = {
+        (bench.ENGINE, "fp32"): (10, 20, 30),
+        (bench.ENGINE, "bf16"): (5, 10, 10),
+        (bench.TORCH, "fp32"): (20, 30, 30),
+    }
+    runs = [
+        {"kind": "LSTM", "shape": "4x3x8", "round": n, "contender": contender, "precision": precision, "ms": value}
+        for (contender, precision), values in times.items()
+        for n, value in enumerate(values)
+    ]
+    bench.print_table(runs)
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].strip("|").split("|")]
+    assert cells[:5] == ["LSTM", "4 x 3 x 8", "20.0 (10.0-30.0)", "30.0 (20.0-30.0)", "1.50"]
+    assert cells[5:] == ["10.0 (5.0-10.0)", "-", "-", "2.00"]

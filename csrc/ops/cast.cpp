@@ -1,6 +1,6 @@
 // The same numbers in another precision, and their gradients back; the layout stays, but for images that become bf16:
 // the kernels that read them want channels last.
-// inputs: x; attributes: bf16 (what x becomes; else float32).
+// inputs: x; attributes: bf16 (what x becomes; else float32), keeps_rows (what reads it takes rows, not images).
 #include "ops/common/onednn_util.h"
 #include "ops/common/parts.h"
 
@@ -25,7 +25,8 @@ private:
         const Dims dims = layout.get_dims();
         const bool bf16 = spec_.attributes.flag("bf16");
         const auto type = bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-        if (!bf16 || dims.size() < 3 || !is_plain(layout)) return layout_like(layout, dims, type);
+        const bool is_images = dims.size() >= 3 && is_plain(layout) && !spec_.attributes.flag("keeps_rows");
+        if (!bf16 || !is_images) return layout_like(layout, dims, type);
         Dims strides(dims.size());
         int64_t stride = strides[1] = 1;
         stride = dims[1];

@@ -1,59 +1,68 @@
 // Long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates) over a sequence; see recurrence.h. The
 // drive holds, one after the other, the input, forget and output gates and the candidates: c = f c + i g, h = o
 // tanh(c).
-#include <cmath>
-
+#include "kernels/squash.h"
 #include "ops/common/recurrence.h"
 
 namespace engine {
 namespace {
 
+// One sequence at one step; keep: its cont. `drive` becomes the gates behind their activations.
+ENGINE_VECTORISED void forward_row(const float* drive, float keep, const float* old, float* gates, float* c, float* h,
+                                   int64_t units) {
+#pragma omp simd
+    for (int64_t d = 0; d < units; d++) {
+        const float i = sigmoid(drive[d]), f = sigmoid(drive[units + d]), o = sigmoid(drive[2 * units + d]);
+        const float g = squash(drive[3 * units + d]);
+        c[d] = keep * f * old[d] + i * g;
+        h[d] = o * squash(c[d]);
+        gates[d] = i;
+        gates[units + d] = f;
+        gates[2 * units + d] = o;
+        gates[3 * units + d] = g;
+    }
+}
+
+// of_h and of_c: what arrives at h and c; in their place comes what goes on to the step before, but for what goes
+// through the product. `wanted` may be where the gates are.
+ENGINE_VECTORISED void backward_row(const float* gates, float keep, const float* old, const float* c, float* of_h,
+                                    float* of_c, float* wanted, int64_t units) {
+#pragma omp simd
+    for (int64_t d = 0; d < units; d++) {
+        const float i = gates[d], f = gates[units + d], o = gates[2 * units + d], g = gates[3 * units + d];
+        const float squashed = squash(c[d]), given = of_c[d] + of_h[d] * o * (1 - squashed * squashed);
+        wanted[d] = given * g * i * (1 - i);
+        wanted[units + d] = given * keep * old[d] * f * (1 - f);
+        wanted[2 * units + d] = of_h[d] * squashed * o * (1 - o);
+        wanted[3 * units + d] = given * i * (1 - g * g);
+        of_c[d] = given * keep * f;
+        of_h[d] = 0;
+    }
+}
+
 class LSTM : public Recurrence {
 public:
-    explicit LSTM(OpSpec spec) : Recurrence(std::move(spec), 2) {
-        gates_ = workspace("gates", input(0)->layout);
+    explicit LSTM(OpSpec spec) : Recurrence(std::move(spec), 2, {{{0}}}) {
+        gates_ = workspace("gates", plain_layout({steps_ * batch_, width_}));
         touch(Pass::forward, gates_);
-        may_overwrite(Pass::forward, input(0), gates_);
+        if (!is_narrow()) may_overwrite(Pass::forward, input(0), gates_);
         if (!needs_backward()) return;
         touch(Pass::backward, gates_);
-        if (input_gradient(0)) may_overwrite(Pass::backward, gates_, input(0)->diff);
+        if (input_gradient(0) && !is_narrow()) may_overwrite(Pass::backward, gates_, input(0)->diff);
     }
 
 protected:
-    void advance(int64_t t, int64_t n, const float* drive) override {
-        const float* const old = before(1, t, n);
-        const float keep = cont(t, n);
-        float *const h = after(0, t, n), *const c = after(1, t, n), *const gates = gates_of(t, n);
-        for (int64_t d = 0; d < hidden_; d++) {
-            const float i = sigmoid(drive[d]), f = sigmoid(drive[hidden_ + d]);
-            const float o = sigmoid(drive[2 * hidden_ + d]), g = std::tanh(drive[3 * hidden_ + d]);
-            c[d] = keep * f * old[d] + i * g;
-            h[d] = o * std::tanh(c[d]);
-            gates[d] = i;
-            gates[hidden_ + d] = f;
-            gates[2 * hidden_ + d] = o;
-            gates[3 * hidden_ + d] = g;
-        }
+    void advance(size_t, int64_t t, int64_t n, float* drive) override {
+        add_drive(t, n, 0, width_, drive);
+        forward_row(drive, cont(t, n), before(1, t, n), gates_of(t, n), after(1, t, n), after(0, t, n), hidden_);
     }
 
-    void retreat(int64_t t, int64_t n, float* wanted) override {
-        const float *const old = before(1, t, n), *const c = after(1, t, n), *const gates = gates_of(t, n);
-        const float* const of_h = gradient(0, n);
-        const float keep = cont(t, n);
-        float* const of_c = gradient(1, n);
-        for (int64_t d = 0; d < hidden_; d++) {
-            const float i = gates[d], f = gates[hidden_ + d], o = gates[2 * hidden_ + d], g = gates[3 * hidden_ + d];
-            const float squashed = std::tanh(c[d]), given = of_c[d] + of_h[d] * o * (1 - squashed * squashed);
-            wanted[d] = given * g * i * (1 - i);
-            wanted[hidden_ + d] = given * keep * old[d] * f * (1 - f);
-            wanted[2 * hidden_ + d] = of_h[d] * squashed * o * (1 - o);
-            wanted[3 * hidden_ + d] = given * i * (1 - g * g);
-            of_c[d] = given * keep * f;
-        }
+    void retreat(size_t, int64_t t, int64_t n, float* wanted) override {
+        backward_row(gates_of(t, n), cont(t, n), before(1, t, n), after(1, t, n), gradient(0, n), gradient(1, n),
+                     wanted, hidden_);
     }
 
 private:
-    static float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
     float* gates_of(int64_t t, int64_t n) const { return gates_->data() + (t * batch_ + n) * width_; }
 
     TensorPtr gates_;  // behind their activations

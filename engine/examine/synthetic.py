@@ -139,12 +139,16 @@ def _maker(layer: Layer, i: int) -> Maker | None:
 def _distributions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
     """Of labels that are as large as the scores: weights of the classes."""
     weights = generator.random(shape)
-    return weights / weights.sum(axis=1, keepdims=True)
+    return weights / weights.sum(axis=_class_axis(layer), keepdims=True)
 
 
 def _classes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """As many classes as the layer's first bottom has channels."""
-    return generator.integers(0, layer.bottoms[0].shape[1], shape)
+    """As many classes as the layer's first bottom has channels, or positions on another axis of classes."""
+    return generator.integers(0, layer.bottoms[0].shape[_class_axis(layer)], shape)
+
+
+def _class_axis(layer: Layer) -> int:
+    return getattr(layer, "axis", 1)
 
 
 def _two_values(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
@@ -209,6 +213,8 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("Embed", 0): _words,
     ("BatchReindex", 1): _samples,
     ("LSTM", 1): _sequences,
+    ("Lstm", 1): _sequences,
+    ("GRU", 1): _sequences,
     ("RNN", 1): _sequences,
     ("MultiBoxLoss", 3): _boxes,
     ("RegionLoss", 1): _boxes,

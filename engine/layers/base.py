@@ -118,6 +118,9 @@ class Layer:
     is_sink: ClassVar[bool] = False
     # Whether the layer's ops take bf16 bottoms and give bf16 tops; others run in float32, whatever the net's precision.
     bf16 = False
+    # Of those that do: which bottoms stay float32 all the same, and whether all tops do.
+    wide_bottoms: ClassVar[frozenset[int]] = frozenset()
+    wide_tops: ClassVar[bool] = False
     # Whether the type reads positive_weight and negative_weight of loss_param.
     takes_label_weights = False
     # Bottoms into which no gradient flows (labels).
@@ -160,6 +163,11 @@ class Layer:
     @property
     def keeps_kernels(self) -> bool:
         """Whether no kernel may be chosen for it but those of the rules of thumb."""
+        return False
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether its ops read bottoms in bf16 row by row; others may want images with channels last."""
         return False
 
     def infer(self) -> list[Shape]:

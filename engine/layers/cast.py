@@ -8,16 +8,18 @@ from engine.layers.registry import register
 
 @register("Cast")
 class Cast(Layer):
-    """Bottom and top of one shape; the top is bf16 with `to_bf16`, else float32."""
+    """Bottom and top of one shape; the top is bf16 with `to_bf16`, else float32. Images become channels last on the way
+    to bf16, unless `keeps_rows`."""
 
     to_bf16 = False
+    keeps_rows = False
     bf16 = True
 
     def infer(self) -> list[Shape]:
         return [self.shapes[0]]
 
     def attributes(self) -> Attributes:
-        return {"bf16": self.to_bf16}
+        return {"bf16": self.to_bf16, "keeps_rows": self.keeps_rows}
 
     def flops(self) -> int:
         return 0

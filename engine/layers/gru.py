@@ -31,5 +31,5 @@ class GRU(Recurrent):
 
     def lower(self, builder: Builder) -> None:
         linear = self.param.linear_before_reset
-        attributes = {"static": self.has_static, "linear_before_reset": linear}
+        attributes = {**self.attributes(), "linear_before_reset": linear}
         builder.op("GRU", self, self.drives(builder), attributes, params=self.params[-4 if linear else -3 :])

@@ -37,6 +37,10 @@ class InnerProduct(Weighted):
         """Whether the kernel takes the bottom as it is, in a layout of its own."""
         return self.axis == 1 and len(self.shapes[0]) <= MAX_KERNEL_AXES
 
+    @property
+    def takes_rows(self) -> bool:
+        return not self._is_direct
+
     def infer(self) -> list[Shape]:
         self.check_above_zero(self.param, "num_output")
         if self.param.normalize and self.param.transpose:

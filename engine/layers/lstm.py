@@ -21,5 +21,4 @@ class LSTM(Recurrent):
     gates = 4
 
     def lower(self, builder: Builder) -> None:
-        attributes = {"static": self.has_static}
-        builder.op("LSTM", self, self.drives(builder), attributes, params=self.params[-1:])
+        builder.op("LSTM", self, self.drives(builder), self.attributes(), params=self.params[-1:])

@@ -21,6 +21,9 @@ class Lstm(Layer):
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})
+    bf16 = True
+    wide_bottoms = frozenset({1})
+    wide_tops = True
 
     @property
     def param(self):
@@ -39,6 +42,10 @@ class Lstm(Layer):
         """I."""
         return math.prod(self.shapes[0][2 if len(self.shapes[0]) > 2 else 1 :])
 
+    @property
+    def takes_rows(self) -> bool:
+        return True
+
     def infer(self) -> list[Shape]:
         x, units = self.shapes[0], self.param.num_output
         self.check_above_zero(self.param, "num_output")
@@ -56,9 +63,10 @@ class Lstm(Layer):
 
     def make_params(self) -> list[Parameter]:
         units = self.param.num_output
-        matrices = [(4 * units, self.inputs), (4 * units, units)]
-        params = [Parameter(shape, self.param.weight_filler, dims=shape) for shape in matrices]
-        return [*params, Parameter((4 * units,), self.param.bias_filler)]
+        shape = (4 * units, self.inputs)
+        of_x = Parameter(shape, self.param.weight_filler, dims=shape)
+        of_h = Parameter((4 * units, units), self.param.weight_filler)
+        return [of_x, of_h, Parameter((4 * units,), self.param.bias_filler)]
 
     def lower(self, builder: Builder) -> None:
         steps, batch = self.steps_and_batch
@@ -72,7 +80,7 @@ class Lstm(Layer):
             values = {"values": [float(step > 0) for step in range(steps) for _ in range(batch)]}
             shapes = [(steps, batch)]
             cont = builder.op("Constant", self, [], values, params=[], tops=[], shapes=shapes, gradients=[False])[0]
-        attributes = {"static": False, "clip": self.param.clipping_threshold}
+        attributes = {"static": False, "constant": self.constant, "clip": self.param.clipping_threshold}
         builder.op("LSTM", self, [drive, cont], attributes, params=[of_h])
 
     def flops(self) -> int:

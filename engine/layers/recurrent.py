@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.base import Attributes, Layer, Parameter, Shape
 
 if TYPE_CHECKING:
     from engine.layers.builder import Builder, Tensor
@@ -21,6 +21,9 @@ class Recurrent(Layer):
     """
 
     constant_bottoms = frozenset({1})
+    bf16 = True
+    wide_bottoms = frozenset({1, 2, 3, 4})
+    wide_tops = True
     states: ClassVar[int]  # kinds of state; the hidden one is the first
     gates: ClassVar[int]  # numbers that every unit is driven by
 
@@ -45,6 +48,10 @@ class Recurrent(Layer):
     def has_static(self) -> bool:
         return len(self.bottoms) == 3 + self.exposed
 
+    @property
+    def takes_rows(self) -> bool:
+        return True
+
     def infer(self) -> list[Shape]:
         x, cont = self.shapes[:2]
         self.check_above_zero(self.param, "num_output")
@@ -67,7 +74,7 @@ class Recurrent(Layer):
         params.append(Parameter((units,), self.param.bias_filler))
         if self.has_static:
             params.append(self.matrix(math.prod(self.shapes[2][1:])))
-        return [*params, self.matrix(self.param.num_output)]
+        return [*params, Parameter((units, self.param.num_output), self.param.weight_filler)]
 
     def matrix(self, inputs: int) -> Parameter:
         """Weights (outputs of all gates, inputs)."""
@@ -90,6 +97,9 @@ class Recurrent(Layer):
             rows = builder.view(self, others.pop(0), (batch, self.params[2].shape[1]))
             inputs.append(self.inner_product(builder, rows, self.params[2:3]))
         return inputs + [builder.plain(self, state) for state in others]
+
+    def attributes(self) -> Attributes:
+        return {"static": self.has_static, "constant": self.constant}
 
     def flops(self) -> int:
         steps, batch = self.shapes[0][:2]

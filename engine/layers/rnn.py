@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.base import Parameter
+from engine.layers.base import Parameter, Shape
 from engine.layers.recurrent import Recurrent
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
-    from engine.layers.builder import Builder
+    from engine.layers.builder import Builder, Tensor
 
 
 @register("RNN")
@@ -26,13 +26,13 @@ class RNN(Recurrent):
 
     def lower(self, builder: Builder) -> None:
         top, *exposed = self.tops
-        inputs, attributes = self.drives(builder), {"static": self.has_static}
+        inputs = self.drives(builder)
         rows = (top.shape[0] * top.shape[1], top.shape[2])
         hidden, *states = builder.op(
             "RNN",
             self,
             inputs,
-            attributes,
+            self.attributes(),
             params=self.params[-3:-2],
             tops=[],
             shapes=[rows, *(blob.shape for blob in exposed)],
@@ -40,6 +40,14 @@ class RNN(Recurrent):
         )
         for blob, tensor in zip(exposed, states, strict=True):
             builder.set(blob, tensor)
+        narrow = inputs[0].dtype == "bf16"
+        if narrow:
+            hidden = self._cast(builder, hidden, rows, to_bf16=True)
         y = self.inner_product(builder, hidden, self.params[-2:])
         y = builder.op("TanH", self, [y], params=[], tops=[], shapes=[rows])[0]
+        if narrow:
+            y = self._cast(builder, y, rows, to_bf16=False)
         builder.view(self, y, top.shape, top)
+
+    def _cast(self, builder: Builder, tensor: Tensor, shape: Shape, *, to_bf16: bool) -> Tensor:
+        return builder.op("Cast", self, [tensor], {"bf16": to_bf16}, params=[], tops=[], shapes=[shape])[0]

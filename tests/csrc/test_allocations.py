@@ -98,15 +98,33 @@ training.optimizer.close()
 """
 
 
+SEQUENCES = """
+layer { name: "text" type: "Input" top: "text" input_param { shape { dim: 6 dim: 40 } } }
+layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 6 dim: 40 } } }
+layer { name: "next" type: "Input" top: "next" input_param { shape { dim: 6 dim: 40 } } }
+layer { name: "embed" type: "Embed" bottom: "text" top: "embed" embed_param { input_dim: 9 num_output: 16 } }
+layer { name: "lstm" type: "LSTM" bottom: "embed" bottom: "cont" top: "lstm" recurrent_param { num_output: 48 } }
+layer { name: "gru" type: "GRU" bottom: "lstm" bottom: "cont" top: "gru"
+  recurrent_param { num_output: 48 linear_before_reset: true } }
+layer { name: "ip" type: "InnerProduct" bottom: "gru" top: "ip" inner_product_param { num_output: 9 axis: 2 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "next" top: "loss" softmax_param { axis: 2 } }
+"""
+
+
+@pytest.mark.parametrize("net", ["cifar10", "sequences"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_running_a_net_allocates_nothing(tmp_path, precision):
+def test_running_a_net_allocates_nothing(tmp_path, net, precision):
     compiler = shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler for the counter")
     source, library = tmp_path / "count.c", tmp_path / "count.so"
     source.write_text(COUNTER)
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
-    command = [sys.executable, "-c", STEPS, str(REPO / "nets/cifar10.prototxt"), precision]
+    model = REPO / "nets/cifar10.prototxt"
+    if net == "sequences":
+        model = tmp_path / "sequences.prototxt"
+        model.write_text(SEQUENCES)
+    command = [sys.executable, "-c", STEPS, str(model), precision]
     environ = {"LD_PRELOAD": str(library), "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "2", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,14 @@ def test_labels_are_classes_also_behind_other_layers():
     assert set(labels.ravel()) <= set(range(7)) and len(set(labels.ravel())) > 3
 
 
+def test_sequences_have_classes_on_their_own_axis_and_begin_once():
+    text = """layer { name: "g" type: "GRU" bottom: "x" bottom: "cont" top: "y" recurrent_param { num_output: 3 } }
+      layer { name: "l" type: "SoftmaxWithLoss" bottom: "y" bottom: "t" top: "loss" softmax_param { axis: 2 } }"""
+    found = fed(text, x=(5, 40, 2), cont=(5, 40), t=(5, 40))
+    assert set(found["t"].ravel()) == {0, 1, 2}
+    assert (found["cont"] == (np.arange(5) > 0)[:, None]).all()
+
+
 def test_targets_of_a_sigmoid_are_0_or_1():
     loss = 'layer { name: "l" type: "SigmoidCrossEntropyLoss" bottom: "scores" bottom: "targets" top: "loss" }'
     values = fed(loss, scores=(6, 5), targets=(6, 5))

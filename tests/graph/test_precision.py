@@ -32,6 +32,25 @@ def test_casts_stand_only_where_the_precision_changes():
     assert "Cast" not in [layer.type for layer in prepare(build(parse_net(CHAIN, "x"), proto.TRAIN)).layers]
 
 
+SEQUENCE = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 8 } } }
+layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 4 dim: 3 } } }
+layer { name: "lstm" type: "LSTM" bottom: "x" bottom: "cont" top: "h" recurrent_param { num_output: 5 } }
+layer { name: "gru" type: "GRU" bottom: "h" bottom: "cont" top: "h2" recurrent_param { num_output: 5 } }
+layer { name: "ip" type: "InnerProduct" bottom: "h2" top: "y" inner_product_param { num_output: 5 axis: 2 } }
+"""
+
+
+def test_sequences_are_cast_row_by_row():
+    """cont and the states stay float32, and nothing is laid out as images are."""
+    net = Net(parse_net(SEQUENCE, "sequence.prototxt"), proto.TRAIN, NetOptions(precision="bf16"))
+    found = [kind for kind in net.builder.type_of_op if kind != "Split"]
+    product = ["Cast", "View", "InnerProduct"]
+    assert found == [*product, "LSTM", *product, "GRU", *product, "View"]
+    dtypes = {layer.name: net.builder.tensors[layer.tops[0]].dtype for layer in net.graph.layers}
+    assert (dtypes["cont"], dtypes["lstm"], dtypes["gru"], dtypes["ip"]) == ("f32", "f32", "f32", "bf16")
+
+
 def gradients(name: str, precision: str) -> dict[str, np.ndarray]:
     make, shapes = NETS[name]
     net = Net(make(), proto.TRAIN, NetOptions(precision=precision, shapes_of=lambda layer, where: shapes))

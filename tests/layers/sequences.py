@@ -1,4 +1,4 @@
-"""What the tests of LSTM and RNN share: nets of one recurrent layer, and their values."""
+"""What the tests of LSTM, GRU and RNN share: nets of one recurrent layer, and their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def layer(kind: str, bottoms: str = "x cont", tops: str = "y", params: str = "",
 
 
 def values(
-    names: str = "x cont", features=(2,), static=(4,), steps: int = STEPS, states: str = ""
+    names: str = "x cont", features=(2,), static=(4,), steps: int = STEPS, states: str = "", units: int = UNITS
 ) -> dict[str, np.ndarray]:
     """The bottoms by name. All sequences begin at step 0 unless there are `states`, the second once more at step 2."""
     generator = np.random.default_rng(18)
@@ -25,7 +25,7 @@ def values(
     cont[0] = bool(states)
     cont[2, 1] = 0
     shapes = {"x": (steps, BATCH, *features), "s": (BATCH, *static)}
-    shapes |= dict.fromkeys(states.split(), (1, BATCH, UNITS))
+    shapes |= dict.fromkeys(states.split(), (1, BATCH, units))
     made = {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     return {name: cont if name == "cont" else made[name] for name in f"{names} {states}".split()}
 

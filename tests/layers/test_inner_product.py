@@ -2,7 +2,17 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    inputs,
+    make_net,
+    needs_bf16,
+    net_text,
+    run,
+)
 
 RANDOM = np.random.default_rng(9)
 
@@ -78,6 +88,28 @@ def test_transposed_weights_where_others_are_row_major():
         net.blobs["x"].set(x.astype(np.float32))
         tops.append(net.forward()["y"])
     np.testing.assert_array_equal(tops[0], tops[1])
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("transpose", ["false", "true"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+def test_gradients_of_weights_over_many_rows(precision, transpose, accumulate):
+    """Sequences have so many that the gradient may be another kernel's. Small whole numbers are exact in bf16, too."""
+    text = 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 20 axis: 2 '
+    text = net_text(text + f"transpose: {transpose} }} }}", x=(130, 10, 24))
+    net = make_net(text, precision=precision, accumulate=accumulate)
+    generator = np.random.default_rng(1)
+    x, dy = (generator.integers(-3, 4, (130, 10, count)).astype(np.float32) for count in (24, 20))
+    inputs(net)["x"].set(x)
+    for _ in range(2):
+        net.forward()
+        net.set_top_diff("y", dy)
+        net.program.backward()
+    weights, bias = (tensor.diff.get() for tensor in net.params["ip"])
+    times = 2 if accumulate else 1
+    expected = times * np.einsum("tno,tni->oi", dy, x)
+    np.testing.assert_array_equal(weights, expected.T if transpose == "true" else expected)
+    np.testing.assert_array_equal(bias, times * dy.sum((0, 1)))
 
 
 def test_flops():

@@ -2,16 +2,67 @@
 
 #include <algorithm>
 
+#include "kernels/bf16.h"
+#include "kernels/chunks.h"
+#include "kernels/vectorised.h"
+#include "ops/common/long_product.h"
+
 namespace engine {
+namespace {
 
-static float* floats_of(const memory& memory) { return static_cast<float*>(memory.get_data_handle()); }
+template <typename Number>
+ENGINE_VECTORISED void add_row(const Number* x, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] += number(x[i]);
+}
 
-Recurrence::Recurrence(OpSpec spec, size_t states)
+template <typename Number>
+ENGINE_VECTORISED void scale_row(float factor, const float* x, Number* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) store(factor * x[i], y[i]);
+}
+
+ENGINE_VECTORISED void clip_row(float limit, float* x, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) x[i] = std::clamp(x[i], -limit, limit);
+}
+
+// Rows of a memory that are `length` numbers long.
+template <typename Number>
+Number* row_of(const memory& rows, int64_t index, int64_t length) {
+    return static_cast<Number*>(rows.get_data_handle()) + index * length;
+}
+
+// Calls work(row) with row `index`, of bf16 or float.
+template <typename Work>
+void with_row(bool narrow, const memory& rows, int64_t index, int64_t length, const Work& work) {
+    if (narrow)
+        work(row_of<bf16>(rows, index, length));
+    else
+        work(row_of<float>(rows, index, length));
+}
+
+// Step t of rows of all steps, where a step has `count` numbers.
+void* at_step(bool narrow, const memory& rows, int64_t t, int64_t count) {
+    return static_cast<char*>(rows.get_data_handle()) + t * count * int64_t(narrow ? sizeof(bf16) : sizeof(float));
+}
+
+// For products that are added to what stands there.
+dnnl::post_ops adding() {
+    dnnl::post_ops post;
+    post.append_sum(1.f);
+    return post;
+}
+
+}  // namespace
+
+Recurrence::Recurrence(OpSpec spec, size_t states, std::vector<Product> products)
     : Op(std::move(spec)),
       steps_(input(1)->shape.at(0)),
       batch_(input(1)->shape.at(1)),
       hidden_(spec_.output_shapes.at(0).back()),
       width_(input(0)->shape.at(1)),
+      type_(input(0)->layout.get_data_type()),
       states_(states),
       clip_(float(spec_.attributes.real("clip", 0))),
       has_static_(spec_.attributes.flag("static")),
@@ -20,58 +71,71 @@ Recurrence::Recurrence(OpSpec spec, size_t states)
       last_(first_) {
     states_[0] = output(0, plain_layout(spec_.output_shapes[0]));
     for (size_t k = 1; k < states; k++) states_[k] = workspace("states", plain_layout({steps_, batch_, hidden_}));
-    source_ = workspace("source", plain_layout({steps_ * batch_, hidden_}));
     for (size_t i = 1; i < outputs_.size(); i++) touch(Pass::forward, output(i, plain_layout(spec_.output_shapes[i])));
     for (const auto& each : spec_.inputs) touch(Pass::forward, each);
     for (const auto& each : states_) touch(Pass::forward, each);
-    touch(Pass::forward, source_);
-    build_forward();
+    for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
+    hidden_sources_ = workspace("source", plain_layout({steps_ * batch_, hidden_}, type_));
+    for (auto& each : products) {
+        const int64_t outputs = int64_t(each.matrices.size()) * param(each.matrices[0])->shape[0];
+        multiplications_.push_back({std::move(each), outputs});
+        build_forward(multiplications_.back());
+    }
     if (needs_backward()) build_backward();
 }
 
-void Recurrence::build_forward() {
-    const auto type = memory::data_type::f32;
-    const Layout source = plain_layout({batch_, hidden_}), product = plain_layout({batch_, width_});
-    hint_ = dnnl::inner_product_forward::primitive_desc(
-        cpu(), forward_kind(spec_), source, any_layout({width_, hidden_}, type), product, user_scratchpad());
-    source_step_ = memory(source, cpu(), DNNL_MEMORY_NONE);
-    product_ = scratch(product);
-    step_forward_.push_back({dnnl::inner_product_forward(hint_),
-                             {{DNNL_ARG_SRC, source_step_},
-                              {DNNL_ARG_WEIGHTS, reading_param(0, hint_.weights_desc(), forward_calls_)},
-                              {DNNL_ARG_DST, product_},
-                              {DNNL_ARG_SCRATCHPAD, scratch(hint_.scratchpad_desc())}}});
-    implementation_ = hint_.impl_info_str();
+// The matrices of a product as one, in the order of memory that `layout` describes, row-major or that transposed.
+memory Recurrence::matrix(const Product& product, const Layout& layout, Calls& calls) {
+    if (product.matrices.size() == 1) return param(product.matrices[0])->as(layout);
+    const memory whole = scratch(layout);
+    std::vector<TensorPtr> parts;
+    for (const size_t i : product.matrices) parts.push_back(param(i));
+    Call call;
+    call.own = [parts, whole] {
+        float* to = row_of<float>(whole, 0, 0);
+        for (const auto& part : parts) to = std::copy_n(part->data(), part->count(), to);
+    };
+    calls.push_back(std::move(call));
+    return whole;
+}
+
+// As the kernel takes it; `stays`: in memory that nobody else uses.
+memory Recurrence::packed(const memory& given, const Layout& wanted, bool stays, Calls& calls) {
+    if (given.get_desc() == wanted && !stays) return given;
+    const memory result = stays ? memory(wanted, cpu()) : scratch(wanted);
+    calls.push_back(reorder(given, result));
+    return result;
+}
+
+void Recurrence::build_forward(Multiplication& m) {
+    const Layout source = plain_layout({batch_, hidden_}, type_), result = plain_layout({batch_, m.outputs});
+    const dnnl::matmul::primitive_desc pd(cpu(), source, any_layout({hidden_, m.outputs}, type_), result,
+                                          user_scratchpad());
+    m.sources = hidden_sources_;
+    if (!m.product.of_hidden) m.sources = workspace("source", hidden_sources_->layout);
+    touch(Pass::forward, m.sources);
+    m.source_step = memory(source, cpu(), DNNL_MEMORY_NONE);
+    m.result = scratch(result);
+    const Layout transposed({hidden_, m.outputs}, memory::data_type::f32, Dims{1, hidden_});
+    const memory weights = matrix(m.product, transposed, forward_calls_);
+    m.multiply.push_back({dnnl::matmul(pd),
+                          {{DNNL_ARG_SRC, m.source_step},
+                           {DNNL_ARG_WEIGHTS, packed(weights, pd.weights_desc(), constant(), forward_calls_)},
+                           {DNNL_ARG_DST, m.result},
+                           {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    implementation_ = pd.impl_info_str();
 }
 
 void Recurrence::build_backward() {
-    const auto type = memory::data_type::f32;
-    const Layout rows = plain_layout({steps_ * batch_, width_}), step = plain_layout({batch_, width_});
-    const Layout state = plain_layout({batch_, hidden_}), matrix = any_layout({width_, hidden_}, type);
     fresh_scratch();
-    for (size_t k = 0; k < states_.size(); k++) gradients_.push_back(scratch(state));
-    drive_gradients_ = input_gradient(0) ? input(0)->diff->memory : scratch(rows);
-    drive_gradient_step_ = memory(step, cpu(), DNNL_MEMORY_NONE);
-    const dnnl::inner_product_backward_data::primitive_desc data(cpu(), state, matrix, step, hint_, user_scratchpad());
-    step_backward_.push_back({dnnl::inner_product_backward_data(data),
-                              {{DNNL_ARG_DIFF_DST, drive_gradient_step_},
-                               {DNNL_ARG_WEIGHTS, reading_param(0, data.weights_desc(), backward_calls_)},
-                               {DNNL_ARG_DIFF_SRC, gradients_[0]},
-                               {DNNL_ARG_SCRATCHPAD, scratch(data.scratchpad_desc())}}});
-    if (param_gradient(0)) {
-        const dnnl::inner_product_forward::primitive_desc hint(cpu(), prop_kind::forward_training, source_->layout,
-                                                               matrix, rows);
-        const dnnl::inner_product_backward_weights::primitive_desc pd(cpu(), source_->layout, matrix, rows, hint,
-                                                                      user_scratchpad());
-        const Target target = writing_gradient(0, pd.diff_weights_desc());
-        finish_backward_.push_back({dnnl::inner_product_backward_weights(pd),
-                                    {{DNNL_ARG_SRC, source_->memory},
-                                     {DNNL_ARG_DIFF_DST, drive_gradients_},
-                                     {DNNL_ARG_DIFF_WEIGHTS, target.memory},
-                                     {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
-        finish(target, finish_backward_);
-    }
-    touch(Pass::backward, {input(1), source_});
+    for (size_t k = 0; k < states_.size(); k++) gradients_.push_back(scratch(plain_layout({batch_, hidden_})));
+    if (input_gradient(0))
+        drive_gradients_ = input(0)->diff->memory;
+    else if (multiplications_.size() == 1 || (has_static_ && input_gradient(2)))
+        drive_gradients_ = scratch(plain_layout({steps_ * batch_, width_}, type_));
+    for (auto& m : multiplications_) build_backward(m);
+    for (auto& m : multiplications_) build_weight_gradient(m);
+    touch(Pass::backward, {input(1), hidden_sources_});
     for (const auto& each : states_) touch(Pass::backward, each);
     for (const auto& each : spec_.inputs)
         if (each->diff) touch(Pass::backward, each->diff);
@@ -79,11 +143,114 @@ void Recurrence::build_backward() {
         if (each->diff) touch(Pass::backward, each->diff);
 }
 
+// One step back: what the gradient of the result says of that of the source.
+void Recurrence::build_backward(Multiplication& m) {
+    const Layout step = plain_layout({batch_, m.outputs}, type_), source = plain_layout({batch_, hidden_});
+    primitive_attr attr = user_scratchpad();
+    if (m.product.of_hidden) attr.set_post_ops(adding());
+    const dnnl::matmul::primitive_desc pd(cpu(), step, any_layout({m.outputs, hidden_}, type_), source, attr);
+    m.gradients =
+        multiplications_.size() == 1 ? drive_gradients_ : scratch(plain_layout({steps_ * batch_, m.outputs}, type_));
+    if (is_narrow()) m.wide_gradients = scratch(plain_layout({batch_, m.outputs}));
+    m.source_gradients = m.product.of_hidden ? gradients_[0] : scratch(source);
+    m.gradient_step = memory(step, cpu(), DNNL_MEMORY_NONE);
+    const memory weights = matrix(m.product, plain_layout({m.outputs, hidden_}), backward_calls_);
+    m.multiply_back.push_back({dnnl::matmul(pd),
+                               {{DNNL_ARG_SRC, m.gradient_step},
+                                {DNNL_ARG_WEIGHTS, packed(weights, pd.weights_desc(), false, backward_calls_)},
+                                {DNNL_ARG_DST, m.source_gradients},
+                                {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    touch(Pass::backward, m.sources);
+}
+
+// Of all steps at once.
+void Recurrence::build_weight_gradient(Multiplication& m) {
+    std::vector<TensorPtr> wanted;
+    for (const size_t i : m.product.matrices) wanted.push_back(param_gradient(i) ? param(i)->diff : nullptr);
+    if (std::count(wanted.begin(), wanted.end(), nullptr) == int64_t(wanted.size())) return;
+    const bool alone = wanted.size() == 1;
+    primitive_attr attr = user_scratchpad();
+    if (alone && wanted[0]->accumulate) attr.set_post_ops(adding());
+    const Layout across({m.outputs, steps_ * batch_}, type_, Dims{1, m.outputs});
+    const Layout result = plain_layout({m.outputs, hidden_});
+    const dnnl::matmul::primitive_desc pd = long_product(across, m.sources->layout, result, attr);
+    m.gradients_across = memory(across, cpu(), DNNL_MEMORY_NONE);
+    const memory into = alone ? wanted[0]->as(result) : scratch(result);
+    finish_.push_back({dnnl::matmul(pd),
+                       {{DNNL_ARG_SRC, m.gradients_across},
+                        {DNNL_ARG_WEIGHTS, m.sources->memory},
+                        {DNNL_ARG_DST, into},
+                        {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
+    if (alone) return;
+    Call call;
+    call.own = [wanted, into, size = m.outputs * hidden_ / int64_t(wanted.size())] {
+        for (size_t i = 0; i < wanted.size(); i++) {
+            if (!wanted[i]) continue;
+            const float* const from = row_of<float>(into, int64_t(i), size);
+            wanted[i]->accumulate ? add_row(from, wanted[i]->data(), size)
+                                  : void(std::copy_n(from, size, wanted[i]->data()));
+        }
+    };
+    finish_.push_back(std::move(call));
+}
+
+uint64_t Recurrence::writes() const {
+    uint64_t count = 0;
+    for (const auto& each : spec_.params) count += each->writes();
+    return count;
+}
+
+void Recurrence::add_drive(int64_t t, int64_t n, int64_t begin, int64_t length, float* row) const {
+    with_row(is_narrow(), input(0)->memory, t * batch_ + n, width_,
+             [&](const auto* drive) { add_row(drive + begin, row, length); });
+    if (has_static_) add_row(input(2)->data() + n * width_ + begin, row, length);
+}
+
+void Recurrence::set_source(size_t k, int64_t t, int64_t n, const float* row) const {
+    with_row(is_narrow(), multiplications_[k].sources->memory, t * batch_ + n, hidden_,
+             [&](auto* into) { scale_row(1, row, into, hidden_); });
+}
+
+void Recurrence::set_hidden_source(int64_t t, int64_t n) const {
+    with_row(is_narrow(), hidden_sources_->memory, t * batch_ + n, hidden_,
+             [&](auto* into) { scale_row(cont(t, n), before(0, t, n), into, hidden_); });
+}
+
+float* Recurrence::source_gradient(size_t k, int64_t n) const {
+    return row_of<float>(multiplications_[k].source_gradients, n, hidden_);
+}
+
+float* Recurrence::result_gradient(size_t k, int64_t t, int64_t n) const {
+    const Multiplication& m = multiplications_[k];
+    if (is_narrow()) return row_of<float>(m.wide_gradients, n, m.outputs);
+    return row_of<float>(m.gradients, t * batch_ + n, m.outputs);
+}
+
+void Recurrence::close_gradient(size_t k, int64_t t, int64_t n) const {
+    const Multiplication& m = multiplications_[k];
+    float* const row = result_gradient(k, t, n);
+    if (clip_ > 0) clip_row(clip_, row, m.outputs);
+    if (is_narrow()) scale_row(1, row, row_of<bf16>(m.gradients, t * batch_ + n, m.outputs), m.outputs);
+}
+
+void Recurrence::set_drive_gradient(int64_t t, int64_t n, int64_t begin, int64_t length, const float* row) const {
+    if (!drive_gradients_) return;
+    with_row(is_narrow(), drive_gradients_, t * batch_ + n, width_,
+             [&](auto* into) { scale_row(1, row, into + begin, length); });
+}
+
+void Recurrence::add_result_gradients(size_t k, float* sums) const {
+    const Multiplication& m = multiplications_[k];
+    for (int64_t i = 0; i < steps_ * batch_; i++)
+        with_row(is_narrow(), m.gradients, i, m.outputs, [&](const auto* row) { add_row(row, sums, m.outputs); });
+}
+
 void Recurrence::begin() {
     for (size_t k = 0; k < states_.size(); k++) {
         const float* const from = exposed() ? input(first_state_ + k)->data() : last_[k].data();
         std::copy_n(from, batch_ * hidden_, first_[k].data());
     }
+    for (int64_t n = 0; n < batch_; n++) set_hidden_source(0, n);
 }
 
 void Recurrence::end() {
@@ -94,67 +261,75 @@ void Recurrence::end() {
 }
 
 void Recurrence::forward(const dnnl::stream& stream) {
-    run(forward_calls_, stream);
+    if (!constant() || writes() != packed_at_) run(forward_calls_, stream);
+    packed_at_ = writes();
     begin();
-    for (int64_t t = 0; t < steps_; t++) {
-        float* const source = source_->data() + t * batch_ * hidden_;
-        for (int64_t n = 0; n < batch_; n++)
-            for (int64_t d = 0; d < hidden_; d++) source[n * hidden_ + d] = cont(t, n) * before(0, t, n)[d];
-        source_step_.set_data_handle(source);
-        run(step_forward_, stream);
-#pragma omp parallel for
-        for (int64_t n = 0; n < batch_; n++) {
-            float* const drive = floats_of(product_) + n * width_;
-            const float* const own = input(0)->data() + (t * batch_ + n) * width_;
-            for (int64_t k = 0; k < width_; k++) drive[k] += own[k];
-            if (has_static_)
-                for (int64_t k = 0; k < width_; k++) drive[k] += input(2)->data()[n * width_ + k];
-            advance(t, n, drive);
+    const bool in_parallel = batch_ * width_ > chunk_size;
+    for (int64_t t = 0; t < steps_; t++)
+        for (size_t k = 0; k < multiplications_.size(); k++) {
+            Multiplication& m = multiplications_[k];
+            m.source_step.set_data_handle(at_step(is_narrow(), m.sources->memory, t, batch_ * hidden_));
+            run(m.multiply, stream);
+            const bool is_last = k + 1 == multiplications_.size();
+#pragma omp parallel for if (in_parallel)
+            for (int64_t n = 0; n < batch_; n++) {
+                advance(k, t, n, row_of<float>(m.result, n, m.outputs));
+                if (is_last && t + 1 < steps_) set_hidden_source(t + 1, n);
+            }
         }
-    }
     end();
 }
 
-void Recurrence::backward(const dnnl::stream& stream) {
-    run(backward_calls_, stream);
+void Recurrence::begin_backward() {
     for (size_t k = 0; k < states_.size(); k++) {
         if (exposed() && output_gradient(1 + k))
             std::copy_n(outputs_[1 + k]->diff->data(), batch_ * hidden_, gradient(k, 0));
         else
             std::fill_n(gradient(k, 0), batch_ * hidden_, 0.f);
     }
-    for (int64_t t = steps_ - 1; t >= 0; t--) {
-        float* const step = floats_of(drive_gradients_) + t * batch_ * width_;
-#pragma omp parallel for
-        for (int64_t n = 0; n < batch_; n++) {
-            if (output_gradient(0)) {
-                const float* const given = outputs_[0]->diff->data() + (t * batch_ + n) * hidden_;
-                for (int64_t d = 0; d < hidden_; d++) gradient(0, n)[d] += given[d];
+}
+
+// What arrives at the hidden state behind step t: from the step after it, and from the top.
+void Recurrence::take_gradient(int64_t t, int64_t n) const {
+    float* const row = gradient(0, n);
+    if (t + 1 < steps_) scale_row(cont(t + 1, n), row, row, hidden_);
+    if (output_gradient(0)) add_row(outputs_[0]->diff->data() + (t * batch_ + n) * hidden_, row, hidden_);
+}
+
+void Recurrence::backward(const dnnl::stream& stream) {
+    run(backward_calls_, stream);
+    begin_backward();
+    const bool in_parallel = batch_ * width_ > chunk_size;
+    const size_t last = multiplications_.size() - 1;
+    for (int64_t t = steps_ - 1; t >= 0; t--)
+        for (size_t k = last + 1; k-- > 0;) {
+#pragma omp parallel for if (in_parallel)
+            for (int64_t n = 0; n < batch_; n++) {
+                if (k == last) take_gradient(t, n);
+                retreat(k, t, n, result_gradient(k, t, n));
+                close_gradient(k, t, n);
             }
-            retreat(t, n, step + n * width_);
-            if (clip_ > 0)
-                for (int64_t g = n * width_; g < (n + 1) * width_; g++) step[g] = std::clamp(step[g], -clip_, clip_);
+            Multiplication& m = multiplications_[k];
+            m.gradient_step.set_data_handle(at_step(is_narrow(), m.gradients, t, batch_ * m.outputs));
+            run(m.multiply_back, stream);
         }
-        drive_gradient_step_.set_data_handle(step);
-        run(step_backward_, stream);
-        for (int64_t n = 0; n < batch_; n++)
-            for (int64_t d = 0; d < hidden_; d++) gradient(0, n)[d] *= cont(t, n);
-    }
-    run(finish_backward_, stream);
+    for (int64_t n = 0; n < batch_; n++) scale_row(cont(0, n), gradient(0, n), gradient(0, n), hidden_);
+    for (auto& m : multiplications_)
+        if (m.gradients_across) m.gradients_across.set_data_handle(m.gradients.get_data_handle());
+    run(finish_, stream);
     write_gradients();
 }
 
 // Of the inputs that are the same for all steps.
 void Recurrence::write_gradients() {
     if (has_static_ && input_gradient(2)) {
-        const int64_t size = batch_ * width_;
         float* const sums = input(2)->diff->data();
-        const float* const terms = floats_of(drive_gradients_);
+        std::fill_n(sums, batch_ * width_, 0.f);
 #pragma omp parallel for
-        for (int64_t i = 0; i < size; i++) {
-            sums[i] = 0;
-            for (int64_t t = 0; t < steps_; t++) sums[i] += terms[t * size + i];
-        }
+        for (int64_t n = 0; n < batch_; n++)
+            for (int64_t t = 0; t < steps_; t++)
+                with_row(is_narrow(), drive_gradients_, t * batch_ + n, width_,
+                         [&](const auto* row) { add_row(row, sums + n * width_, width_); });
     }
     if (!exposed()) return;
     for (size_t k = 0; k < states_.size(); k++)

@@ -1,7 +1,8 @@
 """Mixed precision: activations and their gradients in bf16 where that saves time, everything else in float32.
 
-Convolutions and inner products always run in bf16: it halves what they read and doubles or, with matrix units, more
-than doubles what they compute. Layers that can take bf16 (`Layer.bf16`) do so when a bottom comes in bf16, so that
+Convolutions, inner products and recurrent layers always run in bf16: it halves what they read and doubles or, with
+matrix units, more than doubles what they compute. Recurrent layers take x in bf16, multiply in bf16, and keep their
+states and tops in float32. Layers that can take bf16 (`Layer.bf16`) do so when a bottom comes in bf16, so that
 nothing is converted only to be converted back; losses, labels and all other layers see float32. Parameters, their
 gradients and BatchNorm's statistics are float32 everywhere: ops convert what their kernels read. The exponent of bf16
 is that of float32, so that losses need no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
@@ -14,7 +15,7 @@ from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.cast import Cast
 
-ALWAYS = ("Convolution", "Deconvolution", "InnerProduct")  # those that gain by themselves
+ALWAYS = ("Convolution", "Deconvolution", "GRU", "InnerProduct", "LSTM", "Lstm", "RNN")  # those that gain by themselves
 
 
 def lower_precision(graph: Graph) -> None:
@@ -25,11 +26,12 @@ def lower_precision(graph: Graph) -> None:
     for layer in graph.layers:
         runs_narrow = layer.bf16 and (layer.type in ALWAYS or any(blob in narrow for blob in layer.bottoms))
         for i, blob in enumerate(layer.bottoms):
-            if (blob in narrow) == runs_narrow:
+            wanted_narrow = runs_narrow and i not in layer.wide_bottoms
+            if (blob in narrow) == wanted_narrow:
                 continue
-            layers.append(_cast(blob, layer, runs_narrow))
+            layers.append(_cast(blob, layer, wanted_narrow))
             layer.bottoms[i] = layers[-1].tops[0]
-        if runs_narrow:
+        if runs_narrow and not layer.wide_tops:
             narrow.update(layer.tops)
         layers.append(layer)
     graph.layers = layers
@@ -39,7 +41,7 @@ def _cast(blob: Blob, reader: Layer, to_bf16: bool) -> Layer:
     name = f"{blob.name}_{reader.name}_{'bf16' if to_bf16 else 'fp32'}"
     message = proto.LayerParameter(name=name, type="Cast", bottom=[blob.name], top=[name])
     cast = Cast(message, reader.where, reader.phase)
-    cast.to_bf16 = to_bf16
+    cast.to_bf16, cast.keeps_rows = to_bf16, reader.takes_rows
     cast.bottoms = [blob]
     cast.tops = [Blob(name, blob.shape, blob.needs_gradient and not blob.gradient_is_set)]
     cast.loss_weights = [0.0]
