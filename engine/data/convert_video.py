@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -129,8 +129,8 @@ def convert_video(
         progress: is called with the number of frames written, now and then, by one thread at a time.
 
     Frames are FOLDER/CLIP/image_0001.jpg and so on, of pieces FOLDER/CLIP/0001/image_0001.jpg; BY_FOLDER puts the name
-    of the class before CLIP. The folder appears under its name when it is complete. Raises DataError: the folder exists,
-    a clip cannot be decoded, two have the same name, the disk is full; ConfigError for values that cannot be;
+    of the class before CLIP. The folder appears under its name when it is complete. Raises DataError: the folder
+    exists, a clip cannot be decoded, two have the same name, the disk is full; ConfigError for values that cannot be;
     EngineError without PyAV. Then nothing is left behind.
     """
     output = replace(output or Output(), encoded=True, encode_type=(output and output.encode_type) or "jpg")
@@ -208,7 +208,7 @@ def _written(
     taken: Taken,
     threads: int | None,
     progress: Callable[[int], None] | None,
-) -> Iterator[Clip]:
+) -> Generator[Clip, None, None]:
     """Each clip, when its frames are written."""
     stop, lock, done = threading.Event(), threading.Lock(), 0
 

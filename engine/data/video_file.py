@@ -7,7 +7,8 @@ frames have the limits of pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
@@ -86,7 +87,7 @@ class _Guarded:
         ) from None
 
 
-def read_frames(path: str) -> Iterator[Frame]:
+def read_frames(path: str) -> Generator[Frame, None, None]:
     """The pictures of a clip, in the order in which they are shown.
 
     Raises BadClip: no video, a damage, frames that are too large; DataError: no file; EngineError: PyAV is missing.
@@ -150,11 +151,11 @@ def _decoded(container: InputContainer, stream: VideoStream, guarded: _Guarded) 
     length = _Length(container, stream)
     while (packet := guarded(lambda: next(packets, None))) is not None:
         length.add(packet)
-        if packet.stream_index != stream.index:
+        if packet.stream.index != stream.index:  # not packet.stream_index, which is 0 of those that end a stream
             continue
         if packet.is_corrupt:
             guarded.fail("a part of the file is missing")
-        for frame in guarded(packet.decode):
+        for frame in guarded(partial(stream.decode, packet)):
             _check_size(frame.width, frame.height, guarded.path)
             if frame.is_corrupt:
                 guarded.fail("a frame cannot be decoded")
@@ -177,7 +178,7 @@ class _Length:
         self._first, self._last = float("inf"), 0.0
 
     def add(self, packet: Packet) -> None:
-        self._packets += packet.stream_index == self._stream and packet.size > 0
+        self._packets += packet.stream.index == self._stream and packet.size > 0
         if packet.pts is not None and packet.time_base is not None:
             self._first = min(self._first, float(packet.pts * packet.time_base))
             self._last = max(self._last, float((packet.pts + (packet.duration or 0)) * packet.time_base))

@@ -86,8 +86,10 @@ def run(options: Namespace) -> int:
         warn(f"{len(done.skipped)} clips cannot be decoded to their end and are left out, the first: {why}")
     if len(done.sizes) > 1:
         sizes = ", ".join(f"{width} x {height}" for width, height in list(done.sizes)[:3])
-        warn(f"The frames of clips have {len(done.sizes)} sizes, {sizes}: a VideoData layer needs its new_height and "
-             "new_width, or --resize_height and --resize_width here")
+        warn(
+            f"The frames of clips have {len(done.sizes)} sizes, {sizes}: a VideoData layer needs a crop_size, or its "
+            "new_height and new_width"
+        )
     for line in done.table():
         log(line)
     log(f"Wrote {done.frames} frames of {len(done.clips)} clips")

@@ -4,11 +4,12 @@
     python examples/adversarial/video_gan.py --size colour --source FOLDER --test_list val.txt
     python examples/adversarial/video_gan.py --size full --source FOLDER --test_list val.txt
 
-small: 16 x 16 grey. colour: 32 x 32. full: 128 x 128 in colour, generator and discriminator of the PRACE guide's size
-(section 6.1). FOLDER has train.txt and test.txt, lists for VideoData, or, of engine convert_video, train.txt and
-val.txt. Sides of frames are brought to the nets', where they are others. The generator halves the sides in each of its convolutions,
-mixes the frames in `middle`, doubles the sides again, and adds what it finds to the last frame that it has seen. The
-discriminator gives all twelve frames a score.
+small: 16 x 16 grey. colour: 32 x 32, cut out of larger frames, each time at another place. full: 128 x 128 in colour,
+generator and discriminator of the PRACE guide's size (section 6.1). FOLDER has train.txt and test.txt, lists for
+VideoData, or, of engine convert_video, train.txt and val.txt.
+
+The generator halves the sides in each of its convolutions, mixes the frames in `middle`, doubles the sides again, and
+adds what it finds to the last frame that it has seen. The discriminator gives all twelve frames a score.
 """
 
 import argparse
@@ -26,7 +27,7 @@ FRAMES = 6
 class Size:
     """widths: channels after each convolution that halves the sides. middle: of the generator's convolutions between
     those and the deconvolutions, the frames of the kernel and the channels. behind: channels of the convolutions that
-    the discriminator has after its own.
+    the discriminator has after its own. cropped: whether frames are cut to the side, instead of resized.
     """
 
     side: int
@@ -35,11 +36,12 @@ class Size:
     widths: tuple[int, ...]
     middle: tuple[tuple[int, int], ...]
     behind: tuple[int, ...]
+    cropped: bool = False
 
 
 SIZES = {
     "small": Size(16, 1, 16, (16, 32), ((5, 32), (5, 32)), ()),
-    "colour": Size(32, 3, 8, (32, 64), ((5, 64), (5, 64)), ()),
+    "colour": Size(32, 3, 8, (32, 64), ((5, 64), (5, 64)), (), cropped=True),
     "full": Size(128, 3, 1, (128, 256, 512, 1024), ((3, 1184), (3, 1024)), (1024, 704)),
 }
 
@@ -79,15 +81,17 @@ def data(size: Size, lists: dict[str, str]) -> str:
     for phase, source in lists.items():
         grey = "\n    grayscale: true" if size.channels == 1 else ""
         shuffle = "\n    shuffle: true" if phase == "TRAIN" else ""
+        resize = f"\n    new_height: {size.side}\n    new_width: {size.side}"
+        crop = ""
+        if size.cropped:
+            resize, crop = "", f" crop_size: {size.side}" + (" mirror: true" if phase == "TRAIN" else "")
         body = f"""include {{ phase: {phase} }}
-transform_param {{ mean_value: 127.5 scale: 0.00784313725 }}
+transform_param {{ mean_value: 127.5 scale: 0.00784313725{crop} }}
 video_data_param {{
     source: "{source}"
     name_pattern: "image_%04d.png"
     modality: RGB{grey}
-    new_length: {2 * FRAMES}
-    new_height: {size.side}
-    new_width: {size.side}
+    new_length: {2 * FRAMES}{resize}
     batch_size: {size.batch}{shuffle}
 }}"""
         text += layer("clips", "VideoData", "", "stack no_label", body)
