@@ -140,10 +140,10 @@ def convert_video(
     check_within(0, val_fraction, 0.99, "val_fraction", None)
     if val_fraction and not taken.piece:
         raise ConfigError("val_fraction sets pieces aside: name the frames of a piece, too")
-    check_new(folder)
+    root = Path(os.path.abspath(folder))
+    check_new(str(root))
     conversion = Conversion(classes=_classes(clips) if label == BY_FOLDER else [])
     todo = _named(clips, label, conversion.classes)
-    root = Path(os.path.abspath(folder))
     for clip in todo:
         _check_listed(f"{root}/{clip.folder}")
     temporary = root.with_name(f".{root.name}.{os.getpid()}.partial")

@@ -198,7 +198,7 @@ def test_a_cover_is_no_clip(tmp_path):
     av = pytest.importorskip("av")
     with av.open(str(tmp_path / "a.mp4"), "w") as file:
         cover, pictures = file.add_stream("mjpeg", rate=RATE), file.add_stream("libx264", rate=RATE)
-        cover.disposition = av.stream.Disposition.attached_pic
+        cover.disposition = av.stream.Disposition.attached_pic.value
         for stream, form, side in ((cover, "yuvj420p", 16), (pictures, "yuv420p", 32)):
             stream.width, stream.height, stream.pix_fmt = side, side, form
         for stream, count in ((cover, 1), (pictures, 4)):
@@ -373,11 +373,14 @@ sys.exit(main(["convert_video", {str(tmp_path / "x.mp4")!r}, {str(tmp_path / "ou
 # What is wrong with what is asked for
 
 
-def test_what_is_there_stays(grey, tmp_path):
+def test_what_is_there_stays(grey, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match="out exists already; remove it, or choose another name"):
         convert_video([str(grey)], str(tmp_path / "out"))
     assert not [*(tmp_path / "out").iterdir()]
+    monkeypatch.chdir(tmp_path / "out")
+    with pytest.raises(DataError, match="out exists already"):
+        convert_video([str(grey)], "")
 
 
 def test_the_folder_appears_when_it_is_complete(tmp_path):
