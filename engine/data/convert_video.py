@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from engine.data.convert_imageset import LABELS, Output
 from engine.data.decode import ImageError, as_pillow
 from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
-from engine.data.ordered_map import ordered_map
 from engine.data.video_file import BadClip, Frame, read_frames
 from engine.errors import ConfigError, DataError
 from engine.files import reason
@@ -139,7 +139,7 @@ def convert_video(
     taken.check()
     check_within(0, val_fraction, 0.99, "val_fraction", None)
     if val_fraction and not taken.piece:
-        raise ConfigError("val_fraction sets pieces aside: name the frames of a piece, too")
+        raise ConfigError("val_fraction sets pieces aside: say how long they are (--piece)")
     root = Path(os.path.abspath(folder))
     check_new(str(root))
     conversion = Conversion(classes=_classes(clips) if label == BY_FOLDER else [])
@@ -228,12 +228,13 @@ def _written(
                 clip.bad = error
         return clip
 
-    clips = ordered_map(write, todo, threads or len(own_cores()))
-    try:
-        yield from clips
-    finally:
-        stop.set()  # or those that are being written would be finished first
-        clips.close()
+    with ThreadPoolExecutor(threads or len(own_cores()), thread_name_prefix="clip") as pool:
+        clips = [pool.submit(write, clip) for clip in todo]
+        try:
+            for clip in clips:
+                yield clip.result()
+        finally:
+            stop.set()  # or the pool would wait until all are written
 
 
 def _write(
@@ -272,7 +273,7 @@ def _picture(clip: Clip, frame: Frame, output: Output) -> bytes:
         raise BadClip(f"a frame of it cannot be written: {error}", clip.path) from None
     if clip.size not in ((0, 0), picture.size):
         sizes = " and then ".join(f"{width} x {height}" for width, height in (clip.size, picture.size))
-        raise BadClip(f"its frames have {sizes} pixels: name the height and width that they shall have", clip.path)
+        raise BadClip(f"its frames have {sizes} pixels; --resize_height and --resize_width make it one", clip.path)
     clip.size = picture.size
     return output.file(picture, output.encode_type)
 

@@ -81,8 +81,7 @@ class _Guarded:
         if not self.frames:
             raise BadClip(f"it is no video that can be decoded: {why}; expected {_EXPECTED}", self.path) from None
         raise BadClip(
-            f"it is damaged, or has been cut off, behind frame {self.frames}: {why}; a limit of frames takes what is "
-            "before",
+            f"it is damaged, or has been cut off, behind frame {self.frames}: {why}; --max_frames takes what is before",
             self.path,
         ) from None
 

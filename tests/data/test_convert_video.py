@@ -2,9 +2,12 @@
 
 import errno
 import os
+import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -231,7 +234,7 @@ def test_files_that_are_no_videos(content, tmp_path):
         ("mp4", {}, "it is no video|there is no video stream"),  # its table comes last
         ("mp4", {"movflags": "faststart"}, r"behind frame \d+: "),
         ("avi", {}, r"behind frame \d+: |it is no video"),
-        ("mkv", {}, r"behind frame \d+: its header says 1\.6 s, 0\.\d+ s are there; a limit of frames takes what is b"),
+        ("mkv", {}, r"behind frame \d+: its header says 1\.6 s, 0\.\d+ s are there; --max_frames takes what is b"),
         ("webm", {}, r"behind frame \d+: its header says 1\.6 s"),
         ("mpg", {}, r"behind frame \d+: a part of the file is missing"),
     ],
@@ -246,7 +249,9 @@ def test_clips_that_are_damaged_in_the_middle(kind, tmp_path):
     content = bytearray(write_clip(tmp_path / f"whole.{kind}", moving_squares(40)).read_bytes())
     place = len(content) * 4 // 10
     content[place : place + 200] = np.random.RandomState(1).bytes(200)
-    no_clip(tmp_path / f"x.{kind}", content, r"x\.\w+: it is damaged, or has been cut off, behind frame \d+: .*limit")
+    no_clip(
+        tmp_path / f"x.{kind}", content, r"x\.\w+: it is damaged, or has been cut off, behind frame \d+: .*--max_frames"
+    )
     done = convert_video([str(tmp_path / f"x.{kind}")], str(tmp_path / "begin"), PNG, Taken(max_frames=3))
     assert done.frames == 3
 
@@ -346,7 +351,7 @@ def test_frames_of_several_sizes(tmp_path, capfd):
             for packet in [*encoder.encode(frame), *encoder.encode(None)]:
                 packet.stream, packet.pts, packet.dts = streams[0], number, number
                 file.mux(packet)
-    with pytest.raises(BadClip, match="its frames have 32 x 32 and then 48 x 48 pixels: name the height and width"):
+    with pytest.raises(BadClip, match="its frames have 32 x 32 and then 48 x 48 pixels; --resize_height and"):
         convert_video([str(tmp_path / "a.avi")], str(tmp_path / "out"))
     assert convert_video([str(tmp_path / "a.avi")], str(tmp_path / "out"), Output(height=8, width=8)).frames == 2
     clips = [str(write_clip(tmp_path / f"{side}.mkv", greys(1, side, side))) for side in (16, 32)]
@@ -402,6 +407,22 @@ def test_the_folder_appears_when_it_is_complete(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "out"]
 
 
+def test_an_interrupt_does_not_wait_for_the_end_of_clips(tmp_path):
+    clip = write_clip(tmp_path / "a.mkv", greys(50) * 20)
+    seen = []
+
+    def progress(frames):
+        seen.append(frames)
+        if len(seen) == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.02)
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_video([str(clip)], str(tmp_path / "out"), progress=progress)
+    assert seen[-1] < 500
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mkv"]
+
+
 def test_a_full_disk(grey, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -438,7 +459,7 @@ def test_names_with_blanks(tmp_path):
         ({"taken": Taken(every=2, fps=5)}, "fps and every exclude each other"),
         ({"taken": Taken(every=0)}, "every: expected 1 to"),
         ({"taken": Taken(fps=float("nan"))}, "fps: expected 0 to 100000, got nan"),
-        ({"val_fraction": 0.5}, "val_fraction sets pieces aside: name the frames of a piece"),
+        ({"val_fraction": 0.5}, "val_fraction sets pieces aside: say how long they are"),
         ({"val_fraction": 1.0, "taken": Taken(piece=2)}, "val_fraction: expected 0 to 0.99, got 1"),
         ({"val_fraction": 0.01, "taken": Taken(piece=2)}, r"val_fraction 0\.01 of 10 pieces leaves none for val\.txt"),
         ({"val_fraction": 0.99, "taken": Taken(piece=2)}, r"leaves none for train\.txt"),
