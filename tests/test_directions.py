@@ -163,6 +163,7 @@ SPEAKERS = {
     "h5py": ["weights/h5_file.py"],
     "onnx": ["exchange/onnx_file.py"],
     "pycocotools": ["data/annotations.py"],
+    "av": ["data/video_file.py"],
     "matplotlib": ["report/plot.py", "report/scorecard.py", "examine/rates.py"],
     "pygraphviz": ["report/draw_net.py"],
     "tensorboardX": ["report/tensorboard.py"],

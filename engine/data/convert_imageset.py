@@ -89,17 +89,21 @@ class Output:
             width, height = max(1, round(width * scale)), max(1, round(height * scale))
         return width, height
 
+    def picture(self, original: Image.Image) -> Image.Image:
+        """What an image becomes. Raises UndecodableImage."""
+        color = GRAY if self.gray else COLOR
+        image = original.convert(color) if original.mode != color else original
+        size = self.size_of(image)
+        return image if size == image.size else resized(image, size, Image.Resampling.BILINEAR)
+
     def datum(self, datum: proto.Datum) -> proto.Datum:
         """What is stored in place of a Datum, with its labels. Raises ImageError."""
-        color = GRAY if self.gray else COLOR
         original = decode_bytes(datum.data) if datum.encoded else decode(datum)
         if isinstance(original, np.ndarray) and not (self.encoded or self.height or self.shorter_side or self.max_side):
-            if original.shape[2] == len(color) or original.dtype != np.uint8:
+            if original.shape[2] == len(GRAY if self.gray else COLOR) or original.dtype != np.uint8:
                 return datum  # numbers that stay as they are
         original = as_pillow(original)
-        image = original.convert(color) if original.mode != color else original
-        if (size := self.size_of(image)) != image.size:
-            image = resized(image, size, Image.Resampling.BILINEAR)
+        image = self.picture(original)
         result = proto.Datum()
         if self.encoded:
             result.encoded, result.data = True, self._encode(datum, original, image)
@@ -123,11 +127,15 @@ class Output:
     def _encode(self, datum: proto.Datum, original: Image.Image, image: Image.Image) -> bytes:
         """The file's own bytes where they are what is asked for: nothing is lost by a second compression."""
         own = image_kind(datum.data) if datum.encoded else ""
-        kind = _KINDS[self.encode_type or own or "jpg"]
-        if own and _KINDS[own] == kind and image.size == original.size and image.mode == original.mode:
+        kind = self.encode_type or own or "jpg"
+        if own and _KINDS[own] == _KINDS[kind] and image.size == original.size and image.mode == original.mode:
             return datum.data
+        return self.file(image, kind)
+
+    def file(self, image: Image.Image, kind: str) -> bytes:
+        """The bytes of an image file. kind: as encode_type."""
         encoded = io.BytesIO()
-        image.save(encoded, kind, **({"quality": self.quality} if kind == "JPEG" else {}))
+        image.save(encoded, _KINDS[kind], **({"quality": self.quality} if _KINDS[kind] == "JPEG" else {}))
         return encoded.getvalue()
 
 

@@ -189,6 +189,18 @@ def add_in_out(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """What pictures become that are written to a database."""
+    add_sizes(parser)
+    parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
+    parser.add_argument(
+        "--encode_type",
+        default="",
+        metavar="KIND",
+        help="format of --encoded: jpg, png, bmp (default: each file's own)",
+    )
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Sizes and channels of pictures that are written, and how well JPEGs of them are."""
     parser.add_argument(
         "--resize_height", type=side, default=0, metavar="N", help="0: keep each image's height (default)"
     )
@@ -202,11 +214,4 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "--max_side", type=side, default=0, metavar="N", help="shrink images whose longer side is more than N"
     )
     parser.add_argument("--gray", action="store_true", help="store one channel")
-    parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
-    parser.add_argument(
-        "--encode_type",
-        default="",
-        metavar="KIND",
-        help="format of --encoded: jpg, png, bmp (default: each file's own)",
-    )
     parser.add_argument("--quality", type=positive, default=95, metavar="Q", help="of JPEGs, 1 to 100 (default: 95)")

@@ -174,7 +174,7 @@ def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: st
 
 
 def asked_output(options: Namespace) -> Output:
-    """What pictures become, by the arguments of add_output()."""
+    """What pictures become, by the arguments of add_output() or add_sizes()."""
     from engine.data.convert_imageset import Output
 
     return Output(
@@ -183,7 +183,7 @@ def asked_output(options: Namespace) -> Output:
         shorter_side=options.shorter_side,
         max_side=options.max_side,
         gray=options.gray,
-        encoded=options.encoded,
+        encoded=getattr(options, "encoded", True),
         encode_type=options.encode_type,
         quality=options.quality,
     )

@@ -1,8 +1,8 @@
 """Makes clips of digits that bounce within 16 x 16 pixels: python examples/adversarial/moving_digits.py FOLDER
 
 Digits of the training set fill FOLDER/train, those of the test set FOLDER/test: a folder of image_0001.png, ... for
-each clip, and FOLDER/train.txt, FOLDER/test.txt, the lists that VideoData reads. A clip of a camera is the same: a
-folder of its frames (`ffmpeg -i clip.mp4 clip/image_%04d.png`) and a line `clip FRAMES 0`.
+each clip, and FOLDER/train.txt, FOLDER/test.txt, the lists that VideoData reads. `engine convert_video` makes such
+folders and lists of a camera's clips.
 """
 
 import argparse

@@ -1,12 +1,15 @@
 """Writes two nets that predict a clip's next six frames, of 3-D convolutions and deconvolutions:
 
     python examples/adversarial/video_gan.py --size small --source FOLDER
-    python examples/adversarial/video_gan.py --size full --source FOLDER
+    python examples/adversarial/video_gan.py --size colour --source FOLDER --test_list val.txt
+    python examples/adversarial/video_gan.py --size full --source FOLDER --test_list val.txt
 
-small: 16 x 16 grey. full: 128 x 128 in colour, generator and discriminator of the PRACE guide's size (section 6.1).
-FOLDER has train.txt and test.txt, lists for VideoData. The generator halves the sides in each of its convolutions,
-mixes the frames in `middle`, doubles the sides again, and adds what it finds to the last frame that it has seen. The
-discriminator gives all twelve frames a score.
+small: 16 x 16 grey. colour: 32 x 32, cut out of larger frames, each time at another place. full: 128 x 128 in colour,
+generator and discriminator of the PRACE guide's size (section 6.1). FOLDER has train.txt and test.txt, lists for
+VideoData, or, of engine convert_video, train.txt and val.txt.
+
+The generator halves the sides in each of its convolutions, mixes the frames in `middle`, doubles the sides again, and
+adds what it finds to the last frame that it has seen. The discriminator gives all twelve frames a score.
 """
 
 import argparse
@@ -24,7 +27,7 @@ FRAMES = 6
 class Size:
     """widths: channels after each convolution that halves the sides. middle: of the generator's convolutions between
     those and the deconvolutions, the frames of the kernel and the channels. behind: channels of the convolutions that
-    the discriminator has after its own.
+    the discriminator has after its own. cropped: whether frames are cut to the side, instead of resized.
     """
 
     side: int
@@ -33,10 +36,12 @@ class Size:
     widths: tuple[int, ...]
     middle: tuple[tuple[int, int], ...]
     behind: tuple[int, ...]
+    cropped: bool = False
 
 
 SIZES = {
     "small": Size(16, 1, 16, (16, 32), ((5, 32), (5, 32)), ()),
+    "colour": Size(32, 3, 8, (32, 64), ((5, 64), (5, 64)), (), cropped=True),
     "full": Size(128, 3, 1, (128, 256, 512, 1024), ((3, 1184), (3, 1024)), (1024, 704)),
 }
 
@@ -70,21 +75,23 @@ def halving(prefix: str, bottom: str, widths: tuple[int, ...]) -> tuple[str, str
     return text, bottom
 
 
-def data(size: Size, source: str) -> str:
+def data(size: Size, lists: dict[str, str]) -> str:
     """Clips of twelve frames, N x channels x 12 x side x side, cut into past and future; the last frame, six times."""
     text = ""
-    for phase in ("TRAIN", "TEST"):
+    for phase, source in lists.items():
         grey = "\n    grayscale: true" if size.channels == 1 else ""
         shuffle = "\n    shuffle: true" if phase == "TRAIN" else ""
+        resize = f"\n    new_height: {size.side}\n    new_width: {size.side}"
+        crop = ""
+        if size.cropped:
+            resize, crop = "", f" crop_size: {size.side}" + (" mirror: true" if phase == "TRAIN" else "")
         body = f"""include {{ phase: {phase} }}
-transform_param {{ mean_value: 127.5 scale: 0.00784313725 }}
+transform_param {{ mean_value: 127.5 scale: 0.00784313725{crop} }}
 video_data_param {{
-    source: "{source}/{phase.lower()}.txt"
+    source: "{source}"
     name_pattern: "image_%04d.png"
     modality: RGB{grey}
-    new_length: {2 * FRAMES}
-    new_height: {size.side}
-    new_width: {size.side}
+    new_length: {2 * FRAMES}{resize}
     batch_size: {size.batch}{shuffle}
 }}"""
         text += layer("clips", "VideoData", "", "stack no_label", body)
@@ -110,7 +117,7 @@ def tests() -> str:
     return text
 
 
-def generator(size: Size, source: str) -> str:
+def generator(size: Size, lists: dict[str, str]) -> str:
     text, blob = halving("g_down", "past", size.widths)
     for number, (frames, width) in enumerate(size.middle, start=1):
         name, pad = f"g_middle{number}", (frames // 2, 1, 1)
@@ -124,7 +131,7 @@ def generator(size: Size, source: str) -> str:
     text += layer("made", "Eltwise", f"copy {blob}", "made", "eltwise_param { operation: SUM }")
     weight = 10 / (size.channels * size.side**2)
     text += layer("distance", "EuclideanLoss", "made future", "distance", f"loss_weight: {weight:.6g}")
-    return f'name: "video_generator"\n{data(size, source)}{text}{tests()}'
+    return f'name: "video_generator"\n{data(size, lists)}{text}{tests()}'
 
 
 def discriminator(size: Size) -> str:
@@ -145,10 +152,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the two nets of a video GAN.")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--source", default="examples/adversarial/clips", help="the folder of the lists of clips")
+    parser.add_argument("--test_list", default="test.txt", help="the list of clips to test with, in that folder")
     parser.add_argument("--to", type=Path, default=Path("examples/adversarial"), help="the folder to write to")
     options = parser.parse_args()
     size = SIZES[options.size]
-    (options.to / "video_generator.prototxt").write_text(generator(size, options.source))
+    lists = {"TRAIN": f"{options.source}/train.txt", "TEST": f"{options.source}/{options.test_list}"}
+    (options.to / "video_generator.prototxt").write_text(generator(size, lists))
     (options.to / "video_discriminator.prototxt").write_text(discriminator(size))
 
 

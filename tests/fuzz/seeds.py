@@ -21,6 +21,7 @@ from engine.data.example import record, serialise
 from engine.exchange.onnx_export import export_onnx
 from engine.exchange.torch_file import write_state
 from engine.weights.protobuf import fill_blob
+from tests.data.clips import KINDS, moving_squares, write_clip
 
 FORMATS = {
     "JPEG": ["RGB", "L", "CMYK"],
@@ -154,6 +155,12 @@ def means() -> list[bytes]:
     newer = proto.raw.BlobProto(data=[b"\0" * 48])
     newer.shape.dim.extend([3, 2, 2])
     return [blob.SerializeToString(), newer.SerializeToString()]
+
+
+def clips() -> list[bytes]:
+    """In each format, six frames of 24 x 24 pixels."""
+    frames = moving_squares(6, 24, 24)
+    return [contents(lambda path: write_clip(path, frames), f"x.{kind}") for kind in KINDS]
 
 
 def zips() -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import read_mean
 from engine.data.registry import open_source
 from engine.data.transform import Transformer
+from engine.data.video_file import read_frames
 from engine.errors import ConfigError, DataError
 from engine.exchange.onnx_import import import_onnx
 from engine.exchange.torch_file import read_state
@@ -245,6 +247,17 @@ def all_items(path: str) -> None:
     source = open_source(path)
     for index in range(min(len(source), 50)):
         source.item(index)
+
+
+@target(300, seeds=seeds.clips, guided=False)
+def clip(folder: Path) -> Run:
+    """A video file; FFmpeg tells its format by its content."""
+
+    def read(path: str) -> None:
+        for frame in islice(read_frames(path), 50):
+            frame.pixels()
+
+    return of_file(folder / "x.mp4", read)
 
 
 @target(500, seeds=seeds.tars)
