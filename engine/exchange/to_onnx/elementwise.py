@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.layers.base import Layer
     from engine.layers.eltwise import Eltwise
     from engine.layers.exp import Exp
+    from engine.layers.elu import ELU
     from engine.layers.prelu import PReLU
 
 
@@ -40,7 +41,7 @@ def _prelu(out: Writer, layer: PReLU, x: str) -> str:
 
 
 @exports("ELU")
-def _elu(out: Writer, layer: Layer, x: str) -> str:
+def _elu(out: Writer, layer: ELU, x: str) -> str:
     return scaled(out, out.op("Elu", x, alpha=layer.message.elu_param.alpha), layer.factor)
 
 
