@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_writer import Writer
     from engine.layers.base import Layer
     from engine.layers.eltwise import Eltwise
-    from engine.layers.exp import Exp
     from engine.layers.elu import ELU
+    from engine.layers.exp import Exp
     from engine.layers.prelu import PReLU
 
 
