@@ -26,7 +26,8 @@ inline __attribute__((always_inline)) void store(float value, bf16& into) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    into.bits = uint16_t(rounded >> 16);
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    into.bits = uint16_t((is_nan ? bits | 0x400000 : rounded) >> 16);
 }
 
 }  // namespace engine

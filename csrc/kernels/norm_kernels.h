@@ -48,7 +48,8 @@ ENGINE_INLINE void store(bf16* into, Vector value) {
     if (past_caches) return _mm256_stream_si256(reinterpret_cast<__m256i*>(into), halves);
 #else
     const Bits bits = Bits(value);
-    const Halves halves = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, Halves);
+    const Bits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    const Halves halves = __builtin_convertvector(((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded) >> 16, Halves);
 #endif
     __builtin_memcpy(into, &halves, sizeof(halves));
 }

@@ -92,6 +92,7 @@ std::array<float, 4> cubic(double x) {
 // Blue, green, red in 0 to 1: the hue is turned by degrees, the saturation multiplied.
 void turn_colours(float& blue, float& green, float& red, double degrees, double saturation) {
     const double most = std::max({blue, green, red}), range = most - std::min({blue, green, red});
+    if (!std::isfinite(range)) return;  // such a pixel stays what it is
     const double unit = 60 / (range + FLT_EPSILON);
     double hue = most == red     ? (green - blue) * unit
                  : most == green ? 120 + (blue - red) * unit

@@ -17,9 +17,9 @@
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED float length_of(const float* x, int64_t count) {
+// One after the other: weights are divided by it on every rank, whatever the width of its vectors.
+float length_of(const float* x, int64_t count) {
     double sum = 0;
-#pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) sum += double(x[i]) * double(x[i]);
     return float(std::sqrt(sum));
 }

@@ -2,6 +2,7 @@
 // inputs: x (N, C, H, W), any layout with rows of channels; outputs: y and its mask, as x; attributes: kernel, stride,
 // pad (two each). Windows are clipped to the plane.
 #include <algorithm>
+#include <cfloat>
 
 #include "kernels/vectorised.h"
 #include "kernels/whole.h"
@@ -24,9 +25,16 @@ struct Axis {
     }
 };
 
+constexpr float nowhere = -1;  // in the mask, for a window of which nothing is in the plane: Caffe's number
+
 // `lanes` neighbouring channels at one place of the top: `step` elements lie between positions of the plane.
 ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t lanes, int64_t step, int64_t width,
                                   Extent rows, Extent columns) {
+    if (rows.begin >= rows.end || columns.begin >= columns.end) {  // beyond the plane
+        std::fill_n(y, lanes, -FLT_MAX);
+        std::fill_n(mask, lanes, nowhere);
+        return;
+    }
     const int64_t first = rows.begin * width + columns.begin;
     std::copy_n(x + first * step, lanes, y);
     std::fill_n(mask, lanes, float(first));
@@ -48,9 +56,11 @@ ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t
 ENGINE_VECTORISED void pool_row(const float* x, float* y, float* mask, const Axis& axis, Extent rows) {
     const Axis a = axis;
     for (int64_t i = 0; i < a.pooled; i++) {
-        const int64_t first = rows.begin * a.size + a.extent(i).begin;
-        y[i] = x[first];
-        mask[i] = float(first);
+        const Extent columns = a.extent(i);
+        const bool empty = rows.begin >= rows.end || columns.begin >= columns.end;
+        const int64_t first = rows.begin * a.size + columns.begin;
+        y[i] = empty ? -FLT_MAX : x[first];
+        mask[i] = empty ? nowhere : float(first);
     }
     for (int64_t row = rows.begin; row < rows.end; row++)
         for (int64_t offset = 0; offset < a.kernel; offset++) {
@@ -119,7 +129,7 @@ public:
             for (int64_t at = 0; at < places; at++)
                 for (int64_t lane = 0; lane < x_.lanes; lane++) {
                     const int64_t i = at * y_.inner_stride + lane;
-                    wanted[whole(mask[i]) * x_.inner_stride + lane] += given[i];
+                    if (mask[i] >= 0) wanted[whole(mask[i]) * x_.inner_stride + lane] += given[i];
                 }
         }
     }

@@ -61,9 +61,9 @@ public:
         pooled_w_ = out[3];
         image_of_.resize(rois_);
         const TensorPtr y = output(0, layout_like(input(0)->layout, out, memory::data_type::f32));
-        from_ = rows_of(input(0)->layout);
-        to_ = rows_of(y->layout);
-        if (from_.lanes != to_.lanes) throw std::invalid_argument("no kernel for " + layout_name(input(0)->layout));
+        const BottomAndTop rows = rows_of_both(input(0)->layout, y->layout);
+        from_ = rows.bottom;
+        to_ = rows.top;
         which_ =
             workspace("which", plain_layout({int64_t(y->layout.get_size() / sizeof(float))}, memory::data_type::s32));
         touch(Pass::forward, {input(0), input(1), y, which_});
@@ -114,16 +114,6 @@ public:
 
 private:
     static constexpr int32_t nothing = -1;
-
-    // One pixel alone could be seen as channels side by side, too: not here, where both blobs must be seen alike.
-    static ChannelRows rows_of(const Layout& layout) {
-        const Dims dims = layout.get_dims();
-        const int64_t inner = dims[2] * dims[3];
-        if (is_plain(layout)) return {dims[0], dims[1], inner, 1, dims[1] * inner, inner, 1};
-        const auto rows = channel_rows(layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
-        return *rows;
-    }
 
     int32_t* picked() const { return static_cast<int32_t*>(which_->buffer->address()); }
     float* wanted(int64_t n, int64_t block, int64_t pixel) const {

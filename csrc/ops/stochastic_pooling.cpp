@@ -44,7 +44,7 @@ public:
                 return;
             }
             const double threshold = double(chance) * sum;
-            int64_t chosen = -1, last = 0;
+            int64_t chosen = -1, last = -1;  // -1: nothing of the window is in the plane
             double so_far = 0;
             each_place(window, [&](int64_t at) {
                 so_far += x[at];
@@ -53,7 +53,7 @@ public:
             });
             if (chosen < 0) chosen = last;
             which_->data()[top] = float(chosen);
-            outputs_[0]->data()[top] = x[chosen];
+            outputs_[0]->data()[top] = chosen < 0 ? 0 : x[chosen];
         });
     }
 
@@ -63,7 +63,7 @@ public:
             const float given = outputs_[0]->diff->data()[top], known = which_->data()[top];
             float* const wanted = input(0)->diff->data() + bottom;
             if (samples_) {
-                wanted[int64_t(known)] += given;
+                if (known >= 0) wanted[int64_t(known)] += given;
             } else if (known > 0) {
                 const float* const x = input(0)->data() + bottom;
                 const float y = outputs_[0]->data()[top];

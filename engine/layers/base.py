@@ -152,6 +152,11 @@ class Layer:
         return self.is_sink
 
     @property
+    def rescales_weights(self) -> bool:
+        """Whether a forward brings rows of the weights to length 1, where they are."""
+        return False
+
+    @property
     def training(self) -> bool:
         return self.phase == 0
 

@@ -72,9 +72,15 @@ class Convolution(Weighted):
             raise self.error("fusion_type is written by Intel's own graph compiler; expected the net without it")
         if param.conv_algorithm not in ("auto", "direct", "winograd"):
             raise self.error(f"expected conv_algorithm auto, direct or winograd, got '{param.conv_algorithm}'")
-        self.bf16 = self.bf16 and self._between_windows() <= FURTHEST
         top = (*self.shapes[0][: self.axis], param.num_output, *self._spatial_output(shape[2:]))
+        self.bf16 = self.bf16 and self._between_windows() <= FURTHEST and not self._has_short_rows(top)
         return [top] * len(self.shapes)
+
+    def _has_short_rows(self, top: Shape) -> bool:
+        """Whether the rows that windows move over are shorter than their stride, and padded: in bf16 oneDNN 3.2's
+        gradient of the weights then reads scratch memory that nobody has written."""
+        window, moved_over = self.window, top if self.op_type == "Deconvolution" else self.shapes[0]
+        return bool(window["pad"]) and window["pad"][-1] > 0 and moved_over[-1] < window["stride"][-1]
 
     def _between_windows(self) -> int:
         """Pixels that no window covers, between two along an axis."""

@@ -32,6 +32,10 @@ class InnerDistance(Layer):
         return self.message.inner_distance_param
 
     @property
+    def rescales_weights(self) -> bool:
+        return self.param.normalize
+
+    @property
     def constant_bottoms(self) -> frozenset[int]:
         return frozenset({len(self.bottoms) - 1} if self.param.update_center_only else ())
 

@@ -38,6 +38,10 @@ class InnerProduct(Weighted):
         return self.axis == 1 and len(self.shapes[0]) <= MAX_KERNEL_AXES
 
     @property
+    def rescales_weights(self) -> bool:
+        return self.param.normalize
+
+    @property
     def takes_rows(self) -> bool:
         return not self._is_direct
 

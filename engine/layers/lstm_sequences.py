@@ -30,6 +30,11 @@ class Lstm(Layer):
         return self.message.lstm_param
 
     @property
+    def remembers(self) -> bool:
+        """The states, for the next batch, unless all sequences begin with it."""
+        return len(self.message.bottom) == 2
+
+    @property
     def steps_and_batch(self) -> tuple[int, int]:
         """T and N."""
         first, *others = self.shapes[0]

@@ -89,6 +89,10 @@ class MarginInnerProduct(MarginLayer):
     unit_weights = True
 
     @property
+    def rescales_weights(self) -> bool:
+        return True
+
+    @property
     def param(self) -> proto.MarginInnerProductParameter:
         return self.message.margin_inner_product_param
 

@@ -37,6 +37,11 @@ class Recurrent(Layer):
         return self.states if self.param.expose_hidden else 0
 
     @property
+    def remembers(self) -> bool:
+        """The states, for the next batch, where they are no tops."""
+        return not self.exposed
+
+    @property
     def bottom_range(self) -> tuple[int, int]:
         return 2 + self.exposed, 3 + self.exposed
 

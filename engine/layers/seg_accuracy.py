@@ -24,6 +24,11 @@ class SegAccuracy(Layer):
     differentiable = False
     constant_bottoms = frozenset({1})
 
+    @property
+    def remembers(self) -> bool:
+        """The pixels so far."""
+        return not self.message.seg_accuracy_param.reset
+
     def infer(self) -> list[Shape]:
         scores, labels = self.shapes
         if len(scores) < 2:

@@ -32,6 +32,12 @@ class Sharding:
             raise ConfigError(
                 "comm_param { shard_updates } does not go together with model_parallel: take one of them out"
             )
+        rescaled = next((layer for layer in net.graph.layers if layer.rescales_weights), None)
+        if rescaled is not None and (self._rounds or asynchronous):
+            raise rescaled.error(
+                "brings its weights to length 1 in each forward, and ranks keep others that are updated: it does not "
+                "go together with comm_param { shard_updates } and BF16, or mode: ASYNC"
+            )
         self.net, self.world = net, world
         self.shares = Shares(buckets, settings.chunk_bytes, world.rank, world.size)
         self._masters: Arena | None = None

@@ -336,3 +336,24 @@ def test_weights_lie_as_kernels_take_them_once_somebody_has_looked(net, plain):
         return [op for op in range(len(program)) for backward, *_ in program.reorders(op) if not backward]
 
     assert reorders(net) == reorders(plain)
+
+
+def test_nets_that_remember_are_never_repeated(tmp_path):
+    """Looking at an inner blob may not change what a recurrent net knows of the batches before."""
+    text = """layer { name: "x" type: "Input" top: "x" top: "cont"
+      input_param { shape { dim: 2 dim: 1 dim: 3 } shape { dim: 2 dim: 1 } } }
+    layer { name: "l" type: "%s" bottom: "x" bottom: "cont" top: "h" recurrent_param { num_output: 4
+      weight_filler { type: "uniform" min: -0.5 max: 0.5 } } }
+    layer { name: "ip" type: "InnerProduct" bottom: "h" top: "ip" inner_product_param { num_output: 2
+      weight_filler { type: "xavier" } } }"""
+    for kind in ("LSTM", "GRU", "RNN"):
+        (tmp_path / "net.prototxt").write_text(text % kind)
+        looked, blind = (caffe.Net(str(tmp_path / "net.prototxt"), caffe.TEST) for _ in range(2))
+        random = np.random.default_rng(3)
+        for step in range(4):
+            x = random.normal(size=(2, 1, 3)).astype(np.float32)
+            for net in (looked, blind):
+                net.blobs["x"].data[...], net.blobs["cont"].data[...] = x, step > 0
+                net.forward()
+            looked.blobs["h"].data.sum()
+        assert looked.blobs["ip"].data.tobytes() == blind.blobs["ip"].data.tobytes(), kind

@@ -6,7 +6,16 @@ import pytest
 from engine import proto
 from engine.net import PASSES
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    inputs,
+    make_net,
+    net_text,
+    run,
+)
 
 CASES = ["2x2", "3s2", "3s2p1", "ceil_clip", "floor", "global", "overlap", "rect"]
 # The border of some windows lies beyond bottom and padding: rounding up, with padding on one axis or on both.
@@ -287,3 +296,28 @@ def test_errors_of_mask_and_stochastic():
         layer("kernel_size: 3 pad: 1", "STOCHASTIC"), x=(1, 1, 5, 5)
     )
     assert "expected planes of at most 16777216 pixels" in error_of(with_mask("kernel_size: 2"), x=(1, 1, 4097, 4096))
+
+
+@pytest.mark.parametrize("layout", ["plain", "blocked"])
+def test_a_window_beyond_the_plane_has_no_place_in_the_mask(layout):
+    """As in Caffe: -FLT_MAX, from place -1; nothing goes back from there."""
+    conv = """layer { name: "c" type: "Convolution" bottom: "x" top: "c"
+      convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "constant" value: 1 } } }"""
+    below = "c" if layout == "blocked" else "x"
+    text = (
+        (conv if layout == "blocked" else "")
+        + f'''
+    layer {{ name: "p" type: "Pooling" bottom: "{below}" top: "y" top: "mask"
+      pooling_param {{ kernel_size: 1 stride: 5 }} }}'''
+    )
+    net = make_net(net_text(text, x=(1, 1, 3, 3)))
+    inputs(net)["x"].set(np.arange(1, 10, dtype=np.float32).reshape(1, 1, 3, 3))
+    found = net.forward()
+    lowest = np.finfo(np.float32).min
+    assert (found["mask"][0, 0] == [[0, -1], [-1, -1]]).all()
+    assert (found["y"][0, 0] == [[1, lowest], [lowest, lowest]]).all()
+    net.set_top_diff("y", np.ones_like(found["y"]))
+    net.backward()
+    expected = np.zeros((3, 3))
+    expected[0, 0] = found["y"].shape[1]
+    assert (np.asarray(inputs(net)["x"].diff)[0, 0] == expected).all()

@@ -10,7 +10,7 @@ from engine.comm.buckets import make_buckets
 from engine.comm.shares import Shares, bounds_of_shares
 from engine.errors import ConfigError
 from tests.mpi import run_ranks
-from tests.solver.harness import different, digits_net, distance, in_files, make_solver, solve
+from tests.solver.harness import all_fine, different, digits_net, distance, in_files, make_solver, solve
 from tests.solver.test_restart import start, train
 from tests.watchdog.test_dead_rank import pid_of_rank
 
@@ -199,3 +199,22 @@ def test_layers_in_parts_are_refused():
     done = run_ranks(2, DIVIDED)
     expected = "comm_param { shard_updates } does not go together with model_parallel: take one of them out"
     assert done.stdout.count(expected) == 2, done.stdout + done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("comm", ["shard_updates: true compression: BF16", "mode: ASYNC"])
+def test_layers_that_rescale_their_weights_are_refused(comm):
+    """The masters, which are updated, would not be rescaled."""
+    program = f"""
+from engine.comm.world import world
+from engine.errors import ConfigError
+from tests.solver.harness import *
+net = digits_net(8).replace("num_output: 10", "num_output: 10 normalize: true bias_term: false")
+try:
+    make_solver("comm_param {{ {comm} }}", net, world=world())
+except ConfigError as error:
+    assert "layer 'ip2'" in str(error) and "brings its weights to length 1" in str(error), error
+    print("fine", flush=True)
+world().close()
+"""
+    all_fine(2, program)

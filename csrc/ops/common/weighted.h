@@ -54,7 +54,7 @@ public:
     void forward(const dnnl::stream& stream) override {
         if (kept_weights_ && writes() != seen_) keep_parameters(stream);
         if (added_ && added_.get_data_handle() != outputs_[0]->data())
-            dnnl::reorder(added_, outputs_[0]->memory).execute(stream, added_, outputs_[0]->memory);
+            bring_added_.execute(stream, added_, outputs_[0]->memory);
         Op::forward(stream);
     }
 
@@ -114,6 +114,7 @@ protected:
             touch(Pass::forward, input(1));
         } else if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
             added_ = input(1)->memory;
+            bring_added_ = dnnl::reorder(added_, outputs_[0]->memory);
             touch(Pass::forward, input(1));
             const bool is_source = input(1)->buffer->root() == input(0)->buffer->root();  // read by the kernel as well
             if (added_.get_desc() == pd.dst_desc() && !is_source) may_overwrite(Pass::forward, input(1), outputs_[0]);
@@ -250,6 +251,7 @@ protected:
     TensorPtr passed_, copy_;
     Layout data_weights_;  // as the gradient of the data takes them, where forward should know
     memory added_;
+    dnnl::reorder bring_added_;
     memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel takes them
     static constexpr uint64_t never = UINT64_MAX;
     uint64_t seen_ = never;  // writes() when they were made

@@ -74,9 +74,7 @@ def _inner_product(out: Writer, layer: InnerProduct, x: str) -> str:
     weights, *bias = out.params(layer)
     if layer.param.normalize:
         (values, *_) = out.arrays(layer)
-        lengths = np.sqrt(
-            np.square(values.astype(np.float64)).sum(axis=0 if layer.param.transpose else 1, keepdims=True)
-        )
+        lengths = np.sqrt(np.square(values.astype(np.float64)).sum(axis=1, keepdims=True))
         weights = (values / lengths).astype(np.float32)
     axis, transpose = layer.axis, layer.param.transpose
     if axis == 1:
