@@ -220,7 +220,7 @@ class Solver:
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
-        if Path(path) == self.snapshots.names(saved.iteration)[1]:
+        if self.world.broadcast_object(Path(path) == self.snapshots.names(saved.iteration)[1]):  # names may have ranks
             self._restored_at = saved.iteration
         self.find_best()
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
