@@ -5,6 +5,7 @@
 // linear_before_reset. attributes: linear_before_reset.
 #include <algorithm>
 
+#include "kernels/add_row.h"
 #include "kernels/squash.h"
 #include "ops/common/recurrence.h"
 
@@ -68,11 +69,6 @@ ENGINE_VECTORISED void reset_gradient_row(const float* r, const float* reset, fl
         of_r[d] = given[d] * reset[d] * r[d] * (1 - r[d]);
         given[d] *= r[d];
     }
-}
-
-ENGINE_VECTORISED void add_row(const float* x, float* y, int64_t units) {
-#pragma omp simd
-    for (int64_t d = 0; d < units; d++) y[d] += x[d];
 }
 
 class GRU : public Recurrence {

@@ -3,20 +3,14 @@
 // `transpose`, and bias (O); attributes: bias, transpose, and the kernels of its passes (weighted.h).
 #include <algorithm>
 
+#include "kernels/add_row.h"
 #include "kernels/bf16.h"
-#include "kernels/vectorised.h"
 #include "ops/common/long_product.h"
 #include "ops/common/parts.h"
 #include "ops/common/weighted.h"
 
 namespace engine {
 namespace {
-
-template <typename Number>
-ENGINE_VECTORISED void add_row(const Number* row, float* sums, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) sums[i] += number(row[i]);
-}
 
 // Threads share the columns.
 template <typename Number>

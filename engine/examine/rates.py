@@ -14,11 +14,12 @@ import numpy as np
 
 from engine import proto
 from engine.data.feeder import Feeder
-from engine.errors import ConfigError, EngineError, NumericalError
+from engine.errors import EngineError, NumericalError
 from engine.files import atomic_write
 from engine.report.log import log, warn
 from engine.report.observer import Observer, StepRecord
 from engine.report.plot import write_picture
+from engine.solver.modes import require_sync
 from engine.solver.resolve import twins
 from engine.solver.signals import Signals
 from engine.solver.solver import Solver
@@ -120,12 +121,7 @@ def find_rates(
 
     Raises what training raises, but for a loss that diverges.
     """
-    if mode := config.message.comm_param.mode:
-        raise ConfigError(
-            f"comm_param.mode: {proto.CommParameter.Mode.Name(mode)}: ranks would see the loss diverge at different "
-            "steps; --set comm_param.mode=SYNC",
-            config.place("comm_param.mode"),
-        )
+    require_sync(config, "has no one loss: ranks would see the loss diverge at different steps")
     watch = _Losses()
     param = _range_test(config, lowest, highest, iterations)
     solver = _Solver(param, world, observers=[watch], signals=Signals(), feeder=feeder)

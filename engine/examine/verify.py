@@ -23,6 +23,7 @@ from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import CommError, ConfigError
 from engine.report.table import table
+from engine.solver.modes import require_sync
 from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver
 from engine.solver.validate import leave_tests_out
@@ -82,12 +83,7 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
     names the iteration and the first parameter that differs by more, ConfigError for a net without data.
     """
     config = read()
-    if mode := config.message.comm_param.mode:
-        raise ConfigError(
-            f"comm_param.mode: {proto.CommParameter.Mode.Name(mode)} trains otherwise than one rank does: there is "
-            "nothing to compare; --set comm_param.mode=SYNC",
-            config.place("comm_param.mode"),
-        )
+    require_sync(config, "trains otherwise than one rank does: there is nothing to compare")
     many = _solver(config, world)
     if not many.feeder.batch_size:
         raise ConfigError("the train net has no data layer: there are no samples that ranks could share")

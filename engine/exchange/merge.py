@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.exchange.deploy_graph import DeployGraph
 from engine.exchange.onnx_writer import Writer
-from engine.exchange.to_onnx.normalisation import statistics
+from engine.exchange.to_onnx.normalisation import affine, statistics
 from engine.layers.base import Layer
 from engine.layers.batch_norm import BatchNorm
 from engine.layers.bn import BN
@@ -51,7 +51,9 @@ class Merger:
             return False
         if not (isinstance(layer, Scale) and layer.is_per_channel):
             return False
-        self.scales[before] = self._scale(layer)
+        own_scale, own_shift = affine(self._writer, cast(BatchNorm, before))
+        scale, shift = self._scale(layer)
+        self.scales[before] = own_scale * scale, own_shift * scale + shift
         return True
 
     def _scale(self, layer: Scale) -> Coefficients:
@@ -87,9 +89,7 @@ class Merger:
         if not isinstance(layer, BatchNorm) or not layer.use_global_stats or layer.message.batch_norm_param.relu:
             return None
         mean, variance = (each.astype(np.float64) for each in statistics(self._writer, layer))
-        scale, shift = np.ones_like(mean), np.zeros_like(mean)
-        if layer.has_scale:
-            scale, shift = (array.ravel().astype(np.float64) for array in self._writer.arrays(layer)[3:5])
+        scale, shift = (each.astype(np.float64) for each in affine(self._writer, layer))
         return _normalising(mean, variance, layer.message.batch_norm_param.eps, scale, shift)
 
 

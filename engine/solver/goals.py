@@ -40,9 +40,10 @@ class Goal:
         if not having:
             known = list(dict.fromkeys(name for names in outputs for name in names))
             raise ConfigError(f"{field}: no test net has an output '{output}'{suggestion(output, known)}")
-        if not set(having) - set(left_out):
+        usable = [index for index in having if index not in left_out]
+        if not usable:
             raise ConfigError(f"{field}: output '{output}' is of test net #{having[0]}, whose test_iter is 0")
-        self.index = next(index for index in having if index not in left_out)
+        self.index = usable[0]
         layers = tested[self.index].layers
         losses = {top.name for layer in layers for top, weight in zip(layer.tops, layer.loss_weights) if weight}
         self.sign = -1 if (output in losses if best_is is None else best_is == proto.LOWEST) else 1

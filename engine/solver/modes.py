@@ -9,6 +9,7 @@ from engine import proto
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engine.config import SolverConfig
     from engine.net import Net
 
 Mode = proto.CommParameter.Mode
@@ -68,6 +69,14 @@ def _of_async(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
         )
     if param.comm_param.HasField("servers") and param.comm_param.servers != 1:
         yield "comm_param.servers", f"comm_param.servers: mode: ASYNC has 1, got {param.comm_param.servers}"
+
+
+def require_sync(config: SolverConfig, why: str) -> None:
+    """Raises ConfigError for a solver of another mode. why: what ranks that do not wait would come to."""
+    if mode := config.message.comm_param.mode:
+        raise ConfigError(
+            f"comm_param.mode: {Mode.Name(mode)} {why}; --set comm_param.mode=SYNC", config.place("comm_param.mode")
+        )
 
 
 def refuse(net: Net, param: proto.SolverParameter, place: Callable[[str], str]) -> None:

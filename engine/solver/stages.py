@@ -105,11 +105,12 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
     prefixes: list[str] = []
     for number, config in enumerate(configs, start=1):
         for path in config.message.weights:
-            if _leaver(prefixes, path) is None and not is_regular(path):
+            stage = _leaver(prefixes, path)
+            if stage is None and not is_regular(path):
                 earlier = "; earlier stages leave " + " or ".join(f"{prefix}_iter_N.caffemodel" for prefix in prefixes)
                 what = f"weights '{path}' of stage {number} are not there{earlier if prefixes else ''}"
                 yield ConfigError(what, config.place("weights"))
-            elif (stage := _leaver(prefixes, path)) is not None and not _leaves(configs[stage].message, path):
+            elif stage is not None and not _leaves(configs[stage].message, path):
                 last, every = configs[stage].message.max_iter, configs[stage].message.snapshot
                 often = f"every {every} iterations and " if every else ""
                 what = (

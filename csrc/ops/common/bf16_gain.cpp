@@ -45,7 +45,7 @@ private:
 
 }  // namespace
 
-double bf16_gain() {
+static double measured() {
     const auto isa = int(dnnl::get_effective_cpu_isa()), needed = int(dnnl::cpu_isa::avx512_core_bf16);
     if ((isa & needed) != needed) return 0;
     const int threads = omp_get_max_threads();
@@ -58,6 +58,11 @@ double bf16_gain() {
     }
     omp_set_num_threads(threads);
     return in_wide / in_narrow;
+}
+
+double bf16_gain() {
+    static const double gain = measured();
+    return gain;
 }
 
 }  // namespace engine

@@ -2,19 +2,13 @@
 
 #include <algorithm>
 
-#include "kernels/bf16.h"
+#include "kernels/add_row.h"
 #include "kernels/chunks.h"
 #include "kernels/vectorised.h"
 #include "ops/common/long_product.h"
 
 namespace engine {
 namespace {
-
-template <typename Number>
-ENGINE_VECTORISED void add_row(const Number* x, float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] += number(x[i]);
-}
 
 template <typename Number>
 ENGINE_VECTORISED void scale_row(float factor, const float* x, Number* y, int64_t length) {

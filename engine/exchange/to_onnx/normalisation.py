@@ -27,19 +27,23 @@ def statistics(out: Writer, layer: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
     return (mean * scale).astype(np.float32), (variance * scale).astype(np.float32)
 
 
+def affine(out: Writer, layer: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
+    """The scale and shift of a BatchNorm itself (scale_bias), in float32; 1 and 0 where it has none."""
+    if layer.has_scale:
+        scale, shift = (array.ravel() for array in out.arrays(layer)[3:5])
+        return scale, shift
+    channels = layer.shapes[0][1]
+    return np.ones(channels, np.float32), np.zeros(channels, np.float32)
+
+
 @exports("BatchNorm")
 def _batch_norm(out: Writer, layer: BatchNorm, x: str) -> str:
-    channels = layer.shapes[0][1]
-    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
-    return normalised(out, layer, x, ones, zeros)
+    return normalised(out, layer, x, *affine(out, layer))
 
 
 def normalised(out: Writer, layer: BatchNorm, x: str, scale: np.ndarray, shift: np.ndarray) -> str:
-    """A BatchNorm, with the scale and shift of the Scale that may follow it."""
+    """A BatchNorm, with a scale and shift behind it."""
     param = layer.message.batch_norm_param
-    if layer.has_scale:
-        own, more = (array.ravel() for array in out.arrays(layer)[3:5])
-        scale, shift = scale * own, shift + scale * more
     if not layer.use_global_stats and param.stats_batch_size not in (0, layer.shapes[0][0]):
         raise Inexpressible("stats_batch_size: statistics of a part of the batch")
     if layer.use_global_stats:

@@ -1,0 +1,19 @@
+#include "kernels/add_row.h"
+
+#include "kernels/vectorised.h"
+
+namespace engine {
+namespace {
+
+template <typename Number>
+ENGINE_VECTORISED void add(const Number* x, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] += number(x[i]);
+}
+
+}  // namespace
+
+void add_row(const float* x, float* y, int64_t length) { add(x, y, length); }
+void add_row(const bf16* x, float* y, int64_t length) { add(x, y, length); }
+
+}  // namespace engine
