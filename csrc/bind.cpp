@@ -2,6 +2,7 @@
 #include "bind.h"
 
 #include "kernels/isa.h"
+#include "kernels/winograd.h"
 #include "ops/common/bf16_gain.h"
 #include "tensor.h"
 #include "threads.h"
@@ -21,6 +22,9 @@ static std::string onednn_isa() {
             return "AVX";
         case dnnl::cpu_isa::avx2:
             return "AVX2";
+        case dnnl::cpu_isa::avx2_vnni:
+        case dnnl::cpu_isa::avx2_vnni_2:
+            return "AVX2 with VNNI";
         case dnnl::cpu_isa::avx512_core:
             return "AVX-512";
         case dnnl::cpu_isa::avx512_core_vnni:
@@ -31,9 +35,16 @@ static std::string onednn_isa() {
             return "AVX-512 with bf16 and fp16";
         case dnnl::cpu_isa::avx512_core_amx:
             return "AVX-512 with AMX";
+        case dnnl::cpu_isa::avx512_core_amx_fp16:
+            return "AVX-512 with AMX and its fp16";
         default:
             return "unknown (" + std::to_string(int(dnnl::get_effective_cpu_isa())) + ")";
     }
+}
+
+static int64_t winograd_lanes(const std::string& dtype) {
+    const auto of = [](const auto* kernels) { return kernels ? kernels->lanes : 0; };
+    return dtype == "bf16" ? of(winograd_kernels<bf16>()) : of(winograd_kernels<float>());
 }
 
 // Kernels of our own keep to what oneDNN may use.
@@ -64,6 +75,8 @@ PYBIND11_MODULE(_ext, m) {
           "How many times as fast as in float32 a thread multiplies matrices in bf16; 0: oneDNN has no such "
           "instructions here.");
     m.def("has_amx", [] { return may_use(Isa::amx); });
+    m.def("winograd_lanes", &winograd_lanes, "dtype"_a,
+          "Channels of a block in Winograd's algorithm for blobs of \"f32\" or \"bf16\"; 0: there are no kernels.");
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
     m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread, for good.");
     m.def("bound_cores", &bound_cores, "To which OMP_PROC_BIND binds the threads that compute; [] without it.");

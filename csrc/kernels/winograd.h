@@ -10,8 +10,8 @@
 
 namespace engine {
 
-// Images in blocks of 16 channels (nChw16c), of float32 or bf16; whatever they are, sums are taken in float32. A group
-// of a convolution is `blocks` of them from `first_block` on.
+// Images in blocks of 8 or 16 channels (nChw8c, nChw16c), of float32 or bf16; whatever they are, sums are taken in
+// float32. A group of a convolution is `blocks` of them from `first_block` on.
 struct BlockedImages {
     int64_t all_blocks, h, w;
     int64_t first_block, blocks;
@@ -30,31 +30,29 @@ struct Points {
     int64_t stride;  // between points
 };
 
-// Whether there may be used what the kernels below are compiled for, AVX-512.
-bool has_winograd();
-
-// What the tiles see of x, which begins `pad` pixels outside of it.
+// The transforms, for blobs of T.
 template <typename T>
-void winograd_input(const BlockedImages& images, const T* x, int64_t pad, const Tiles& tiles, const Points& to);
+struct WinogradKernels {
+    int64_t lanes;  // channels of a block
 
-// y = activation(the tiles' outputs + bias + added); bias and added may be null.
+    // What the tiles see of x, which begins `pad` pixels outside of it.
+    void (*input)(const BlockedImages& images, const T* x, int64_t pad, const Tiles& tiles, const Points& to);
+    // y = activation(the tiles' outputs + bias + added); bias and added may be null.
+    void (*output)(const BlockedImages& images, const Points& from, const Tiles& tiles, const float* bias,
+                   const T* added, bool relu, T* y);
+    // The gradient of the points from that of the outputs.
+    void (*output_gradient)(const BlockedImages& images, const T* dy, const Tiles& tiles, const Points& to);
+    // Weights (outputs, inputs) of one group in blocks [outputs / lanes][inputs / lanes][3][3][inputs][outputs], at
+    // the points as matrices (inputs, outputs). `turned` by half a circle, as the gradient of the input sees them.
+    void (*weights)(const float* weights, int64_t outputs, int64_t inputs, bool turned, const Points& to);
+    // The gradient of the weights from that at the points.
+    void (*weights_gradient)(const Points& from, int64_t outputs, int64_t inputs, float* gradient);
+    // Sums over `count` images and all pixels.
+    void (*bias_gradient)(const BlockedImages& images, int64_t count, const T* dy, float* gradient);
+};
+
+// Those for this processor, or null: AVX2 has them for float32, AVX-512 for bf16, too.
 template <typename T>
-void winograd_output(const BlockedImages& images, const Points& from, const Tiles& tiles, const float* bias,
-                     const T* added, bool relu, T* y);
-
-// The gradient of the points from that of the outputs.
-template <typename T>
-void winograd_output_gradient(const BlockedImages& images, const T* dy, const Tiles& tiles, const Points& to);
-
-// Weights (outputs, inputs) of one group in blocks [outputs / 16][inputs / 16][3][3][16 inputs][16 outputs], at the
-// points as matrices (inputs, outputs). `turned` by half a circle, as the gradient of the input sees them.
-void winograd_weights(const float* weights, int64_t outputs, int64_t inputs, bool turned, const Points& to);
-
-// The gradient of the weights from that at the points.
-void winograd_weights_gradient(const Points& from, int64_t outputs, int64_t inputs, float* gradient);
-
-// Sums over `count` images and all pixels.
-template <typename T>
-void winograd_bias_gradient(const BlockedImages& images, int64_t count, const T* dy, float* gradient);
+const WinogradKernels<T>* winograd_kernels();
 
 }  // namespace engine

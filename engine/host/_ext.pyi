@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -365,4 +365,8 @@ def unpack_bf16_away(packed: numpy.ndarray, values: numpy.ndarray) -> None:
 def update_rules() -> dict[str, UpdateRule]:
     """
     Every registered rule by its name.
+    """
+def winograd_lanes(dtype: str) -> int:
+    """
+    Channels of a block in Winograd's algorithm for blobs of "f32" or "bf16"; 0: there are no kernels.
     """

@@ -176,8 +176,10 @@ class Convolution(Weighted):
         ones, size = [1, 1], self.tops[0].shape[2:]
         fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
         fits = fits and window["pad"] in ([0, 0], [1, 1], [2, 2])
-        fits = fits and not channels // param.group % 16 and not param.num_output // param.group % 16
-        if not fits or (dtype != "f32" and _core.has_amx()):
+        lanes = _core.winograd_lanes(dtype)
+        if not fits or not lanes or (dtype != "f32" and _core.has_amx()):
+            return False
+        if channels // param.group % lanes or param.num_output // param.group % lanes:
             return False
         pixels, fewest = (8, 32) if dtype == "f32" else (14, 64)  # of a tile's 16; channels
         tiles = math.prod((each + 3) // 4 for each in size)

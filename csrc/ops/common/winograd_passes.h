@@ -1,5 +1,5 @@
 // The passes of a convolution of 3 x 3 pixels with stride 1 by Winograd's algorithm (kernels/winograd.h), for groups of
-// whole blocks of 16 channels. Blobs are float32 or bf16, sums float32. Attributes: as Convolution's.
+// whole blocks of channels. Blobs are float32 or bf16, sums float32. Attributes: as Convolution's.
 //
 // At each of 36 points y = x w, and for the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their
 // points stay in the caches between transform and product.
@@ -34,20 +34,21 @@ protected:
         const auto& attributes = spec_.attributes;
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0], ones{1, 1}, pad = attributes.integers("pad");
         const int64_t group = attributes.integer("group", 1);
-        return has_winograd() && in.size() == 4 && attributes.integers("kernel") == Dims{3, 3} &&
+        return lanes() && in.size() == 4 && attributes.integers("kernel") == Dims{3, 3} &&
                attributes.integers("stride") == ones && attributes.integers("dilation") == ones && pad[0] == pad[1] &&
-               pad[0] <= 2 && in[1] / group % 16 == 0 && out[1] / group % 16 == 0;
+               pad[0] <= 2 && in[1] / group % lanes() == 0 && out[1] / group % lanes() == 0;
     }
 
     Layout winograd_weights_layout() const {
         const auto type = memory::data_type::f32;
         const Dims dims{groups(), y_channels(), x_channels(), 3, 3};
-        if (groups() > 1) return Layout(dims, type, memory::format_tag::gOIhw16i16o);
-        return Layout({y_channels(), x_channels(), 3, 3}, type, memory::format_tag::OIhw16i16o);
+        using tag = memory::format_tag;
+        if (groups() > 1) return Layout(dims, type, lanes() == 16 ? tag::gOIhw16i16o : tag::gOIhw8i8o);
+        return Layout({y_channels(), x_channels(), 3, 3}, type, lanes() == 16 ? tag::OIhw16i16o : tag::OIhw8i8o);
     }
 
     void add_winograd_forward() {
-        implementation_ = "winograd:avx512_core";
+        implementation_ = lanes() == 16 ? "winograd:avx512_core" : "winograd:avx2";
         const Dims& out = spec_.output_shapes[0];
         output(0, blocked(out));
         const memory x = reading(input(0), blocked(input(0)->shape), forward_calls_);
@@ -71,17 +72,18 @@ protected:
             products.push_back({product(room.x.at, room.x.layout(), w.at, w.layout(), room.y.at)});
         with_type([&](auto number) {
             using T = decltype(number);
+            const auto& transform = *winograd_kernels<T>();
             add_own(forward_calls_, [=] {
                 if (!constant_ || transformed_ != writes()) transform_weights(room, weights, false);
                 transformed_ = writes();
                 const float* const bias = kept_bias_ ? values<float>(kept_bias_) : bias_ ? param(1)->data() : nullptr;
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    winograd_input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
+                    transform.input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
                     run(products[size_t(group)], stream_);
-                    winograd_output(images(seen, group, y_channels()), room.y.points(), tiles, bias,
-                                    added ? values<T>(added) : nullptr, activation_ && activation_->is_relu(),
-                                    values<T>(outputs_[0]->memory));
+                    transform.output(images(seen, group, y_channels()), room.y.points(), tiles, bias,
+                                     added ? values<T>(added) : nullptr, activation_ && activation_->is_relu(),
+                                     values<T>(outputs_[0]->memory));
                 });
             });
         });
@@ -104,21 +106,22 @@ protected:
         const memory dy = reading(gradient(), blocked(out), backward_calls_);
         with_type([&](auto number) {
             using T = decltype(number);
+            const auto& transform = *winograd_kernels<T>();
             add_own(backward_calls_, [=, first = products[0], next = products[1]] {
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    winograd_input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
-                    winograd_output_gradient(images(seen, group, y_channels()), values<T>(dy), tiles, room.y.points());
+                    transform.input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
+                    transform.output_gradient(images(seen, group, y_channels()), values<T>(dy), tiles, room.y.points());
                     clear_behind(room, tiles.count);
                     run((tiles.first > 0 ? next : first)[size_t(group)], stream_);
                 });
                 const int64_t size = y_channels() * x_channels() * 9;
                 for (int64_t group = 0; group < groups(); group++)
-                    winograd_weights_gradient(room.w[size_t(group)].points(), y_channels(), x_channels(),
-                                              values<float>(weights.memory) + group * size);
+                    transform.weights_gradient(room.w[size_t(group)].points(), y_channels(), x_channels(),
+                                               values<float>(weights.memory) + group * size);
                 if (bias_)
-                    winograd_bias_gradient(images(seen, 0, seen[1]), seen[0], values<T>(dy),
-                                           values<float>(bias.memory));
+                    transform.bias_gradient(images(seen, 0, seen[1]), seen[0], values<T>(dy),
+                                            values<float>(bias.memory));
             });
         });
         finish(weights, backward_calls_);
@@ -138,14 +141,15 @@ protected:
         const Target dx = writing(input(0)->diff, blocked(input(0)->shape));
         with_type([&](auto number) {
             using T = decltype(number);
+            const auto& transform = *winograd_kernels<T>();
             add_own(backward_calls_, [=] {
                 const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
                 transform_weights(room, weights, true);
                 for_chunks(in, room, [&](int64_t group, const Tiles& tiles) {
-                    winograd_input(images(out, group, y_channels()), values<T>(dy), 2 - pad_, tiles, room.y.points());
+                    transform.input(images(out, group, y_channels()), values<T>(dy), 2 - pad_, tiles, room.y.points());
                     run(products[size_t(group)], stream_);
-                    winograd_output<T>(images(in, group, x_channels()), room.x.points(), tiles, nullptr, nullptr, false,
-                                       values<T>(dx.memory));
+                    transform.output(images(in, group, x_channels()), room.x.points(), tiles, nullptr, nullptr, false,
+                                     values<T>(dx.memory));
                 });
             });
         });
@@ -187,12 +191,23 @@ private:
     int64_t x_channels() const { return input(0)->shape[1] / groups(); }
     int64_t y_channels() const { return spec_.output_shapes[0][1] / groups(); }
 
+    // Channels of a block; 0 where this processor has no kernels.
+    int64_t lanes() const {
+        int64_t found = 0;
+        with_type([&](auto number) {
+            const auto* kernels = winograd_kernels<decltype(number)>();
+            found = kernels ? kernels->lanes : 0;
+        });
+        return found;
+    }
+
     Layout blocked(const Dims& dims) const {
-        return Layout(dims, input(0)->layout.get_data_type(), memory::format_tag::nChw16c);
+        const auto tag = lanes() == 16 ? memory::format_tag::nChw16c : memory::format_tag::nChw8c;
+        return Layout(dims, input(0)->layout.get_data_type(), tag);
     }
     static int64_t tiles_along(int64_t size) { return (size + 3) / 4; }
-    static BlockedImages images(const Dims& dims, int64_t group, int64_t channels) {
-        return {dims[1] / 16, dims[2], dims[3], group * channels / 16, channels / 16};
+    BlockedImages images(const Dims& dims, int64_t group, int64_t channels) const {
+        return {dims[1] / lanes(), dims[2], dims[3], group * channels / lanes(), channels / lanes()};
     }
 
     // Calls `add` with a number of the type of the blobs.
@@ -255,8 +270,8 @@ private:
     void transform_weights(const Room& room, const memory& weights, bool turned) const {
         const int64_t size = y_channels() * x_channels() * 9;
         for (int64_t group = 0; group < groups(); group++)
-            winograd_weights(values<float>(weights) + group * size, y_channels(), x_channels(), turned,
-                             room.w[size_t(group)].points());
+            winograd_kernels<float>()->weights(values<float>(weights) + group * size, y_channels(), x_channels(),
+                                               turned, room.w[size_t(group)].points());
     }
 
     // each(group, tiles) for all chunks of tiles that cover a plane.
