@@ -12,6 +12,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.net import Net
+from tests.layers.harness import PRECISIONS, needs_bf16
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,12 +49,12 @@ def test_groups_and_lrn_of_alexnet(tool):
 
 
 @pytest.mark.slow
-def test_kernel_program_answers_every_line(tool):
-    for precision in ("fp32", "bf16"):
-        result = tool("kernel_limit").measure(str(ROOT / "nets/googlenet.prototxt"), 1, precision, repeats=1)
-        assert len(result["kernels"]) == 59 + 5 + 2 + 16  # convolutions, inner products, LRN, pooling
-        assert all(forward > 0 and (data > 0 or weights > 0) for _, _, forward, data, weights, _ in result["kernels"])
-        assert 0 < result["core_seconds"] < result["seconds"] == pytest.approx(sum(result["by_kind"].values()))
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_kernel_program_answers_every_line(tool, precision):
+    result = tool("kernel_limit").measure(str(ROOT / "nets/googlenet.prototxt"), 1, precision, repeats=1)
+    assert len(result["kernels"]) == 59 + 5 + 2 + 16  # convolutions, inner products, LRN, pooling
+    assert all(forward > 0 and (data > 0 or weights > 0) for _, _, forward, data, weights, _ in result["kernels"])
+    assert 0 < result["core_seconds"] < result["seconds"] == pytest.approx(sum(result["by_kind"].values()))
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,7 @@ def test_a_recurrent_model_is_the_same_in_pytorch(tool, kind):
             assert mine() == pytest.approx(other(), abs=1e-5)
 
 
+@needs_bf16
 def test_a_recurrent_model_trains(tool):
     bench = tool("sequences")
     with bench.by_engine("GRU", "bf16", bench.model("GRU", 4, 3, 8), 1) as step:

@@ -11,6 +11,7 @@ import pytest
 import engine.caffe as caffe
 from engine.errors import ConfigError, ConfigErrors, EngineError
 from engine.solver.update import solver_types
+from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import digits_net, make_solver
@@ -133,6 +134,7 @@ def test_inputs_that_change_shape(tmp_path):
         np.testing.assert_allclose(held, expected, atol=1e-6)
 
 
+@needs_bf16
 def test_bf16(tmp_path):
     """Arrays are float32 whatever the executor's type: activations are rounded to 8 bits."""
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 precision: '

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.layers.harness import PRECISIONS
 from tests.mpi import REPO
 
 COUNTER = r"""
@@ -112,7 +113,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "next" top: "l
 
 
 @pytest.mark.parametrize("net", ["cifar10", "sequences"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_running_a_net_allocates_nothing(tmp_path, net, precision):
     compiler = shutil.which("cc")
     if not compiler:

@@ -6,6 +6,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.net import PASSES, Counters, Net, NetOptions
+from tests.layers.harness import PRECISIONS
 
 HEAD = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: %(batch)d dim: 16 dim: %(size)d dim: %(size)d } } }
@@ -74,7 +75,7 @@ def chains(net):
     return [(layer.name, layer.continues) for layer in net.graph.layers if layer.type == "Concat" and layer.parts]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -95,7 +96,7 @@ def test_a_chain_changes_no_bit(shape, precision):
     assert_same_bits(results(chained), results(apart))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_in_phase_test_too(precision):
     chained, apart = (built(dense_block(), each, proto.TEST, precision=precision) for each in (True, False))
     assert len(chains(chained)) == 3

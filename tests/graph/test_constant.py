@@ -8,7 +8,7 @@ from engine.comm.world import World
 from engine.config import parse_net
 from engine.inference.evaluator import Evaluator
 from engine.net import PASSES, Net, NetOptions
-from tests.layers.harness import needs_bf16
+from tests.layers.harness import PRECISIONS
 
 INPUT = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 8 dim: 6 dim: 6 } } }'
 CONV = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y"
@@ -60,7 +60,7 @@ def outputs_agree(net: Net, other: Net, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_outputs_are_those_of_the_layers_one_by_one(name, precision):
     layers, ops = NETS[name]
     net, plain = make(layers, precision=precision), make(layers, frozenset())

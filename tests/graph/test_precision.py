@@ -41,6 +41,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "h2" top: "y" inner_product_para
 """
 
 
+@needs_bf16
 def test_sequences_are_cast_row_by_row():
     """cont and the states stay float32, and nothing is laid out as images are."""
     net = Net(parse_net(SEQUENCE, "sequence.prototxt"), proto.TRAIN, NetOptions(precision="bf16"))

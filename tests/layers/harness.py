@@ -15,6 +15,8 @@ from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/layers"
 needs_bf16 = pytest.mark.skipif(not _core.bf16_gain(), reason="this processor does not compute bf16 natively")
+PRECISIONS = ["fp32", pytest.param("bf16", marks=needs_bf16)]
+BLOCK = 16 if "AVX-512" in _core.onednn_isa() else 8  # channels, in the layouts of oneDNN's convolutions
 
 
 def net_text(layer: str, **shapes: tuple[int, ...]) -> str:

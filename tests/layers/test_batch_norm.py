@@ -5,12 +5,12 @@ from engine import proto
 from engine.config import parse_net
 from engine.net import PASSES, Net, NetOptions
 from tests.layers.harness import (
+    PRECISIONS,
     check_golden,
     check_gradients,
     error_of,
     golden,
     make_net,
-    needs_bf16,
     net_text,
     run,
 )
@@ -199,7 +199,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_nothing_is_left_in_the_padding_of_blocked_channels(precision):
     """Six channels in blocks of sixteen: what memory held before, here NaN, does not reach those who read a block."""
     net = Net(parse_net(PADDED_NET, "padded.prototxt"), proto.TRAIN, NetOptions(precision=precision))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+from tests.layers.harness import BLOCK, check_golden, check_gradients, error_of, golden, make_net, net_text
 
 RANDOM = np.random.default_rng(1)
 
@@ -41,7 +41,7 @@ def test_gradients(a, b, param):
 def test_blocked(a, b, c):
     net = run_blocked(layer(bottoms="a b c"), a=a, b=b, c=c)
     check_against_reference(net, "abc")
-    assert net.blobs["y"].tensor.is_plain == (a % 16 > 0)  # a bottom cannot begin within a block
+    assert net.blobs["y"].tensor.is_plain == (a % BLOCK > 0)  # a bottom cannot begin within a block
 
 
 @pytest.mark.parametrize("axis", [0, 2, 3])

@@ -3,13 +3,13 @@ import pytest
 
 from engine import proto
 from tests.layers.harness import (
+    PRECISIONS,
     check_golden,
     check_gradients,
     error_of,
     golden,
     inputs,
     make_net,
-    needs_bf16,
     net_text,
     run,
 )
@@ -92,7 +92,7 @@ def test_transposed_weights_where_others_are_row_major():
 
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("transpose", ["false", "true"])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_gradients_of_weights_over_many_rows(precision, transpose, accumulate):
     """Sequences have so many that the gradient may be another kernel's. Small whole numbers are exact in bf16, too."""
     text = 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 20 axis: 2 '

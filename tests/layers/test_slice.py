@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+from tests.layers.harness import BLOCK, check_golden, check_gradients, error_of, golden, make_net, net_text
 
 RANDOM = np.random.default_rng(1)
 
@@ -44,7 +44,7 @@ def test_blocked(channels, points):
     param = " ".join(f"slice_point: {point}" for point in points)
     net = run_blocked(layer(param, "c", len(points) + 1), c=channels)
     check_against_reference(net, len(points) + 1)
-    assert net.blobs["y0"].tensor.is_plain == any(point % 16 for point in points)  # no cuts within a block
+    assert net.blobs["y0"].tensor.is_plain == any(point % BLOCK for point in points)  # no cuts within a block
 
 
 @pytest.mark.parametrize("axis", [0, 2, 3])

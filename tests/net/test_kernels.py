@@ -15,7 +15,7 @@ from engine.layers.kernels import PASSES, Asked, Choices
 from engine.net import Net, NetOptions, kernel_table
 from engine.net.kernel_table import Kernels, Table, cache_path, this_machine
 from engine.net.measure import Measured, Trial, measure
-from tests.layers.harness import inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import PRECISIONS, inputs, make_net, needs_bf16, net_text
 
 CONV = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {
   num_output: 48 kernel_size: 3 pad: 1 weight_filler { type: "msra" } bias_filler { type: "uniform" } } }
@@ -64,7 +64,7 @@ def having(layer: str, precision: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("layer", [CONV, PRODUCT], ids=["Convolution", "InnerProduct"])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_kernel_computes_the_same(layer, precision):
     """Within rounding: of float32 by Winograd's algorithm, or of bf16."""
     key = asked(layer, precision).key if layer is CONV or precision == "bf16" else ""
