@@ -195,6 +195,11 @@ void Program::zero_gradients() {
 }
 
 std::string Program::first_nonfinite() {
+    struct Alone {  // the other ranks do not come here
+        explicit Alone(Ranks& ranks) : all(ranks) { std::swap(all, others); }
+        ~Alone() { std::swap(all, others); }
+        Ranks &all, others;
+    } const alone(ranks_);
     for (const auto& op : ops_) {
         op->forward(stream_);
         for (const auto& tensor : op->outputs()) {

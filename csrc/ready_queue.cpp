@@ -122,6 +122,7 @@ bool ReadyQueue::wait_all_done(double timeout) {
 }
 
 void ReadyQueue::abandon() {
+    std::lock_guard<std::mutex> lock(mutex_);  // idle servers look under it
     for (int bucket = 0; bucket < buckets_; ++bucket) {
         slots_[bucket].marked.store(-1);
         slots_[bucket].finished.store(-1);

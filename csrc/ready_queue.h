@@ -41,7 +41,8 @@ public:
     void wait_done(int bucket);
     // False when the time is over (seconds; negative: no limit).
     bool wait_all_done(double timeout = -1);
-    // Solver thread, where no server works: forgets the open step, as if it had not begun.
+    // Solver thread, where no bucket is in flight or no server works: forgets the open step and those before, which may
+    // then begin again.
     void abandon();
 
     // A server. Waits until `bucket` is ready; false when the time is over (seconds; negative: no limit) or the queue

@@ -64,10 +64,11 @@ class MpiChannel(Channel):
         self._local = None
         self._sleep = max(FIRST_SLEEP, SLEEP_BYTES / link.bandwidth)
         self._room = np.empty(0, np.uint8)
-        if reduction.hierarchical and 1 < local.size < comm.size:
+        largest = comm.allreduce(local.size, mpi.MAX)  # hosts may have different numbers of ranks
+        if reduction.hierarchical and 1 < largest < comm.size:
             self._local = local.Dup()
             self._across = comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
-        crowd = 1 if self._local is not None else comm.allreduce(local.size, mpi.MAX)  # of ranks that share a link
+        crowd = 1 if self._local is not None else largest  # of ranks that share a link
         self._direct = self._across != mpi.COMM_NULL and exchanges_directly(self._across.size, crowd)
         self._in_memory = local.size == comm.size and not self._direct
 

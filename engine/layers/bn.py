@@ -74,17 +74,17 @@ class BN(BatchNorm):
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.tensor(blob) for blob in self.bottoms]
+        params = [*self.params[2:], *self.params[:2]]
         if self.is_affine:
             builder.op("Scale", self, inputs, {"axis": 1, "num_axes": 1, "bias": True})
+        elif len(self.message.top) == 1:  # it may have more tops, those of a Split that it has absorbed
+            builder.op("BatchNorm", self, inputs, self.attributes(), params=params)
         else:
-            params = [*self.params[2:], *self.params[:2]]
             builder.op("BatchNorm", self, inputs, self.attributes(), params=params, tops=self.tops[:1])
             self._lower_statistics(builder, inputs[0].without_diff())
 
     def _lower_statistics(self, builder: Builder, x: Tensor) -> None:
         """Further tops: the mean, and the mean of squares less the mean's square."""
-        if len(self.tops) == 1:
-            return
         n, channels = self.shapes[0][:2]
         size = math.prod(self.shapes[0][2:])
         x = builder.view(self, x, (n, channels, size))

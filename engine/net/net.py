@@ -110,6 +110,9 @@ class Net:
             divided = self.options.parts
             here = [p for p in share.all_params() if p.parts == 1 or p.layer in divided]
             shared = {(p.layer, p.index): share.tensor_of[p.owner or p] for p in here}
+            for parameter in self.all_params():  # whose owner may be a layer that `share` does not have
+                if parameter.owner and (known := shared.get((parameter.layer, parameter.index))) is not None:
+                    shared.setdefault((parameter.owner.layer, parameter.owner.index), known)
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())

@@ -95,7 +95,7 @@ class WeightAverage:
     def from_blobs(self, blobs: Sequence[np.ndarray] | None, source: str) -> None:
         """blobs: of a snapshot; None: it has none, and the average begins with the net's weights. Raises
         WeightsError."""
-        self.begun = True
+        self.begun, self._due = True, None
         if blobs is None:
             self.weights[:] = self._live
         else:

@@ -19,6 +19,8 @@ def check_loss(loss: float, iteration: int, net: Net, batch: str) -> None:
     iteration and layer."""
     if np.isfinite(loss):
         return
+    if any(placed.parameter.parts > 1 for placed in net.parameters):  # all ranks would have to look
+        raise NumericalError(f"iteration {iteration}: the loss is {loss}. {batch}{ADVICE}")
     culprit = net.program.first_nonfinite() or "the update"
     raise NumericalError(
         f"iteration {iteration}: the loss is {loss}; layer '{culprit}' is the first whose output is not finite. "

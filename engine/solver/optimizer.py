@@ -237,6 +237,11 @@ class Optimizer:
         """Returns when every update is in the weights: before a test, a snapshot, the end."""
         self.strategy.wait_all()
 
+    def start_over(self) -> None:
+        """Before a restore, after which iterations may come again."""
+        self.wait()
+        self.strategy.start_over()
+
     def settle(self) -> None:
         """Collective. The same, and weights and history are the same on all ranks, also where these update by
         themselves: then their average."""

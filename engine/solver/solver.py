@@ -217,6 +217,8 @@ class Solver:
                 "samples"
             )
         refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
+        for optimizer in self.optimizers:
+            optimizer.start_over()
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples

@@ -60,6 +60,7 @@ class TrainingState:
         its own had: Caffe's."""
         self.iteration = saved.iteration
         self.samples_seen = samples if saved.samples_seen is None else saved.samples_seen
+        self.recent_loss.clear()
         self.recent_loss.extend(saved.recent_loss)
         self.last_rate = saved.last_rate
         self.plateau = PlateauState(saved.current_step, saved.minimum_loss, saved.iter_last_event)

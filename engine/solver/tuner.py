@@ -66,7 +66,7 @@ class Tuner:
         self._cores = settings.cores
         self._search = Search(settings, fields_of(settings, optimizer.param.comm_param, world, cores))
         self._times: list[tuple[float, float]] = []
-        self.is_done = self._search.is_over
+        self.is_done = world.broadcast_object(self._search.is_over)  # hosts may have different numbers of ranks
         if self.is_done:
             log("autotune: comm_param gives all fields that could be tried; nothing is measured")
 

@@ -279,6 +279,21 @@ def test_snapshot_and_restore(tmp_path):
     assert (tmp_path / "x_iter_6.caffemodel").exists()
 
 
+@pytest.mark.parametrize("more", ["", "average_loss: 4 ema: 0.5"])
+def test_restoring_what_the_same_solver_saved(more, tmp_path):
+    """Iterations come again, with the same bits."""
+    text = f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 {more}'
+    solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
+    solver.step(3)
+    solver.snapshot()
+    solver.step(3)
+    first, window = solver.net.params["conv"][0].data.copy(), list(solver._solver.state.recent_loss)
+    solver.restore(str(tmp_path / "x_iter_3.solverstate"))
+    solver.step(3)
+    np.testing.assert_array_equal(solver.net.params["conv"][0].data, first)
+    assert list(solver._solver.state.recent_loss) == window
+
+
 @pytest.mark.parametrize("kind", solver_types())
 def test_every_type(kind, tmp_path):
     momentum = "" if kind in ("AdaGrad", "RMSProp") else "momentum: 0.9"

@@ -78,3 +78,23 @@ def test_three_hosts_of_one_rank_each_exchange_shares(bf16, feedback):
 @pytest.mark.mpi
 def test_hierarchical_on_one_host_is_plain():
     channel(2, 1, hierarchical=True)
+
+
+UNEVEN = """
+import numpy as np
+from engine.comm.settings import Reduction
+from engine.comm.world import world
+w = world()
+assert sorted(w.gather(w.local_size) or [1, 1, 2]) != [3, 3, 3], "hosts are not made up"
+values = np.full(1000, w.rank + 1, np.float32)
+w.channel(Reduction(True)).allreduce(values)
+assert (values == 6).all()
+print("fine")
+w.close()
+"""
+
+
+@pytest.mark.mpi
+def test_a_host_of_one_rank_beside_another_of_two():
+    done = run_ranks(3, UNEVEN, environ={"MPIR_CVAR_NUM_CLIQUES": "2"})
+    assert done.returncode == 0 and done.stdout.count("fine") == 3, done.stdout + done.stderr

@@ -153,3 +153,36 @@ def test_other_readers_break_the_chain(other):
 def test_no_chain_where_every_blob_is_kept():
     net = Net(dense_block(), proto.TRAIN, NetOptions().watched())
     assert not chains(net)
+
+
+PROJECTION = """
+layer { name: "proj" type: "Convolution" bottom: "x" top: "e"
+  convolution_param { num_output: 80 kernel_size: 1 weight_filler { type: "msra" } } }
+"""
+SUM = 'layer { name: "sum" type: "Eltwise" bottom: "a%d" bottom: "e" top: "sum" }'
+
+
+@pytest.mark.parametrize("relu", ["", 'layer { name: "r" type: "ReLU" bottom: "sum" top: "sum" }'])
+def test_a_sum_at_the_end_shares_gradients_with_no_chain(relu):
+    """Its bottoms have one gradient, which the Splits of a chain would add to before the other bottom's layer reads
+    it."""
+    text = HEAD % {"batch": 2, "size": 6, "first": 32} + PROJECTION
+    for n in range(1, BLOCKS + 1):
+        text += (LAYER % {"n": n, "next": n + 1, "growth": 16, "third": ""}).replace('"a1"', '"a0"')
+    tail = (TAIL % {"n": BLOCKS + 1}).replace(f'"a{BLOCKS + 1}"', '"sum"')
+    config = parse_net(text + SUM % (BLOCKS + 1) + relu + tail, "dense.prototxt")
+    chained, apart = built(config, True), built(config, False)
+    assert [name for name, _ in chains(chained)] == ["concat1", "concat2"]
+    assert_same_bits(results(chained), results(apart))
+
+
+def test_a_gradient_that_is_set_is_no_chains():
+    """That of a loss_weight stays what it is, pass after pass."""
+    text = HEAD % {"batch": 2, "size": 6, "first": 32}
+    for n in range(1, BLOCKS + 1):
+        text += (LAYER % {"n": n, "next": n + 1, "growth": 16, "third": ""}).replace('"a1"', '"a0"')
+    text = text.replace(f'top: "a{BLOCKS + 1}"', f'top: "a{BLOCKS + 1}" loss_weight: 0.1')
+    config = parse_net(text, "dense.prototxt")
+    chained, apart = built(config, True), built(config, False)
+    assert [name for name, _ in chains(chained)] == ["concat1", "concat2"]
+    assert_same_bits(results(chained), results(apart))

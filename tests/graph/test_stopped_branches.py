@@ -125,3 +125,23 @@ def test_a_gradient_from_python_behind_a_layer_without_a_backward(passes):
 
 def test_force_backward():
     check("force_backward: true " + WEIGHTED + layer("TanH") + END, "force_backward: true " + WEIGHTED)
+
+
+def test_what_stops_at_a_sum_is_not_fused_into_it():
+    text = (
+        INPUT
+        + """
+        layer { name: "bn" type: "BatchNorm" bottom: "x" top: "b" }
+        layer { name: "scale" type: "Scale" bottom: "b" top: "s" scale_param { bias_term: true } }
+        layer { name: "c" type: "Convolution" bottom: "x" top: "c"
+          convolution_param { num_output: 8 kernel_size: 1 weight_filler { type: "xavier" } } }
+        layer { name: "sum" type: "Eltwise" bottom: "s" bottom: "c" top: "y"
+          propagate_down: false propagate_down: true }
+        layer { name: "loss" type: "Reduction" bottom: "y" top: "loss" loss_weight: 1 } """
+    )
+    net = make_net(text, keep_all=False)
+    inputs(net)["x"].set(X)
+    net.forward()
+    net.backward()
+    moved = {placed.name: bool(placed.tensor.diff.get().any()) for placed in net.parameters if placed.tensor.diff}
+    assert not any(learns for name, learns in moved.items() if name.startswith("scale")) and any(moved.values()), moved

@@ -110,6 +110,18 @@ def test_blocked_with_relu(params):
     np.testing.assert_allclose(fused.blobs["c"].diff, apart.blobs["c"].diff, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("relu", ["", 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'])
+def test_blocked_with_two_readers(relu):
+    """A Split behind it, as at the end of a residual block, is fused in, too."""
+    readers = """layer { name: "a" type: "Power" bottom: "y" top: "a" power_param { scale: 2 } }
+        layer { name: "b" type: "Eltwise" bottom: "y" bottom: "a" top: "b" eltwise_param { operation: PROD } }"""
+    fused, apart = (
+        run_blocked(layer(FILLERS, "c") + relu + readers, c=40, passes=passes) for passes in (PASSES, frozenset())
+    )
+    np.testing.assert_allclose(fused.outputs()["b"], apart.outputs()["b"], atol=1e-5)
+    np.testing.assert_allclose(fused.blobs["c"].diff, apart.blobs["c"].diff, rtol=1e-4, atol=1e-5)
+
+
 def test_without_fillers_it_only_normalises():
     net = make_net(net_text(layer(""), x=SHAPE))
     assert [tensor.get().ravel().tolist() for tensor in net.params["layer"][:2]] == [[1, 1, 1], [0, 0, 0]]

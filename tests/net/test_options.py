@@ -59,3 +59,15 @@ def test_a_test_net_has_the_shared_weights_of_a_layer_that_only_training_has():
         assert test.params["ip"][index].get().tobytes() == train.params["ip"][index].get().tobytes()
     train.params["ip"][0].set(np.full((3, 4), 7, np.float32))
     assert (test.params["ip"][0].get() == 7).all()
+
+
+def test_a_test_net_has_the_shared_weights_whose_first_layer_only_tests_have():
+    product = """layer { name: "%s" type: "InnerProduct" bottom: "x" top: "%s" param { name: "w" } %s
+        inner_product_param { num_output: 3 bias_term: false weight_filler { type: "xavier" } } } """
+    text = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 } } } '
+    text += product % ("first", "a", "include { phase: TEST }") + product % ("both", "b", "")
+    config = parse_net(text, "net.prototxt")
+    train = Net(config, proto.TRAIN)
+    test = Net(config, proto.TEST, share=train)
+    train.params["both"][0].set(np.full((3, 4), 7, np.float32))
+    assert (test.params["both"][0].get() == 7).all() and (test.params["first"][0].get() == 7).all()

@@ -149,6 +149,10 @@ class Strategy:
         others may have gone on. The waiters of this one, and who tries another step, are told the reason."""
         self.queue.fail(reason)
 
+    def start_over(self) -> None:
+        """When every update is in the weights: steps may come again."""
+        self.queue.abandon()
+
     def forsake(self) -> None:
         """After ranks were lost: nothing of this strategy goes on, and nothing is given back. Raises CommError."""
         self.abandon("a rank has died")

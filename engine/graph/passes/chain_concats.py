@@ -7,12 +7,15 @@ every bottom is copied once, and gradients are added where they lie.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.batch_norm import BatchNorm
 from engine.layers.concat import Concat
+from engine.layers.convolution import Convolution
+from engine.layers.pooling import Pooling
 from engine.layers.split import Split
 
 
@@ -30,10 +33,14 @@ def chain_concats(graph: Graph) -> None:
             continue
         chain = [cast(Concat, first)]
         while chain[-1] in follower:
-            split, concat = follower[chain[-1]]
-            if split:
-                split.kept = [blob in concat.bottoms for blob in split.tops].index(True)
-            chain.append(concat)
+            chain.append(follower[chain[-1]][1])
+        if not _owns_its_gradient(chain[-1].tops[0], readers):
+            chain.pop()
+        if len(chain) == 1:
+            continue
+        for each, after in pairwise(chain):
+            if split := follower[each][0]:
+                split.kept = [blob in after.bottoms for blob in split.tops].index(True)
         parts = [blob.shape[1] for i, each in enumerate(chain) for blob in each.bottoms[i > 0 :]]
         for each in chain:
             each.parts, each.continues = parts, each is not first
@@ -59,6 +66,25 @@ def _next(layer: Layer, readers: dict[Blob, list[Layer]]) -> tuple[Split | None,
     if len(others) != len(tops) - 1 or concat.tops[0].needs_gradient != top.needs_gradient:
         return None
     return split, concat
+
+
+def _owns_its_gradient(top: Blob, readers: dict[Blob, list[Layer]]) -> bool:
+    """Whether nothing else is kept where the gradient of a chain's last top is, to which the chain's Splits add: other
+    readers than these share it with their other bottoms, or leave it as it has been set."""
+    blobs, reading = [top], readers.get(top, [])
+    if [type(each) for each in reading] == [Split]:
+        blobs = reading[0].tops
+        reading = [each for blob in blobs for each in readers.get(blob, [])]
+    if not top.needs_gradient:
+        return True
+    return not top.gradient_is_set and all(_writes_gradient(layer, blobs) for layer in reading)
+
+
+def _writes_gradient(layer: Layer, blobs: list[Blob]) -> bool:
+    if isinstance(layer, Concat):
+        return len(layer.bottoms) > 1
+    added = layer.bottoms[1:]
+    return isinstance(layer, (BatchNorm, Convolution, Pooling)) and not any(blob in blobs for blob in added)
 
 
 def _may_chain(layer: Layer) -> bool:

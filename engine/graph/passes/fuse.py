@@ -19,7 +19,7 @@ def fuse(graph: Graph) -> None:
         gone: list[Layer] = []
         while layer not in stands_for and len(layer.tops) == 1 and not layer.loss_weights[0]:
             nexts = readers.get(layer.tops[0], [])
-            if len(nexts) != 1 or not layer.absorb(nexts[0]):
+            if len(nexts) != 1 or not all(nexts[0].message.propagate_down) or not layer.absorb(nexts[0]):
                 break
             for blob in nexts[0].bottoms:
                 if blob in layer.bottoms:
