@@ -15,6 +15,9 @@ static std::string onednn_version() {
 }
 
 static std::string onednn_isa() {
+#if defined(__aarch64__)
+    return "AArch64";  // oneDNN has names for x86's alone
+#endif
     switch (dnnl::get_effective_cpu_isa()) {
         case dnnl::cpu_isa::sse41:
             return "SSE4.1";
