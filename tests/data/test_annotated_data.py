@@ -146,6 +146,23 @@ def test_augmentation_that_cannot_be_made(database, transform, more, message):
     assert str(caught.value).startswith("net.prototxt:1:1: ")
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        "crop_size: 4 random_aspect_ratio_param { }",
+        "pad: 2",
+        "crop_size: 4 fix_crop: true",
+        "crop_size: 4 multi_scale: true",
+        "rand_augment_param { }",
+    ],
+)
+def test_steps_that_boxes_do_not_follow(database, field):
+    name = field.split("4 ")[-1].split()[0].rstrip(":")
+    message = f"transform_param.{name}: boxes do not follow it; take it out of AnnotatedData"
+    with pytest.raises(ConfigError, match=message):
+        open_data(layer_of(database, f"{RESIZE} {field}"), proto.TRAIN)
+
+
 def test_bounds_of_what_is_never_done_are_not_checked():
     make_distort(text_format.Parse("contrast_lower: 0.5 saturation_lower: 0.5", proto.DistortionParameter()))
 

@@ -20,6 +20,8 @@ from engine.data.retouch import retouch
 from engine.errors import ConfigError
 
 MAX_BOXES = 128  # of one picture; COCO's fullest has 93
+# Of transform_param: what moves the picture within its frame in ways that are not told to the boxes.
+_NOT_FOLLOWED = ("random_aspect_ratio_param", "pad", "fix_crop", "multi_scale", "rand_augment_param")
 
 
 @reader("AnnotatedData")
@@ -46,6 +48,10 @@ class AnnotatedReader(DatabaseReader):
         if transform.HasField("resize_param") and mode != proto.ResizeParameter.WARP:
             name = proto.ResizeParameter.Resize_mode.Name(mode)
             raise ConfigError(f"resize_mode {name}: AnnotatedData supports WARP only", request.where)
+        for field in _NOT_FOLLOWED:
+            if transform.HasField(field) and getattr(transform, field):
+                what = "boxes do not follow it; take it out of AnnotatedData"
+                raise ConfigError(f"transform_param.{field}: {what}", request.where)
         self._distort = None
         if transform.HasField("distort_param"):
             self._distort = make_distort(transform.distort_param, request.where)
