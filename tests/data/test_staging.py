@@ -237,6 +237,14 @@ def test_ranks_of_a_host_share_its_part(made, tmp_path):
     assert [open_rank(rank).own_size for rank in range(4)] == [3] * 4
 
 
+def test_a_source_of_each_rank_is_not_divided_again(made, tmp_path):
+    source = made("lmdb")
+    os.rename(source, f"{source}0")
+    message = layer(f"{source}%#", f'stage: "{tmp_path}/stage" stage_part: true')
+    with pytest.raises(ConfigError, match="a source with %# is each rank's own already: take stage_part out"):
+        open_data(message, proto.TRAIN, ranks=2, share=Share(0, 1, 0, 2))
+
+
 def test_sizes_of_parts_add_up(image_folder, tmp_path):
     (image_folder / "ant/0.png").unlink()
     convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(encoded=True))

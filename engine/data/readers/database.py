@@ -33,6 +33,12 @@ class DatabaseReader(PairedReader):
         path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         owners = (0, 1) if "%#" in param.source else None
         share = request.share
+        if param.stage_part and owners:
+            raise ConfigError(
+                "stage_part divides one source among hosts; a source with %# is each rank's own already: take "
+                "stage_part out",
+                request.where,
+            )
         if param.stage and share is not None:
             options = {"keep": param.stage_keep, "part": param.stage_part, "where": request.where}
             path = staged(path, param.stage, share, **options)
