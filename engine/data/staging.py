@@ -64,8 +64,11 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
     """
     files = _files(source, where)
     stamp = [[file, found.st_size, found.st_mtime_ns] for file in files if (found := _stat(file, where))]
-    folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
-    inside = os.path.relpath(os.path.abspath(source), folder) if recognised(source) != "FOLDER" else "."
+    if recognised(source) == "FOLDER":
+        folder = os.path.abspath(source)  # what its files have in common may be the only class folder
+    else:
+        folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    inside = os.path.relpath(os.path.abspath(source), folder)
     which = f"part {share.host} of {share.hosts}" if part else "all"
     key = hashlib.sha256(f"{os.path.abspath(source)}\0{which}".encode(errors="surrogateescape")).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", os.path.basename(source.rstrip("/")))[:80]  # no braces or stars
@@ -102,6 +105,10 @@ atexit.register(release)
 
 def _files(source: str, where: str | None) -> list[str]:
     """All that belongs to a source."""
+
+    def failed(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {reason(error)}", where)
+
     kind = recognised(source)
     if kind == "LMDB":
         return [os.path.join(source, "data.mdb") if os.path.isdir(source) else source]
@@ -110,7 +117,8 @@ def _files(source: str, where: str | None) -> list[str]:
             os.path.join(source, name) for name in os.listdir(source) if name not in ("LOCK", "LOG", "LOG.old")
         )
     if kind == "FOLDER":
-        return sorted(os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names)
+        found = os.walk(source, onerror=failed, followlinks=True)  # as FolderSource walks
+        return sorted(os.path.join(folder, name) for folder, _, names in found for name in names)
     if kind == "ZIP":
         return [next(str(each) for each in (Path(source), *Path(source).parents) if each.is_file())]
     if not kind:

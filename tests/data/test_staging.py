@@ -115,6 +115,20 @@ def test_one_copies_and_the_others_wait(made, tmp_path, monkeypatch):
     assert copies == [1] and len(set(found)) == 1 and len(found) == 4
 
 
+def test_a_copy_of_a_folder_with_links_to_class_folders(image_folder, tmp_path):
+    os.rename(image_folder / "bee", tmp_path / "elsewhere")
+    (image_folder / "bee").symlink_to(tmp_path / "elsewhere")
+    copied = copy_of(str(image_folder), tmp_path / "stage")
+    assert items(copied) == items(image_folder) and len(items(copied)) == 12
+
+
+def test_a_copy_of_a_folder_with_one_class(image_folder, tmp_path):
+    for name in ("ant", "cat"):
+        shutil.rmtree(image_folder / name)
+    copied = copy_of(str(image_folder), tmp_path / "stage")
+    assert items(copied) == items(image_folder) and open_source(copied).classes == ["bee"]
+
+
 def test_what_another_process_reads_stays(made, tmp_path):
     source = made("tar")
     code = (
