@@ -55,6 +55,7 @@ def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None)
         at = content + -(-length // _BLOCK) * _BLOCK
     if at > end:  # the last member's padding is not there
         raise shards.error(shard, "its last member is cut off; copy it again")
+    raise shards.error(shard, "it ends without the zeros that end a tar: it is truncated; copy it again")
 
 
 def _check(shards: Shards, shard: int, at: int, header: bytes, begin: int) -> int:

@@ -408,8 +408,11 @@ def test_damaged_tars(made, tmp_path):
     whole = Path(path).read_bytes()
     Path(path).write_bytes(whole[: len(whole) // 2 + 100])
     assert "truncated" in message_of(path) or "cut off" in message_of(path)
-    Path(path).write_bytes(whole)
     at = whole.index(b"./bee/")
+    for end in (at, at + 100):  # between members, and within a header
+        Path(path).write_bytes(whole[:end])
+        assert "it ends without the zeros that end a tar: it is truncated; copy it again" in message_of(path)
+    Path(path).write_bytes(whole)
     damaged(path, at + 124, b"7")
     assert f"it is a damaged tar: the header at byte {at} has a wrong checksum" in message_of(path)
     packed = tmp_path / "a.tar.gz"
