@@ -160,15 +160,16 @@ def _samples(members: Sequence[Member], root: str, fields: Sequence[str], read, 
     masks = [name for name in others if name.rpartition(".")[2] in _PICTURES] if fields else MASKS
     for stem, group in _groups(members):
         picture = next((group[name] for name in wanted_picture if name in group), None)
-        label = next((group[name] for name in labels if name in group), None)
+        labelled = [group[name] for name in labels if name in group]
         mask = next((group[name] for name in masks if name in group), None)
         if picture is None:
-            if label is None and mask is None:
+            if not labelled and mask is None:
                 continue  # a README
             raise DataError(f"{root}: sample '{stem}' has no picture; it has {', '.join(sorted(group))}", where)
         found.keys.append(picture.name)
         found.pictures.append(picture)
-        found.labels.append([] if label is None else read_labels(read(label), f"{root}: {label.name}", where))
+        read_all = (read_labels(read(label), f"{root}: {label.name}", where) for label in labelled)
+        found.labels.append([value for values in read_all for value in values])
         found.masks += [mask] if mask is not None else []
         counts = len(found.labels[-1]), len(found.masks)
         if counts[0] != len(found.labels[0]) or counts[1] not in (0, len(found.keys)):

@@ -279,6 +279,7 @@ def test_fields_of_a_tar(tmp_path):
     path = wds(tmp_path / "x.tar", {"a": sample, "b": sample})
     data, label = first(layer(path, 'field: "small.png" field: "age"'))
     assert data.shape == (2, 3, 4, 5) and label.tolist() == [40, 40]
+    assert first(layer(path, 'field: "png" field: "age" field: "cls"'))[1].tolist() == [[40, 1]] * 2
     with pytest.raises(DataError, match=r"x.tar has no samples of jpg in it"):
         first(layer(path, 'field: "jpg"'))
 
@@ -301,6 +302,11 @@ def test_fields_and_several_labels_of_a_tfrecord(tmp_path):
     path = tmp_path / "x.tfrecord"
     assert first(layer(path, 'field: "photo" field: "tags"'))[1].tolist() == [[1, 0.5]] * 2
     assert first(layer(path, 'field: "photo" field: "seg"'))[1].shape == (2, 1, 12, 16)
+    assert first(layer(path, 'field: "photo" field: "id" field: "tags"'))[1].tolist() == [[7, 1, 0.5]] * 2
+    named = {"image/encoded": PNG, "image/class/label": [3], "label": [4], "mask": MASK}
+    (tmp_path / "z.tfrecord").write_bytes(record(serialise(named)) * 2)
+    _, mask, label = first(layer(tmp_path / "z.tfrecord"))
+    assert mask.shape == (2, 1, 12, 16) and label.tolist() == [3, 3]
     with pytest.raises(
         DataError, match=r"x.tfrecord\[0\] has no feature 'image/encoded'; it has id, photo, seg, tags; n"
     ):

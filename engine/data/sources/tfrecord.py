@@ -109,19 +109,25 @@ class TfRecordSource:
         if len(picture) != 1 or not isinstance(picture[0], bytes):
             raise self._shards.error(shard, f"{key}: expected the bytes of one image file, got a feature of numbers")
         datum = proto.Datum(encoded=True, data=picture[0])
-        partners = self._fields[1:] or [name for names in (LABEL, MASK) for name in names if features.get(name)][:2]
+        partners = self._fields[1:]
+        if not self._fields:  # the first label and the first mask that are there
+            found = (next((name for name in names if features.get(name)), None) for names in (LABEL, MASK))
+            partners = tuple(name for name in found if name is not None)
         if not (partners or self._fields):
             raise self._shards.error(
                 shard,
                 f"{key} has neither a label ('{LABEL[0]}') nor a mask; it has {_known(features)}; say with "
                 "data_param.field what the tops are made of: the picture first, alone if no label is wanted",
             )
+        labels: list[float] = []
         for name in partners:
             values = self._feature(shard, key, features, [name])
             if isinstance(values[0], bytes):
                 datum.mask = values[0]
             else:
-                set_labels(datum, values)
+                labels += values
+        if labels:
+            set_labels(datum, labels)
         return datum
 
     def _feature(self, shard: int, key: str, features: dict[str, Sequence[Any]], names: Sequence[str]) -> Sequence[Any]:
