@@ -77,8 +77,21 @@ class Feeder:
             )
             self._opened[message.name] = _Opened(source, size)
             self._paths[message.name] = source_of(message)
+            self._refuse_torn_pairs(message.name, where)
         opened = self._opened[message.name]
         return opened.source.top_shapes(opened.batch_size)
+
+    def _refuse_torn_pairs(self, layer: str, where: str) -> None:
+        """Raises ConfigError where another source has as many items, for they may be pairs: with skip_bad_images each
+        layer replaces its own bad items only."""
+        size = self._opened[layer].source.size
+        for name, opened in self._opened.items():
+            if self._skip_bad_images and opened.source.size == size and self._paths[name] != self._paths[layer]:
+                raise ConfigError(
+                    f"layers '{name}' and '{layer}' have {size} items each, which --skip_bad_images would replace in "
+                    "one of them alone: put both into one source, or leave --skip_bad_images out",
+                    where,
+                )
 
     def regroup(self) -> None:
         """After World.shrink(): this rank's share is another one from the next start() on."""

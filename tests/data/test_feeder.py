@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.data import open_data
 from engine.data.feeder import Feeder
-from engine.errors import DataError, EngineError
+from engine.errors import ConfigError, DataError, EngineError
 from engine.graph.build import TEST, TRAIN
 from engine.net import Net, NetOptions
 
@@ -128,6 +129,26 @@ def test_data_layers_that_cannot_be_opened(layer, reason):
     config = parse_net(f'layer {{ name: "data" top: "data" {layer} }}')
     with pytest.raises(EngineError, match=reason):
         Net(config, TRAIN, NetOptions(shapes_of=Feeder(config, TRAIN, 1, World()).shapes_of))
+
+
+@pytest.mark.parametrize("masks, refused", [("b", True), ("a", False), ("c", False)])
+def test_pairs_of_two_layers_are_not_torn_apart_by_skipping(tmp_path, masks, refused):
+    for name, lines in (("a", 2), ("b", 2), ("c", 3)):
+        (tmp_path / name).write_text("".join(f"{tmp_path}/x.png {label}\n" for label in range(lines)))
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "x.png")
+    layers = [
+        f'layer {{ name: "{top}" type: "ImageData" top: "{top}" image_data_param {{ source: "{tmp_path}/{source}" '
+        "batch_size: 1 } }"
+        for top, source in (("data", "a"), ("mask", masks))
+    ]
+    config = parse_net("".join(layers))
+    for skip in (True, False):
+        feeder = Feeder(config, TRAIN, 1, World(), skip_bad_images=skip)
+        if skip and refused:
+            with pytest.raises(ConfigError, match=r"'data' and 'mask' have 2 items each, .*: put both into one source"):
+                Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+        else:
+            Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
 
 
 def test_the_first_batch_is_the_sources():
