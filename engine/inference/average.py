@@ -94,26 +94,30 @@ class Averaged:
 
     def recompute(self, iterations: int | None) -> int:
         """Collective. Sets BatchNorm's statistics to the mean over `iterations` batches of all ranks together, by
-        default those of one epoch; returns how many batches that were. Raises ConfigError where data have no end."""
+        default those of one epoch; returns how many batches that were, of all ranks. Raises ConfigError where data have no end."""
         feeder, world = self._feeder, self._world
         if iterations is None and not feeder.size:
             raise ConfigError(
                 "the net has no data source whose end could be reached; give --iterations", self._config.path
             )
         batches = iterations or -(-feeder.size // feeder.batch_size)
+        if not iterations and feeder.own_items:
+            batches *= world.size  # as if others had as many: `mine` are then the batches of this rank's own items
+        mine = range(world.rank, batches, world.size)
         sums = [np.zeros_like(tensor.get(), np.float64) for tensor in self._statistics]
         feeder.start()
         with contextlib.closing(feeder), Progress("Recomputing statistics", batches) as progress:
-            for k in range(world.rank, batches, world.size):
+            for k in mine:
                 self._fill([np.zeros_like(each) for each in sums])
                 self.net.run_forward(Counters(k, feeder.next(self.net)))
                 for total, tensor in zip(sums, self._statistics, strict=True):
                     total += tensor.get()
                 progress.update(min(k + world.size, batches))
-        for total in sums:
+        done = np.array([len(mine)])
+        for total in (*sums, done):
             world.allreduce(total)
-        self._fill([total / batches for total in sums])
-        return batches
+        self._fill([total / done[0] for total in sums])
+        return int(done[0])
 
     def _fill(self, values: Sequence[np.ndarray]) -> None:
         for tensor, array in zip(self._statistics, values, strict=True):

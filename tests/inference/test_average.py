@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 
@@ -114,6 +115,26 @@ def test_ranks_share_the_batches(members, tmp_path):
     assert main(["average", *members, outs[0], *arguments]) == 0
     done = run_ranks(2, ["-m", "engine", "average", *members, outs[1], *arguments], timeout=100)
     assert done.returncode == 0, done.stderr
+    one, two = (read_caffemodel(out) for out in outs)
+    assert_alike(two, one, one)
+
+
+@pytest.mark.mpi
+def test_ranks_with_data_of_their_own_read_all_of_it(members, tmp_path):
+    """Rank 1 has a fifth of what rank 0 has, of one digit: all batches have the same statistics."""
+    path = "examples/digits/digits_train_lmdb"
+    with lmdb.open(path, readonly=True, lock=False) as source, source.begin() as transaction:
+        first = next(transaction.cursor().iternext())[1]
+    for name, count in (("part0", 5 * BATCH), ("part1", BATCH)):
+        with lmdb.open(str(tmp_path / name), map_size=1 << 24) as made, made.begin(write=True) as transaction:
+            for number in range(count):
+                transaction.put(f"{number:05d}".encode(), first)
+    (tmp_path / "own.prototxt").write_text(TEXT.replace(path, f"{tmp_path}/part%#"))
+    outs = [str(tmp_path / f"out{ranks}.caffemodel") for ranks in (1, 2)]
+    arguments = ["--model", str(tmp_path / "own.prototxt")]
+    assert main(["average", *members, outs[0], *arguments]) == 0
+    done = run_ranks(2, ["-m", "engine", "average", *members, outs[1], *arguments], timeout=100)
+    assert done.returncode == 0 and "statistics on 6 batches" in done.stderr, done.stderr
     one, two = (read_caffemodel(out) for out in outs)
     assert_alike(two, one, one)
 
