@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -228,7 +229,7 @@ def _divide(
 
 def _write(out: Path, parts: dict[str, list[Entry]], paths: dict[str, str], found: Lists) -> None:
     """The folder appears under its name when it is complete. A part without pictures has no list."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     texts = {
         f"{part}.txt": "".join(f"{paths[entry.image]} {' '.join(map(str, entry.labels))}\n" for entry in chosen)
         for part, chosen in parts.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 from collections import Counter
@@ -146,7 +147,7 @@ def convert_video(
     todo = _named(clips, label, conversion.classes)
     for clip in todo:
         _check_listed(f"{root}/{clip.folder}")
-    temporary = root.with_name(f".{root.name}.{os.getpid()}.partial")
+    temporary = root.with_name(f".{root.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         temporary.mkdir(parents=True)
         with contextlib.closing(_written(todo, temporary, output, taken, threads, progress)) as written:

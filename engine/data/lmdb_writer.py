@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ def new_lmdb(db: str, texts: Mapping[str, str] | None = None) -> Iterator[Callab
     Raises DataError: db exists, a key is too long, the disk is full; then nothing is left behind.
     """
     check_new(db)
-    temporary = Path(db).parent / f".{Path(db).name}.{os.getpid()}.partial"
+    temporary = Path(db).parent / f".{Path(db).name}.{os.getpid()}.{secrets.token_hex(4)}.partial"
     try:
         temporary.mkdir(parents=True)
         # One writer, and durable only when it is complete: no locks, and one sync at the end.

@@ -1,5 +1,6 @@
 """convert_chestxray14: from the NIH's files to lists, divided by patient; what may be wrong with them."""
 
+import os
 import shutil
 import zipfile
 
@@ -58,6 +59,14 @@ def test_lists_are_divided_by_patient(nih, tmp_path, capfd):
     assert first.name == "images_001/images/00000012_000.png" and (nih / first.name).exists()
     assert [label for label, there in zip(LABELS, first.labels) if there] == ["Atelectasis", "Effusion"]
     assert "Wrote lists of 36 pictures" in capfd.readouterr().err
+
+
+def test_work_of_another_process_stays(nih, tmp_path):
+    """In another container, which has a process of the same number."""
+    other = tmp_path / f".out.{os.getpid()}.partial"
+    other.mkdir()
+    assert main(["convert_chestxray14", str(nih), str(tmp_path / "out")]) == 0
+    assert other.exists() and (tmp_path / "out").exists()
 
 
 def test_weights_are_the_shares_of_the_training_pictures(nih, tmp_path):

@@ -1,6 +1,7 @@
 """convert_imageset and compute_image_mean: from files to LMDBs and mean images, whole or not at all."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -126,6 +127,31 @@ def test_undecodable_image(image_folder, tmp_path):
     report = convert_imageset(str(image_folder), None, str(tmp_path / "db"), skip_bad_images=True)
     assert report.images == 11 and list(report.skipped) == ["bee/2.png"]
     assert len(items(tmp_path / "db")) == 11
+
+
+def test_damaged_items_are_left_out(make_lmdb, tmp_path):
+    datum = raw_datum(random_pixels(0))
+    source = str(make_lmdb({"a": datum, "b": datum[:-5], "c": datum}))
+    with pytest.raises(DataError, match="key 'b': not a Datum"):
+        convert_imageset(source, None, str(tmp_path / "db"))
+    report = convert_imageset(source, None, str(tmp_path / "db"), skip_bad_images=True)
+    assert report.images == 2 and list(report.skipped) == ["b"]
+
+
+def test_only_undecodable_images(image_folder, tmp_path):
+    for path in image_folder.rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="images: none of its 12 pictures can be decoded"):
+        convert_imageset(str(image_folder), None, str(tmp_path / "db"), skip_bad_images=True)
+    assert not (tmp_path / "db").exists() and not leftovers(tmp_path)
+
+
+def test_work_of_another_process_stays(image_folder, tmp_path):
+    """In another container, which has a process of the same number."""
+    other = tmp_path / f".db.{os.getpid()}.partial"
+    other.mkdir()
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"))
+    assert other.exists() and len(items(tmp_path / "db")) == 12
 
 
 def test_interruption_leaves_nothing(image_folder, tmp_path):

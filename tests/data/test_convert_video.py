@@ -423,6 +423,14 @@ def test_an_interrupt_does_not_wait_for_the_end_of_clips(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.mkv"]
 
 
+def test_work_of_another_process_stays(grey, tmp_path):
+    """In another container, which has a process of the same number."""
+    other = tmp_path / f".out.{os.getpid()}.partial"
+    other.mkdir()
+    convert_video([str(grey)], str(tmp_path / "out"))
+    assert other.exists() and (tmp_path / "out").exists()
+
+
 def test_a_full_disk(grey, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
