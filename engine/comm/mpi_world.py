@@ -214,7 +214,7 @@ class MpiWorld(World):
 
     @collective
     def same_on_all_ranks(self, value: str | bytes, what: str) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
+        data = value.encode(errors="surrogatepass") if isinstance(value, str) else bytes(value)
         digests = self._comm.allgather(hashlib.sha256(data).digest())
         other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
         if other is None:

@@ -71,7 +71,7 @@ def compare_data(world: World, identities: Callable[[], dict[str, str]]) -> None
 def compare(world: World, facts: dict[str, str], kind: type[EngineError] = CommError, width: int = 40) -> None:
     """Collective. Raises an error of the type `kind` that names two ranks, their hosts, and the first of the facts that
     differs, with `width` characters of each."""
-    digests = {what: hashlib.sha256(value.encode()).digest() for what, value in facts.items()}
+    digests = {what: hashlib.sha256(value.encode(errors="surrogatepass")).digest() for what, value in facts.items()}
     everyone = world.gather((platform.node(), digests))
     found = world.broadcast_object(_first_difference(everyone) if everyone else None)
     if found is None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from engine.comm.preflight import check_sum, hosts, preflight, versions
+from engine.comm.preflight import check_sum, compare, hosts, preflight, versions
 from engine.comm.world import World
 from engine.config.config import texts_of
 from engine.errors import CommError
@@ -166,6 +166,10 @@ def test_a_wrong_sum_is_told():
 def test_one_rank_has_nothing_to_compare():
     preflight(World(), {"the solver": ""})
     assert versions(World())["MPI"] == "none"
+
+
+def test_names_that_are_not_utf8_can_be_compared():
+    compare(World(), {"the train data": "12 items, keys 'a\udcff.jpg' to 'b.jpg'"})
 
 
 def test_where_the_ranks_are():

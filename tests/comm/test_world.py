@@ -69,6 +69,7 @@ assert w.gather(w.rank) == (list(range(w.size)) if w.rank == 0 else None)
 assert question.finish() == (1 << w.size) - 1
 assert (w.local_rank, w.local_size) == (w.rank, w.size)
 w.same_on_all_ranks("equal", "x")
+w.same_on_all_ranks("not UTF-8: \\udcff", "x")
 try:
     w.same_on_all_ranks("max_iter: 100 base_lr: " + ("0.2" if w.rank == w.size - 1 else "0.1"), "the solver")
     raise SystemExit("not noticed")
