@@ -32,7 +32,7 @@ from engine.data.ordered_map import ordered_map
 from engine.data.pair import check_pair
 from engine.data.registry import open_source
 from engine.data.shard_writer import image_kind, new_shards, shard_names
-from engine.errors import ConfigError, DataError
+from engine.errors import ConfigError, DamagedItem, DataError
 from engine.host.cores import own_cores
 
 FORMATS = ("lmdb", "tar", "tfrecord")
@@ -226,9 +226,12 @@ def convert_imageset(
     conversion = Conversion(classes=pictures.classes)
 
     def encode(index: int) -> tuple[int, str, proto.Datum | DataError]:
-        name, datum = pictures.read(index)
+        name = ""
         try:
+            name, datum = pictures.read(index)
             return index, name, output.datum(datum)
+        except DamagedItem as error:
+            return index, error.key, error
         except ImageError as error:
             return index, name, DataError(f"{root}/{name}: {error}")
 
@@ -250,6 +253,8 @@ def convert_imageset(
                 conversion.labels[names[to]][datum.label] += 1
             if progress and (done % _TELL_EVERY == 0 or done == len(order)):
                 progress(done, len(order))
+        if not conversion.images:
+            raise DataError(f"none of its {len(order)} pictures can be decoded", list_file or root)
     return conversion
 
 
@@ -268,7 +273,7 @@ class _Source:
         try:
             return key, parse_datum(stored) if isinstance(stored, bytes) else stored
         except ImageError as error:
-            raise DataError(f"key '{key}': {error}") from None
+            raise DamagedItem(f"key '{key}': {error}", key) from None
 
 
 class _Listed:
