@@ -1,5 +1,6 @@
 """ImageData: a list of image files."""
 
+import zipfile
 from itertools import islice
 
 import numpy as np
@@ -11,7 +12,7 @@ from engine import proto
 from engine.data import open_data, shapes_without_data
 from engine.data.decode import as_array
 from engine.errors import ConfigError, DataError
-from tests.data.pictures import bgr, random_pixels
+from tests.data.pictures import bgr, random_pixels, raw_datum
 
 
 def layer_of(text: str, transform: str = "") -> proto.LayerParameter:
@@ -70,6 +71,28 @@ def test_shapes_without_the_list():
     assert shapes_without_data(layer_of("is_color: false", "crop_size: 7")) == ((1, 7, 7), ())
     with pytest.raises(ConfigError, match=r"the size of the images is unknown"):
         shapes_without_data(layer_of(""))
+
+
+def test_a_list_within_a_zip(image_folder, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.write(image_folder / "bee/1.png", "set/pictures/1.png")
+        archive.writestr("set/labels.txt", "pictures/1.png 7\n")
+    text = f'source: "{tmp_path}/x.zip/set/labels.txt" root_folder: "{tmp_path}/x.zip/set" batch_size: 1'
+    with open_data(layer_of(text), proto.TEST).batches(1) as batches:
+        data, label = batches.next().arrays["data"]
+        assert np.array_equal(data[0], bgr(random_pixels(11))) and label.tolist() == [7]
+    folders = open_data(layer_of(f'source: "{tmp_path}/x.zip/set" batch_size: 1'), proto.TEST)
+    assert folders.reader.classes == ["pictures"]
+
+
+def test_a_database_with_a_damaged_item(make_lmdb):
+    datum = raw_datum(random_pixels(0))
+    text = f'source: "{make_lmdb({"a": datum, "b": datum[:-5]})}" batch_size: 2'
+    with open_data(layer_of(text), proto.TEST).batches(2) as batches:
+        with pytest.raises(DataError, match="key 'b': not a Datum"):
+            batches.next()
+    with open_data(layer_of(text), proto.TEST, skip_bad_images=True).batches(2) as batches:
+        assert batches.next().keys == ["a", "a"]
 
 
 def test_what_cannot_be_read(listed, image_folder, tmp_path):

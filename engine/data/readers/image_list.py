@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine import proto
-from engine.data.decode import COLOR, GRAY, LINEAR, NEAREST, AnyImage, as_picture, decode, decode_mask
+from engine.data.decode import COLOR, GRAY, LINEAR, NEAREST, AnyImage, as_picture, decode, decode_mask, parse_datum
 from engine.data.image_tree import Tree, open_tree, read_list
 from engine.data.index import Index, open_index
 from engine.data.limits import MAX_BYTES, check_size
@@ -49,7 +49,9 @@ class ListedReader(PairedReader):
         self._root, self._size = listing.root, listing.size
         self._color = COLOR if listing.is_color else GRAY
         self._tree = _archive(listing.root)
-        self._folders = open_source(self.name, request.where, listing.shuffle) if recognised(self.name) else None
+        self._folders = None
+        if recognised(self.name) and not _is_member(self.name):
+            self._folders = open_source(self.name, request.where, listing.shuffle)
         if self._folders is not None:
             self.size, self.classes = len(self._folders), self._folders.classes
         else:
@@ -90,7 +92,7 @@ class ListedReader(PairedReader):
         return read_bytes(self._root + name, DataError, self._place, MAX_BYTES)
 
     def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
-        datum = proto.Datum.FromString(fetched) if isinstance(fetched, bytes) else fetched
+        datum = parse_datum(fetched) if isinstance(fetched, bytes) else fetched
         image = decode(datum, self._color)
         mask = decode_mask(datum.mask) if datum.mask else None
         if mask is not None:
@@ -151,6 +153,12 @@ def listing_of(
             raise ConfigError(f"{field}.{name} is not supported; use transform_param.resize_param", where)
     size = (param.new_width, param.new_height)
     return Listing(param.source, param.root_folder, size, param.is_color, param.shuffle, param.rand_skip, bare)
+
+
+def _is_member(path: str) -> bool:
+    """Whether a path is that of a file in an archive: a list, which is no folder of pictures."""
+    tree = None if is_regular(path) else _archive(os.path.dirname(path))
+    return tree is not None and tree.has(os.path.basename(path))
 
 
 def _archive(root: str) -> Tree | None:
