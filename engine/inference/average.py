@@ -94,7 +94,8 @@ class Averaged:
 
     def recompute(self, iterations: int | None) -> int:
         """Collective. Sets BatchNorm's statistics to the mean over `iterations` batches of all ranks together, by
-        default those of one epoch; returns how many batches that were, of all ranks. Raises ConfigError where data have no end."""
+        default those of one epoch; returns how many batches of all ranks that were. Raises ConfigError where data have
+        no end."""
         feeder, world = self._feeder, self._world
         if iterations is None and not feeder.size:
             raise ConfigError(
