@@ -209,6 +209,20 @@ def test_transforms_and_the_pair_rule(pictures, kind):
     assert not np.array_equal(np.sort(seen[0], axis=None), np.sort(seen[2], axis=None)), "another epoch, other crops"
 
 
+def test_only_bytes_are_resized(pictures):
+    layer = layer_of(pictures, tops=("bytes", "vector"))
+    text_format.Parse("resize_param { height: 24 width: 32 }", layer.transform_param)
+    source = open_data(layer, proto.TRAIN)
+    assert source.shapes[0] == (1, 24, 32)
+    with source.batches(6) as batches:
+        data = next(batches).arrays["data"][0]
+    with h5py.File(pictures.with_name("x.h5")) as file:
+        np.testing.assert_allclose(data.mean((1, 2, 3)), np.mean(file["bytes"], (1, 2, 3)), rtol=0.05)
+    layer.top[0] = "floats"
+    with pytest.raises(DataError, match="an image of 1 float32 channels cannot be resized"):
+        open_data(layer, proto.TRAIN)
+
+
 def test_transforms_that_cannot_be(pictures):
     layer = layer_of(pictures, tops=("floats",))
     layer.transform_param.crop_size = 17
