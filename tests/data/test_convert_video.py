@@ -89,6 +89,20 @@ def test_a_net_reads_the_list(grayscale, channels, tmp_path):
         assert np.abs(stacks[0, :3] - drawn).mean() < 6
 
 
+def test_snippets_longer_than_their_part_of_the_video(grey, tmp_path):
+    convert_video([str(grey)], str(tmp_path / "out"), PNG, Taken(max_frames=4))
+
+    def stack(segments, length):
+        text = f"""video_data_param {{ source: "{tmp_path}/out/list.txt" batch_size: 1 grayscale: true modality: RGB
+            name_pattern: "image_%04d.png" num_segments: {segments} new_length: {length} }}"""
+        return first_batch(text)[0].mean((0, 2, 3)).tolist()
+
+    assert stack(2, 3) == [5, 10, 15] * 2
+    assert stack(2, 4) == [0, 5, 10, 15] * 2
+    with pytest.raises(DataError, match=r"list.txt: key '.*grey': it has 4 frames, fewer than new_length 5"):
+        stack(1, 5)
+
+
 @pytest.mark.parametrize(
     "taken, expected",
     [

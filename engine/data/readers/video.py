@@ -12,7 +12,7 @@ from PIL import Image
 
 from engine import proto
 from engine.config.numbers import whole
-from engine.data.decode import COLOR, GRAY, as_array, decode_bytes, resized
+from engine.data.decode import COLOR, GRAY, ImageError, as_array, decode_bytes, resized
 from engine.data.image_tree import read_text
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES, check_size
@@ -92,14 +92,16 @@ class VideoReader(PictureReader):
         return self.read(sample.epoch, sample.index, use)
 
     def _stack(self, video: Video, random: KeyedRandom | None) -> np.ndarray:
-        """(h, w, channels) of all frames. random: of the snippets' places; None for the middles."""
+        """(h, w, channels) of all frames. random: of the snippets' places; None for the middles. Raises ImageError."""
         length, segments = self._param.new_length, self._param.num_segments
+        if video.frames < length:
+            raise ImageError(f"it has {video.frames} frames, fewer than new_length {length}")
         part = video.frames // segments
         planes = []
         for segment in range(segments):
             spare = part - length
             if spare < 0:
-                begin = 1
+                begin = min(1, video.frames - length)  # TSN's, but within the video
             elif random is None:
                 begin = (spare + 1) // 2 + segment * part
             else:
