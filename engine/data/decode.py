@@ -315,6 +315,11 @@ def _scans(data: bytes) -> int:
 def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:
     """(h, w, c) view of the Datum's own (c, h, w) numbers."""
     shape = (datum.channels, datum.height, datum.width)
+    if not (data or datum.float_data):
+        raise UndecodableImage(
+            "the Datum has neither data nor float_data; an LMDB of AnnotatedDatums (SSD's) is read by type: "
+            '"AnnotatedData", one of Datums by type: "Data"'
+        )
     pixels = np.frombuffer(data, np.uint8) if data else np.array(datum.float_data, np.float32)
     expected = prod(max(0, side) for side in shape)
     if expected == 0 or pixels.size != expected:

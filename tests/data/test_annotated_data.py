@@ -112,6 +112,11 @@ def test_what_cannot_be_used(database, make_lmdb):
     crowd = make_lmdb({"0": annotated(0, np.repeat(BOXES, 50, axis=0))}, "crowd")
     with pytest.raises(DataError, match="key '0': the picture has 150 boxes, at most 128 are held"):
         open_data(layer_of(crowd), proto.TRAIN)
+    plain = make_lmdb({"0": raw_datum(random_pixels(0))}, "plain")
+    for message in (layer_of(plain), proto.LayerParameter(name="data", type="Data")):
+        message.data_param.source = str(plain if message.type == "AnnotatedData" else database)
+        with pytest.raises(DataError, match=r'is read by type: "AnnotatedData", one of Datums by type: "Data"'):
+            open_data(message, proto.TRAIN)
     with pytest.raises(DataError, match="not an AnnotatedDatum"):
         open_data(layer_of(make_lmdb({"0": b"\xff\xff"}, "bad")), proto.TRAIN)
 
