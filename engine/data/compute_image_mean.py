@@ -12,6 +12,7 @@ from engine.data.ordered_map import ordered_map
 from engine.data.prefetch import data_threads
 from engine.data.registry import open_source
 from engine.errors import DataError, shape_text
+from engine.files import check_writable
 
 
 def compute_image_mean(
@@ -25,8 +26,11 @@ def compute_image_mean(
     """The mean (c, h, w) float32 over all images of db, which must be of one size; written to out as a BlobProto of
     1 x c x h x w, if out is given. mean.mean(axis=(1, 2)) are the values for mean_value.
 
-    Sums in double precision. Raises DataError, which names the key, for images that differ in size or are damaged.
+    Sums in double precision. Raises DataError, which names the key, for images that differ in size or are damaged;
+    EngineError, before any is read, where out cannot be written.
     """
+    if out is not None:
+        check_writable(out)
     source = open_source(db, backend=backend)
 
     def pixels(index: int) -> tuple[str, np.ndarray]:

@@ -18,7 +18,7 @@ from engine.data.decode import as_array, decode
 from engine.data.mean import read_mean
 from engine.data.registry import open_source
 from engine.data.sources.lmdb import LmdbSource
-from engine.errors import ConfigError, DataError
+from engine.errors import ConfigError, DataError, EngineError
 from tests.data.pictures import bgr, image_bytes, png, random_pixels, raw_datum
 
 
@@ -228,6 +228,11 @@ def test_mean_image(image_folder, tmp_path):
         assert np.array_equal(read_mean(str(tmp_path / "mean.binaryproto")), mean)
     blob = proto.BlobProto.FromString((tmp_path / "mean.binaryproto").read_bytes())
     assert (blob.num, blob.channels, blob.height, blob.width, len(blob.data)) == (1, 3, 12, 16, 576)
+
+
+def test_a_mean_that_cannot_be_written_is_told_before(tmp_path):
+    with pytest.raises(EngineError, match="cannot be written: there is no folder"):
+        compute_image_mean(str(tmp_path / "not read"), str(tmp_path / "none/mean.binaryproto"))
 
 
 def test_mean_of_images_that_differ_in_size(make_lmdb, tmp_path):
