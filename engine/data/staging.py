@@ -229,7 +229,7 @@ def _copy_all(source: str, files: Sequence[str], folder: str, copy: Path, stamp:
             to.parent.mkdir(parents=True, exist_ok=True)
             checksum, size = _copy_file(file, to, lambda more, before=done: tell(before + more))
             done += size
-            if _checksum(to) != (checksum, size):
+            if _checksum(to, lambda done=done: tell(done)) != (checksum, size):
                 raise DataError(f"stage {copy.parent}: the copy of {file} differs from it: is the disk sound?", where)
             copied.append([name, size, os.stat(to).st_mtime_ns])
         _write_list(partial, stamp, copied)
@@ -258,11 +258,12 @@ def _copy_file(file: str, to: Path, tell: Callable[[int], None]) -> tuple[int, i
     return checksum, size
 
 
-def _checksum(file: Path) -> tuple[int, int]:
+def _checksum(file: Path, tell: Callable[[], None]) -> tuple[int, int]:
     checksum, size = 0, 0
     with open(file, "rb") as source:
         while block := source.read(_BLOCK):
             checksum, size = zlib.crc32(block, checksum), size + len(block)
+            tell()
     return checksum, size
 
 
@@ -293,7 +294,7 @@ def _copy_part(source: str, copy: Path, share: Share, stamp: list[list], where: 
                 put(f"{index:08d}_{key}".encode(errors="surrogateescape"), value)
                 checksums[number], done = zlib.crc32(value), done + len(value)
                 tell(done)
-        _compare(open_source(str(partial / "part"), where), checksums, copy.parent, where)
+        _compare(open_source(str(partial / "part"), where), checksums, copy.parent, lambda: tell(done), where)
         found = os.stat(partial / "part/data.mdb")
         _write_list(partial, stamp, [["part/data.mdb", found.st_size, found.st_mtime_ns]])
         os.rename(partial, copy)
@@ -312,9 +313,10 @@ def _copy_part(source: str, copy: Path, share: Share, stamp: list[list], where: 
         raise
 
 
-def _compare(copied: Source, checksums: np.ndarray, stage: Path, where: str | None) -> None:
+def _compare(copied: Source, checksums: np.ndarray, stage: Path, tell: Callable[[], None], where: str | None) -> None:
     for number in range(len(checksums)):
         key, value = copied.item(number)
+        tell()
         if not isinstance(value, bytes) or zlib.crc32(value) != checksums[number]:
             raise DataError(f"stage {stage}: the copy of '{key}' differs from it: is the disk sound?", where)
 

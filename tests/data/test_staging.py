@@ -129,6 +129,14 @@ def test_a_copy_of_a_folder_with_one_class(image_folder, tmp_path):
     assert items(copied) == items(image_folder) and open_source(copied).classes == ["bee"]
 
 
+@pytest.mark.parametrize("part", [False, True])
+def test_those_who_wait_see_that_a_copy_is_compared(made, tmp_path, monkeypatch, part):
+    told, original = [], staging._Teller.__call__
+    monkeypatch.setattr(staging._Teller, "__call__", lambda self, done: (told.append(done), original(self, done)))
+    copy_of(made("lmdb"), tmp_path / "stage", part=part)
+    assert told.count(told[-1]) > 1, "told while it is copied, and again while it is compared"
+
+
 def test_what_another_process_reads_stays(made, tmp_path):
     source = made("tar")
     code = (
@@ -194,7 +202,7 @@ def test_a_disk_that_is_full_in_the_middle(made, tmp_path, monkeypatch, part):
 
 def test_a_copy_that_differs_is_refused(made, tmp_path, monkeypatch):
     source = made("tar")
-    monkeypatch.setattr(staging, "_checksum", lambda path: (1, os.path.getsize(path)))
+    monkeypatch.setattr(staging, "_checksum", lambda path, tell: (1, os.path.getsize(path)))
     with pytest.raises(DataError, match=r"the copy of .*a.tar differs from it: is the disk sound\?"):
         copy_of(source, tmp_path / "stage")
     assert list((tmp_path / "stage").iterdir()) == []
