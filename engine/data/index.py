@@ -47,6 +47,12 @@ class Index:
         self.columns[column] = np.frombuffer(text, np.uint8)
         self.columns[f"{column}.ends"] = np.frombuffer(ends, np.int64)
 
+    def depend_on(self, files: Sequence[str], stamp: str) -> None:
+        """More files that the index depends on, which only listing the source has shown. stamp: that of stamp_of(), from
+        before they were read."""
+        self.add_names("inner", (os.fsencode(file) for file in files))
+        self.facts["inner"] = [stamp]
+
 
 class Names:
     """Texts one after the other: a list of a million takes three times as much, and cannot be mapped."""
@@ -73,7 +79,7 @@ def open_index(
 
     Raises DataError: one of the files is missing; what build() raises.
     """
-    stamp = _stamp(kind, files, where)
+    stamp = stamp_of(kind, files, where)
     places = _places(source, kind, files)
     if (found := _load_one(places, stamp)) is not None:
         return found
@@ -87,7 +93,8 @@ def open_index(
         return index
 
 
-def _stamp(kind: str, files: Sequence[str | Path], where: str | None) -> str:
+def stamp_of(kind: str, files: Iterable[str | Path], where: str | None = None) -> str:
+    """What changes when one of the files does. Raises DataError where one is missing."""
     digest = hashlib.sha256(kind.encode(errors="surrogateescape"))
     for file in files:
         try:
@@ -133,7 +140,18 @@ def _save(index: Index, path: Path, stamp: str) -> bool:
 
 
 def _load_one(places: Iterable[Path], stamp: str) -> Index | None:
-    return next((found for place in places if (found := _load(place, stamp)) is not None), None)
+    loaded = (_load(place, stamp) for place in places)
+    return next((found for found in loaded if found is not None and _holds(found)), None)
+
+
+def _holds(index: Index) -> bool:
+    """Whether the files of depend_on() are as they were."""
+    if "inner" not in index.facts:
+        return True
+    try:
+        return stamp_of("inner", map(os.fsdecode, index.names("inner"))) == index.facts["inner"][0]
+    except DataError:
+        return False
 
 
 def _load(path: Path, stamp: str) -> Index | None:

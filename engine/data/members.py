@@ -16,7 +16,7 @@ import numpy as np
 from engine import proto
 from engine.config.numbers import number
 from engine.data.decode import FORMATS
-from engine.data.index import Index, open_index
+from engine.data.index import Index, open_index, stamp_of
 from engine.errors import DataError
 
 LABEL, MASKS = "cls", ("mask.png", "seg.png", "mask")
@@ -63,6 +63,10 @@ class MemberSource:
         """What the list of members depends on."""
         raise NotImplementedError
 
+    def inner_files(self, members: Sequence[Member]) -> list[str]:
+        """What it depends on besides, where samples have label files."""
+        return []
+
     def members(self) -> Iterator[Member]:
         """All of them, in the order of the archive. Raises DataError."""
         raise NotImplementedError
@@ -73,6 +77,8 @@ class MemberSource:
 
     def _build(self, fields: Sequence[str]) -> Index:
         members = list(self.members())
+        inner = self.inner_files(members) if is_labelled(members, fields) else []
+        stamp = stamp_of("inner", inner, self.where)
         found = arrange(members, self.path, fields, lambda member: self.read_at(member.name, member.place), self.where)
         width = len(members[0].place) if members else 0
         index = Index(
@@ -87,6 +93,8 @@ class MemberSource:
         )
         index.add_names("keys", (os.fsencode(key) for key in found.keys))
         index.add_names("mask names", (os.fsencode(each.name) for each in found.masks))
+        if inner:
+            index.depend_on(inner, stamp)
         return index
 
     def __len__(self) -> int:
@@ -122,9 +130,14 @@ def read_labels(text: bytes, what: str, where: str | None) -> list[float]:
 
 def arrange(members: Sequence[Member], root: str, fields: Sequence[str], read, where: str | None = None) -> Arranged:
     """Puts members together to samples. read: gives the bytes of a member. Raises DataError."""
-    if fields or any(_extension(member.name) in (LABEL, *MASKS) for member in members):
+    if is_labelled(members, fields):
         return _samples(members, root, fields, read, where)
     return _classes(members, root, where)
+
+
+def is_labelled(members: Sequence[Member], fields: Sequence[str]) -> bool:
+    """Whether samples have files with labels or masks, or others that are asked for; else folders are the classes."""
+    return bool(fields) or any(_extension(member.name) in (LABEL, *MASKS) for member in members)
 
 
 def _extension(name: str) -> str:

@@ -563,6 +563,27 @@ def test_an_index_is_kept_and_made_anew_when_the_source_changes(made, name, larg
     assert after != before and len(after) == (9 if name == "webdataset" else 13)
 
 
+def test_labels_beside_pictures_are_read_anew_when_they_change(tmp_path, large, cache):
+    (tmp_path / "a/deep/er").mkdir(parents=True)
+    for name in ("a/x", "a/deep/er/y"):
+        (tmp_path / f"{name}.png").write_bytes(PNG)
+        (tmp_path / f"{name}.cls").write_text("1")
+
+    def labels():
+        source = open_source(str(tmp_path / "a"))
+        return [source.item(number)[1].label for number in range(len(source))]
+
+    assert labels() == [1, 1]
+    (file,) = cache.iterdir()
+    kept = file.stat().st_mtime_ns
+    assert labels() == [1, 1] and file.stat().st_mtime_ns == kept
+    (tmp_path / "a/deep/er/y.cls").write_text("27")
+    assert labels() == [1, 27]
+    for extension, content in (("png", PNG), ("cls", b"3")):
+        (tmp_path / f"a/deep/er/z.{extension}").write_bytes(content)
+    assert labels() == [1, 27, 3]
+
+
 def test_an_index_that_is_damaged_is_made_anew(made, large, cache):
     path = made("tar")
     open_source(path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
+from engine.data.decode import FORMATS
 from engine.data.limits import MAX_BYTES
 from engine.data.members import Member, MemberSource
 from engine.data.registry import source
@@ -14,7 +16,7 @@ from engine.files import read_bytes, reason
 
 @source("FOLDER")
 class FolderSource(MemberSource):
-    """Its index holds while no file is added to, or taken out of, any of its folders."""
+    """Its index holds while no file is added to, or taken out of, any of its folders, and no label is changed."""
 
     KIND = "FOLDER"
 
@@ -29,6 +31,12 @@ class FolderSource(MemberSource):
                 return [self.path, *sorted(entry.path for entry in entries if entry.is_dir())]
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {reason(error)}", self.where) from None
+
+    def inner_files(self, members: Sequence[Member]) -> list[str]:
+        """Label files, which may be edited in place, and the folders that samples are in, however deep."""
+        labels = [each.name for each in members if os.path.splitext(each.name)[1].lower() not in FORMATS]
+        folders = {str(folder) for each in members for folder in PurePosixPath(each.name).parents}
+        return [os.path.join(self.path, name) for name in (*labels, *sorted(folders))]
 
     def members(self) -> Iterator[Member]:
         def failed(error: OSError) -> None:
