@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
 from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
@@ -98,6 +99,8 @@ class Solver:
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
+        for evaluator in self.evaluators:
+            _warn_of_other_classes(self.feeder, evaluator.feeder)
         self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
@@ -600,3 +603,16 @@ class Solver:
         for evaluator in self.evaluators:
             evaluator.close()
         self.snapshots.close()
+
+
+def _warn_of_other_classes(train: Feeder, test: Feeder) -> None:
+    """Class folders of the two are numbered independently: where one lacks a class, all labels after it mean others."""
+    named = [[list(reader.classes) for reader in feeder.readers.values() if reader.classes] for feeder in (train, test)]
+    if not all(named) or named[0][0] == named[1][0]:
+        return
+    pairs = enumerate(zip_longest(named[0][0], named[1][0], fillvalue="no class"))
+    label, (trained, tested) = next((label, names) for label, names in pairs if names[0] != names[1])
+    warn(
+        f"The train data and the test data differ in their classes: label {label} is '{trained}' of the one, and "
+        f"'{tested}' of the other. Give both the same class folders"
+    )

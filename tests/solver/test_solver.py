@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from engine.errors import CommError, EngineError, NumericalError, WeightsError
 from engine.report.log import GlogFormatter
@@ -415,6 +416,25 @@ def test_a_timeline_that_cannot_be_written_costs_the_timeline(tmp_path, log):
     (tmp_path / "gone").rmdir()
     assert solver.solve() and log.has("t.json: cannot be written: No such file or directory")
     solver.close()
+
+
+@pytest.mark.parametrize("lacking, told", [("bee", "label 1 is 'bee' of the one, and 'cat' of the other"), ("", "")])
+def test_test_data_with_other_classes_are_told(tmp_path, caplog, lacking, told):
+    for part in ("train", "test"):
+        for name in {"ant", "bee", "cat"} - ({lacking} if part == "test" else set()):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.fromarray(np.zeros((3, 3), np.uint8)).save(tmp_path / part / name / "0.png")
+    layers = [
+        f"""layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: {part.upper()} }}
+          data_param {{ source: "{tmp_path}/{part}" batch_size: 1 }} }}"""
+        for part in ("train", "test")
+    ]
+    net = "".join(layers) + """layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+        inner_product_param { num_output: 3 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }"""
+    make_solver("test_iter: 1 test_interval: 1", net).close()
+    found = [text for text in caplog.messages if "differ in their classes" in text]
+    assert len(found) == bool(told) and all(told in text for text in found)
 
 
 def test_a_run_without_iterations_ends_well(tmp_path):
