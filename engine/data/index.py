@@ -48,8 +48,8 @@ class Index:
         self.columns[f"{column}.ends"] = np.frombuffer(ends, np.int64)
 
     def depend_on(self, files: Sequence[str], stamp: str) -> None:
-        """More files that the index depends on, which only listing the source has shown. stamp: that of stamp_of(), from
-        before they were read."""
+        """More files that the index depends on, which only listing the source has shown. stamp: theirs, by stamp_of(),
+        from before they were read."""
         self.add_names("inner", (os.fsencode(file) for file in files))
         self.facts["inner"] = [stamp]
 
