@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
@@ -65,6 +65,9 @@ class Names:
 
     def __getitem__(self, index: int) -> bytes:
         return self._text[self._ends[index] : self._ends[index + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[index] for index in range(len(self)))
 
 
 def open_index(
