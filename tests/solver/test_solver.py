@@ -429,9 +429,12 @@ def test_test_data_with_other_classes_are_told(tmp_path, caplog, lacking, told):
           data_param {{ source: "{tmp_path}/{part}" batch_size: 1 }} }}"""
         for part in ("train", "test")
     ]
-    net = "".join(layers) + """layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+    net = (
+        "".join(layers)
+        + """layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
         inner_product_param { num_output: 3 } }
         layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }"""
+    )
     make_solver("test_iter: 1 test_interval: 1", net).close()
     found = [text for text in caplog.messages if "differ in their classes" in text]
     assert len(found) == bool(told) and all(told in text for text in found)
