@@ -8,14 +8,42 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from engine.errors import DataError
 
 PATIENCE = 600.0  # seconds that a process waits for another one that shows no progress
 _POLL = 0.05
+_TELL_EVERY = 4096  # items
+T = TypeVar("T")
+
+
+class _Held(threading.local):
+    """The locks that this thread has."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+
+_held = _Held()
+
+
+def getting_on() -> None:
+    """Shows those who wait for the locks of this thread that its work gets on."""
+    for descriptor in _held.descriptors:
+        os.utime(descriptor)
+
+
+def watched(items: Iterable[T]) -> Iterator[T]:
+    """The items, whose listing is shown to those who wait for it."""
+    for number, item in enumerate(items):
+        if number % _TELL_EVERY == 0:
+            getting_on()
+        yield item
 
 
 @contextlib.contextmanager
@@ -25,7 +53,8 @@ def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: No
     Args:
         name: of what is locked; the same in all processes.
         doing: what the holder does, for the message of those who have waited in vain.
-        progress: what changes while the holder gets on; the wait ends PATIENCE seconds after its last change.
+        progress: what changes while the holder gets on, besides what getting_on() shows; the wait ends PATIENCE seconds
+            after the last change.
 
     Where the host has no folder for locks that can be trusted, everybody is let in: what is guarded is written under
     names of its own and renamed, so that this costs time only.
@@ -38,8 +67,12 @@ def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: No
     path = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        _wait(descriptor, doing, progress)
-        yield
+        _wait(descriptor, doing, lambda: (progress(), os.fstat(descriptor).st_mtime_ns))
+        _held.descriptors.append(descriptor)
+        try:
+            yield
+        finally:
+            _held.descriptors.remove(descriptor)
     finally:
         os.close(descriptor)
 

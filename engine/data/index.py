@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.data.host_lock import host_lock
+from engine.data.host_lock import getting_on, host_lock
 from engine.errors import DataError, EngineError
 from engine.files import atomic_write, cache_folder, reason
 
@@ -42,6 +42,7 @@ class Index:
         """A column of texts, which can be read with names()."""
         text, ends, names = bytearray(), array("q", [0]), iter(names)
         while several := list(islice(names, _AT_ONCE)):  # a name at a time takes thrice as long
+            getting_on()
             ends.extend(list(accumulate(map(len, several), initial=len(text)))[1:])
             text += b"".join(several)
         self.columns[column] = np.frombuffer(text, np.uint8)

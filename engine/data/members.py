@@ -16,6 +16,7 @@ import numpy as np
 from engine import proto
 from engine.config.numbers import number
 from engine.data.decode import FORMATS
+from engine.data.host_lock import watched
 from engine.data.index import Index, open_index, stamp_of
 from engine.errors import DataError
 
@@ -76,7 +77,7 @@ class MemberSource:
         raise NotImplementedError
 
     def _build(self, fields: Sequence[str]) -> Index:
-        members = list(self.members())
+        members = list(watched(self.members()))
         inner = self.inner_files(members) if is_labelled(members, fields) else []
         stamp = stamp_of("inner", inner, self.where)
         found = arrange(members, self.path, fields, lambda member: self.read_at(member.name, member.place), self.where)
@@ -171,7 +172,7 @@ def _samples(members: Sequence[Member], root: str, fields: Sequence[str], read, 
     others = [name.lower() for name in fields[1:]]
     labels = [name for name in others if name.rpartition(".")[2] not in _PICTURES] if fields else [LABEL]
     masks = [name for name in others if name.rpartition(".")[2] in _PICTURES] if fields else MASKS
-    for stem, group in _groups(members):
+    for stem, group in watched(_groups(members)):
         picture = next((group[name] for name in wanted_picture if name in group), None)
         labelled = [group[name] for name in labels if name in group]
         mask = next((group[name] for name in masks if name in group), None)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from itertools import islice
 from pathlib import Path
@@ -636,3 +637,27 @@ def test_the_wait_for_another_process_ends(made, large, monkeypatch):
     with host_lock.host_lock(f"index of {place}", "listing"):
         with pytest.raises(DataError, match=r"another process of this host has been listing .*a.tar for 0.2 s without"):
             index.open_index(path, "test", [path], lambda: index.Index({}))
+
+
+def test_those_who_wait_see_that_a_source_is_listed(made, large, monkeypatch):
+    from engine.data import host_lock
+
+    path, found, begun = made("tar"), [], threading.Event()
+    monkeypatch.setattr(host_lock, "PATIENCE", 0.3)
+    monkeypatch.setattr(host_lock, "_TELL_EVERY", 1)
+
+    def build():
+        begun.set()
+        for _ in host_lock.watched(range(10)):
+            time.sleep(0.1)
+        return index.Index({"x": np.arange(5)})
+
+    def open_index():
+        found.append(index.open_index(path, "test", [path], build).columns["x"].tolist())
+
+    builder = threading.Thread(target=open_index)
+    builder.start()
+    begun.wait()
+    open_index()
+    builder.join()
+    assert found == [[0, 1, 2, 3, 4]] * 2

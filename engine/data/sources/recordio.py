@@ -16,6 +16,7 @@ import numpy as np
 
 from engine import proto
 from engine.config.numbers import whole
+from engine.data.host_lock import watched
 from engine.data.index import Index, open_index
 from engine.data.limits import MAX_BYTES
 from engine.data.members import set_labels
@@ -60,7 +61,7 @@ class RecordIoSource:
         for shard, path in enumerate(self._shards.paths):
             listed = _index_of(path)
             offsets = self._listed(shard, listed) if is_regular(listed) else self._walk(shard)
-            places += [(shard, offset) for offset in offsets]
+            places += [(shard, offset) for offset in watched(offsets)]
         found = np.array(places, np.int64).reshape(-1, 2)
         if not len(found):
             raise self._shards.error(0, "it has no records in it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from engine.data.host_lock import watched
 from engine.data.members import Member, MemberSource, without_top
 from engine.data.registry import source
 from engine.data.shards import Shards, expand, is_pattern
@@ -35,7 +36,7 @@ class TarSource(MemberSource):
         return self._shards.paths
 
     def members(self) -> Iterator[Member]:
-        found = list(list_shards(self._shards))
+        found = list(watched(list_shards(self._shards)))
         skipped = without_top([member.name for member in found])
         return (Member(member.name[skipped:], member.place) for member in chain(found))
 

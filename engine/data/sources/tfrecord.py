@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from engine import proto
 from engine.data.example import CHECKSUM, HEAD, checksum, parse
+from engine.data.host_lock import watched
 from engine.data.index import Index, open_index
 from engine.data.limits import MAX_BYTES
 from engine.data.members import set_labels
@@ -53,7 +54,7 @@ class TfRecordSource:
         return len(head) == HEAD.size and checksum(head[:8]) == HEAD.unpack(head)[1]
 
     def _build(self) -> Index:
-        places = [place for shard in range(len(self._shards.paths)) for place in self._walk(shard)]
+        places = [place for shard in range(len(self._shards.paths)) for place in watched(self._walk(shard))]
         if not places:
             raise self._shards.error(0, "it has no records in it")
         found = np.array(places, np.int64)
