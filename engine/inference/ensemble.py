@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import WeightsError, shortened
-from engine.graph.build import TEST, ShapesOf, build
+from engine.errors import ConfigError, WeightsError, shortened
+from engine.graph.build import TEST, Graph, ShapesOf, build
 from engine.inference.evaluator import Evaluator, Outputs, over_samples
-from engine.inference.scoring import cut
+from engine.inference.scoring import Cut, cut
 from engine.inference.trained import load
 from engine.inference.views import Views
 from engine.net import DEFAULT, Counters, Net, NetOptions
@@ -63,6 +64,8 @@ class Ensemble(Evaluator):
             shapes_of = self._views.shapes_of(opened.shapes_of)
             graph = build(config, TEST, level=state.level, stages=state.stage, shapes_of=shapes_of)
             self._cut = cut(config, graph)
+            if self._views.count > 1:
+                _require_one_answer(self._cut, graph, config.path)
             super().__init__(self._cut.body, world, options, feeder=lambda *_: opened, kernels=kernels)
             self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
             for net, files in zip(self._members, members, strict=True):
@@ -132,6 +135,16 @@ class Ensemble(Evaluator):
             head.feed(blob, log_mean(values, self._cut.scores[blob.name]) if averaged else values[0])
         makers = {top.name: layer.type for layer in head.graph.layers for top in layer.tops}
         return {name: over_samples(value, size, makers[name]) for name, value in head.forward().items()}
+
+
+def _require_one_answer(nets: Cut, graph: Graph, path: str) -> None:
+    """Raises ConfigError for scores of each pixel: a view shows them elsewhere, and they are not turned back."""
+    shapes = {top.name: top.shape for layer in graph.layers for top in layer.tops}
+    for name, axis in nets.scores.items():
+        if math.prod(shapes[name][axis:][1:]) > 1:
+            raise ConfigError(
+                f"--flip and --crops average one answer for each picture; '{name}' has one for each pixel", path
+            )
 
 
 def average(members: int, values: Outputs) -> Outputs:

@@ -377,3 +377,17 @@ def test_nets_that_cannot_be_averaged(random_members):
     large = any_size("crop_size: 9")
     with pytest.raises(ConfigError, match="pictures of 1 x 8 x 8 are smaller than the crop of 9 x 9"):
         Ensemble(large, [[path] for path in paths], World(), views=Views(large, 5))
+
+
+def test_views_of_a_net_with_an_answer_for_each_pixel():
+    """A view's answers are not those of the same pixels of another."""
+    text = (
+        str(any_size("crop_size: 6").message).partition('layer {\n  name: "loss"')[0]
+        + """
+        layer { name: "mask" type: "DummyData" top: "mask"
+          dummy_data_param { shape { dim: 100 dim: 1 dim: 4 dim: 4 } } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "conv" bottom: "mask" top: "loss" }"""
+    )
+    config = parse_net(text, "pixels")
+    with pytest.raises(ConfigError, match="average one answer for each picture; 'conv' has one for each pixel"):
+        Ensemble(config, [[]], World(), views=Views(config, flip=True))
