@@ -93,7 +93,11 @@ class Solver:
             config.message.type = self._type
         if not (config.message.HasField("max_iter") or config.message.HasField("max_epoch")):
             _leave_open(config)
-        self._solver = _Solver(config, ranks(), every_blob=True)
+        world = ranks()
+        config.rank, config.ranks = world.rank, world.size
+        self._solver = _Solver(config, world, every_blob=True)
+        if config.message.weights:
+            self._solver.load_weights(list(config.message.weights))
         self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
         me = weakref.ref(self)  # so that a solver that the script drops is gone

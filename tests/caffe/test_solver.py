@@ -306,6 +306,22 @@ def test_every_type(kind, tmp_path):
     assert float(solver.net.blobs["loss"].data) < first
 
 
+def test_the_solver_s_weights_are_loaded(tmp_path):
+    first = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET))
+    path = str(tmp_path / "first.caffemodel")
+    first.net.params["ip"][0].data[...] = 7
+    first.net.save(path)
+    second = caffe.get_solver(write(tmp_path, f'{PLAIN_SGD} weights: "{path}"', INPUT_NET))
+    assert (second.net.params["ip"][0].data == 7).all()
+
+
+def test_the_net_of_this_rank(tmp_path):
+    (tmp_path / "net_0_of_1.prototxt").write_text(INPUT_NET)
+    path = tmp_path / "solver.prototxt"
+    path.write_text(f'{PLAIN_SGD} snapshot_prefix: "{tmp_path}/x" net: "net_%#_of_%*.prototxt"')
+    with_input(caffe.SGDSolver(path)).step(1)
+
+
 def test_a_type_that_does_not_exist():
     assert not hasattr(caffe, "LionSolver") and not hasattr(caffe, "lions")
 
