@@ -141,6 +141,9 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
         else:
             known = suggestion(override.head, {*solver_fields, *net_fields})
             raise override.error(f"neither solvers nor nets have a field '{override.head}'{known}")
+    # Caffe takes several files in one text, too.
+    files = [file for text in config.message.weights for file in map(str.strip, text.split(",")) if file]
+    config.message.weights[:] = files
     return config
 
 

@@ -159,10 +159,9 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
         check_snapshots(config.message, config.path, config.place("snapshot_prefix"))
     except ConfigError as error:
         report.absent(str(error))  # on this machine, which need not be the one that trains
-    for weights in config.message.weights:
-        for file in filter(None, map(str.strip, weights.split(","))):
-            if not os.path.exists(file):
-                report.absent(f"{config.place('weights')}: weights {file} are not here")
+    for file in config.message.weights:
+        if not os.path.exists(file):
+            report.absent(f"{config.place('weights')}: weights {file} are not here")
     nets = nets_of_solver(config)
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)

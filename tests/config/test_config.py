@@ -447,6 +447,11 @@ def test_net_of_each_rank(folder):
     assert os.path.samefile(net.path, folder / "nets/tiny_3_of_8.prototxt")
 
 
+def test_weights_separated_by_commas():
+    config = parse_solver('weights: "a.caffemodel, b.caffemodel" weights: "c.caffemodel"')
+    assert list(config.message.weights) == ["a.caffemodel", "b.caffemodel", "c.caffemodel"]
+
+
 def test_net_that_lies_beside_the_solver(folder):
     (folder / "solvers/near.prototxt").write_text(NET)
     net = net_of_solver(solver_in(folder, "net: 'models/of/caffe/near.prototxt'"), proto.TRAIN)
