@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.mpi_world import mpi_library
+from engine.comm.precision import usable_precision
 from engine.comm.preflight import check_sum, compare, hosts, versions
-from engine.config import SolverConfig, net_of_solver, read_solver
+from engine.config import SolverConfig, net_of_solver
 from engine.config.config import texts_of
 from engine.data.decode import jpeg_decoder
 from engine.data.prefetch import data_threads
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 
-def doctor(world: World, solver: str | None = None, overrides: list[str] | tuple = ()) -> dict[str, Any]:
-    """Collective; the same on all ranks. Raises CommError where ranks differ, and what reading a solver raises."""
-    config = read_solver(solver, overrides) if solver else None
+def doctor(world: World, config: SolverConfig | None = None) -> dict[str, Any]:
+    """Collective; the same on all ranks. Raises CommError where ranks differ, and what reading nets raises."""
     if config:
         validate(config.message, config.place)
     found = versions(world)
@@ -77,7 +77,8 @@ def _layouts(world: World, config: SolverConfig) -> str:
 
     train = net_of_solver(config, proto.TRAIN)
     shapes = SourceShapes(proto.TRAIN, lambda note: None)
-    net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes))
+    precision = usable_precision(config.message.Precision.Name(config.message.precision).lower(), world)
+    net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes, precision=precision))
     prints = gather_everywhere(world, net.fingerprint())
     other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
     if other is None:

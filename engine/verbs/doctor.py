@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from engine.verbs.options import add_running
+
 ORDER = 80
 SUMMARY = "check that the ranks fit together; show who runs on which cores, and the measured link"
 EXAMPLES = [
@@ -20,18 +22,16 @@ EXAMPLES = [
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--solver", metavar="FILE", help="a solver whose nets and comm_param are to be checked, too")
     parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a field (repeatable)"
-    )
+    add_running(parser)
 
 
 def run(options: Namespace) -> int:
-    from engine.verbs.runtime import show, start, write_json
+    from engine.verbs.runtime import asked_solver, show, start, write_json
 
     world = start(output=options.json)
     from engine.examine.doctor import doctor, to_text
 
-    found = doctor(world, options.solver, options.set)
+    found = doctor(world, asked_solver(options) if options.solver else None)
     if world.rank == 0:
         show(to_text(found))
         if options.json:
