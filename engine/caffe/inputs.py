@@ -19,10 +19,11 @@ from engine.net import Net
 
 
 class FedBySolver:
-    """The data layers of a solver's net, through the solver's feeder. `start` makes it flow where it does not."""
+    """The data layers of a solver's net, through the solver's feeder. `start` makes it flow where it does not, from
+    the sample that `position` tells."""
 
-    def __init__(self, feeder: Feeder, start: Callable[[], None]):
-        self._feeder, self._start = feeder, start
+    def __init__(self, feeder: Feeder, start: Callable[[], None], position: Callable[[], int]):
+        self._feeder, self._start, self._position = feeder, start, position
 
     def next(self, net: Net) -> None:
         if not self._feeder.running:
@@ -30,7 +31,8 @@ class FedBySolver:
         self._feeder.next(net)
 
     def set_arrays(self, net: Net, data: np.ndarray, labels: np.ndarray) -> None:
-        self._feeder.set_arrays(_memory_layer(net), data, labels)
+        """As Inputs'."""
+        self._feeder.set_arrays(_memory_layer(net), data, labels, self._position())
         self._feeder.stop()
 
 

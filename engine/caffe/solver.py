@@ -103,11 +103,12 @@ class Solver:
         me = weakref.ref(self)  # so that a solver that the script drops is gone
         self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
         solver, train = self._solver, net_of_solver(config, proto.TRAIN)
-        fed = FedBySolver(solver.feeder, self._start)
+        fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen)
         self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net)
         self.test_nets = []
         for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):
-            fed = FedBySolver(each.feeder, each.start)  # tests end the stream: it then begins where the next will
+            # Tests end the stream: it then begins where the next will.
+            fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples)
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
         close_with(self, solver.close)
 

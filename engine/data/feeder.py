@@ -114,13 +114,13 @@ class Feeder:
 
         return shapes_of
 
-    def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray) -> None:
-        """Sets what a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,). Raises
-        DataError."""
+    def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray, start: int = 0) -> None:
+        """Sets what a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,), of which item 0
+        is sample `start`, counted as in start(). Raises DataError."""
         reader = self._opened[layer].source.reader if layer in self._opened else None
         if not isinstance(reader, MemoryReader):
             raise DataError(f"the net has no MemoryData layer '{layer}'", self._config.path)
-        reader.set(data, labels)
+        reader.set(data, labels, start * self._opened[layer].batch_size // self.batch_size)
 
     def connect(self, net: Net) -> None:
         """Makes the net's HDF5Output layers write their bottoms after every forward. Raises ConfigError, DataError."""

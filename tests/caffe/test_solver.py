@@ -431,6 +431,21 @@ def test_arrays_for_a_memory_layer(tmp_path):
     assert float(solver.net.blobs["loss"].data) < first
 
 
+def test_arrays_for_a_memory_layer_begin_with_their_first_item(tmp_path):
+    """However many samples were there before; also those of a test net."""
+    memory = """layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                  memory_data_param { batch_size: 4 channels: 1 height: 1 width: 5 } }"""
+    net = memory + INPUT_NET[INPUT_NET.index('layer { name: "ip"') :]
+    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " test_iter: 1 test_interval: 1", net))
+    data = np.arange(12, dtype=np.float32).reshape(12, 1, 1, 1).repeat(5, 3)
+    for size in (10, 12):
+        for each in (solver.net, solver.test_nets[0]):
+            each.set_input_arrays(data[:size], np.zeros(size))
+        solver.step(1)
+        for each in (solver.net, solver.test_nets[0]):
+            assert each.blobs["data"].data[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_what_things_say_of_themselves(tmp_path):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
     solver.step(2)

@@ -24,9 +24,9 @@ class MemoryReader(Reader):
         self.shapes = self.shapes_without_data(message, request.where)
         self.size = 0
 
-    def set(self, data: np.ndarray, labels: np.ndarray) -> None:
+    def set(self, data: np.ndarray, labels: np.ndarray, begin: int = 0) -> None:
         """data (n, channels, height, width) and labels (n,), any numbers, are read in place, without
-        transform_param. Raises DataError for other shapes."""
+        transform_param. begin: the sample that is item 0. Raises DataError for other shapes."""
         data, labels = np.asarray(data), np.asarray(labels)
         expected = self.shapes[0]
         if data.ndim != 4 or data.shape[1:] != expected:
@@ -40,15 +40,16 @@ class MemoryReader(Reader):
                 self._where,
             )
         self._data, self._labels = data, labels.reshape(-1)
-        self.size = len(data)
+        self.size, self._begin = len(data), begin
 
     def identity(self) -> str:
         return ""  # the program gives each rank what it likes
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
-        out[0][...] = self._data[sample.index]
-        out[1][...] = self._labels[sample.index]
-        return str(sample.index)
+        index = (sample.index - self._begin) % self.size
+        out[0][...] = self._data[index]
+        out[1][...] = self._labels[index]
+        return str(index)
 
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
