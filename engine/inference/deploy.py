@@ -10,6 +10,7 @@ from engine.errors import ConfigError
 from engine.graph.build import kept
 
 _SCORES = ("SoftmaxWithLoss", "Accuracy")
+_MEASURES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "SegAccuracy")
 
 
 def input_layer(config: NetConfig) -> proto.LayerParameter | None:
@@ -27,6 +28,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     layers = test_layers(config)
     data = next(layer for layer in layers if not layer.bottom).top[0]
     usable, known, scores = [], {data}, None
+    _require_one_input(layers, data, config.path)
     for layer in layers:
         if layer.type in _SCORES and layer.bottom[0] in known:
             scores = layer.bottom[0]
@@ -43,6 +45,26 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     if scores is not None and not (usable and usable[-1].type == "Softmax" and scores in usable[-1].top):
         net.layer.add(name="prob", type="Softmax", bottom=[scores], top=["prob"])
     return NetConfig(net, config.path)
+
+
+def _require_one_input(layers: list[proto.LayerParameter], data: str, path: str) -> None:
+    """Raises ConfigError where the scores depend on the picture, which is `data`, together with another input."""
+    judged = [layer.bottom[0] for layer in layers if layer.type in _SCORES]
+    from_data, from_others = {data}, {top for layer in layers if not layer.bottom for top in layer.top} - {data}
+    for layer in _needed(layers, judged[-1]) if judged else layers:
+        read, others = set(layer.bottom), [blob for blob in layer.bottom if blob in from_others]
+        if layer.type.endswith("Loss") or layer.type in _MEASURES or not layer.top:
+            continue
+        if others and read & from_data:
+            raise ConfigError(
+                f"layer '{layer.name}' reads '{others[0]}', which classify cannot give; it gives pictures to one input "
+                "only",
+                path,
+            )
+        if others:
+            from_others.update(layer.top)
+        elif read & from_data:
+            from_data.update(layer.top)
 
 
 def _needed(layers: list[proto.LayerParameter], blob: str) -> list[proto.LayerParameter]:
