@@ -120,7 +120,8 @@ def _transform_param(own, asked: Preprocessing, shape: tuple[int, ...]):
     _, height, width = shape
     dims = asked.images_dim
     if dims is None and not any(param.HasField(field) for field in _RESIZES):
-        dims = _own_dims(own) or (height, width)
+        replaced = asked.mean_value or asked.mean_file  # then the net's own file need not be there
+        dims = (None if replaced else _own_dims(own)) or (height, width)
     if dims:
         for field in _RESIZES:
             param.ClearField(field)

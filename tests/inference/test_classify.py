@@ -116,6 +116,25 @@ def test_labels_are_found_with_the_data_and_beside_the_net(picture, weights, tmp
     assert names(DEPLOY) == str(best_one)
 
 
+def test_the_net_s_own_mean_file_is_not_read_where_another_mean_is_given(picture, weights):
+    config = parse_net(
+        TRAIN.replace("mean_value: 100", 'mean_file: "not there"').replace("resize_param { height: 8 width: 9 }", "")
+    )
+    Classifier(config, [weights[0]], Preprocessing(mean_value=[100])).scores(str(picture))
+    with pytest.raises(DataError, match="not there"):
+        Classifier(config, [weights[0]], Preprocessing())
+
+
+def test_a_net_of_two_inputs():
+    text = """
+        layer { name: "in" type: "Input" top: "data" top: "side"
+          input_param { shape { dim: 1 dim: 3 dim: 4 dim: 6 } shape { dim: 1 dim: 3 dim: 4 dim: 6 } } }
+        layer { name: "cat" type: "Concat" bottom: "data" bottom: "side" top: "cat" }
+        layer { name: "prob" type: "Softmax" bottom: "cat" top: "prob" }"""
+    with pytest.raises(ConfigError, match="x: layer 'cat' reads 'side', which classify cannot give"):
+        deploy(parse_net(text, "x"), (1, 3, 4, 6))
+
+
 def test_what_cannot_be_done(weights, tmp_path):
     with pytest.raises(DataError, match="3 labels for a net of 7 classes"):
         list(best(np.zeros(7), 5, ["a", "b", "c"]))
