@@ -27,7 +27,8 @@ LABELS = ("SigmoidCrossEntropyLoss",)
 
 class ClassJudge:
     """One right class for each sample, or for each pixel of it: a confusion matrix. counts: int64, by rows the label,
-    by columns the class with the highest score, the first of equals."""
+    by columns the class with the highest score, the first of equals. Of labels that are distributions, the
+    most probable one is right."""
 
     def __init__(self, name: str, layer: Layer):
         axis, shape = layer.attributes()["axis"], layer.shapes[0]
@@ -43,6 +44,8 @@ class ClassJudge:
         """A batch: the two bottoms of the layer."""
         rows = np.moveaxis(scores, self._axis, -1)
         predicted = (rows.argmin(-1) if self._least else rows.argmax(-1)).ravel()
+        if len(self.counts) > 1 and labels.size == scores.size:
+            labels = np.moveaxis(labels.reshape(scores.shape), self._axis, -1).argmax(-1)
         numbers = labels.ravel().astype(np.int64)
         counted = (numbers >= 0) & (numbers < len(self.counts))
         if self._ignored is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.files import atomic_write, check_writable, reason
+from engine.report.json_text import json_text
 from engine.report.log import log, warn
 from engine.report.plot import write_picture
 from engine.report.scores import ByClass, Roc, mean, roc
@@ -129,12 +129,12 @@ class Scorecard:
     def add_results(self, results: Sequence[Mapping[str, object]]) -> None:
         """Boxes of a detector, as pycocotools reads them."""
         with self._file("coco_results.json") as file:
-            file.write(json.dumps(results).encode() + b"\n")
+            file.write(json_text(results, indent=None).encode() + b"\n")
 
     def close(self) -> None:
         """Writes report.json, the last file, and says what there is."""
         with self._file("report.json") as file:
-            file.write(json.dumps(self._found, indent=1, allow_nan=False).encode() + b"\n")
+            file.write(json_text(self._found).encode() + b"\n")
         log(f"Report in {self._folder}: {', '.join(self.files)}")
 
     def _file(self, name: str):

@@ -138,10 +138,10 @@ def show(text: str) -> None:
 
 
 def write_json(value: object, path: str) -> None:
-    """To a file, or to the standard output for "-"."""
-    import json
+    """To a file, or to the standard output for "-". Numbers that are not finite are null."""
+    from engine.report.json_text import json_text
 
-    text = json.dumps(value, indent=1)
+    text = json_text(value)
     if path == "-":
         print(text)
         return

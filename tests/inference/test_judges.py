@@ -39,12 +39,12 @@ def data(folder, x, y):
     return folder
 
 
-def report(folder, net):
+def report(folder, net, *more):
     """engine test --report of a net without weights."""
     (folder / "net.prototxt").write_text(net)
     write_caffemodel(folder / "net.caffemodel", parse_net(net, "net").message, {})
     arguments = ["test", "--model", f"{folder}/net.prototxt", "--weights", f"{folder}/net.caffemodel"]
-    assert main([*arguments, "--report", f"{folder}/report"]) == 0
+    assert main([*arguments, "--report", f"{folder}/report", *more]) == 0
     return json.loads((folder / "report/report.json").read_text())
 
 
@@ -104,6 +104,23 @@ def test_iou_of_pixels_is_that_of_the_whole_set(pixels, monkeypatch):
     assert found["confusion"] == metrics.confusion_matrix(truth, taken).tolist()
     assert found["mean_iou"] == pytest.approx(metrics.jaccard_score(truth, taken, average="macro"), abs=1e-9)
     assert [row["name"] for row in rows(folder / "report/classes.csv")] == ["sky", "road", "tree"]
+
+
+def test_labels_that_are_distributions(tmp_path, monkeypatch):
+    """The most probable class is the right one."""
+    random = np.random.default_rng(9)
+    scores, labels = random.normal(0, 1, (37, 3)), random.dirichlet((1, 1, 1), 37)
+    folder = data(tmp_path / "data", scores, labels)
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    found = report(folder, PIXELS.replace("loss_param { ignore_label: 255 }", "") % folder)["classes"]["x"]
+    assert found["confusion"] == metrics.confusion_matrix(labels.argmax(1), scores.argmax(1)).tolist()
+
+
+def test_figures_that_are_not_finite_are_null(tmp_path, monkeypatch):
+    folder = data(tmp_path / "data", np.full((16, 3), np.nan), np.zeros(16))
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    found = report(folder, PIXELS % folder, "--json", f"{folder}/out.json")
+    assert found["outputs"] == json.loads((folder / "out.json").read_text()) == {"loss": [None]}
 
 
 @pytest.mark.mpi
