@@ -60,15 +60,18 @@ def run(options: Namespace) -> int:
     from engine.verbs.runtime import show, write_json
 
     data = [path for path in options.files if not path.endswith(".prototxt") and is_data(path)]
-    broken = _decode_all(data, options.json)
+    decoded, broken = _decode_all(data, options.json)
     if data and len(data) == len(options.files):
-        return broken
+        if options.json:
+            write_json(decoded[0] if len(decoded) == 1 else {"data": decoded}, "-")
+        return int(broken)
     paths = files_below(path for path in options.files if path not in data)
+    found: dict[str, object] = {"data": decoded} if data else {}  # for JSON
     if options.run:
-        return _take_steps(options, paths)
-    reports = [check_file(path, options.set, options.level or 0, options.stage, options.ranks) for path in paths]
+        return int(_take_steps(options, paths, found) or broken)
+    reports = [check_file(path, options.set, options.level, options.stage, options.ranks) for path in paths]
     if options.json:
-        write_json({"files": [to_json(report) for report in reports]}, "-")
+        write_json(found | {"files": [to_json(report) for report in reports]}, "-")
     else:
         show("\n\n".join([*map(to_text, reports), *([summary(reports)] if len(reports) > 1 else [])]))
     raise_errors(reports)
@@ -78,37 +81,37 @@ def run(options: Namespace) -> int:
     return int(broken or lacks)
 
 
-def _decode_all(paths: list[str], as_json: bool) -> int:
-    """The exit status: 1 where anything is broken."""
+def _decode_all(paths: list[str], silent: bool) -> tuple[list[object], bool]:
+    """What there is in each, for JSON, and whether anything is broken."""
     from engine.examine.check_data import check_data
     from engine.report.progress import Progress
-    from engine.verbs.runtime import show, write_json
+    from engine.verbs.runtime import show
 
-    broken = 0
+    found, broken = [], False
     for path in paths:
         with Progress("Checking") as progress:
             report = check_data(path, progress.update)
-        if as_json:
-            write_json(report.to_json(), "-")
-        else:
+        found.append(report.to_json())
+        if not silent:
             show("\n".join(report.lines()))
         broken |= bool(report.broken)
-    return int(broken)
+    return found, broken
 
 
-def _take_steps(options: Namespace, paths: list[str]) -> int:
+def _take_steps(options: Namespace, paths: list[str], found: dict[str, object]) -> bool:
+    """Whether one fails. found: what JSON also tells."""
     from dataclasses import asdict
 
     from engine.examine.check_run import check_and_run, line_of, summary
     from engine.verbs.runtime import allow_python_layers, show, write_json
 
     rows = []
-    for row in check_and_run(paths, options.set, options.level or 0, options.stage, allow_python_layers(options)):
+    for row in check_and_run(paths, options.set, options.level, options.stage, allow_python_layers(options)):
         rows.append(row)
         if not options.json:
             show(line_of(row))
     if options.json:
-        write_json({"runs": [asdict(row) for row in rows]}, "-")
+        write_json(found | {"runs": [asdict(row) for row in rows]}, "-")
     else:
         show(summary(rows))
-    return int(any(row.reason and (options.strict or not row.lacks) for row in rows))
+    return any(row.reason and (options.strict or not row.lacks) for row in rows)

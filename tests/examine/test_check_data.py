@@ -44,6 +44,19 @@ def test_what_is_broken(folder, tmp_path, capsys):
     assert list(json.loads(capsys.readouterr().out)["broken"]) == ["a/1.png", "b/2.png"]
 
 
+def test_broken_data_beside_a_net(folder, tmp_path, capsys):
+    """All of it is one JSON document, and the status is that of the data, too."""
+    (folder / "a/1.png").write_bytes(b"no picture")
+    net = tmp_path / "net.prototxt"
+    net.write_text('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 } } }')
+    for more, key in (["--run"], "runs"), ([], "files"):
+        assert main(["check", str(folder), str(net), "--json", *more]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["data"]) == len(found[key]) == 1
+    assert main(["check", str(folder), str(folder), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["data"]) == 2
+
+
 def test_a_mask_of_another_size(folder, tmp_path, capsys):
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(folder / "m.png")
     (tmp_path / "list.txt").write_text("a/0.png m.png\n")
