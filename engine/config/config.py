@@ -234,6 +234,13 @@ def nets_of_solver(solver: SolverConfig) -> SolverNets:
     return solver._nets
 
 
+def add_state(state: proto.NetState, level: int | None, stages: Iterable[str]) -> None:
+    """Adds to what a net or a solver says of its state. level: None where nobody asks for one."""
+    if level is not None:
+        state.level = level
+    state.stage.extend(stages)
+
+
 def texts_of(config: SolverConfig) -> dict[str, str]:
     """The texts of a solver, its overrides applied, and of its nets, by the words that messages use for them. Raises
     ConfigError for nets that cannot be read."""

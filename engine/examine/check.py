@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from engine import proto
-from engine.config.config import NetConfig, SolverConfig, nets_of_solver, read
+from engine.config.config import NetConfig, SolverConfig, add_state, nets_of_solver, read
 from engine.config.label_map import read_label_map
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
@@ -120,7 +120,7 @@ def files_below(paths: Iterable[str]) -> list[str]:
 
 
 def check_file(
-    path: str, overrides: Iterable[str] = (), level: int = 0, stages: Iterable[str] = (), ranks: int = 1
+    path: str, overrides: Iterable[str] = (), level: int | None = None, stages: Iterable[str] = (), ranks: int = 1
 ) -> FileReport:
     """Reads a net or a solver (its content says which) and builds its graphs. ranks: that a solver is to run on. Errors
     are in the report."""
@@ -136,9 +136,13 @@ def check_file(
     try:
         report.kind = config.kind
         if config.kind == "solver":
-            _check_solver(cast(SolverConfig, config), report)
+            solver = cast(SolverConfig, config)
+            add_state(solver.message.train_state, level, stages)
+            _check_solver(solver, report)
         else:
-            _check_net(cast(NetConfig, config), report, level, list(stages))
+            net = cast(NetConfig, config)
+            add_state(net.message.state, level, stages)
+            _check_net(net, report, net.message.state.level, list(net.message.state.stage))
     except EngineError as error:
         report.fail(error)
     return report

@@ -49,7 +49,7 @@ class Row:
 def check_and_run(
     paths: Iterable[str],
     overrides: Iterable[str],
-    level: int,
+    level: int | None,
     stages: Iterable[str],
     python_layers: bool = False,
 ) -> Iterator[Row]:

@@ -43,12 +43,12 @@ class Shown:
     lines: list[str] = field(default_factory=list)
 
 
-def preview(
-    config: NetConfig, phase: int, world: World, seed: int, count: int, level: int = 0, stages: Sequence[str] = ()
-) -> tuple[Image.Image, list[str]]:
-    """A sheet of the first `count` samples, and what it shows, in a few lines. Raises ConfigErrors, DataError."""
+def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) -> tuple[Image.Image, list[str]]:
+    """A sheet of the first `count` samples of a net in its state, and what it shows, in a few lines. Raises
+    ConfigErrors, DataError."""
     with contextlib.closing(Feeder(config, phase, seed, world)) as feeder:
-        graph = build(config, phase, level=level, stages=stages, shapes_of=feeder.shapes_of, to_look_at=True)
+        state = config.message.state
+        graph = build(config, phase, level=state.level, stages=state.stage, shapes_of=feeder.shapes_of, to_look_at=True)
         layer = _picture_layer(graph, feeder, config)
         names = list(feeder.readers[layer.name].classes) or _names(layer.message, config)
         feeder.start()

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import SolverConfig, parse_solver, read_net, read_solver
+from engine.config import SolverConfig, add_state, parse_solver, read_net, read_solver
 from engine.data.feeder import Feeder
 from engine.data.source_shapes import Supposition
 from engine.errors import ConfigError, EngineError, NumericalError
@@ -40,7 +40,7 @@ class Trial:
     file: str
     kind: str
     phase: str
-    level: int = 0
+    level: int | None = None
     stages: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     python_layers: bool = False
@@ -98,8 +98,7 @@ def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]
     else:
         text = f'net: {json.dumps(trial.file)} base_lr: 1e-4 lr_policy: "fixed" momentum: 0.9'
         config = parse_solver(text, trial.file, trial.overrides)
-        config.message.train_state.level = trial.level
-        config.message.train_state.stage.extend(trial.stages)
+    add_state(config.message.train_state, trial.level, trial.stages)
     _one_iteration(config)
     solver = solver_of(config, World(), feeder=feeder)
     try:
@@ -126,8 +125,7 @@ def _test(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
     """One batch."""
     config = read_net(trial.file, trial.overrides)
     config.message.state.phase = proto.TEST
-    config.message.state.level = trial.level
-    config.message.state.stage.extend(trial.stages)
+    add_state(config.message.state, trial.level, trial.stages)
     evaluator = Evaluator(config, World(), feeder=feeder)
     _give_statistics(evaluator.net)
     return evaluator.run(1)

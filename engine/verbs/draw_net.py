@@ -37,12 +37,12 @@ def run(options: Namespace) -> int:
 
     set_up()
     config = asked_net(options, options.model)
-    phase, level, stages = phase_of(options.phase), options.level or 0, options.stage
+    phase, state = phase_of(options.phase), config.message.state
     try:
-        draw_net(net_graph(config, phase, level, stages), options.target, options.rankdir)
+        draw_net(net_graph(config, phase), options.target, options.rankdir)
     except ConfigError as error:  # a picture may show what is wrong
         named = [(layer, config.where(index)) for index, layer in enumerate(config.message.layer)]
-        layers = [layer for layer, where in named if kept(layer, phase, level, set(stages), where)]
+        layers = [layer for layer, where in named if kept(layer, phase, state.level, set(state.stage), where)]
         draw_layers(config.message.name, layers, options.target, options.rankdir)
         config.notes.append(f"the net cannot be built, it is drawn without shapes: {str(error).splitlines()[0]}")
     for note in config.notes:

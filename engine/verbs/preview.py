@@ -37,8 +37,7 @@ def run(options: Namespace) -> int:
     check_name(options.target)
     check_writable(options.target)
     config = asked_net(options, options.model)
-    phase, level = phase_of(options.phase), options.level or 0
-    sheet, notes = preview(config, phase, World(), options.seed, options.count, level, options.stage)
+    sheet, notes = preview(config, phase_of(options.phase), World(), options.seed, options.count)
     save(sheet, options.target)
     for note in notes:
         log(note)

@@ -87,7 +87,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
 
 def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | None = None) -> SolverConfig:
     """The solver of --solver as the options change it. path, overrides: in place of --solver and --set."""
-    from engine.config import read_solver
+    from engine.config import add_state, read_solver
     from engine.host.launch import detect
 
     allow_python_layers(options)
@@ -99,21 +99,17 @@ def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | 
         message.precision = message.Precision.Value(options.precision.upper())
     if getattr(options, "memory_budget", None):
         message.memory_budget_mb = options.memory_budget / 1e6
-    if options.level is not None:
-        message.train_state.level = options.level
-    message.train_state.stage.extend(options.stage)
+    add_state(message.train_state, options.level, options.stage)
     return config
 
 
 def asked_net(options: Namespace, path: str) -> NetConfig:
     """A net in the state that the options give it."""
-    from engine.config import read_net
+    from engine.config import add_state, read_net
 
     allow_python_layers(options)
     config = read_net(path, options.set)
-    if options.level is not None:
-        config.message.state.level = options.level
-    config.message.state.stage.extend(options.stage)
+    add_state(config.message.state, options.level, options.stage)
     return config
 
 

@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
     from engine.verbs.runtime import asked_net, phase_of, show
 
     config = asked_net(options, options.model)
-    show(summarize(net_graph(config, phase_of(options.phase), options.level or 0, options.stage)))
+    show(summarize(net_graph(config, phase_of(options.phase))))
     for note in config.notes:
         show(f"note: {note}")
     return 0

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.cli import main
 from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.examine.check import all_errors, check_file, draw_schedules, files_below, to_json, to_text
+from engine.examine.check_run import check_and_run
 from engine.graph.build import build
 from engine.graph.costs import layer_costs, memory
 from engine.net import prepare
@@ -301,3 +303,43 @@ def test_names_of_classes_lie_beside_nets(tmp_path):
     assert "labelmap.prototxt:1:21: 'label' expects a 32-bit integer without quotes" in check_file(str(path)).errors[0]
     path.write_text('item { name: "none" }\nlayer { }')
     assert "unknown field 'item' in NetParameter" in check_file(str(path)).errors[0]
+
+
+STAGED = """
+state { level: 2 stage: "own" }
+layer { name: "data" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } include { min_level: 2 } }
+layer { name: "own" type: "InnerProduct" bottom: "x" top: "x1" inner_product_param { num_output: 4 }
+  include { stage: "own" } }
+layer { name: "asked" type: "InnerProduct" bottom: "x" top: "x2" inner_product_param { num_output: 5 }
+  include { stage: "asked" } }
+layer { name: "loss" type: "Reduction" bottom: "x1" top: "loss" loss_weight: 1 }
+"""
+
+
+def test_a_net_is_looked_at_in_its_own_state_and_what_is_asked_for(tmp_path, capsys):
+    net, solver = tmp_path / "net.prototxt", tmp_path / "solver.prototxt"
+    net.write_text(STAGED)
+    solver.write_text(f'net: "{net}" base_lr: 0.1 lr_policy: "fixed" max_iter: 3')
+    for path in (net, solver):
+        assert [layer.name for layer in check_file(str(path)).nets[0].layers] == ["data", "own", "loss"]
+        asked = check_file(str(path), stages=["asked"])
+        assert [layer.name for layer in asked.nets[0].layers] == ["data", "own", "asked", "loss"]
+        assert check_file(str(path), level=1).errors
+    for arguments, names in (
+        (["summarize", str(net)], ("own",)),
+        (["summarize", str(net), "--stage", "asked"], ("own", "asked")),
+    ):
+        assert main(arguments) == 0
+        told = capsys.readouterr().out
+        assert [name for name in ("own", "asked") if f"\n{name} " in told] == list(names)
+    drawing = tmp_path / "net.dot"
+    assert main(["draw_net", str(net), str(drawing)]) == 0
+    assert "own" in drawing.read_text() and "asked" not in drawing.read_text()
+
+
+def test_a_step_of_a_solver_takes_the_stages_that_are_asked_for(tmp_path):
+    net, solver = tmp_path / "net.prototxt", tmp_path / "solver.prototxt"
+    net.write_text(STAGED.replace('bottom: "x1" top: "loss"', 'bottom: "x2" top: "loss"'))
+    solver.write_text(f'net: "{net}" base_lr: 0.1 lr_policy: "fixed" max_iter: 3')
+    (row,) = check_and_run([str(solver)], (), None, ["asked"])
+    assert row.stage == "runs", row
