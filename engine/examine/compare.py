@@ -11,6 +11,7 @@ import numpy as np
 from engine.config import NetConfig
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, shape_text
+from engine.examine.synthetic import feed_synthetic
 from engine.inference.trained import load
 from engine.net import Net, NetOptions
 from engine.report.table import table
@@ -46,6 +47,10 @@ class Comparison:
         """The first whose relative difference is more than the tolerance."""
         return next((each for each in self.differences if each.relative > tolerance), None)
 
+    def differs(self, tolerance: float) -> bool:
+        """Whether anything does, or is in one of the two only."""
+        return bool(self.alone) or self.first_beyond(tolerance) is not None
+
 
 def compare_files(a: str, b: str) -> Comparison:
     """Two caffemodels, layer by layer, or the histories of two solverstates.
@@ -75,11 +80,7 @@ def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, 
     shapes_of = SourceShapes(phase, config.notes.append)
     net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision).watched())
     load(net, weights)
-    random = np.random.default_rng(seed)
-    for blob in net.inputs:
-        # Labels, which have no axis but the samples, are class 0.
-        values = random.standard_normal(blob.shape) if len(blob.shape) > 1 else np.zeros(blob.shape)
-        net.feed(blob, values.astype(np.float32))
+    feed_synthetic(net, seed)
     net.forward()
     return {
         (layer.name, f"top {top.name}"): net.tensors[top].get().reshape(top.shape)
@@ -134,7 +135,6 @@ def to_text(comparison: Comparison, tolerance: float) -> str:
     if comparison.alone:
         lines.append(f"only in one of the two: {'; '.join(comparison.alone)}")
     first, limit = comparison.first_beyond(tolerance), f"by more than {tolerance:g}" if tolerance else "at all"
-    lines.append(
-        f"the first that differs {limit}: {first.layer}, {first.what}" if first else f"nothing differs {limit}"
-    )
+    same = f"nothing differs {limit}" if not comparison.alone else f"nothing differs {limit} in what both have"
+    lines.append(f"the first that differs {limit}: {first.layer}, {first.what}" if first else same)
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Compares two caffemodels, or the histories of two solverstates, array by array, and names the first that differs.
 With --model, also compares the tops of every layer in one forward pass on the same synthetic input. The exit status is
-1 if anything differs by more than the tolerance.
+1 if anything differs by more than the tolerance, or is in one of the two only.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ def run(options: Namespace) -> int:
         first, second = options.files
         found.append(compare_nets(nets, ([first], [second]), phase_of(options.phase), options.precision))
     show("\n\n".join(to_text(each, options.tolerance) for each in found))
-    return int(any(each.first_beyond(options.tolerance) for each in found))
+    return int(any(each.differs(options.tolerance) for each in found))

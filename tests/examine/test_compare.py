@@ -8,7 +8,7 @@ from engine.cli import main
 from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.examine.compare import compare_files, compare_nets, to_text
-from engine.weights import SolverState, write_caffemodel, write_solverstate
+from engine.weights import SolverState, read_caffemodel, write_caffemodel, write_solverstate
 from tests.layers.harness import needs_bf16
 
 NET = """
@@ -69,6 +69,12 @@ def test_precisions(models):
     assert found.first_beyond(1e-4).layer == "conv" and found.first_beyond(0.05) is None
 
 
+def test_labels_of_several_axes_are_labels(models):
+    text = (NET % "").replace("shape { dim: 2 } }", "shape { dim: 2 dim: 1 dim: 1 dim: 1 } }")
+    found = compare_nets((parse_net(text), parse_net(text)), ([models[0]], [models[0]]), proto.TRAIN)
+    assert found.differences[-1].layer == "loss" and 0 < found.differences[-1].scale < 100
+
+
 def test_histories_and_what_is_not_a_number(tmp_path):
     a = [np.float32([1, 2, np.nan]), np.float32([1, 2])]
     b = [np.float32([1, 2, np.nan]), np.float32([1, np.inf])]
@@ -88,6 +94,11 @@ def test_files_of_other_nets(models, tmp_path):
     found = compare_files(models[0], str(tmp_path / "other"))
     assert found.alone == ["conv, blob 0", "conv, blob 1", "more, blob 0"]
     assert "only in one of the two: conv, blob 0; conv, blob 1; more, blob 0" in to_text(found, 0)
+    ip = read_caffemodel(models[0])["ip"]
+    write_caffemodel(tmp_path / "same.caffemodel", other, {"ip": ip})
+    found = compare_files(models[0], str(tmp_path / "same.caffemodel"))
+    assert to_text(found, 0).endswith("\nnothing differs at all in what both have")
+    assert main(["compare", models[0], str(tmp_path / "same.caffemodel")]) == 1
     write_caffemodel(tmp_path / "other", other, {"ip": [np.zeros((5, 100)), np.zeros(5)]})
     with pytest.raises(ConfigError, match=r"layer 'ip', blob 0: 5 x 144 in .*, 5 x 100 in"):
         compare_files(models[0], str(tmp_path / "other"))
