@@ -79,6 +79,8 @@ class Profile:
 
 def measured(times: dict[str, Any], source: str) -> Profile:
     """From what `engine time --json` writes. Raises ConfigError if it is not a training profile of one rank."""
+    if not isinstance(times, dict) or times.get("layers") == []:
+        raise ConfigError("not a profile of engine time --json", source)
     try:
         if times["phase"] != "TRAIN" or times["ranks"] != 1:
             raise ConfigError("expected the profile of one rank in phase TRAIN", source)

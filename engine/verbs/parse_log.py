@@ -4,7 +4,7 @@ further test nets) with columns NumIters, Seconds, LearningRate, each output, an
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 ORDER = 160
 SUMMARY = "turn a run's log into CSV"
@@ -16,7 +16,21 @@ EXAMPLES = [
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="what training wrote to stderr, or Caffe's log file")
     parser.add_argument("folder", metavar="DIR", help="where the CSV files go")
-    parser.add_argument("--delimiter", default=",", metavar="CHARACTER", help="between columns (default: a comma)")
+    parser.add_argument(
+        "--delimiter",
+        type=delimiter,
+        default=",",
+        metavar="CHARACTER",
+        help="between columns (default: a comma); \\t: a tab",
+    )
+
+
+def delimiter(text: str) -> str:
+    """One character that csv can write between columns; a shell makes tabs hard to type."""
+    character = "\t" if text == r"\t" else text
+    if len(character) != 1 or character in '"\r\n':
+        raise ArgumentTypeError(f"expected one character, neither a quote nor a line's end, got {text!r}")
+    return character
 
 
 def run(options: Namespace) -> int:

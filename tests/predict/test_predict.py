@@ -143,6 +143,13 @@ def test_batches_and_other_machines_scale_compute():
         learns.at_rate(1000.0)
 
 
+@pytest.mark.parametrize("text", ["[]", '{"layers": []}'])
+def test_what_is_no_profile(tmp_path, text):
+    (tmp_path / "times.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"times.json: not a profile of engine time --json"):
+        read_profile(str(tmp_path / "times.json"))
+
+
 def test_a_profile_of_engine_time(tmp_path):
     times, told = tmp_path / "times.json", tmp_path / "told.json"
     assert engine("time", "--model", "nets/digits.prototxt", "--iterations", 3, "--json", times).returncode == 0

@@ -7,9 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from engine.cli import main
 from engine.errors import ConfigError, DataError, EngineError
 from engine.report.parse_log import parse, read_log, write_csv
 from engine.report.plot_log import _history, plot_logs
+from engine.verbs.parse_log import delimiter
 
 # As Caffe writes it: the year ends during the run, the second test net has two elements of one output.
 CAFFE = """Log file created at: 2017/12/31 23:59:00
@@ -58,6 +60,16 @@ def test_csv(tmp_path):
         rows = list(csv.reader(file, delimiter=";"))
     assert rows[0] == ["NumIters", "Seconds", "LearningRate", "accuracy", "loss"]
     assert rows[2] == ["100", "62.000000", "0.001", "0.9", ""]
+
+
+@pytest.mark.parametrize("text", ["", ";;", '"', "\n"])
+def test_delimiters_that_are_none(text, capsys):
+    assert main(["parse_log", "x.log", ".", "--delimiter", text]) == 2
+    assert "expected one character" in capsys.readouterr().err
+
+
+def test_a_tab_as_the_delimiter():
+    assert delimiter(r"\t") == "\t"
 
 
 def test_our_own_log(tmp_path, capfd):
