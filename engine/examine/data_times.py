@@ -26,6 +26,7 @@ from engine.report.table import table
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.data.data_source import DataSource
+    from engine.net.kernel_table import Kernels
 
 IMAGES, _WARM_UP = 256, 8  # of a layer that are measured, and before that
 _LIMIT = 10.0  # seconds that one pass over them may take
@@ -72,7 +73,9 @@ class DataTimes:
         return max(1, math.ceil(self.core_ms / self.step_ms)) if self.step_ms else 0
 
 
-def data_times(config: SolverConfig, world: World, precision: str, iterations: int) -> DataTimes:
+def data_times(
+    config: SolverConfig, world: World, precision: str, iterations: int, kernels: Kernels | None = None
+) -> DataTimes:
     """The data layers of the train net, over `iterations` steps of it. Raises ConfigErrors, DataError."""
     if world.size > 1:
         raise ConfigError("--data measures one rank's pipeline: start it without mpiexec")
@@ -86,7 +89,8 @@ def data_times(config: SolverConfig, world: World, precision: str, iterations: i
         for layer in layers:
             layer.batch = feeder.batch_sizes[layer.name]
     found = DataTimes(net.message.name or net.path, precision, 0.0, layers)
-    found.step_ms = benchmark(net, proto.TRAIN, iterations, world, precision).step_ms
+    budget = int(1e6 * config.message.memory_budget_mb) or None
+    found.step_ms = benchmark(net, proto.TRAIN, iterations, world, precision, budget, kernels).step_ms
     found.notes += [note for note in (slow_jpegs(),) if note]
     return found
 

@@ -23,9 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="FILE", help="the net, a prototxt")
     what.add_argument("--data", metavar="SOLVER", help="measure the data of this solver's train net")
-    parser.add_argument(
-        "--phase", choices=["TRAIN", "TEST"], default="TRAIN", help="TEST: forward only (default: TRAIN)"
-    )
+    parser.add_argument("--phase", choices=["TRAIN", "TEST"], help="TEST: forward only (default: TRAIN)")
     parser.add_argument("--iterations", type=positive, default=10, metavar="N", help="timed iterations (default: 10)")
     add_budget(parser)
     parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
@@ -45,7 +43,7 @@ def run(options: Namespace) -> int:
     from engine.net.kernel_table import Kernels
     from engine.report.log import log
 
-    phase = phase_of(options.phase)
+    phase = phase_of(options.phase or "TRAIN")
     precision = usable_precision(options.precision or "fp32", world)
     config = asked_model(options, phase)
     kernels = Kernels(options.kernels or "default", say=log)
@@ -58,15 +56,22 @@ def run(options: Namespace) -> int:
 
 
 def _time_data(options: Namespace) -> int:
+    from engine.errors import ConfigError
     from engine.verbs.runtime import asked_solver, show, start, write_json
 
+    if options.phase == "TEST":
+        raise ConfigError("--data measures the train net: leave --phase out")
     world = start(output=options.json)
     from engine.comm.precision import usable_precision
     from engine.examine.data_times import data_times, to_json, to_text
+    from engine.net.kernel_table import Kernels
+    from engine.report.log import log
 
     config = asked_solver(options, options.data)
     own = config.message.Precision.Name(config.message.precision).lower()
-    found = data_times(config, world, usable_precision(options.precision or own, world), options.iterations)
+    precision = usable_precision(options.precision or own, world)
+    kernels = Kernels(options.kernels or "default", say=log)
+    found = data_times(config, world, precision, options.iterations, kernels)
     show(to_text(found))
     if options.json:
         write_json(to_json(found), options.json)

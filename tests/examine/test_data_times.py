@@ -1,12 +1,16 @@
 """`engine time --data`: what it counts, not how fast it is."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from engine.cli import main
 from engine.comm.world import World
 from engine.config import read_solver
 from engine.errors import ConfigError
 from engine.examine import data_times as module
 from engine.examine.data_times import DataTimes, LayerTimes, data_times, to_json, to_text
+from engine.net.kernel_table import Kernels
 from tests.data.conftest import make_lmdb  # noqa: F401
 from tests.data.pictures import encoded_datum, random_pixels, raw_datum
 from tests.verbs.test_cli import engine
@@ -55,6 +59,25 @@ def test_stages(solver, kind, transform, takes, not_at_all):
     assert layer.images == 20 and layer.batch == 4 and layer.elapsed > 0 and found.step_ms > 0
     assert to_json(found)["threads_needed"] == found.threads_needed >= 1
     assert f"Layer 'd', 20 images of {layer.source}" in to_text(found)
+
+
+def test_the_step_is_that_of_training(solver, monkeypatch):
+    """With the kernels and the memory that it is given."""
+    given = []
+
+    def benchmark(net, phase, iterations, world, precision, memory_budget, kernels):
+        given.append((memory_budget, kernels))
+        return SimpleNamespace(step_ms=1.0)
+
+    monkeypatch.setattr(module, "benchmark", benchmark)
+    kernels = Kernels("default")
+    data_times(read_solver(str(solver("raw")), ["memory_budget_mb=1.5"]), World(), "fp32", 1, kernels)
+    assert given == [(1_500_000, kernels)]
+
+
+def test_the_phase_is_train(solver, capsys):
+    assert main(["time", "--data", str(solver("raw")), "--phase", "TEST"]) == 1
+    assert "--data measures the train net: leave --phase out" in capsys.readouterr().err
 
 
 def test_how_many_threads_keep_a_net_fed():
