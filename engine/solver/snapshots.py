@@ -169,12 +169,14 @@ class Snapshots:
 
     def load_weights(self, paths: list[str]) -> None:
         """Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes differ."""
+        fresh: list[list[str]] = []  # layers that a file lacks
         for path in paths:
             log(f"Finetuning from {path}")
             if self._world.rank == 0 or self._model_parallel:
-                fresh = self._optimizer.net.load_weights(weights.read_caffemodel(path), path)
-                for layer in fresh:
-                    log(f"Layer {layer} is not in {path}: it keeps its initial values")
+                fresh.append(self._optimizer.net.load_weights(weights.read_caffemodel(path), path))
+        for layer in fresh[0] if fresh else []:
+            if all(layer in each for each in fresh):
+                log(f"Layer {layer} is not in {', '.join(paths)}: it keeps its initial values")
         self._optimizer.weights_are_read()
 
     def read(self, path: str) -> SolverState:

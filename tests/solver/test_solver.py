@@ -15,7 +15,7 @@ from engine.report.log import GlogFormatter
 from engine.report.observer import Observer
 from engine.report.timeline import Timeline
 from engine.solver.signals import Signals
-from engine.weights import read_caffemodel, read_solverstate
+from engine.weights import read_caffemodel, read_solverstate, write_caffemodel
 from tests.mpi import run_ranks
 from tests.solver.harness import different, digits_net, learned, make_solver, solve
 
@@ -214,6 +214,18 @@ def test_hdf5_snapshots_go_on(tmp_path):
     assert {path.name for path in tmp_path.glob("*_8.*")} == {"net_iter_8.caffemodel.h5", "net_iter_8.solverstate.h5"}
     resumed = solve(text, digits_net(), restore=tmp_path / "net_iter_8.solverstate.h5")
     assert different(learned(whole), learned(resumed)) == []
+
+
+def test_layers_that_another_file_has_do_not_keep_their_initial_values(tmp_path, log):
+    solver = make_solver("max_iter: 1", digits_net())
+    blobs, files = solver.net.weights_by_layer(), []
+    for name, layers in (("body", ("conv", "ip1")), ("head", ("ip2",))):
+        files.append(str(tmp_path / f"{name}.caffemodel"))
+        write_caffemodel(files[-1], solver.net.message, {layer: blobs[layer] for layer in layers})
+    solver.load_weights(files)
+    assert not log.has("keeps its initial values")
+    solver.load_weights(files[:1])
+    assert log.has(f"Layer ip2 is not in {files[0]}: it keeps its initial values")
 
 
 def test_fine_tuning_starts_a_renamed_layer_afresh(tmp_path, log):
