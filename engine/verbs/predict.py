@@ -99,6 +99,7 @@ def run(options: Namespace) -> int:
 
 def _profile(options: Namespace, world):
     """The profile that the prediction starts from: read, measured, or scaled from FLOPs."""
+    from engine.comm.precision import usable_precision
     from engine.predict import predict
     from engine.verbs.runtime import asked_model, phase_of
 
@@ -109,7 +110,8 @@ def _profile(options: Namespace, world):
         if options.images_per_second:
             profile = predict.from_flops(config, options.batch or 0)
         else:
-            profile = predict.own_profile(config, options.iterations, options.precision or "fp32", world)
+            precision = usable_precision(options.precision or "fp32", world)
+            profile = predict.own_profile(config, options.iterations, precision, world)
     if options.batch:
         profile = profile.at_batch(options.batch)
     return profile.at_rate(options.images_per_second) if options.images_per_second else profile

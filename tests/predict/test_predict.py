@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.cli import main
 from engine.comm.link import Link
 from engine.config import read_net
 from engine.errors import ConfigError
@@ -141,6 +142,21 @@ def test_batches_and_other_machines_scale_compute():
     assert other.step_ms == pytest.approx(400) and other.images_per_second == pytest.approx(20)
     with pytest.raises(ConfigError, match=r"the update alone takes 40\.0 ms"):
         learns.at_rate(1000.0)
+
+
+def test_bf16_is_measured_only_where_it_saves_time(monkeypatch):
+    """Elsewhere training falls back to fp32."""
+    asked = []
+    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 0.0)
+    monkeypatch.setattr("engine.predict.predict.own_profile", lambda *given: asked.append(given[2]) or resnet())
+    network = ("--latency", "1", "--bandwidth", "100")
+    assert (
+        main(
+            ["predict", "--model", str(REPO / "nets/digits.prototxt"), "--ranks", "2", "--precision", "bf16", *network]
+        )
+        == 0
+    )
+    assert asked == ["fp32"]
 
 
 @pytest.mark.parametrize("text", ["[]", '{"layers": []}'])
