@@ -92,11 +92,8 @@ def run(options: Namespace) -> int:
         report = Scorecard(options.report) if world.rank == 0 else None
     evaluator = _evaluator(options, config, world)
     judges = _judges(evaluator, config) if options.report else None
-    log(
-        f"Running for {options.iterations} iterations."
-        if options.iterations
-        else f"Testing all {evaluator.feeder.size} samples."
-    )
+    size = _samples(evaluator, world)
+    log(f"Running for {options.iterations} iterations." if options.iterations else f"Testing all {size} samples.")
 
     def on_batch(k: int, outputs: Outputs) -> None:
         for name, value in elements(outputs):
@@ -114,13 +111,20 @@ def run(options: Namespace) -> int:
     log(f"Loss: {sum(weights.get(name, 0.0) * value for name, value in elements(values)):g}")
     for name, value in elements(values):
         log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
-    log_skipped(evaluator.feeder.skipped)
+    skipped = world.gather(evaluator.feeder.skipped) or []
+    log_skipped({key: why for each in skipped for key, why in each.items()})
     if judges:
         _report(judges, world, evaluator, config, report, values)
     evaluator.close()
     if options.json and world.rank == 0:
         write_json(found, options.json)
     return 0
+
+
+def _samples(evaluator: Evaluator, world: World) -> int:
+    """Collective: of the whole set, on rank 0."""
+    feeder = evaluator.feeder
+    return sum(world.gather(feeder.size) or []) if feeder.own_items else feeder.size
 
 
 def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:

@@ -11,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from engine import verbs
 from engine.cli import main
+from engine.config import read_net
 from engine.verbs.command_line import parse, verb_names
+from engine.weights import write_caffemodel
 from tests.mpi import ENVIRON, run_ranks
 
 REPO = Path(__file__).resolve().parents[2]
@@ -365,3 +368,23 @@ def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert len(lines) == 1 and lines[0].startswith("engine: [rank 1] ") and "part1" in lines[0]
+
+
+@pytest.mark.mpi
+def test_all_ranks_samples_and_bad_images_are_told(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "list_0.txt").write_text("good.png 0\n" * 4)
+    (tmp_path / "list_1.txt").write_text("good.png 0\nbad.png 1\ngood.png 0\n" * 2)
+    net = tmp_path / "net.prototxt"
+    net.write_text(f"""
+        layer {{ name: "data" type: "ImageData" top: "data" top: "label" image_data_param {{
+          source: "{tmp_path}/list_%#.txt" root_folder: "{tmp_path}/" batch_size: 2 }} }}
+        layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param {{ num_output: 2 }} }}
+        layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+    """)
+    blobs = [np.zeros((2, 192), np.float32), np.zeros(2, np.float32)]
+    write_caffemodel(tmp_path / "x.caffemodel", read_net(net).message, {"ip": blobs})
+    done = on_ranks(2, "test", "--model", net, "--weights", tmp_path / "x.caffemodel", "--skip_bad_images")
+    assert done.returncode == 0, done.stderr
+    assert "Testing all 10 samples." in done.stderr and "Skipped 1 images" in done.stderr and "bad.png" in done.stderr
