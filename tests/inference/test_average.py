@@ -1,5 +1,6 @@
 """Tests of averaged weights: NumPy's means, and BatchNorm's statistics on data, on any number of ranks."""
 
+import shutil
 from pathlib import Path
 
 import lmdb
@@ -123,7 +124,8 @@ def test_ranks_share_the_batches(members, tmp_path):
 def test_ranks_with_data_of_their_own_read_all_of_it(members, tmp_path):
     """Rank 1 has a fifth of what rank 0 has, of one digit: all batches have the same statistics."""
     path = "examples/digits/digits_train_lmdb"
-    with lmdb.open(path, readonly=True, lock=False) as source, source.begin() as transaction:
+    shutil.copytree(path, tmp_path / "all")  # some other test may have it open
+    with lmdb.open(str(tmp_path / "all"), readonly=True, lock=False) as source, source.begin() as transaction:
         first = next(transaction.cursor().iternext())[1]
     for name, count in (("part0", 5 * BATCH), ("part1", BATCH)):
         with lmdb.open(str(tmp_path / name), map_size=1 << 24) as made, made.begin(write=True) as transaction:
