@@ -7,7 +7,7 @@ from tests.mpi import run_ranks
 from tests.solver.pairs import faults, pairs
 
 # Why a pair may be refused: what the message says.
-REFUSED = ("goes with type", "has no momentum", "say the same thing", "trains otherwise", "cannot go with", "needs")
+REFUSED = ("goes with type", "has no momentum", "say the same thing", "does not go together with")
 
 
 def wrong(found: list[str]) -> list[str]:
