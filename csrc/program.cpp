@@ -44,7 +44,8 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     spec.backward = backward_;
     spec.counter = &counter_;
     spec.ranks = &ranks_;
-    for (const Dims& shape : spec.output_shapes) Tensor(spec.name, shape, Home::activation);  // throws before ops compute
+    for (const Dims& shape : spec.output_shapes)
+        Tensor(spec.name, shape, Home::activation);  // throws before ops compute
     const KeepDenormals kept;  // oneDNN tells a slope that is one from 0: see ops/common/relu_slope.h
     try {
         ops_.push_back(found->second(std::move(spec)));
