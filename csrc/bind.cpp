@@ -45,11 +45,6 @@ static std::string onednn_isa() {
     }
 }
 
-static int64_t winograd_lanes(const std::string& dtype) {
-    const auto of = [](const auto* kernels) { return kernels ? kernels->lanes : 0; };
-    return dtype == "bf16" ? of(winograd_kernels<bf16>()) : of(winograd_kernels<float>());
-}
-
 // Kernels of our own keep to what oneDNN may use.
 static Isa allowed_isa() {
     const auto allows = [isa = int(dnnl::get_effective_cpu_isa())](dnnl::cpu_isa needed) {
@@ -78,8 +73,9 @@ PYBIND11_MODULE(_ext, m) {
           "How many times as fast as in float32 a thread multiplies matrices in bf16; 0: oneDNN has no such "
           "instructions here.");
     m.def("has_amx", [] { return may_use(Isa::amx); });
-    m.def("winograd_lanes", &winograd_lanes, "dtype"_a,
-          "Channels of a block in Winograd's algorithm for blobs of \"f32\" or \"bf16\"; 0: there are no kernels.");
+    m.def(
+        "winograd_lanes", [](const std::string& dtype) { return winograd_lanes(dtype == "bf16"); }, "dtype"_a,
+        "Channels of a block in Winograd's algorithm for blobs of \"f32\" or \"bf16\"; 0: there are no kernels.");
     m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
     m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread, for good.");
     m.def("bound_cores", &bound_cores, "To which OMP_PROC_BIND binds the threads that compute; [] without it.");

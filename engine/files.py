@@ -98,7 +98,7 @@ def atomic_write(path: str | os.PathLike, digest: _Hash | None = None) -> Iterat
 def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator[Path]:
     """atomic_write() for writers that open a file themselves: yields the name to write to."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = unfinished(path, "tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -112,6 +112,11 @@ def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterato
     finally:
         with contextlib.suppress(OSError, ValueError):  # of a folder that is gone or read-only: told above
             temporary.unlink(missing_ok=True)
+
+
+def unfinished(path: Path, kind: str) -> Path:
+    """A name beside `path` that nobody else has: processes of other hosts and containers may have this one's number."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.{kind}")
 
 
 def take_in(file: BinaryIO, digest: _Hash) -> None:

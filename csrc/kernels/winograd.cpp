@@ -34,4 +34,9 @@ const WinogradKernels<bf16>* winograd_kernels<bf16>() {
 
 #endif
 
+int64_t winograd_lanes(bool of_bf16) {
+    const auto of = [](const auto* kernels) { return kernels ? kernels->lanes : 0; };
+    return of_bf16 ? of(winograd_kernels<bf16>()) : of(winograd_kernels<float>());
+}
+
 }  // namespace engine

@@ -55,4 +55,7 @@ struct WinogradKernels {
 template <typename T>
 const WinogradKernels<T>* winograd_kernels();
 
+// Their lanes, for blobs of float32 or bf16; 0 where there are none.
+int64_t winograd_lanes(bool of_bf16);
+
 }  // namespace engine

@@ -8,10 +8,16 @@ from engine.host.ranks import gather_everywhere
 from engine.report.log import warn
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.comm.world import World
 
 
 LEAST_GAIN = 1.3  # in multiplying matrices: what is converted and packed for bf16 takes time, too
+
+
+def asked_precision(param: proto.SolverParameter) -> str:
+    """Of a solver: "fp32" or "bf16"."""
+    return param.Precision.Name(param.precision).lower()
 
 
 def usable_precision(asked: str, world: World) -> str:

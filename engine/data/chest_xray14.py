@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from engine.data.image_tree import open_tree, read_text
 from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.errors import DataError
+from engine.files import unfinished
 
 # In the order of table 1 of CheXNet (Rajpurkar et al. 2017, arXiv 1711.05225).
 LABELS = (
@@ -229,7 +229,7 @@ def _divide(
 
 def _write(out: Path, parts: dict[str, list[Entry]], paths: dict[str, str], found: Lists) -> None:
     """The folder appears under its name when it is complete. A part without pictures has no list."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    temporary = unfinished(out, "partial")
     texts = {
         f"{part}.txt": "".join(f"{paths[entry.image]} {' '.join(map(str, entry.labels))}\n" for entry in chosen)
         for part, chosen in parts.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import threading
 from collections import Counter
@@ -19,7 +18,7 @@ from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.data.video_file import BadClip, Frame, read_frames
 from engine.errors import ConfigError, DataError
-from engine.files import reason
+from engine.files import reason, unfinished
 from engine.host.cores import own_cores
 
 BY_FOLDER, BY_ORDER = "folder", "order"  # in place of a label
@@ -147,7 +146,7 @@ def convert_video(
     todo = _named(clips, label, conversion.classes)
     for clip in todo:
         _check_listed(f"{root}/{clip.folder}")
-    temporary = root.with_name(f".{root.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    temporary = unfinished(root, "partial")
     try:
         temporary.mkdir(parents=True)
         with contextlib.closing(_written(todo, temporary, output, taken, threads, progress)) as written:

@@ -148,6 +148,13 @@ class Feeder:
         """Whether ranks have sources of their own, of which `size` counts this rank's items only."""
         return any(opened.source.reader.owners is not None for opened in self._opened.values())
 
+    def size_of_all(self) -> int:
+        """Collective: `size`, of all ranks together."""
+        size = np.array([self.size])
+        if self.own_items:
+            self._world.allreduce(size)
+        return int(size[0])
+
     @property
     def sources(self) -> list[str]:
         """What is read, for messages: "layer 'data' (train_lmdb)"."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import lmdb
 
 from engine.errors import DataError
+from engine.files import unfinished
 
 _COMMIT_EVERY = 1000
 _MAP_SIZE = 1 << 40  # address space only, not memory or disk
@@ -31,7 +31,7 @@ def new_lmdb(db: str, texts: Mapping[str, str] | None = None) -> Iterator[Callab
     Raises DataError: db exists, a key is too long, the disk is full; then nothing is left behind.
     """
     check_new(db)
-    temporary = Path(db).parent / f".{Path(db).name}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+    temporary = unfinished(Path(db), "partial")
     try:
         temporary.mkdir(parents=True)
         # One writer, and durable only when it is complete: no locks, and one sync at the end.

@@ -30,6 +30,7 @@ from engine.data.host_lock import host_lock
 from engine.data.lmdb_writer import new_lmdb
 from engine.data.registry import Source, open_source, recognised
 from engine.data.shards import expand
+from engine.data.sources.folder import files_below
 from engine.errors import DataError
 from engine.files import atomic_write, reason
 from engine.host.memory import size_text
@@ -105,10 +106,6 @@ atexit.register(release)
 
 def _files(source: str, where: str | None) -> list[str]:
     """All that belongs to a source."""
-
-    def failed(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read: {reason(error)}", where)
-
     kind = recognised(source)
     if kind == "LMDB":
         return [os.path.join(source, "data.mdb") if os.path.isdir(source) else source]
@@ -117,8 +114,7 @@ def _files(source: str, where: str | None) -> list[str]:
             os.path.join(source, name) for name in os.listdir(source) if name not in ("LOCK", "LOG", "LOG.old")
         )
     if kind == "FOLDER":
-        found = os.walk(source, onerror=failed, followlinks=True)  # as FolderSource walks
-        return sorted(os.path.join(folder, name) for folder, _, names in found for name in names)
+        return sorted(os.path.join(source, name) for name in files_below(source, where))
     if kind == "ZIP":
         return [next(str(each) for each in (Path(source), *Path(source).parents) if each.is_file())]
     if not kind:

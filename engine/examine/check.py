@@ -142,7 +142,7 @@ def check_file(
         else:
             net = cast(NetConfig, config)
             add_state(net.message.state, level, stages)
-            _check_net(net, report, net.message.state.level, list(net.message.state.stage))
+            _check_net(net, report)
     except EngineError as error:
         report.fail(error)
     return report
@@ -269,8 +269,9 @@ def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
     return [(point, rate(point)) for point in sorted(points)]
 
 
-def _check_net(config: NetConfig, report: FileReport, level: int, stages: list[str]) -> None:
+def _check_net(config: NetConfig, report: FileReport) -> None:
     """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
+    level, stages = config.message.state.level, list(config.message.state.stage)
     _give_data(config, report)
     _give_num_output(config, report)
     kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASES}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.mpi_world import mpi_library
-from engine.comm.precision import usable_precision
+from engine.comm.precision import asked_precision, usable_precision
 from engine.comm.preflight import check_sum, compare, hosts, versions
 from engine.config import SolverConfig, net_of_solver
 from engine.config.config import texts_of
@@ -77,7 +77,7 @@ def _layouts(world: World, config: SolverConfig) -> str:
 
     train = net_of_solver(config, proto.TRAIN)
     shapes = SourceShapes(proto.TRAIN, lambda note: None)
-    precision = usable_precision(config.message.Precision.Name(config.message.precision).lower(), world)
+    precision = usable_precision(asked_precision(config.message), world)
     net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes, precision=precision))
     prints = gather_everywhere(world, net.fingerprint())
     other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)

@@ -7,12 +7,11 @@ with.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.files import reason
+from engine.files import reason, unfinished
 from engine.report.log import log, warn
 from engine.weights import SolverState
 
@@ -103,7 +102,7 @@ class KeptSnapshots:
         if link.exists() and not link.is_symlink():
             warn(f"{link} is a file of its own and stays; the best weights are in {path}")
             return
-        temporary = link.with_name(f".{link.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        temporary = unfinished(link, "tmp")
         try:
             temporary.symlink_to(path.name)
             os.replace(temporary, link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from engine.comm import settings as comm_settings
@@ -92,3 +93,16 @@ def log_skipped(feeder: Feeder) -> None:
         warn(f"Skipped '{key}': {reason}")
     if skipped:
         warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")
+
+
+def warn_of_other_classes(train: Feeder, test: Feeder) -> None:
+    """Class folders of the two are numbered independently: where one lacks a class, all labels after it mean others."""
+    named = [[list(reader.classes) for reader in feeder.readers.values() if reader.classes] for feeder in (train, test)]
+    if not all(named) or named[0][0] == named[1][0]:
+        return
+    pairs = enumerate(zip_longest(named[0][0], named[1][0], fillvalue="no class"))
+    label, (trained, tested) = next((label, names) for label, names in pairs if names[0] != names[1])
+    warn(
+        f"The train data and the test data differ in their classes: label {label} is '{trained}' of the one, and "
+        f"'{tested}' of the other. Give both the same class folders"
+    )

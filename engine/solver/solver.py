@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from engine import proto
-from engine.comm.precision import usable_precision
+from engine.comm.precision import asked_precision, usable_precision
 from engine.comm.world import Agreement, World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
@@ -21,7 +20,7 @@ from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
-from engine.report.log import log, warn
+from engine.report.log import log
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
 from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
@@ -31,7 +30,7 @@ from engine.solver.finite import check_loss, check_weights
 from engine.solver.goals import Goals
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
-from engine.solver.plan import log_plan, log_skipped
+from engine.solver.plan import log_plan, log_skipped, warn_of_other_classes
 from engine.solver.recorder import Recorder
 from engine.solver.resolve import refuse_other_epochs, resolve
 from engine.solver.schedules import current_step
@@ -78,7 +77,7 @@ class Solver:
         self.first_sample, self.begun_from = 0, ""  # of a stage: see begin_after()
         train = self._train_config()
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
-        self.precision = usable_precision(self.param.Precision.Name(self.param.precision).lower(), world)
+        self.precision = usable_precision(asked_precision(self.param), world)
         groups, parts = divide(train, world)
         self.net = self._build_net(train, net_options(self, parts))
         self.model_parallel = ModelParallel(self.net, world)
@@ -100,7 +99,7 @@ class Solver:
         )
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
         for evaluator in self.evaluators:
-            _warn_of_other_classes(self.feeder, evaluator.feeder)
+            warn_of_other_classes(self.feeder, evaluator.feeder)
         self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
@@ -131,12 +130,10 @@ class Solver:
 
     def _count_in_iterations(self) -> None:
         """Collective. What the solver leaves open until batch and data are known. Raises ConfigErrors."""
-        micro_batch, size = self.feeder.batch_size, np.array([self.feeder.size])
-        if self.feeder.own_items:
-            self.world.allreduce(size)
+        micro_batch, size = self.feeder.batch_size, self.feeder.size_of_all()
         batch = max(1, micro_batch) * self.world.size * max(1, self.param.iter_size)
         self.given = self.param  # the file's own numbers
-        self.param, self.calendar = resolve(self.given, batch, int(size[0]), self.config.place, micro_batch > 0)
+        self.param, self.calendar = resolve(self.given, batch, size, self.config.place, micro_batch > 0)
         self.global_batch = self.calendar.batch  # before it grows, and while no rank has died
         self.config = replace(self.config, message=self.param)
         if self.param is not self.given:
@@ -603,16 +600,3 @@ class Solver:
         for evaluator in self.evaluators:
             evaluator.close()
         self.snapshots.close()
-
-
-def _warn_of_other_classes(train: Feeder, test: Feeder) -> None:
-    """Class folders of the two are numbered independently: where one lacks a class, all labels after it mean others."""
-    named = [[list(reader.classes) for reader in feeder.readers.values() if reader.classes] for feeder in (train, test)]
-    if not all(named) or named[0][0] == named[1][0]:
-        return
-    pairs = enumerate(zip_longest(named[0][0], named[1][0], fillvalue="no class"))
-    label, (trained, tested) = next((label, names) for label, names in pairs if names[0] != names[1])
-    warn(
-        f"The train data and the test data differ in their classes: label {label} is '{trained}' of the one, and "
-        f"'{tested}' of the other. Give both the same class folders"
-    )

@@ -76,7 +76,7 @@ def _recompute(options: Namespace, blobs: Blobs, world: World):
     """(NetParameter, blobs) with BatchNorm's statistics from data."""
     from functools import partial
 
-    from engine.comm.precision import usable_precision
+    from engine.comm.precision import asked_precision, usable_precision
     from engine.config import net_of_solver
     from engine.data.feeder import Feeder
     from engine.inference.average import Averaged
@@ -89,7 +89,7 @@ def _recompute(options: Namespace, blobs: Blobs, world: World):
         solver = asked_solver(options)
         config, param = net_of_solver(solver, phase_of("TRAIN")), solver.message
         seed = param.random_seed if param.random_seed >= 0 else 1
-        precision = param.Precision.Name(param.precision).lower()
+        precision = asked_precision(param)
     else:
         config = asked_model(options, phase_of("TRAIN"))
     net_options = NetOptions(seed=seed, precision=usable_precision(precision, world))

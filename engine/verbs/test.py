@@ -92,7 +92,7 @@ def run(options: Namespace) -> int:
         report = Scorecard(options.report) if world.rank == 0 else None
     evaluator = _evaluator(options, config, world)
     judges = _judges(evaluator, config) if options.report else None
-    size = _samples(evaluator, world)
+    size = evaluator.feeder.size_of_all()
     log(f"Running for {options.iterations} iterations." if options.iterations else f"Testing all {size} samples.")
 
     def on_batch(k: int, outputs: Outputs) -> None:
@@ -119,12 +119,6 @@ def run(options: Namespace) -> int:
     if options.json and world.rank == 0:
         write_json(found, options.json)
     return 0
-
-
-def _samples(evaluator: Evaluator, world: World) -> int:
-    """Collective: of the whole set, on rank 0."""
-    feeder = evaluator.feeder
-    return sum(world.gather(feeder.size) or []) if feeder.own_items else feeder.size
 
 
 def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:

@@ -62,14 +62,13 @@ def _time_data(options: Namespace) -> int:
     if options.phase == "TEST":
         raise ConfigError("--data measures the train net: leave --phase out")
     world = start(output=options.json)
-    from engine.comm.precision import usable_precision
+    from engine.comm.precision import asked_precision, usable_precision
     from engine.examine.data_times import data_times, to_json, to_text
     from engine.net.kernel_table import Kernels
     from engine.report.log import log
 
     config = asked_solver(options, options.data)
-    own = config.message.Precision.Name(config.message.precision).lower()
-    precision = usable_precision(options.precision or own, world)
+    precision = usable_precision(asked_precision(config.message), world)
     kernels = Kernels(options.kernels or "default", say=log)
     found = data_times(config, world, precision, options.iterations, kernels)
     show(to_text(found))

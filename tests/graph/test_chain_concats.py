@@ -32,13 +32,18 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 BLOCKS = 3
 
 
-def dense_block(batch=3, size=6, first=32, growth=16, third="", more=""):
-    """A net with a dense block. third: another bottom of the second Concat; more: layers that read some blob of it."""
+def dense_layers(batch=3, size=6, first=32, growth=16, third=""):
+    """The text of a dense block. third: another bottom of the second Concat."""
     text = HEAD % {"batch": batch, "size": size, "first": first}
     for n in range(1, BLOCKS + 1):
         layer = LAYER % {"n": n, "next": n + 1, "growth": growth, "third": third if n == 2 else ""}
         text += layer.replace('"a1"', '"a0"')
-    return parse_net(text + more + TAIL % {"n": BLOCKS + 1}, "dense.prototxt")
+    return text
+
+
+def dense_block(more="", **shape):
+    """A net with a dense block. more: layers that read some blob of it."""
+    return parse_net(dense_layers(**shape) + more + TAIL % {"n": BLOCKS + 1}, "dense.prototxt")
 
 
 def built(config, chained, phase=proto.TRAIN, **options):
@@ -166,9 +171,7 @@ SUM = 'layer { name: "sum" type: "Eltwise" bottom: "a%d" bottom: "e" top: "sum" 
 def test_a_sum_at_the_end_shares_gradients_with_no_chain(relu):
     """Its bottoms have one gradient, which the Splits of a chain would add to before the other bottom's layer reads
     it."""
-    text = HEAD % {"batch": 2, "size": 6, "first": 32} + PROJECTION
-    for n in range(1, BLOCKS + 1):
-        text += (LAYER % {"n": n, "next": n + 1, "growth": 16, "third": ""}).replace('"a1"', '"a0"')
+    text = dense_layers(batch=2) + PROJECTION
     tail = (TAIL % {"n": BLOCKS + 1}).replace(f'"a{BLOCKS + 1}"', '"sum"')
     config = parse_net(text + SUM % (BLOCKS + 1) + relu + tail, "dense.prototxt")
     chained, apart = built(config, True), built(config, False)
@@ -178,9 +181,7 @@ def test_a_sum_at_the_end_shares_gradients_with_no_chain(relu):
 
 def test_a_gradient_that_is_set_is_no_chains():
     """That of a loss_weight stays what it is, pass after pass."""
-    text = HEAD % {"batch": 2, "size": 6, "first": 32}
-    for n in range(1, BLOCKS + 1):
-        text += (LAYER % {"n": n, "next": n + 1, "growth": 16, "third": ""}).replace('"a1"', '"a0"')
+    text = dense_layers(batch=2)
     text = text.replace(f'top: "a{BLOCKS + 1}"', f'top: "a{BLOCKS + 1}" loss_weight: 0.1')
     config = parse_net(text, "dense.prototxt")
     chained, apart = built(config, True), built(config, False)

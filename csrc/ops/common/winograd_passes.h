@@ -192,14 +192,8 @@ private:
     int64_t y_channels() const { return spec_.output_shapes[0][1] / groups(); }
 
     // Channels of a block; 0 where this processor has no kernels.
-    int64_t lanes() const {
-        int64_t found = 0;
-        with_type([&](auto number) {
-            const auto* kernels = winograd_kernels<decltype(number)>();
-            found = kernels ? kernels->lanes : 0;
-        });
-        return found;
-    }
+    int64_t lanes() const { return winograd_lanes(is_bf16()); }
+    bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 
     Layout blocked(const Dims& dims) const {
         const auto tag = lanes() == 16 ? memory::format_tag::nChw16c : memory::format_tag::nChw8c;
@@ -213,7 +207,7 @@ private:
     // Calls `add` with a number of the type of the blobs.
     template <typename Add>
     void with_type(const Add& add) const {
-        input(0)->layout.get_data_type() == memory::data_type::bf16 ? add(bf16{}) : add(float{});
+        is_bf16() ? add(bf16{}) : add(float{});
     }
 
     static void add_own(Calls& calls, std::function<void()> own) {

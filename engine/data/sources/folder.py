@@ -14,6 +14,19 @@ from engine.errors import DataError
 from engine.files import read_bytes, reason
 
 
+def files_below(path: str, where: str | None) -> Iterator[str]:
+    """The files in a folder and those below it, of links, too, relative to it. Raises DataError."""
+
+    def failed(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {reason(error)}", where)
+
+    for folder, folders, names in os.walk(path, onerror=failed, followlinks=True):
+        folders.sort()
+        inside = os.path.relpath(folder, path)
+        for name in sorted(names):
+            yield name if inside == "." else f"{inside}/{name}"
+
+
 @source("FOLDER")
 class FolderSource(MemberSource):
     """Its index holds while no file is added to, or taken out of, any of its folders, and no label is changed."""
@@ -39,14 +52,8 @@ class FolderSource(MemberSource):
         return [os.path.join(self.path, name) for name in (*labels, *sorted(folders))]
 
     def members(self) -> Iterator[Member]:
-        def failed(error: OSError) -> None:
-            raise DataError(f"{error.filename}: cannot be read: {reason(error)}", self.where)
-
-        for folder, folders, names in os.walk(self.path, onerror=failed, followlinks=True):
-            folders.sort()
-            inside = os.path.relpath(folder, self.path)
-            for name in sorted(names):
-                yield Member(name if inside == "." else f"{inside}/{name}")
+        for name in files_below(self.path, self.where):
+            yield Member(name)
 
     def read_at(self, name: str, place: Sequence[int]) -> bytes:
         return read_bytes(os.path.join(self.path, name), DataError, self.where, MAX_BYTES)
