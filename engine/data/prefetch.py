@@ -114,7 +114,7 @@ class Prefetcher:
         self._reader, self._layer = reader, layer
         self._shares = shares
         # Those that are decoded ahead, and the one in use.
-        count = max(1, reader.depth) + 1
+        count = reader.depth + 1
         needed = 4 * count * batch_size * sum(math.prod(shape) for shape in reader.shapes)
         require_memory(needed, f"the ring of batches of layer '{layer}'", "lower batch_size and raise iter_size")
         self._slots = [_Slot(batch_size, reader.shapes) for _ in range(count)]
@@ -126,6 +126,7 @@ class Prefetcher:
         self._begun = 0  # batches whose decoding has begun
         self._handed = 0  # samples of the newest one that threads have taken
         self._taken = 0  # batches that next() has returned
+        self._asked = 0  # and those that it has waited for
         self._released = 0  # batches whose buffers may be filled again
         self._exhausted = False
         self._closed = False
@@ -156,6 +157,8 @@ class Prefetcher:
         begin = time.perf_counter()
         with self._changed:
             slot = self._slots[self._taken % len(self._slots)]
+            self._asked = self._taken + 1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or self._ready(slot) or self._at_end())
             self.wait_seconds += time.perf_counter() - begin
             if self._closed or not self._ready(slot):
@@ -227,7 +230,8 @@ class Prefetcher:
                     return newest, begin, self._handed
                 if self._exhausted:
                     return None
-                if self._begun - self._released < len(self._slots):
+                due = self._reader.depth or self._begun < self._asked
+                if due and self._begun - self._released < len(self._slots):
                     self._begin_batch()
                 else:
                     self._changed.wait()

@@ -49,10 +49,10 @@ class Reader:
     """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
 
     size: items. shapes: of one item's arrays, one for each top. classes: names by their labels, where the source says
-    them. Order and prefetch: shuffle (a new permutation in each
-    epoch), first (item that the training begins with), owners (where the source holds the items of some ranks only: the
-    place of this one among them, and how many they are), depth (batches read ahead). pairs: samples 2k and 2k + 1 of a
-    batch go through join() when both are loaded.
+    them. Order and prefetch: shuffle (a new permutation in each epoch), first (item that the training begins with),
+    owners (where the source holds the items of some ranks only: the place of this one among them, and how many they
+    are), depth (batches read ahead; 0: each when it is asked for). pairs: samples 2k and 2k + 1 of a batch go through
+    join() when both are loaded.
     """
 
     field: ClassVar[str]  # of LayerParameter, which has batch_size

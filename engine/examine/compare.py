@@ -70,7 +70,7 @@ def compare_nets(
 ) -> Comparison:
     """Every top of one forward pass on the same synthetic input; the second net in `precision`.
 
-    weights: files for each; without any, both have the values of their fillers. Raises ConfigErrors, WeightsError.
+    weights: files for each, at least one. Raises ConfigErrors, WeightsError.
     """
     a, b = (_run(*each, phase, seed) for each in zip(nets, weights, ("fp32", precision), strict=True))
     return _compare(a, b, (nets[0].path, nets[1].path))

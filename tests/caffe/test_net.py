@@ -280,6 +280,8 @@ def test_input_arrays(tmp_path):
     for begin in (0, 2, 0):
         np.testing.assert_array_equal(net.forward()["double"], 2 * data[begin : begin + 2])
         np.testing.assert_array_equal(held, [begin, begin + 1])
+    data *= 3  # in place, between two batches: the next one has it
+    np.testing.assert_array_equal(net.forward()["double"], 2 * data[2:])
     net.set_input_arrays(10 * data, np.arange(4))  # begins anew
     np.testing.assert_array_equal(net.forward()["double"], 20 * data[:2])
     with pytest.raises(DataError, match="expected data of n x 1 x 2 x 3"):

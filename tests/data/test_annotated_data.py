@@ -90,6 +90,13 @@ def test_a_crop_cuts_boxes(database):
     assert label[0, 0, 2, 0] == 2  # the box in the corner is gone
 
 
+def test_a_crop_keeps_what_emit_constraint_lets_it(database):
+    emit = "emit_constraint { emit_type: MIN_OVERLAP emit_overlap: 0.5 }"
+    _, label = batch_of(layer_of(database, RESIZE + " crop_h: 6 crop_w: 8 " + emit), proto.TEST)
+    np.testing.assert_allclose(label[0, 0, 0], [0, 3, 0, 0, 0, 0.5, 1, 0], atol=1e-6)
+    assert label[0, 0, 1, 0] == 2  # a quarter of the second picture's only box is in the crop
+
+
 def test_a_net_reads_it(database):
     layer = 'layer { name: "d" type: "AnnotatedData" top: "data" top: "label" '
     text = f'{layer} data_param {{ source: "{database}" batch_size: 2 }} transform_param {{ {RESIZE} }} }}'

@@ -303,6 +303,19 @@ def test_a_snapshot_of_another_machine_is_not_followed(cache, measured):
     assert "those of the snapshot are of another machine (onednn: 0.1; here: " in lines[0]
 
 
+def test_another_build_measures_anew_but_follows_a_snapshot(cache, measured, monkeypatch):
+    """A new kernel would never be measured otherwise; a run that goes on keeps its choice."""
+    kernels, _, _ = built("measure")
+    saved = kernels.saved()
+    monkeypatch.setattr(kernel_table, "_digest", lambda path: "another")
+    assert cache_path(this_machine()) != cache
+    _, net, lines = built("default", saved)
+    assert choice_of(net) == dict.fromkeys(PASSES, "winograd")
+    assert lines == ["Kernels: 1 as in the snapshot"]
+    built("measure")
+    assert len(measured) == 2
+
+
 class SeveralRanks(World):
     """A rank among those whose answers are given, in the order of the questions."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from engine import proto
-from engine.data.boxes import COLUMNS, boxes_of, mirrored, seen_from
+from engine.data.boxes import COLUMNS, boxes_of, make_emit, mirrored, seen_from
 from engine.data.decode import AnyImage, ImageError, UndecodableImage, as_array, as_pillow, decode
 from engine.data.distort import make_distort
 from engine.data.keyed_random import KeyedRandom
@@ -29,8 +29,8 @@ class AnnotatedReader(DatabaseReader):
     """Tops: the pictures (N, C, H, W); their boxes (1, 1, N * MAX_BOXES, 8), row by row: number of the picture in the
     batch, class, instance, x1, y1, x2, y2 in fractions of the picture's sides, difficult. After the last box, -1.
 
-    In this order: distort_param, expand_param, a patch by batch_sampler and emit_constraint, resize_param, crop,
-    mirror.
+    In this order: distort_param, expand_param, a patch by batch_sampler, resize_param, crop, mirror. A patch and a crop
+    keep the boxes that emit_constraint lets them.
     """
 
     handled = ("distort_param", "expand_param")
@@ -52,6 +52,7 @@ class AnnotatedReader(DatabaseReader):
             if transform.HasField(field) and getattr(transform, field):
                 what = "boxes do not follow it; take it out of AnnotatedData"
                 raise ConfigError(f"transform_param.{field}: {what}", request.where)
+        self._emit = make_emit(transform.emit_constraint if transform.HasField("emit_constraint") else None)
         self._distort = None
         if transform.HasField("distort_param"):
             self._distort = make_distort(transform.distort_param, request.where)
@@ -81,7 +82,7 @@ class AnnotatedReader(DatabaseReader):
             for step in self._steps:
                 image, boxes = step(as_pillow(image), boxes, random)
             cut = self._transformer.apply(image, random, out[0])
-            boxes = seen_from(cut.patch, boxes)
+            boxes = seen_from(cut.patch, boxes[self._emit(cut.patch, boxes)])
             out[1].fill(-1)
             out[1][: len(boxes), 0] = sample.place
             out[1][: len(boxes), 1:] = mirrored(boxes) if cut.mirrored else boxes

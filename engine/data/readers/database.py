@@ -51,7 +51,7 @@ class DatabaseReader(PairedReader):
         self.size, self.classes = len(self._source), self._source.classes
         self.shuffle = param.shuffle
         self.owners = owners
-        self.depth = param.prefetch
+        self.depth = max(1, param.prefetch)
         self.first = random_first(param.rand_skip, request)
 
     def fetch(self, index: int) -> tuple[str, Stored]:
