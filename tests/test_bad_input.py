@@ -143,6 +143,8 @@ def test_an_undecodable_image(here):
     assert "key '00000007': cannot decode 10 bytes as an image" in refused(train(folder))
     done = train(folder, "--skip_bad_images")
     assert done.returncode == 0 and "Skipped 1 undecodable images" in done.stderr, done.stderr
+    two = train(folder, "--skip_bad_images", "--set", "layer[data@TRAIN].data_param.batch_size=4", ranks=2)
+    assert two.returncode == 0 and "Skipped 1 undecodable images" in two.stderr, two.stderr
 
 
 @pytest.fixture(scope="module")

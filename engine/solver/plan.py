@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from engine.solver.outline import Outline
 from engine.solver.validate import notes
 
 if TYPE_CHECKING:
+    from engine.comm.world import World
     from engine.data.feeder import Feeder
     from engine.solver.solver import Solver
 
@@ -84,13 +86,15 @@ def _log_cores(solver: Solver) -> None:
             warn(text)
 
 
-def log_skipped(feeder: Feeder) -> None:
-    """The images of this rank that --skip_bad_images left out, and those of other colours, after a run."""
-    if feeder.recoloured:
-        log(f"{feeder.recoloured} images were given the colours of the first one: grey, or not.")
-    skipped = feeder.skipped
-    for key, reason in list(skipped.items())[:10]:
-        warn(f"Skipped '{key}': {reason}")
+def log_skipped(world: World, feeders: Sequence[Feeder]) -> None:
+    """Collective. The images that --skip_bad_images left out on any rank, and those of other colours, after a run."""
+    mine = {(index, key): why for index, feeder in enumerate(feeders) for key, why in feeder.skipped.items()}
+    found = world.gather((mine, sum(feeder.recoloured for feeder in feeders))) or []
+    if recoloured := sum(count for _, count in found):
+        log(f"{recoloured} images were given the colours of the first one: grey, or not.")
+    skipped = {key: why for of_rank, _ in found for key, why in of_rank.items()}
+    for (_, key), why in list(skipped.items())[:10]:
+        warn(f"Skipped '{key}': {why}")
     if skipped:
         warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")
 

@@ -276,7 +276,6 @@ class Solver:
             self.feeder.close()
             for observer in self.observers:
                 observer.close()
-            log_skipped(self.feeder)
 
     def _train(self) -> bool:
         """From where the state is to the end. Returns False if a signal stopped it early."""
@@ -285,6 +284,7 @@ class Solver:
             finished = self.run(self.param.max_iter, until_lost=True)
             if not finished and self.param.snapshot_after_train and self._saved_at != self.iteration:
                 self.snapshot()
+            log_skipped(self.world, [self.feeder, *(evaluator.feeder for evaluator in self.evaluators)])
             if not finished:
                 self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
         if finished:
