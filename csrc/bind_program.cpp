@@ -131,10 +131,10 @@ void bind_program(py::module_& m) {
         .def("own", &Program::own, "tensor"_a)
         .def(
             "set_counter",
-            [](Program& p, uint64_t seed, uint64_t step, uint64_t first_sample) {
-                p.set_counter({seed, step, first_sample});
+            [](Program& p, uint64_t seed, uint64_t step, uint64_t first_sample, int64_t batch) {
+                p.set_counter({seed, step, first_sample, batch});
             },
-            "seed"_a, "step"_a, "first_sample"_a)
+            "seed"_a, "step"_a, "first_sample"_a, "batch"_a = 0)
         .def("set_ranks", &set_ranks, "count"_a, "sum"_a, "For ops that normalise over all ranks.")
         .def("forward", &Program::forward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil())
         .def("backward", &Program::backward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil())

@@ -35,10 +35,23 @@ std::map<std::string, OpMaker>& op_registry() {
     return makers;
 }
 
+bool OpSpec::leads_to_loss() const {
+    const bool receives = std::find(output_gradients.begin(), output_gradients.end(), true) != output_gradients.end();
+    return receives || (attributes.has("loss_weight") && attributes.real("loss_weight") != 0);
+}
+
 bool Op::param_gradient(size_t i) const {
-    const auto& wanted = spec_.output_gradients;
-    const bool reached = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
-    return spec_.backward && reached && i < spec_.params.size() && spec_.params[i]->diff;
+    return spec_.backward && spec_.leads_to_loss() && i < spec_.params.size() && spec_.params[i]->diff;
+}
+
+void Op::make_loss() {
+    loss_weight_ = spec_.attributes.real("loss_weight");
+    touch(Pass::forward, output(0, plain_layout({})));
+    if (output_gradient(0)) touch(Pass::backward, outputs_[0]->diff);
+}
+
+double Op::loss_gradient() const {
+    return loss_weight_ + (output_gradient(0) ? double(outputs_[0]->diff->data()[0]) : 0.);
 }
 
 bool Op::needs_backward() const {

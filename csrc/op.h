@@ -39,6 +39,14 @@ struct Counter {
     uint64_t seed = 1;
     uint64_t step = 0;          // iteration; its micro-batches have other samples
     uint64_t first_sample = 0;  // of this rank's share, within the global batch
+    int64_t batch = 0;          // samples in this rank's share; 0: as many as a blob has rows
+
+    // Row n, of so many of a blob, among those of the global batch: where each sample has one row, or several, the same
+    // on any number of ranks; else at least no other rank's.
+    uint64_t row(int64_t n, int64_t rows) const {
+        const int64_t each = batch == 0 ? 1 : rows % batch == 0 ? rows / batch : rows;
+        return first_sample * uint64_t(each) + uint64_t(n);
+    }
 };
 
 // The ranks that train together, for ops whose results depend on all of them. sum() adds up an array over the ranks, in
@@ -56,6 +64,8 @@ struct OpSpec {
     std::vector<TensorPtr> params;
     std::vector<Dims> output_shapes;     // tops
     std::vector<bool> output_gradients;  // which tops carry a diff
+    // Whether backward begins or passes here: a loss needs nobody to send it a gradient.
+    bool leads_to_loss() const;
     const Counter* counter = nullptr;
     const Ranks* ranks = nullptr;
 };
@@ -126,6 +136,11 @@ protected:
     bool param_gradient(size_t i) const;
     bool output_gradient(size_t i) const { return spec_.output_gradients.at(i); }
 
+    // Losses, which say so by the attribute loss_weight: the first top, a scalar, and what their gradients are
+    // multiplied by, its weight and what a layer that reads it has sent.
+    void make_loss();
+    double loss_gradient() const;
+
     // Makes top i with its own memory, or as a view of an existing buffer (the diffs then share one too).
     TensorPtr output(size_t i, const Layout& layout);
     TensorPtr output_view(size_t i, const Layout& layout, const TensorPtr& of, bool share_diff);
@@ -171,6 +186,7 @@ protected:
     std::string implementation_ = "engine";
 
 private:
+    double loss_weight_ = 0;
     std::vector<BufferPtr> touched_[2];
     std::vector<Overwrite> overwrites_;
     std::vector<std::pair<dnnl::memory, size_t>> scratch_;  // and its offset

@@ -38,6 +38,14 @@ TensorPtr Program::parameter(const std::string& name, const Dims& shape, bool wa
     return tensor;
 }
 
+// Else backward would sum up memory that nobody has written.
+static void check_gradients(const OpSpec& spec) {
+    if (!spec.backward || spec.leads_to_loss()) return;
+    for (const auto& input : spec.inputs)
+        if (input->diff)
+            throw std::logic_error("a defect of engine: no gradient arrives, and '" + input->name + "' waits for one");
+}
+
 std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     const auto found = op_registry().find(type);
     if (found == op_registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
@@ -52,6 +60,7 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     } catch (const dnnl::error& error) {
         throw std::runtime_error(std::string("oneDNN: ") + error.what());
     }
+    check_gradients(ops_.back()->spec());
     return ops_.back()->outputs();
 }
 

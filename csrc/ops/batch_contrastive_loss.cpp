@@ -50,7 +50,7 @@ public:
         if (!input_gradient(0)) return;
         float* const diff = input(0)->diff->data();
         std::fill_n(diff, input(0)->diff->count(), 0.f);
-        const double scale = max_only_ ? loss_weight_ / 2 : double(gradient_scale());
+        const double scale = max_only_ ? loss_gradient() / 2 : double(gradient_scale());
         each_pair([&](int64_t at, bool like) {
             const double d = input(0)->data()[at], gap = like ? d - margins_[1] : margins_[0] - d;
             if (max_only_ ? at == worst_[like] : gap > 0) diff[at] = float(scale * (like ? weights_[1] : -weights_[0]));

@@ -48,7 +48,7 @@ private:
 #pragma omp parallel for schedule(static) if (!rows_.small())
         for (int64_t panel = 0; panel < rows_.panels(); panel++) {
             const int64_t n = panel / blocks, block = panel % blocks, at = rows_.offset(n, block);
-            const DropoutMask choice = choices_.of(counter.seed, counter.step, counter.first_sample + uint64_t(n));
+            const DropoutMask choice = choices_.of(counter.seed, counter.step, counter.row(n, input(0)->shape[0]));
             for (int64_t i = 0; i < inner; i++)
                 for (int64_t lane = 0; lane < lanes; lane++) {
                     const int64_t k = at + i * step + lane;

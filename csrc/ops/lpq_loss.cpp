@@ -48,7 +48,7 @@ public:
     }
 
     void backward(const dnnl::stream&) override {
-        const double scale = loss_weight_ / divisor_;
+        const double scale = loss_gradient() / divisor_;
 #pragma omp parallel for
         for (int64_t n = 0; n < rows_; n++)
             for (int64_t i = 0; i < inner_; i++) {

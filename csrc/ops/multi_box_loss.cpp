@@ -38,15 +38,14 @@ public:
         ratio_ = attributes.real("neg_pos_ratio");
         neg_overlap_ = float(attributes.real("neg_overlap"));
         loc_weight_ = attributes.real("loc_weight");
-        loss_weight_ = attributes.real("loss_weight");
         fixed_normalizer_ = attributes.real("normalizer");
         images_ = input(0)->shape[0];
         priors_ = input(2)->count() / 8;
         matches_.resize(images_ * priors_);
         counts_.resize(images_ * priors_);
         for (auto* sums : {&matched_, &location_sums_, &class_sums_}) sums->resize(images_);
-        output(0, plain_layout({}));
-        touch(Pass::forward, {input(0), input(1), input(2), input(3), outputs_[0]});
+        make_loss();
+        touch(Pass::forward, {input(0), input(1), input(2), input(3)});
         for (size_t i = 0; i < 2; i++)
             if (input_gradient(i)) touch(Pass::backward, {input(i), input(2), input(i)->diff});
     }
@@ -169,7 +168,7 @@ private:
     void differentiate_location(int64_t i) const {
         const float* const variances = input(2)->data() + (priors_ + i % priors_) * 4;
         const BoxCode::Numbers numbers = distance(i);
-        const double scale = loss_weight_ * loc_weight_ / normalizer_;
+        const double scale = loss_gradient() * loc_weight_ / normalizer_;
         for (size_t k = 0; k < 4; k++) {
             const float slope = l2_ ? numbers[k] : std::clamp(numbers[k], -1.f, 1.f);
             input(0)->diff->data()[location_at(i) + int64_t(k)] = float(scale * slope / (divide_ ? variances[k] : 1));
@@ -179,7 +178,7 @@ private:
     void differentiate_class(int64_t i) const {
         const float* const scores = input(1)->data() + i * classes_;
         float* const diff = input(1)->diff->data() + i * classes_;
-        const double scale = loss_weight_ / normalizer_;
+        const double scale = loss_gradient() / normalizer_;
         double largest = *std::max_element(scores, scores + classes_), sum = 0;
         for (int64_t c = 0; c < classes_; c++) sum += std::exp(scores[c] - largest);
         for (int64_t c = 0; c < classes_; c++) {
@@ -192,7 +191,7 @@ private:
     BoxCode code_;
     int64_t classes_, background_, location_classes_, images_, priors_;
     bool use_difficult_, agnostic_, mining_, inside_only_, divide_, l2_, logistic_;
-    double ratio_, loc_weight_, loss_weight_, fixed_normalizer_, normalizer_ = 1;
+    double ratio_, loc_weight_, fixed_normalizer_, normalizer_ = 1;
     float neg_overlap_;
     Truths truths_;
     std::vector<BoxMatcher::Match> matches_;                    // (N, P)

@@ -25,11 +25,10 @@ public:
         coord_scale_ = float(attributes.real("coord_scale"));
         threshold_ = float(attributes.real("threshold"));
         images_ = input(0)->shape[0];
-        scale_ = float(attributes.real("loss_weight") / double(images_));
         sums_.resize(images_);
-        output(0, plain_layout({}));
+        make_loss();
         slopes_ = workspace("slopes", input(0)->layout);
-        touch(Pass::forward, {input(0), input(1), slopes_, outputs_[0]});
+        touch(Pass::forward, {input(0), input(1), slopes_});
         if (!input_gradient(0)) return;
         touch(Pass::backward, {slopes_, input(0)->diff});
         may_overwrite(Pass::backward, slopes_, input(0)->diff);
@@ -57,8 +56,9 @@ public:
     void backward(const dnnl::stream&) override {
         const int64_t count = input(0)->count();
         float* const diff = input(0)->diff->data();
+        const float scale = float(loss_gradient() / double(images_));
 #pragma omp parallel for simd
-        for (int64_t i = 0; i < count; i++) diff[i] = scale_ * slopes_->data()[i];
+        for (int64_t i = 0; i < count; i++) diff[i] = scale * slopes_->data()[i];
     }
 
 private:
@@ -121,7 +121,7 @@ private:
 
     AnchorGrid grid_;
     bool bias_match_;
-    float object_scale_, noobject_scale_, class_scale_, coord_scale_, threshold_, scale_;
+    float object_scale_, noobject_scale_, class_scale_, coord_scale_, threshold_;
     int64_t images_;
     TensorPtr slopes_;  // the gradient before it is divided by N
     std::vector<double> sums_;

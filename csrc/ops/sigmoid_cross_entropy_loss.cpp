@@ -15,7 +15,6 @@ class SigmoidCrossEntropyLoss : public Op {
 public:
     explicit SigmoidCrossEntropyLoss(OpSpec spec) : Op(std::move(spec)) {
         const auto& attributes = spec_.attributes;
-        loss_weight_ = attributes.real("loss_weight");
         fixed_normalizer_ = attributes.real("normalizer");
         has_ignore_ = attributes.has("ignore_label");
         if (has_ignore_) ignore_ = float(attributes.integer("ignore_label"));
@@ -28,8 +27,8 @@ public:
         }
         losses_.resize(rows_);
         valid_.resize(rows_);
-        output(0, plain_layout({}));
-        touch(Pass::forward, {input(0), input(1), outputs_[0]});
+        make_loss();
+        touch(Pass::forward, {input(0), input(1)});
         if (!input_gradient(0)) return;
         touch(Pass::backward, {input(0), input(1), input(0)->diff});
         may_overwrite(Pass::backward, input(0), input(0)->diff);
@@ -49,7 +48,7 @@ public:
     }
 
     void backward(const dnnl::stream&) override {
-        const float scale = float(loss_weight_ / normalizer_);
+        const float scale = float(loss_gradient() / normalizer_);
         const float* const x = input(0)->data();
         const float* const targets = input(1)->data();
         float* const diff = input(0)->diff->data();
@@ -92,7 +91,7 @@ private:
         valid_[i] = valid;
     }
 
-    double loss_weight_, fixed_normalizer_, normalizer_ = 1;
+    double fixed_normalizer_, normalizer_ = 1;
     bool has_ignore_;
     float ignore_ = 0;
     int64_t rows_, row_, inner_ = 1;

@@ -84,7 +84,7 @@ private:
         for (int64_t plane = 0; plane < planes_; plane++) {
             const Counter& counter = *spec_.counter;
             const DropoutMask random =
-                key_.of(counter.seed, counter.step, counter.first_sample + uint64_t(plane / channels_));
+                key_.of(counter.seed, counter.step, counter.row(plane / channels_, planes_ / channels_));
             const int64_t windows = pooled_height_ * pooled_width_;
             for (int64_t i = 0; i < windows; i++) {
                 const int64_t top = i / pooled_width_ * stride_[0], left = i % pooled_width_ * stride_[1];

@@ -50,6 +50,12 @@ class Graph:
         """Those that belong to their layer, or to several of which it is the first."""
         return [parameter for parameter in self.all_params if parameter.owner is None]
 
+    @property
+    def batch_size(self) -> int:
+        """Samples in a pass, of which the first source of data gives rows; 0 without one."""
+        sources = (layer.tops[0].shape for layer in self.layers if layer.tops and not (layer.bottoms or layer.params))
+        return next((shape[0] for shape in sources if shape), 0)
+
     def freeze(self, layers: Collection[str]) -> None:
         """The parameters of these layers do not learn."""
         for parameter in self.all_params:

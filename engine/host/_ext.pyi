@@ -253,7 +253,7 @@ class Program:
         """
         Where to write what it is doing.
         """
-    def set_counter(self, seed: typing.SupportsIndex, step: typing.SupportsIndex, first_sample: typing.SupportsIndex) -> None:
+    def set_counter(self, seed: typing.SupportsIndex, step: typing.SupportsIndex, first_sample: typing.SupportsIndex, batch: typing.SupportsIndex = 0) -> None:
         ...
     def set_queue(self, queue: ReadyQueue, gates: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsIndex], collections.abc.Sequence[typing.SupportsIndex]]]) -> None:
         ...

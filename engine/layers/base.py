@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -191,6 +191,10 @@ class Layer:
         """Adds the ops. The default is one op with the type's name: bottoms in, tops out."""
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         builder.op(self.type, self, inputs, self.attributes())
+
+    def reached_from(self, top: int) -> Collection[int]:
+        """The bottoms that the gradient of a top flows into. Of a loss only the first top has one."""
+        return range(len(self.bottoms)) if top == 0 or not self.is_loss else ()
 
     def summed_params(self) -> list[Parameter]:
         """Parameters whose gradients are sums over several ops of this layer."""

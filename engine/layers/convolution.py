@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Blob, Layer, Parameter, Shape
@@ -185,6 +185,9 @@ class Convolution(Weighted):
         tiles = math.prod((each + 3) // 4 for each in size)
         return math.prod(size) >= pixels * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= fewest
 
+    def reached_from(self, top: int) -> Collection[int]:
+        return (top,)
+
     def lower(self, builder: Builder) -> None:
         if self.part:
             self.lower_part(builder, self.part)
@@ -202,11 +205,12 @@ class Convolution(Weighted):
             inputs = [builder.view(self, x, (*self.seen, *spatial)) for x in inputs]
             seen = (self.seen[0], *top.shape[self.axis :], *spatial)
         last = self._is_direct and not self.param.relu
-        y = builder.op(self.op_type, self, inputs, attributes, tops=[top] if last else [], shapes=[seen])
+        tops, gradients = [top] if last else [], [top.needs_gradient]
+        y = builder.op(self.op_type, self, inputs, attributes, tops=tops, shapes=[seen], gradients=gradients)
         if self.param.relu:
             slope = {"negative_slope": self.param.negative_slope}
             tops = [top] if self._is_direct else []
-            y = builder.op("ReLU", self, y, slope, params=[], tops=tops, shapes=[seen])
+            y = builder.op("ReLU", self, y, slope, params=[], tops=tops, shapes=[seen], gradients=gradients)
         if not self._is_direct:
             builder.view(self, y[0], top.shape, top)
 

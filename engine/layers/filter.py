@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Shape
@@ -48,6 +49,9 @@ class Filter(Layer):
         *samples, selector = (builder.plain(self, builder.tensor(blob)) for blob in self.bottoms)
         for x, top in zip(samples, self.tops, strict=True):
             builder.op("Filter", self, [x, selector], tops=[top])
+
+    def reached_from(self, top: int) -> Collection[int]:
+        return (top,)
 
     def flops(self) -> int:
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Shape
@@ -32,6 +33,9 @@ class Gather(Layer):
     def lower(self, builder: Builder) -> None:
         for bottom, top in zip(self.bottoms, self.tops, strict=True):
             builder.view(self, builder.tensor(bottom), top.shape, top)
+
+    def reached_from(self, top: int) -> Collection[int]:
+        return (top,)
 
     def flops(self) -> int:
         return 0

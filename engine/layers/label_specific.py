@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -32,6 +33,9 @@ class LabelSpecific(Layer):
         if not scores or math.prod(labels) != scores[0]:
             raise self.error(f"expected one label for each sample of {scores}, got {labels}")
         return [scores, (self.numbers,)][: len(self.message.top)]
+
+    def reached_from(self, top: int) -> Collection[int]:
+        return (0,) if top == 0 else ()
 
     def fields(self, param, *names: str) -> Attributes:
         """Of a param, by name."""

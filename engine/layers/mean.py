@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,6 +60,7 @@ class Mean(Layer):
                 {"power": 1.0, "scale": param.output_scale * param.input_scale, "shift": 0.0},
                 tops=[],
                 shapes=[bottom.shape],
+                gradients=[top.needs_gradient],
             )
             added = sign * param.output_scale * param.mean_scale * np.tile(mean, (bottom.shape[1] // len(mean), 1, 1))
             shape = added.shape if added.shape[1:] != (1, 1) else added.shape[:1]
@@ -66,6 +68,9 @@ class Mean(Layer):
             shift = builder.op("Constant", self, [], values, tops=[], shapes=[shape], gradients=[False])
             axes = {"axis": 1, "num_axes": len(shape)}
             builder.op("Bias", self, [*scaled, *shift], axes, tops=[top])
+
+    def reached_from(self, top: int) -> Collection[int]:
+        return (top,)
 
     def flops(self) -> int:
         return 2 * sum(math.prod(shape) for shape in self.shapes)

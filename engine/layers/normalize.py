@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine import proto
@@ -77,6 +78,9 @@ class Normalize(Layer):
                 "UnitNorm", self, [x], {"l1": False, "eps": 0.0, "of_length": False}, tops=[], shapes=[rows]
             )[0]
             builder.view(self, y, shape, top)
+
+    def reached_from(self, top: int) -> Collection[int]:
+        return (0,) if top == 0 or self.message.normalize_param.bp_norm else ()
 
     def flops(self) -> int:
         return 4 * math.prod(self.shapes[0])

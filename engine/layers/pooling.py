@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Layer, Shape
@@ -136,6 +137,9 @@ class Pooling(Layer):
     def attributes(self) -> Attributes:
         method = "MAX" if self.param.pool == self.param.MAX else "AVE"
         return {**self.window, "method": method, "include_pad": self.param.avg_include_pad}
+
+    def reached_from(self, top: int) -> Collection[int]:
+        return (0,) if top == 0 else ()
 
     def lower(self, builder: Builder) -> None:
         x, window = builder.tensor(self.bottoms[0]), self.window

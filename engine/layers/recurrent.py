@@ -86,11 +86,14 @@ class Recurrent(Layer):
         shape = (self.gates * self.param.num_output, inputs)
         return Parameter(shape, self.param.weight_filler, dims=shape)
 
-    def inner_product(self, builder: Builder, x: Tensor, params: list[Parameter]) -> Tensor:
-        """x (rows, inputs) -> (rows, outputs)."""
+    def inner_product(self, builder: Builder, x: Tensor, params: list[Parameter], learns: bool = True) -> Tensor:
+        """x (rows, inputs) -> (rows, outputs). learns: False where what follows leads to no loss."""
         attributes = {"bias": len(params) == 2, "transpose": False}
         shape = (x.shape[0], params[0].shape[0])
-        return builder.op("InnerProduct", self, [x], attributes, params=params, tops=[], shapes=[shape])[0]
+        gradients = None if learns else [False]
+        return builder.op(
+            "InnerProduct", self, [x], attributes, params=params, tops=[], shapes=[shape], gradients=gradients
+        )[0]
 
     def drives(self, builder: Builder) -> list[Tensor]:
         """The inputs of the op: what x contributes for all steps at once, cont, the static input, the states."""

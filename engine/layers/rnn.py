@@ -43,7 +43,7 @@ class RNN(Recurrent):
         narrow = inputs[0].dtype == "bf16"
         if narrow:
             hidden = self._cast(builder, hidden, rows, to_bf16=True)
-        y = self.inner_product(builder, hidden, self.params[-2:])
+        y = self.inner_product(builder, hidden, self.params[-2:], learns=top.needs_gradient)
         y = builder.op("TanH", self, [y], params=[], tops=[], shapes=[rows])[0]
         if narrow:
             y = self._cast(builder, y, rows, to_bf16=False)

@@ -324,7 +324,7 @@ class Net:
             if layers == ALL or layer in self.graph.layers[layers]:
                 for blob, values in layer.feed(step, self.seed, first_sample).items():
                     self.feed(blob, values)
-        self.program.set_counter(self.seed, iteration, first_sample)
+        self.program.set_counter(self.seed, iteration, first_sample, self.graph.batch_size)
         try:
             self.program.forward(*self.ops_of(layers))
         except EngineError:  # of a layer written in Python

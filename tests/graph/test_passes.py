@@ -7,7 +7,6 @@ import pytest
 
 from engine import proto
 from engine.config import Config, parse_net, read_net
-from engine.errors import ConfigError
 from engine.graph.build import build
 from engine.net import PASSES, Counters, Net, NetOptions, prepare
 from tests.mpi import REPO
@@ -348,22 +347,3 @@ def test_gradients_of_a_shared_parameter_add(kind, middle):
         size = max(np.abs(single.params[layer][i].diff.get()).max() for layer in ("t0", "t1", "t2"))
         np.testing.assert_allclose(shared.params["t0"][i].diff.get(), expected, atol=1e-5 * size)
         assert size > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("layer", "reason"),
-    [
-        ('type: "Sigmoid" bottom: "loss" top: "s" loss_weight: 1', "'loss' .* backward must begin at a loss"),
-        ('type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "b"', "'ip' .* read it through a layer of its own"),
-    ],
-)
-def test_two_gradients_for_one_blob_are_refused(layer, reason):
-    text = f"""
-layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 4 dim: 3 }} }} }}
-layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param {{ num_output: 3 }} }}
-layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "loss" }}
-layer {{ name: "other" {layer} }}"""
-    if "EuclideanLoss" in layer:
-        text = text.replace('top: "ip"', 'top: "ip" loss_weight: 1')
-    with pytest.raises(ConfigError, match=reason):
-        Net(parse_net(text, "two.prototxt"), proto.TRAIN)

@@ -44,10 +44,10 @@ protected:
     // to = from times the mask of this step; both are laid out as x, and may be one memory.
     virtual void apply(const TensorPtr& from, const TensorPtr& to) const = 0;
 
-    // Of sample n of this rank's share, at this step.
+    // Of row n of this rank's share, at this step.
     DropoutMask mask(int64_t n) const {
         const Counter& counter = *spec_.counter;
-        return masks_->of(counter.seed, counter.step, counter.first_sample + uint64_t(n));
+        return masks_->of(counter.seed, counter.step, counter.row(n, input(0)->shape[0]));
     }
 
     ChannelRows rows_{};

@@ -22,13 +22,11 @@ class RowLoss : public Op {
 protected:
     explicit RowLoss(OpSpec spec)
         : Op(std::move(spec)),
-          loss_weight_(spec_.attributes.real("loss_weight")),
           rows_(input(0)->shape.at(0)),
           row_(input(0)->count() / rows_),
           normalizer_(spec_.attributes.real("normalizer", double(rows_))),
           losses_(rows_) {
-        output(0, plain_layout({}));
-        touch(Pass::forward, outputs_[0]);
+        make_loss();
         for (const auto& each : spec_.inputs) touch(Pass::forward, each);
         if (!needs_backward()) return;
         for (const auto& each : spec_.inputs) {
@@ -44,9 +42,8 @@ protected:
     }
 
     // What a row's gradient is multiplied by.
-    float gradient_scale() const { return float(loss_weight_ / normalizer_); }
+    float gradient_scale() const { return float(loss_gradient() / normalizer_); }
 
-    double loss_weight_;
     int64_t rows_, row_;  // N, and the elements of each row of the first input
 
 private:

@@ -26,14 +26,13 @@ protected:
         : SoftmaxOp(std::move(spec)),
           distributions_(spec_.attributes.has("distributions")),
           labels_(spec_, distributions_ ? 0 : input(1)->count(), input(0)->shape.at(spec_.attributes.integer("axis"))),
-          loss_weight_(spec_.attributes.real("loss_weight")),
           fixed_normalizer_(spec_.attributes.real("normalizer")) {
         const Layout& layout = input(0)->layout;
-        output(0, plain_layout({}));
+        make_loss();
         probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
         add_softmax(input(0), probabilities_, int(spec_.attributes.integer("axis")));
         losses_.resize(outer_);
-        touch(Pass::forward, {input(1), outputs_[0]});
+        touch(Pass::forward, input(1));
         if (!input_gradient(0)) return;
         touch(Pass::backward, {probabilities_, input(0)->diff});
         if (distributions_) touch(Pass::backward, input(1));
@@ -44,14 +43,14 @@ protected:
     virtual double row_loss(int64_t i) const = 0;
 
     // What a label's gradient is multiplied by.
-    float gradient_scale() const { return float(loss_weight_ / normalizer_); }
+    float gradient_scale() const { return float(loss_gradient() / normalizer_); }
 
     bool distributions_;
     Labels labels_;  // none where distributions_
     TensorPtr probabilities_;
 
 private:
-    double loss_weight_, fixed_normalizer_, normalizer_ = 1;
+    double fixed_normalizer_, normalizer_ = 1;
     std::vector<double> losses_;  // of rows
 };
 

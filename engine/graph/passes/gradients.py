@@ -5,6 +5,7 @@ pruned.
 from __future__ import annotations
 
 from engine.graph.build import Graph
+from engine.graph.passes.split import insert_split
 from engine.layers.base import Blob, Layer
 
 
@@ -19,18 +20,21 @@ def mark_gradients(graph: Graph, training: bool) -> None:
     ends = ends_of(graph)
     leads: set[Blob] = set(ends)  # to a loss
     for layer in reversed(graph.layers):
-        if not (any(layer.loss_weights) or any(top in leads for top in layer.tops)):
-            continue
+        weighted = zip(layer.tops, layer.loss_weights, strict=True)
+        senders = [number for number, (top, weight) in enumerate(weighted) if weight or top in leads]
+        reached = {i for number in senders for i in layer.reached_from(number)}
         for i, blob in enumerate(layer.bottoms):
-            if i in layer.constant_bottoms or not _propagates(layer, i):
+            if i not in reached or i in layer.constant_bottoms or not _propagates(layer, i):
                 continue
             if layer.differentiable:
                 leads.add(blob)
                 blob.needs_gradient = blob in wanted
             elif blob in wanted and not graph.force_backward:
                 raise layer.error("has no backward, but a loss needs one through it; set propagate_down: false")
+    layers = []
     for layer in graph.layers:
-        _mark_weighted_tops(layer, wanted)
+        layers += [layer, *_mark_weighted_tops(graph, layer, wanted)]
+    graph.layers = layers
     for blob in ends & wanted:  # gradients that Python sets
         blob.needs_gradient = blob.gradient_is_set = True
 
@@ -48,17 +52,21 @@ def ends_of(graph: Graph) -> set[Blob]:
 
 
 def _below(graph: Graph) -> set[Blob]:
-    """Blobs that depend on something that learns (or on an input, with force_backward)."""
+    """Blobs that depend on something that learns (or on an input, with force_backward), and those of which a layer asks
+    for a gradient by `propagate_down: true`, as in Caffe."""
     wanted: set[Blob] = set()
     for layer in graph.layers:
+        if not layer.differentiable:
+            continue
         learns = any((parameter.owner or parameter).learnable for parameter in layer.params)
-        passes = any(
-            blob in wanted and _propagates(layer, i) and i not in layer.constant_bottoms
-            for i, blob in enumerate(layer.bottoms)
-        )
-        is_input = graph.force_backward and not layer.bottoms
-        if layer.differentiable and (learns or passes or is_input):
-            wanted.update(layer.tops)
+        inner = [i for i in range(len(layer.bottoms)) if i not in layer.constant_bottoms and _propagates(layer, i)]
+        if layer.message.propagate_down:
+            wanted.update(layer.bottoms[i] for i in inner)
+        for number, top in enumerate(layer.tops):
+            reached = layer.reached_from(number)
+            passes = any(layer.bottoms[i] in wanted for i in inner if i in reached)
+            if passes or (learns and (reached or not layer.bottoms)) or (graph.force_backward and not layer.bottoms):
+                wanted.add(top)
     return wanted
 
 
@@ -67,17 +75,27 @@ def _propagates(layer: Layer, i: int) -> bool:
     return flags[i] if flags else True
 
 
-def _mark_weighted_tops(layer: Layer, wanted: set[Blob]) -> None:
-    """A top of a layer that is no loss, but has a loss_weight: that weight is its gradient."""
-    if layer.is_loss:  # its op takes the weight, and nothing else, for the gradient of its top
-        if any(top.needs_gradient for top in layer.tops):
-            raise layer.error("is read by a layer that sends it a gradient, but backward must begin at a loss")
-        return
-    for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
-        if weight and top.needs_gradient:
-            raise layer.error(
-                f"top '{top.name}' has a loss_weight and is read by a layer that sends a gradient, too; "
-                "read it through a layer of its own"
-            )
-        if weight and top in wanted:
+def _mark_weighted_tops(graph: Graph, layer: Layer, wanted: set[Blob]) -> list[Layer]:
+    """Tops with a loss_weight: it is their gradient, where the layer is no loss, whose op takes it for itself. Returns
+    the layers that follow this one now."""
+    added: list[Layer] = []
+    if layer.is_loss:
+        if layer.tops[0].needs_gradient and not layer.message.loss_weight:
+            layer.loss_weights[0] = 0.0  # as in Caffe: what its reader sends is its gradient
+        return added
+    for number, (top, weight) in enumerate(zip(layer.tops, layer.loss_weights, strict=True)):
+        if not weight or top.gradient_is_set:
+            continue
+        if top.needs_gradient:  # what its reader sends counts, too: the weight moves to a top of a Split
+            reader, i = next((reader, i) for reader in graph.layers for i, b in enumerate(reader.bottoms) if b is top)
+            split = reader if reader.type == "Split" else insert_split(layer, top, [(reader, i)])
+            if split is not reader:
+                split.tops[0].needs_gradient = True
+                added.append(split)
+            split.message.top.append(f"{split.name}_{len(split.tops)}")
+            split.tops.append(Blob(split.message.top[-1], top.shape, needs_gradient=True, gradient_is_set=True))
+            split.loss_weights.append(weight)
+            layer.loss_weights[number] = 0.0
+        elif top in wanted:
             top.needs_gradient = top.gradient_is_set = True
+    return added

@@ -20,11 +20,12 @@ def insert_splits(graph: Graph) -> None:
         for blob in layer.tops:
             uses = readers.get(blob, [])
             if len(uses) > 1:
-                layers.append(_split(layer, blob, uses))
+                layers.append(insert_split(layer, blob, uses))
     graph.layers = layers
 
 
-def _split(producer: Layer, blob: Blob, uses: list[tuple[Layer, int]]) -> Layer:
+def insert_split(producer: Layer, blob: Blob, uses: list[tuple[Layer, int]]) -> Layer:
+    """A Split of the blob, from whose tops these bottoms are read now; uses: (layer, number of its bottom)."""
     name = f"{blob.name}_{producer.name}_split"
     message = proto.LayerParameter(name=name, type="Split", bottom=[blob.name])
     split = layer_type("Split", name, producer.where)(message, producer.where, producer.phase)
