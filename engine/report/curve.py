@@ -31,8 +31,8 @@ class Curve(Observer):
         self._run = run
         self._points = plot.CurvePoints(run.net.name, run.average_loss)
         self._table = f"{run.prefix}_curve.csv" if run.prefix else ""
-        if run.world.rank == 0 and run.first > 0 and self._table and os.path.exists(self._table):
-            self._take_table(run.first)
+        if run.first > 0 and self._table and os.path.exists(self._table):
+            self._take_table(run.first)  # on all ranks: another one may have to write it when rank 0 has died
 
     def _take_table(self, first: int) -> None:
         try:

@@ -2,12 +2,15 @@
 
 import math
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from engine.comm.world import World
 from engine.report.curve import Curve, read_table
+from engine.report.observer import Run
 from engine.report.plot import CurvePoints, write_curve, write_panels
 from tests.solver.harness import digits_net, make_solver
 
@@ -118,6 +121,21 @@ def test_a_resumed_run_draws_all_of_it(tmp_path):
     assert rate.series[0].points == [(at, pytest.approx(value)) for at, value in rates]
     assert rate.series[0].steps and test.title == "test accuracy"
     assert read_table(tmp_path / "parts/net_curve.csv") == read_table(tmp_path / "whole/net_curve.csv")
+
+
+def test_another_rank_draws_all_of_a_resumed_run(tmp_path):
+    """Where rank 0 has died after that: this one has not written the table before."""
+    curve_of(tmp_path, 6)
+    path = str(tmp_path / "net_curve.csv")
+    before = [row for row in read_table(path) if row[2] < 6]
+    curve, world = Curve(lambda iteration: True), World()
+    world.rank = 1
+    curve.begin(Run(world, SimpleNamespace(name="net"), [], 6, 12, f"{tmp_path}/net"))
+    world.rank = 0
+    curve.gone_back(6)
+    curve._shown = True
+    curve.finished(12, 1.5)
+    assert sorted(read_table(path)) == sorted([*before, (True, "train loss", 12, 1.5)])
 
 
 @pytest.mark.parametrize("content", ["", "no table\n", "loss,name,iteration,value\n1,x,y,0.5\n", "\x00"])
