@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.files import check_writable, reason
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.report.metrics import elements
 from engine.report.observer import Observer, Run, StepRecord, TestRecord, ValuesRecord
 
@@ -44,14 +44,14 @@ class TensorBoard(Observer):
     """Losses, the learning rate and where the time went, whenever an iteration is displayed; every test's outputs; the
     net's graph; with `histograms`, every so many iterations, how weights and gradients are distributed. Rank 0 writes.
 
-    A run that goes on from a snapshot adds a file to the folder that tells TensorBoard to forget what the run before
-    has shown from that iteration on, so that no step is there twice.
+    A run that goes on from a snapshot, or without the ranks that have died, adds a file to the folder that tells
+    TensorBoard to forget what was shown before from that iteration on, so that no step is there twice.
     """
 
     def __init__(self, folder: str, histograms: int = 0, rank: int = 0):
         """histograms: iterations between them; 0: none. Raises EngineError where tensorboardX is missing, or the folder
         cannot be written to."""
-        self._folder, self._histograms, self._rank = Path(folder), histograms, rank
+        self._folder, self._histograms = Path(folder), histograms
         self._writer: Any = None
         self._since = _Since()
         if rank == 0:
@@ -63,17 +63,30 @@ class TensorBoard(Observer):
             check_writable(self._folder / "events.out.tfevents")
 
     def begin(self, run: Run) -> None:
-        if self._rank:
+        self._world = run.world
+        if self._world.rank:
             return
-        before = len(list(self._folder.glob("events.out.tfevents.*")))  # names order the files, and have seconds only
-        self._writer = _library().SummaryWriter(
-            str(self._folder), purge_step=run.first, filename_suffix=f".{before:05}"
-        )
+        self._open(run.first)
         self._writer.file_writer.event_writer.add_event(_graph_event(run.net))
         log(f"Event files in {self._folder}: tensorboard --logdir {self._folder}")
 
+    def _open(self, first: int) -> None:
+        """A file of what is shown from an iteration on."""
+        before = len(list(self._folder.glob("events.out.tfevents.*")))  # names order the files, and have seconds only
+        self._writer = _library().SummaryWriter(str(self._folder), purge_step=first, filename_suffix=f".{before:05}")
+
+    def gone_back(self, iteration: int) -> None:
+        self._since = _Since()
+        self.close()
+        if self._world.rank:
+            return
+        try:
+            self._open(iteration)
+        except (EngineError, OSError) as error:  # where rank 0 has died, this one has not written before
+            warn(f"--tensorboard: the event files in {self._folder} end here: {error}")
+
     def wants_values(self, iteration: int) -> bool:
-        return self._rank == 0 and self._histograms > 0 and iteration % self._histograms == 0
+        return self._writer is not None and self._histograms > 0 and iteration % self._histograms == 0
 
     def step(self, record: StepRecord) -> None:
         if not self._writer:

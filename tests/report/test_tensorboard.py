@@ -7,8 +7,9 @@ import pytest
 
 from engine.caffe import SGDSolver
 from engine.cli import main
+from engine.comm.world import World
 from engine.errors import EngineError
-from engine.report.observer import Observer
+from engine.report.observer import Observer, Run
 from engine.report.tensorboard import TensorBoard
 from tests.mpi import run_ranks
 from tests.solver.harness import make_solver
@@ -82,6 +83,28 @@ def test_a_run_that_goes_on_doubles_no_step(tmp_path):
     assert len(list((tmp_path / "events").iterdir())) == 2
     found = read(tmp_path / "events")
     assert points(found, "loss/train") == whole.losses and points(found, "test/accuracy") == whole.tests
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_run_that_goes_back_doubles_no_step(tmp_path, another):
+    """As where a rank has died: rank 0, whose part another one takes then, or one of the others."""
+    solver, alive = make_solver(TEXT, digits_net(), tmp_path), World()
+    board = TensorBoard(str(tmp_path / "events"))
+    solver.observers.append(board)
+    solver.run(20)
+    if another:
+        board.close()
+        board = TensorBoard(str(tmp_path / "events"), rank=1)
+        alive.rank = 1
+        board.begin(Run(alive, solver.net, [], 0, 20))
+        board.finished(15, 1.0)  # which it does not write
+        alive.rank = 0
+    board.gone_back(10)
+    board.finished(12, 1.5)
+    board.close()
+    solver.close()
+    shown = points(read(tmp_path / "events"), "loss/train")
+    assert shown[-1] == (12, 1.5) and [at for at, _ in shown] == [0, 2, 4, 6, 8, 12]
 
 
 def test_histograms_are_of_weights_and_mean_gradients(tmp_path):
