@@ -116,7 +116,7 @@ def run(options: Namespace) -> int:
     if options.ranks or options.max_restarts:
         from engine.watchdog.supervise import supervise
 
-        return supervise(options.arguments, options.ranks or 1, options.max_restarts)
+        return supervise(options.arguments, options.ranks or 1, options.max_restarts, bool(options.resume))
 
     import gc
     import os

@@ -23,24 +23,22 @@ RELAY_SECONDS = 2.0  # for what a launcher has printed last; who still holds its
 OWN_OPTIONS = ("ranks", "max_restarts")
 
 
-def supervise(arguments: Sequence[str], ranks: int, max_restarts: int) -> int:
+def supervise(arguments: Sequence[str], ranks: int, max_restarts: int, resumes: bool = False) -> int:
     """Runs `engine arguments...`, and again with --resume auto after each crash; the last exit status.
 
-    arguments: of the command line, `train` first. Signals are passed on to the ranks; after one, there are no more
-    restarts. Where this process is killed the ranks see it, and end. Snapshots from before the run do not count, unless
-    the arguments have --resume; which these are the ranks note themselves. Raises ConfigError under a launcher,
-    CommError where there is no mpiexec.
+    arguments: of the command line, `train` first. resumes: --resume is among them. Signals are passed on to the ranks;
+    after one, there are no more restarts. Where this process is killed the ranks see it, and end. Snapshots from before
+    the run do not count, unless it resumes; which these are the ranks note themselves. Raises ConfigError under a
+    launcher, CommError where there is no mpiexec.
     """
     if detect() is not None:
         raise ConfigError("--ranks and --max_restarts start the ranks themselves: not under mpiexec or srun")
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-        return _supervise(arguments, ranks, max_restarts, folder)
+        return _supervise(without(arguments, OWN_OPTIONS), ranks, max_restarts, resumes, folder)
 
 
-def _supervise(arguments: Sequence[str], ranks: int, max_restarts: int, folder: str) -> int:
+def _supervise(command: Sequence[str], ranks: int, max_restarts: int, resumes: bool, folder: str) -> int:
     """folder: for the ranks' note."""
-    command = without(arguments, OWN_OPTIONS)
-    resumes = any(word.lstrip("-").split("=")[0] == "resume" for word in command)
     environ = {**OVERSUBSCRIBE, **os.environ, "ENGINE_SUPERVISOR": identity(os.getpid())}
     if not resumes:
         environ["ENGINE_KNOWN_SNAPSHOTS"] = os.path.join(folder, "known")

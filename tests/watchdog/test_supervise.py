@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from engine.cli import main
 from engine.host.launch import own_command
 from engine.watchdog import supervise
 from engine.watchdog.process import command_of, descendants, has_ended, identity, state_of
@@ -115,6 +116,23 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     while ranks_of(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ranks_of(mark) == []
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume", "auto"]])
+def test_only_the_flag_says_that_a_run_resumes(resume, monkeypatch):
+    """Not a folder of that name."""
+    runs = []
+
+    def run(command, environ):
+        runs.append((command, "ENGINE_KNOWN_SNAPSHOTS" in environ))
+        return 3, False
+
+    monkeypatch.setattr(supervise, "_run", run)
+    monkeypatch.setattr(supervise, "PAUSE_SECONDS", 0)
+    command = ["train", "--solver", "x", "--tensorboard", "resume", *resume]
+    assert main([*command, "--max_restarts", "1"]) == 3
+    again = [*command, *([] if resume else ["--resume", "auto"])]
+    assert runs == [(own_command(*each), not resume) for each in (command, again)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
