@@ -10,6 +10,7 @@ import numpy as np
 
 from engine import proto
 from engine.data.source_shapes import SourceShapes
+from engine.errors import ConfigError
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, KernelTime, LayerTime, Reorder, Times
 from engine.graph.build import TRAIN
@@ -41,6 +42,8 @@ def benchmark(
     options = NetOptions(shapes_of=SourceShapes(phase, log), precision=precision, memory_budget=memory_budget)
     kernels = kernels or Kernels()
     net = kernels.build(lambda choices: Net(config, phase, options.replace(kernels=choices)), world)
+    if not len(net.program):
+        raise ConfigError(f"nothing to compute in phase {_name(phase)}, so there is nothing to time", config.path)
     feed_synthetic(net, seed=1 + world.rank)
     training = Training(net, world) if phase == TRAIN else None
     age = process_age()
@@ -112,7 +115,7 @@ def _times(
     batch = shapes[0][0] if shapes else 1
     return Times(
         net=net.name,
-        phase="TRAIN" if net.phase == TRAIN else "TEST",
+        phase=_name(net.phase),
         precision=precision,
         ranks=world.size,
         threads=_core.threads(),
@@ -132,6 +135,10 @@ def _times(
         layers=layers,
         step_variation=float(np.std(steps) / np.mean(steps)),
     )
+
+
+def _name(phase: int) -> str:
+    return "TRAIN" if phase == TRAIN else "TEST"
 
 
 def _kernel_times(net: Net, kernels: Kernels) -> list[KernelTime]:

@@ -145,11 +145,11 @@ def _fused(layers: list[LayerTime]) -> Iterator[str]:
 def _reorders(times: Times) -> Iterator[str]:
     """The costliest one by one, all in sum."""
     found = [(layer.name, each) for layer in times.layers for each in layer.reorders]
-    total = sum(each.ms for _, each in found)
-    share = 100 * total / (times.forward_ms + times.backward_ms)
     if not found:
         yield "Reorders: none"
         return
+    total = sum(each.ms for _, each in found)
+    share = 100 * total / (times.forward_ms + times.backward_ms)
     yield f"Reorders that the plan could not avoid: {len(found)}, {total:.3f} ms, {share:.1f}% of the above"
     found.sort(key=lambda pair: -pair[1].ms)
     rows = [

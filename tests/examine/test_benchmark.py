@@ -7,6 +7,7 @@ import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net, read_net
+from engine.errors import ConfigError
 from engine.examine.benchmark import benchmark
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import to_json, to_text
@@ -103,6 +104,14 @@ def test_a_chain_of_fused_layers_keeps_its_order_and_a_long_list_is_cut():
 def test_phase_test_runs_forward_only():
     times = benchmark(read_net("nets/digits.prototxt"), TEST, 1, World())
     assert times.backward_ms == 0 and times.phase == "TEST" and times.batch == 60
+
+
+@pytest.mark.parametrize("phase", [TRAIN, TEST])
+def test_a_net_of_which_nothing_runs_is_refused(phase):
+    text = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 } } }'
+    said = f"net.prototxt: nothing to compute in phase {'TRAIN' if phase == TRAIN else 'TEST'}"
+    with pytest.raises(ConfigError, match=said):
+        benchmark(parse_net(text, "net.prototxt"), phase, 1, World())
 
 
 def test_synthetic_labels_fit_the_losses():
