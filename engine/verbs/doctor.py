@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_running
+from engine.verbs.options import add_json, add_running
 
 ORDER = 80
 SUMMARY = "check that the ranks fit together; show who runs on which cores, and the measured link"
@@ -21,7 +21,7 @@ EXAMPLES = [
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--solver", metavar="FILE", help="a solver whose nets and comm_param are to be checked, too")
-    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_json(parser)
     add_running(parser)
 
 
@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
 
     found = doctor(world, asked_solver(options) if options.solver else None)
     if world.rank == 0:
-        show(to_text(found))
+        show(to_text(found), options.json)
         if options.json:
             write_json(found, options.json)
     return 0

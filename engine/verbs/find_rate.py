@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import above_zero, add_budget, add_running, add_skip, comma_separated, positive
+from engine.verbs.options import above_zero, add_budget, add_json, add_running, add_skip, comma_separated, positive
 
 ORDER = 25
 SUMMARY = "find a learning rate: train while it grows, until the loss diverges"
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", help="the curve, .png, .svg or .pdf; its table goes beside it, as .csv"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_json(parser)
     add_budget(parser)
     add_skip(parser)
     add_running(parser)
@@ -68,7 +68,7 @@ def run(options: Namespace) -> int:
     span = options.lowest, options.highest
     found = rates.find_rates(config, world, weights, *span, options.iterations, feeder)
     if world.rank == 0:
-        show(rates.describe(found))
+        show(rates.describe(found), options.json)
         if options.output:
             rates.write(found, options.output, config.path)
         if options.json:

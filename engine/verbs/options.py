@@ -181,6 +181,15 @@ def add_phase(parser: argparse.ArgumentParser, default: str = "TRAIN") -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Of verbs that show a result for people, too."""
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write everything as JSON ('-': to the standard output, and what is for people to stderr)",
+    )
+
+
 def add_in_out(parser: argparse.ArgumentParser, what: str) -> None:
     """Arguments of the verbs that write a file in the current format. what: is in the file that they read."""
     parser.add_argument("source", metavar="IN", help=what)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import above_zero, add_running, number, positive, positives
+from engine.verbs.options import above_zero, add_json, add_running, number, positive, positives
 
 ORDER = 50
 SUMMARY = "predict how fast a net would train on more ranks, or on another network"
@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--dataset_size", type=positive, metavar="N", help="images of an epoch")
     parser.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
-    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_json(parser)
     add_running(parser)
 
 
@@ -91,7 +91,7 @@ def run(options: Namespace) -> int:
     counts = dict.fromkeys([1, *options.ranks])  # efficiencies are of one rank
     found = [predict.predict(profile, network, count, param, varying) for count in counts]
     if world.rank == 0:
-        show(predict.to_text(profile, network, found, images))
+        show(predict.to_text(profile, network, found, images), options.json)
         if options.json:
             write_json(predict.to_dict(profile, network, found, images), options.json)
     return 0

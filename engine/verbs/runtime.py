@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -126,11 +127,13 @@ def phase_of(name: str) -> int:
     return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
 
 
-def show(text: str) -> None:
-    """Prints a result. Names in it are somebody's: what a terminal would obey is escaped."""
+def show(text: str, output: str | None = None) -> None:
+    """Prints a result. Names in it are somebody's: what a terminal would obey is escaped.
+
+    output: of add_json(). Where that is "-", stdout is for the JSON alone, and the result goes to stderr."""
     from engine.errors import printable
 
-    print(printable(text, lines=True), flush=True)
+    print(printable(text, lines=True), file=sys.stderr if output == "-" else sys.stdout, flush=True)
 
 
 def write_json(value: object, path: str) -> None:

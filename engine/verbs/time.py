@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_budget, add_kernels, add_running, positive
+from engine.verbs.options import add_budget, add_json, add_kernels, add_running, positive
 
 ORDER = 30
 SUMMARY = "measure the layers of a net, whole training steps, and what its data take"
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--phase", choices=["TRAIN", "TEST"], help="TEST: forward only (default: TRAIN)")
     parser.add_argument("--iterations", type=positive, default=10, metavar="N", help="timed iterations (default: 10)")
     add_budget(parser)
-    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': standard output)")
+    add_json(parser)
     add_kernels(parser)
     add_running(parser)
 
@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
     kernels = Kernels(options.kernels or "default", say=log)
     times = benchmark(config, phase, options.iterations, world, precision, options.memory_budget, kernels)
     if world.rank == 0:
-        show(to_text(times))
+        show(to_text(times), options.json)
         if options.json:
             write_json(to_json(times), options.json)
     return 0
@@ -71,7 +71,7 @@ def _time_data(options: Namespace) -> int:
     precision = usable_precision(asked_precision(config.message), world)
     kernels = Kernels(options.kernels or "default", say=log)
     found = data_times(config, world, precision, options.iterations, kernels)
-    show(to_text(found))
+    show(to_text(found), options.json)
     if options.json:
         write_json(to_json(found), options.json)
     return 0

@@ -244,6 +244,24 @@ def test_time(tmp_path):
     assert json.loads((tmp_path / "times.json").read_text())["images_per_second"] > 0
 
 
+MODEL = ["--model", "nets/digits.prototxt", "--iterations", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["time", *MODEL], "images_per_second: "),
+        (["time", "--data", "solvers/digits.prototxt", "--iterations", "1"], "Decoding threads"),
+        (["predict", *MODEL, "--ranks", "2", "--latency", "1", "--bandwidth", "1"], "efficiency"),
+        (["find_rate", "--solver", "solvers/digits.prototxt", "--iterations", "5"], "The loss"),
+        (["doctor"], "oneDNN"),
+    ],
+)
+def test_on_stdout_json_is_alone(arguments, told):
+    done = engine(*arguments, "--json", "-")
+    assert done.returncode == 0 and json.loads(done.stdout) and told in done.stderr
+
+
 def test_images_to_trained_net(tmp_path):
     """Pictures of two kinds become an LMDB and a mean; a net trains on them and is tested; the log is Caffe's."""
     for kind, value in (("dark", 20), ("light", 230)):
