@@ -38,6 +38,7 @@ GAIN = 0.995  # another setting has to be better than the default by this factor
 # Assumed where nothing was measured: seconds for a thread to update a float (20 bytes at 3 GB/s); threads of a rank.
 UPDATE, THREADS = 20 / 3e9, 32
 BACKWARD = 2.0  # times the forward's floating-point operations
+MOST = 1e12  # that a figure of a profile may be
 
 
 @dataclass(frozen=True)
@@ -79,22 +80,44 @@ class Profile:
 
 def measured(times: dict[str, Any], source: str) -> Profile:
     """From what `engine time --json` writes. Raises ConfigError if it is not a training profile of one rank."""
+    none = "not a profile of engine time --json"
     if not isinstance(times, dict) or times.get("layers") == []:
-        raise ConfigError("not a profile of engine time --json", source)
+        raise ConfigError(none, source)
     try:
         if times["phase"] != "TRAIN" or times["ranks"] != 1:
             raise ConfigError("expected the profile of one rank in phase TRAIN", source)
         layers = times["layers"]
-        floats = [layer["gradients"] for layer in layers]
-        forward, backward = ([layer[name] / 1e3 for layer in layers] for name in ("forward_ms", "backward_ms"))
-        beyond = times["step_ms"] / 1e3 - sum(forward) - sum(backward)
-        update = max(0.0, beyond) * times["threads"] / max(1, FLOAT_BYTES * sum(floats))
-        variation = times.get("step_variation", 0.0)
-        return Profile(
-            times["net"], times["batch"], times["threads"], forward, backward, floats, update, variation=variation
-        )
+        floats = [_whole(layer, "gradients", 0) for layer in layers]
+        forward, backward = ([_figure(layer, name) / 1e3 for layer in layers] for name in ("forward_ms", "backward_ms"))
+        if not sum(forward) + sum(backward):
+            raise ConfigError("its layers took no time, from which none can be predicted", source)
+        batch, threads = (_whole(times, name, 1) for name in ("batch", "threads"))
+        beyond = _figure(times, "step_ms") / 1e3 - sum(forward) - sum(backward)
+        update = max(0.0, beyond) * threads / max(1, FLOAT_BYTES * sum(floats))
+        variation = _figure({"step_variation": 0.0} | times, "step_variation")
+        return Profile(str(times["net"]), batch, threads, forward, backward, floats, update, variation=variation)
     except KeyError as error:
         raise ConfigError(f"no {error} in it; engine time --json writes such files", source) from None
+    except TypeError:  # a list or an entry is something else
+        raise ConfigError(none, source) from None
+    except ValueError as error:
+        raise ConfigError(f"{none}: {error}", source) from None
+
+
+def _figure(entries: dict[str, Any], name: str) -> float:
+    """Raises ValueError."""
+    value = entries[name]
+    if not isinstance(value, int | float) or not 0 <= value <= MOST:
+        raise ValueError(f"{name}: expected a number from 0 to {MOST:g}, got {value!r}")
+    return value
+
+
+def _whole(entries: dict[str, Any], name: str, least: int) -> int:
+    """Raises ValueError."""
+    value = entries[name]
+    if not isinstance(value, int) or not least <= value <= MOST:
+        raise ValueError(f"{name}: expected a whole number from {least} to {MOST:g}, got {value!r}")
+    return value
 
 
 def read_profile(path: str) -> Profile:
@@ -102,7 +125,7 @@ def read_profile(path: str) -> Profile:
     try:
         with open(path) as file:
             return measured(json.load(file), path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read as a profile: {error}", path) from None
 
 
@@ -114,6 +137,8 @@ def from_flops(config: NetConfig, batch: int = 0) -> Profile:
     graph = build(config, TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
     costs = layer_costs(graph)
     forward = [cost.flops / 1e12 for cost in costs]
+    if not sum(forward):
+        raise ConfigError("nothing to compute in phase TRAIN: no layer has floating-point operations", config.path)
     learned = [
         sum(parameter.count for parameter in layer.params if parameter.owner is None and parameter.learnable)
         for layer in graph.layers

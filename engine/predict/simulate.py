@@ -83,12 +83,13 @@ class Work:
 
 
 def step_seconds(work: Work, buckets: Sequence[Bucket], settings: CommSettings, network: Network) -> float:
-    """Of a step when training is under way. On one rank, the threads update after backward."""
+    """Of a step when training is under way. On one rank, the threads update after backward; without buckets, nothing
+    waits."""
     total = sum(bucket.nbytes for bucket in buckets)
     crowded = 1.0
     if network.cores and not work.together:
         crowded = max(1.0, work.threads * network.ranks_per_node / network.cores)
-    if network.ranks == 1:
+    if network.ranks == 1 or not buckets:
         return work.compute * crowded + total * work.update / work.threads
     if settings.servers == 0:  # all buckets at the end of backward, which waits for them
         last = replace(work.backward[-1], readies=[bucket.index for bucket in buckets])

@@ -45,12 +45,14 @@ def side(text: str) -> int:
     return whole(text, "pixels from 0 to 65536", 0, 1 << 16)
 
 
-def number(text: str, wanted: str = "a number, 0 or more", least: float = 0.0) -> float:
+def number(
+    text: str, wanted: str = "a number, 0 or more", least: float = 0.0, most: float = sys.float_info.max
+) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not least <= value < float("inf"):
+    if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
     return value
 

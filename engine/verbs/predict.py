@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import above_zero, add_json, add_running, number, positive, positives
+from engine.verbs.options import add_json, add_running, number, positive, positives
 
 ORDER = 50
+MOST = 1e12  # that a figure may be; its inverse is the least of those above 0: tables are to be readable
 SUMMARY = "predict how fast a net would train on more ranks, or on another network"
 EXAMPLES = [
     "engine predict --model nets/resnet50.prototxt --ranks 2,4,8,16 --latency 1.5 --bandwidth 100",
@@ -30,15 +31,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=positive, metavar="N", help="batch per rank (default: the profile's, or the net's)"
     )
+    parser.add_argument("--images_per_second", type=figure, metavar="X", help="speed of one rank on another machine")
     parser.add_argument(
-        "--images_per_second", type=above_zero, metavar="X", help="speed of one rank on another machine"
+        "--latency", type=from_zero, metavar="US", help="latency of a message between nodes, microseconds"
     )
-    parser.add_argument("--latency", type=number, metavar="US", help="latency of a message between nodes, microseconds")
-    parser.add_argument("--bandwidth", type=above_zero, metavar="GBIT", help="bandwidth of a node, each way, Gbit/s")
+    parser.add_argument("--bandwidth", type=figure, metavar="GBIT", help="bandwidth of a node, each way, Gbit/s")
     parser.add_argument("--ranks_per_node", type=positive, default=1, metavar="N", help="default: 1")
-    parser.add_argument(
-        "--cores", type=number, default=0, metavar="N", help="cores of a node (default: those that compute)"
-    )
+    parser.add_argument("--cores", type=figure, metavar="N", help="cores of a node (default: those that compute)")
     parser.add_argument(
         "--iterations", type=positive, default=5, metavar="N", help="timed iterations of the profile (default: 5)"
     )
@@ -51,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "slowest; or 'measured': that of the profile (default: 0)",
     )
     parser.add_argument(
-        "--epochs", type=above_zero, metavar="N", help="also print the minutes of so many epochs (--dataset_size)"
+        "--epochs", type=figure, metavar="N", help="also print the minutes of so many epochs (--dataset_size)"
     )
     parser.add_argument("--dataset_size", type=positive, metavar="N", help="images of an epoch")
     parser.add_argument("--comm", default="", metavar="FIELDS", help="fields of comm_param: 'servers: 4 bucket_mb: 8'")
@@ -59,9 +58,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_running(parser)
 
 
+def figure(text: str, least: float = 1 / MOST) -> float:
+    return number(text, f"a number from {least:g} to {MOST:g}", least, MOST)
+
+
+def from_zero(text: str) -> float:
+    return figure(text, 0.0)
+
+
 def variation(text: str) -> float | None:
     """Percent; None for "measured"."""
-    return None if text == "measured" else number(text, "a percentage, or 'measured'")
+    return None if text == "measured" else number(text, f"a percentage from 0 to {MOST:g}, or 'measured'", 0.0, MOST)
 
 
 def run(options: Namespace) -> int:

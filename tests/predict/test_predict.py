@@ -2,18 +2,20 @@
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.cli import main
 from engine.comm.link import Link
-from engine.config import read_net
+from engine.config import parse_net, read_net
 from engine.errors import ConfigError
 from engine.predict.predict import (
     Profile,
@@ -159,11 +161,60 @@ def test_bf16_is_measured_only_where_it_saves_time(monkeypatch):
     assert asked == ["fp32"]
 
 
-@pytest.mark.parametrize("text", ["[]", '{"layers": []}'])
+PROFILE: dict[str, Any] = {
+    **{"net": "x", "phase": "TRAIN", "ranks": 1, "batch": 8, "threads": 2, "step_ms": 3.5},
+    "layers": [{"forward_ms": 1.0, "backward_ms": 2.0, "gradients": 5}],
+}
+
+
+@pytest.mark.parametrize("text", ["[]", '{"layers": []}', json.dumps(PROFILE | {"layers": [3]})])
 def test_what_is_no_profile(tmp_path, text):
     (tmp_path / "times.json").write_text(text)
     with pytest.raises(ConfigError, match=r"times.json: not a profile of engine time --json"):
         read_profile(str(tmp_path / "times.json"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        *(("gradients", None), ("gradients", 1.5), ("forward_ms", "1"), ("backward_ms", math.nan), ("step_ms", 1e300)),
+        *(("batch", 0), ("threads", None), ("step_variation", -1)),
+    ],
+)
+def test_entries_that_no_profile_has(tmp_path, entry, value):
+    profile = PROFILE | {entry: value}
+    if entry in PROFILE["layers"][0]:
+        profile = PROFILE | {"layers": [PROFILE["layers"][0] | {entry: value}]}
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(PROFILE))
+    assert read_profile(str(path)).compute == pytest.approx(0.003)
+    path.write_text(json.dumps(profile))
+    said = rf"times.json: not a profile of engine time --json: {entry}: expected a (whole )?number from .*, got "
+    with pytest.raises(ConfigError, match=said + re.escape(repr(value))):
+        read_profile(str(path))
+
+
+def test_nets_without_gradients_and_without_work():
+    """The first have nothing to exchange; the speed of the others says nothing about them."""
+    fixed = replace(NET, gradients=[0, 0])
+    found = predict(fixed, Network(1, Link(1.0, 1.0)), 64)
+    assert found.step_ms == found.best_step_ms == pytest.approx(800) and found.efficiency == pytest.approx(1)
+    shape = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 } } }'
+    with pytest.raises(ConfigError, match=r"net.prototxt: nothing to compute in phase TRAIN"):
+        from_flops(parse_net(shape, "net.prototxt"))
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        *(("--latency", ["-1", "1e308"]), ("--bandwidth", ["0", "1e-300"]), ("--variation", ["1e300", "most"])),
+        *(("--images_per_second", ["1e-300"]), ("--cores", ["1e-300"]), ("--epochs", ["inf"])),
+    ],
+)
+def test_figures_of_no_machine(option, values, capsys):
+    for value in values:
+        assert main(["predict", "--model", "x", "--ranks", "2", option, value]) == 2
+        assert re.search(rf"argument {option}: expected a .* to 1e\+12.*, got '{value}'", capsys.readouterr().err)
 
 
 def test_a_profile_of_engine_time(tmp_path):
