@@ -50,12 +50,14 @@ def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) 
         state = config.message.state
         graph = build(config, phase, level=state.level, stages=state.stage, shapes_of=feeder.shapes_of, to_look_at=True)
         layer = _picture_layer(graph, feeder, config)
-        names = list(feeder.readers[layer.name].classes) or _names(layer.message, config)
-        feeder.start()
+        source = feeder.data_sources[layer.name]
+        names = list(source.reader.classes) or _names(layer.message, config)
         shown: list[Shown] = []
         notes = [_describe(layer)]
-        while len(shown) < count and (batch := feeder.take()) is not None and batch.size:
-            shown += _samples(layer, batch.arrays[layer.name], batch.keys, names)
+        with source.batches(feeder.batch_sizes[layer.name]) as batches:  # of this layer alone, with its own keys
+            while len(shown) < count:
+                batch = next(batches)
+                shown += _samples(layer, batch.arrays[layer.name], batch.keys, names)
     return _sheet(shown[:count]), notes
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -71,6 +72,23 @@ def test_masks_stand_beside_their_pictures(tmp_path, monkeypatch):
     (each,) = shown(net, monkeypatch, 1)
     assert each.image.size == (130 + 2 + 130, 120) and each.lines[0] == "classes 0, 5"
     assert each.image.getpixel((132 + 10, 5)) == (0, 0, 0) and each.image.getpixel((132 + 90, 5)) == module._colour(5)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_pictures_that_another_layer_reads_after_the_first(tmp_path, monkeypatch, size):
+    """The keys are those of the pictures, and as many."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["f"] = np.zeros((9, 3), np.float32)
+    (tmp_path / "h5").write_text(f"{tmp_path}/a.h5\n")
+    for name in ("a.png", "b.png"):
+        Image.fromarray(random_pixels(1, 120, 130)).save(tmp_path / name)
+    (tmp_path / "list").write_text("a.png 1\nb.png 0\n")
+    net = f"""layer {{ name: "f" type: "HDF5Data" top: "f"
+      hdf5_data_param {{ source: "{tmp_path}/h5" batch_size: {size} }} }}
+    layer {{ name: "d" type: "ImageData" top: "x" top: "y"
+      image_data_param {{ source: "{tmp_path}/list" root_folder: "{tmp_path}/" batch_size: 2 }} }}"""
+    found = shown(net, monkeypatch, 3)
+    assert [each.lines for each in found] == [["1", "a.png"], ["0", "b.png"], ["1", "a.png"]]
 
 
 def test_distributions_and_several_labels():
