@@ -66,7 +66,15 @@ class TrainingBar(Observer):
         self._bar: Progress | None = None
 
     def begin(self, run: Run) -> None:
-        self._bar = Progress("Training", run.last, begin=run.first)
+        self._last = run.last
+        self._draw(run.first)
+
+    def _draw(self, begin: int) -> None:
+        self._bar = Progress("Training", self._last, begin=begin)
+
+    def gone_back(self, iteration: int) -> None:
+        self.close()
+        self._draw(iteration)  # where rank 0 has died, on the terminal of the one that speaks now
 
     def step(self, record: StepRecord) -> None:
         if self._bar:

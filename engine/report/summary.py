@@ -20,11 +20,11 @@ class Summary(Observer):
         self._end = self._begin  # so far, without the drawing of a curve
         self._samples = self._per_iteration = 0
         self._in_step = run.in_step
-        self._best: tuple[float, int, str] | None = None  # value, iteration, name
+        self._bests: list[tuple[float, int, str]] = []  # value, iteration, name; each better than the one before
         self._sign = 1
         self._asked = run.best
         if run.best and run.best.value is not None and run.best.iteration is not None:
-            self._best, self._sign = (run.best.value, run.best.iteration, run.best.output), run.best.sign
+            self._bests, self._sign = [(run.best.value, run.best.iteration, run.best.output)], run.best.sign
         self._saved: dict[str, int] = {}  # weights -> iteration
 
     def step(self, record: StepRecord) -> None:
@@ -49,8 +49,11 @@ class Summary(Observer):
             name = figures[0] if figures else next(iter(record.outputs))
             self._sign = 1 if figures else -1
         value = float(np.ravel(record.outputs[name])[0])
-        if self._best is None or self._sign * value > self._sign * self._best[0]:
-            self._best = value, record.iteration, name
+        if not self._bests or self._sign * value > self._sign * self._bests[-1][0]:
+            self._bests.append((value, record.iteration, name))
+
+    def gone_back(self, iteration: int) -> None:
+        self._bests = [best for best in self._bests if best[1] < iteration]  # the others are tested again
 
     def saved(self, iteration: int, path: str) -> None:
         self._saved[path] = iteration
@@ -64,8 +67,8 @@ class Summary(Observer):
         if count:
             rates = f"{count / seconds:.4g} iterations/s, {self._samples / seconds:.4g} samples/s"
             log(f"Trained iterations {self._first} to {self._last} in {duration(seconds)}, with tests and all: {rates}")
-        if self._best:
-            value, iteration, name = self._best
+        if self._bests:
+            value, iteration, name = self._bests[-1]
             path = next((path for path, at in reversed(self._saved.items()) if at == iteration), None)
             where = f"saved in {path}" if path else f'not saved: snapshot_best: "{name}" in the solver keeps it'
             log(f"Best test: {name} = {value:.6g} at iteration {iteration} ({where})")

@@ -9,10 +9,14 @@ import struct
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from engine.comm.world import World
+from engine.report import observer
+from engine.report.display import TrainingBar
 from engine.report.log import set_up
 from engine.report.observer import Run, StepRecord
 from engine.report.summary import Summary
@@ -124,6 +128,31 @@ def test_no_bar_goes_into_a_file(tmp_path):
         subprocess.run([mpiexec(), "-n", "2", *training(tmp_path)], cwd=REPO, stderr=log, env={**os.environ, **ENVIRON})
     text = (tmp_path / "log").read_text()
     assert "Optimization Done." in text and "Training:" not in text
+
+
+def test_a_run_that_goes_back_forgets_the_tests_that_it_repeats(capfd):
+    """As where a rank has died: they are made again, of other weights."""
+    set_up()
+    summary = Summary()
+    summary.begin(Run(World(), None, [], 0, 10))
+    for iteration, accuracy in ((0, 0.1), (4, 0.5), (6, 0.9)):
+        summary.test(observer.TestRecord(iteration, 0, {"accuracy": np.array([accuracy])}, {}))
+    summary.gone_back(6)
+    summary.test(observer.TestRecord(6, 0, {"accuracy": np.array([0.8])}, {}))
+    summary.end(None)
+    assert "Best test: accuracy = 0.8 at iteration 6" in capfd.readouterr().err
+
+
+def test_the_bar_goes_back_with_the_run(monkeypatch):
+    """Also on a rank that has none, because rank 0 drew it before it died."""
+    begun = []
+    monkeypatch.setattr(
+        "engine.report.display.Progress", lambda *_, begin: begun.append(begin) or SimpleNamespace(close=list)
+    )
+    bar = TrainingBar()
+    bar.begin(Run(World(), None, [], 5, 10))
+    bar.gone_back(7)
+    assert begun == [5, 7]
 
 
 def test_where_ranks_take_different_steps_the_run_counts(capfd):
