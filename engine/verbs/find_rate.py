@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import above_zero, add_budget, add_json, add_running, add_skip, comma_separated, positive
+from engine.verbs.options import add_budget, add_json, add_running, add_skip, comma_separated, number, positive
 
 ORDER = 25
 SUMMARY = "find a learning rate: train while it grows, until the loss diverges"
@@ -24,10 +24,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--weights", type=comma_separated, default=[], metavar="A,B", help=".caffemodel files to start from"
     )
     parser.add_argument(
-        "--from", dest="lowest", type=above_zero, default=1e-5, metavar="RATE", help="the first rate (default: 1e-5)"
+        "--from", dest="lowest", type=rate, default=1e-5, metavar="RATE", help="the first rate (default: 1e-5)"
     )
     parser.add_argument(
-        "--to", dest="highest", type=above_zero, default=10.0, metavar="RATE", help="the last rate (default: 10)"
+        "--to", dest="highest", type=rate, default=10.0, metavar="RATE", help="the last rate (default: 10)"
     )
     parser.add_argument("--iterations", type=positive, default=100, metavar="N", help="how many rates (default: 100)")
     parser.add_argument(
@@ -37,6 +37,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_budget(parser)
     add_skip(parser)
     add_running(parser)
+
+
+def rate(text: str) -> float:
+    """A rate that is neither 0 nor infinite as the solver's float32."""
+    return number(text, "a rate from 1e-30 to 1e30", 1e-30, 1e30)
 
 
 def run(options: Namespace) -> int:

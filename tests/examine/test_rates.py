@@ -100,6 +100,12 @@ def test_bad_input_is_one_line(solver, arguments, told, capfd):
     assert lines == [f"engine: {told}"]
 
 
+@pytest.mark.parametrize("rate", ["1e-50", "0", "1e39", "x"])
+def test_rates_that_float32_does_not_hold(solver, rate, capfd):
+    assert main([*solver, "--from", rate]) == 2
+    assert f"argument --from: expected a rate from 1e-30 to 1e30, got '{rate}'" in capfd.readouterr().err
+
+
 def test_without_matplotlib_there_is_the_table(tmp_path, solver, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
