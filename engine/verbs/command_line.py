@@ -17,7 +17,8 @@ from engine.errors import printable, shortened
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help
     and --version."""
-    words = [_two_dashes(argument) for argument in arguments]
+    flags = list(arguments).index("--") if "--" in arguments else len(arguments)  # the rest are names
+    words = [*map(_two_dashes, arguments[:flags]), *arguments[flags:]]
     names = verb_names()
     if words and words[0] in names:
         parser = parser_of(words[0])

@@ -133,6 +133,7 @@ def test_every_verb_has_a_description_and_examples(verb, capsys):
 
 @pytest.mark.parametrize("form", [["--solver", "x"], ["--solver=x"], ["-solver", "x"], ["-solver=x"]])
 def test_flags_in_caffes_forms(form):
+    assert parse(["check", "--", "-folder"]).files == ["-folder"]  # a name
     options = parse(["train", *form, "-weights", "a,b", "--set", "max_iter=1", "--set", "base_lr=-2", "-stage=x,y"])
     assert options.solver == "x" and options.weights == ["a", "b"] and options.stage == ["x", "y"]
     assert options.set == ["max_iter=1", "base_lr=-2"]
