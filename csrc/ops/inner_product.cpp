@@ -42,6 +42,7 @@ public:
         if (data) data_weights_ = data->weights_desc();
         add_forward<dnnl::inner_product_forward>(forward);
         close_activation();
+        narrow_gradient();
         if (weights_learn()) {
             const weights_pd pd = make_backward_weights(mixed() ? make_forward("weight_gradient") : forward);
             if (has_many_rows())
@@ -57,10 +58,10 @@ private:
     using weights_pd = dnnl::inner_product_backward_weights::primitive_desc;
     using data_pd = dnnl::inner_product_backward_data::primitive_desc;
 
-    // Whether the passes compute in different precisions.
+    // Whether the passes compute, or write, in different precisions.
     bool mixed() const {
         const auto type = arithmetic("forward");
-        return (input_gradient(0) && arithmetic("data_gradient") != type) ||
+        return wide_ || (input_gradient(0) && arithmetic("data_gradient") != type) ||
                (weights_learn() && arithmetic("weight_gradient") != type);
     }
 
@@ -115,7 +116,8 @@ private:
     forward_pd make_forward(const char* pass) {
         const auto type = arithmetic(pass);
         src_ = any_layout(input(0)->layout.get_dims(), type);
-        dst_ = plain_layout(spec_.output_shapes[0], type);
+        const bool widens = wide_ && pass == std::string("forward");
+        dst_ = plain_layout(spec_.output_shapes[0], widens ? memory::data_type::f32 : type);
         weights_ = any_layout(weights_dims(), type);
         diff_weights_ = any_layout(weights_dims(), memory::data_type::f32);
         return make_forward();

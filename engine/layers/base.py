@@ -121,6 +121,7 @@ class Layer:
     # Of those that do: which bottoms stay float32 all the same, and whether all tops do.
     wide_bottoms: ClassVar[frozenset[int]] = frozenset()
     wide_tops: ClassVar[bool] = False
+    widens = False  # whether they are float32 in this net, for readers that take nothing else: see can_widen
     # Whether the type reads positive_weight and negative_weight of loss_param.
     takes_label_weights = False
     # Bottoms into which no gradient flows (labels).
@@ -168,6 +169,11 @@ class Layer:
     @property
     def keeps_kernels(self) -> bool:
         """Whether no kernel may be chosen for it but those of the rules of thumb."""
+        return False
+
+    @property
+    def can_widen(self) -> bool:
+        """Whether its ops can give float32 tops of bf16 bottoms."""
         return False
 
     @property

@@ -42,6 +42,10 @@ class InnerProduct(Weighted):
         return self.param.normalize
 
     @property
+    def can_widen(self) -> bool:
+        return not (self.part or self.activation or self.param.relu or self.adds)
+
+    @property
     def takes_rows(self) -> bool:
         return not self._is_direct
 
@@ -88,7 +92,7 @@ class InnerProduct(Weighted):
             builder.view(self, y, top.shape, top)
 
     def attributes(self) -> Attributes:
-        return {**super().attributes(), "transpose": self.param.transpose}
+        return {**super().attributes(), "transpose": self.param.transpose, "wide": self.widens}
 
     def flops(self) -> int:
         outputs = math.prod(self.tops[0].shape)

@@ -27,7 +27,7 @@ def test_casts_stand_only_where_the_precision_changes():
     graph = prepare(build(parse_net(CHAIN, "chain.prototxt"), proto.TRAIN), precision="bf16")
     found = [layer.type if layer.type != "Cast" else f"to bf16: {layer.to_bf16}" for layer in graph.layers]
     down, up = "to bf16: True", "to bf16: False"
-    chain = ["Pooling", down, "Convolution", "Sigmoid", up, "Dropout", down, "InnerProduct", up, "SoftmaxWithLoss"]
+    chain = ["Pooling", down, "Convolution", "Sigmoid", up, "Dropout", down, "InnerProduct", "SoftmaxWithLoss"]
     assert [each for each in found if each != "Input"] == chain
     assert "Cast" not in [layer.type for layer in prepare(build(parse_net(CHAIN, "x"), proto.TRAIN)).layers]
 
@@ -49,7 +49,7 @@ def test_sequences_are_cast_row_by_row():
     product = ["Cast", "View", "InnerProduct"]
     assert found == [*product, "LSTM", *product, "GRU", *product, "View"]
     dtypes = {layer.name: net.builder.tensors[layer.tops[0]].dtype for layer in net.graph.layers}
-    assert (dtypes["cont"], dtypes["lstm"], dtypes["gru"], dtypes["ip"]) == ("f32", "f32", "f32", "bf16")
+    assert (dtypes["cont"], dtypes["lstm"], dtypes["gru"], dtypes["ip"]) == ("f32", "f32", "f32", "f32")
 
 
 def gradients(name: str, precision: str) -> dict[str, np.ndarray]:
@@ -163,3 +163,32 @@ def test_files_hold_float32_and_serve_both(tmp_path):
         for layer, blobs in nets[target].weights_by_layer().items():
             for ours, theirs in zip(blobs, weights[layer], strict=True):
                 assert ours.tobytes() == theirs.tobytes()
+
+
+@needs_bf16
+def test_scores_that_only_float32_layers_read_are_float32():
+    """Rounded to bf16, a fiftieth of these scores tie with the label's, which Accuracy counts against it."""
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 400 dim: 64 } } }
+    layer { name: "l" type: "Input" top: "l" input_param { shape { dim: 400 } } }
+    layer { name: "score" type: "InnerProduct" bottom: "x" top: "score" inner_product_param { num_output: 200
+      weight_filler { type: "gaussian" std: 1 } bias_filler { type: "gaussian" std: 1 } } }
+    layer { name: "loss" type: "SoftmaxWithLoss" bottom: "score" bottom: "l" top: "loss" }
+    layer { name: "accuracy" type: "Accuracy" bottom: "score" bottom: "l" top: "accuracy" }
+    layer { name: "best" type: "ArgMax" bottom: "score" top: "best" }"""
+    nets = [Net(parse_net(text), proto.TRAIN, NetOptions(precision=precision)) for precision in ("fp32", "bf16")]
+    x = np.random.default_rng(3).standard_normal((400, 64)).astype(np.float32)
+    gradients = []
+    for net in nets:
+        net.blobs["x"].set(x)
+        net.blobs["l"].set(np.zeros(400, np.float32))
+        labels = net.forward()["best"].ravel()  # of this precision
+        net.blobs["l"].set(labels)
+        assert net.forward()["accuracy"] == 1
+        net.blobs["l"].set(np.arange(400, dtype=np.float32) % 200)
+        net.forward()
+        net.backward()
+        gradients.append([each.diff.get() for each in net.params["score"]])
+    assert [layer.type for layer in nets[1].graph.layers].count("Cast") == 1  # of x
+    for fp32, bf16 in zip(*gradients, strict=True):
+        np.testing.assert_allclose(bf16, fp32, atol=0.02 * np.abs(fp32).max())

@@ -1,6 +1,7 @@
 // What Convolution and InnerProduct have in common: a source, weights, an optional bias, and three primitives; and what
 // the graph may have fused in: the addition of a second input and an activation, and, where the attribute `constant`
-// says that parameters change rarely, a normalisation by running statistics. params: weights, bias, then with the
+// says that parameters change rarely, a normalisation by running statistics. InnerProduct alone knows the attribute
+// `wide`: a top in float32 of a bottom in bf16. params: weights, bias, then with the
 // attribute `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
 // The attributes forward, data_gradient and weight_gradient name the kernels of these passes: "direct" (oneDNN's),
 // "fp32" (the same in float32, for blobs in bf16), "winograd" or "amx", where an op has them; without a name, or where
@@ -46,6 +47,7 @@ protected:
           adds_(spec_.attributes.flag("adds")),
           constant_(spec_.attributes.flag("constant")),
           norm_(spec_.attributes.flag("norm")),
+          wide_(spec_.attributes.flag("wide")),
           written_(spec_.params) {
         if (spec_.attributes.has("activation")) activation_.emplace(spec_.attributes);
     }
@@ -100,7 +102,7 @@ protected:
         const memory src = reading(input(0), pd.src_desc(), forward_calls_);
         const memory weights = constant_ ? constant_weights(pd.weights_desc()) : read_weights(pd.weights_desc());
         const Layout wanted = pd.dst_desc();
-        const auto type = input(0)->layout.get_data_type();
+        const auto type = wide_ ? memory::data_type::f32 : input(0)->layout.get_data_type();
         const bool as_it_is = wanted.get_data_type() == type;  // or the kernel computes in float32
         output(0, as_it_is ? wanted : layout_like(wanted, wanted.get_dims(), type));
         const memory result = as_it_is ? outputs_[0]->memory : scratch(wanted);
@@ -199,6 +201,14 @@ protected:
                                     {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
     }
 
+    // For kernels that read it in bf16: the gradient of a top in float32.
+    void narrow_gradient() {
+        if (!wide_ || !needs_backward()) return;
+        passed_ = workspace("gradient", plain_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()));
+        touch(Pass::backward, {outputs_[0]->diff, passed_});
+        backward_calls_.push_back(reorder(outputs_[0]->diff->memory, passed_->memory));
+    }
+
     bool leaves_activation() const { return activation_ && needs_backward() && output_gradient(0); }
 
     void make_passed() {
@@ -245,7 +255,7 @@ protected:
         touch(Pass::backward, {gradient(), input(0)->diff});
     }
 
-    bool bias_, adds_, constant_, norm_;
+    bool bias_, adds_, constant_, norm_, wide_;
     std::vector<TensorPtr> written_;  // parameters as others know them, whatever spec_ holds in their place
     std::optional<Activation> activation_;
     TensorPtr passed_, copy_;

@@ -1,7 +1,7 @@
 """Mixed precision: activations and their gradients in bf16 where that saves time, everything else in float32.
 
 Convolutions, inner products and recurrent layers always run in bf16: it halves what they read and doubles or, with
-matrix units, more than doubles what they compute. Recurrent layers take x in bf16, multiply in bf16, and keep their
+matrix units, more than doubles what they compute. An inner product writes float32 where its readers want that. Recurrent layers take x in bf16, multiply in bf16, and keep their
 states and tops in float32. Layers that can take bf16 (`Layer.bf16`) do so when a bottom comes in bf16, so that
 nothing is converted only to be converted back; losses, labels and all other layers see float32. Parameters, their
 gradients and BatchNorm's statistics are float32 everywhere: ops convert what their kernels read. The exponent of bf16
@@ -23,6 +23,16 @@ def lower_precision(graph: Graph) -> None:
     inserted: every blob has one reader."""
     narrow: set[Blob] = set()
     layers: list[Layer] = []
+    readers = {blob: (layer, i) for layer in graph.layers for i, blob in enumerate(layer.bottoms)}
+
+    def is_read_wide(blob: Blob) -> bool:
+        """Where nobody would take it in bf16: an output, or what a loss or Accuracy reads, which should not see ties
+        that only rounding makes."""
+        reader, i = readers.get(blob, (None, 0))
+        if reader and reader.type == "Split":
+            return all(is_read_wide(top) for top in reader.tops)
+        return reader is None or not reader.bf16 or i in reader.wide_bottoms
+
     for layer in graph.layers:
         runs_narrow = layer.bf16 and (layer.type in ALWAYS or any(blob in narrow for blob in layer.bottoms))
         for i, blob in enumerate(layer.bottoms):
@@ -31,7 +41,8 @@ def lower_precision(graph: Graph) -> None:
                 continue
             layers.append(_cast(blob, layer, wanted_narrow))
             layer.bottoms[i] = layers[-1].tops[0]
-        if runs_narrow and not layer.wide_tops:
+        layer.widens = runs_narrow and layer.can_widen and all(is_read_wide(top) for top in layer.tops)
+        if runs_narrow and not (layer.wide_tops or layer.widens):
             narrow.update(layer.tops)
         layers.append(layer)
     graph.layers = layers
