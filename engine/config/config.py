@@ -20,7 +20,7 @@ from engine.config import overrides as override_paths
 from engine.config.dialects import Review
 from engine.config.overrides import Override, parse_override
 from engine.config.prototext import Node, fill, scan
-from engine.config.stand_ins import stand_in
+from engine.config.stand_ins import leave_out_writers, stand_in
 from engine.config.suggestions import suggestion
 from engine.config.upgrade import upgrade_net, upgrade_solver
 from engine.errors import FILE, ConfigError, ConfigErrors
@@ -107,6 +107,14 @@ def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfi
     return parse_net(read_text(path), str(path), overrides)
 
 
+def read_net_as_written(path: str | os.PathLike) -> NetConfig:
+    """Reads a net and upgrades it, but keeps the layers for which others stand in here, or none. Raises as
+    read_net()."""
+    config = _parse(read_text(path), str(path), proto.NetParameter())
+    _to_current_format(config)
+    return config
+
+
 def read_solver(path: str | os.PathLike, overrides: Iterable[str] = ()) -> SolverConfig:
     """Reads a solver; overrides of fields that only a net has wait for nets_of_solver(). Raises as read_net()."""
     return parse_solver(read_text(path), str(path), overrides)
@@ -130,8 +138,7 @@ def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> 
 def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = ()) -> SolverConfig:
     """A solver from text; name stands for the file in messages, and its folder is where nets are looked for."""
     config = _parse(text, name, proto.SolverParameter())
-    old_type = next((node for node in config._nodes if node.name == "solver_type"), None)
-    config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, old_type))
+    config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, config._nodes))
     solver_fields, net_fields = (_KINDS[kind].DESCRIPTOR.fields_by_name for kind in ("solver", "net"))
     for override in map(parse_override, overrides):
         if override.head in solver_fields:
@@ -158,11 +165,11 @@ def read_text(path: str | os.PathLike) -> str:
         return data.decode("latin-1")
 
 
-def _kind(nodes: list[Node]) -> str:
-    """The kind that knows more of the fields at the top of a file."""
+def _kind(nodes: list[Node], usual: str = "net") -> str:
+    """The kind that knows more of the fields at the top of a file; `usual`, where none does."""
     names = {node.name for node in nodes}
     counts = {kind: len(names & set(message.DESCRIPTOR.fields_by_name)) for kind, message in _KINDS.items()}
-    return max(counts, key=lambda kind: counts[kind])
+    return max(counts, key=lambda kind: (counts[kind], kind == usual))
 
 
 def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
@@ -175,29 +182,40 @@ def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     errors += review.errors
     config.notes += [*twice.values(), *review.notes.values()]
     if errors:
-        if _kind(nodes) != config.kind:
-            raise ConfigError(f"this is a {_kind(nodes)}; expected a {config.kind}", name)
+        if (kind := _kind(nodes, config.kind)) != config.kind:
+            raise ConfigError(f"this is a {kind}; expected a {config.kind}", name)
         raise ConfigErrors(errors)
     return config
 
 
-def _upgrade(config: NetConfig) -> None:
-    """Brings a net to the current format, or a net already upgraded back to it after overrides."""
+def _to_current_format(config: NetConfig) -> None:
+    """Upgrades a net, or, after overrides, one that was upgraded before."""
     by_name: dict[str, list[Node | None]] = {}
     for node in config._nodes:
         by_name.setdefault(node.name, []).append(node)
     if config._layers:
         by_name = {"layer": config._layers}
     config._layers, notes = upgrade_net(config.message, by_name)
+    config.notes.extend(f"{config.path}: {note}" for note in notes)
+
+
+def _upgrade(config: NetConfig) -> None:
+    """Brings a net to the current format, and to layers that are here; or, after overrides, back to them."""
+    _to_current_format(config)
+    kept, notes = leave_out_writers(config.message)
+    config._layers = [config._layers[index] for index in kept]
     notes += stand_in(config.message, os.path.dirname(os.path.abspath(config.path)))
     config.notes.extend(f"{config.path}: {note}" for note in notes)
 
 
 def _override_nets(nets: list[NetConfig], overrides: Iterable[Override], phases: list[set[int]] | None = None) -> None:
-    """An override must find its layer in one of the nets at least."""
+    """An override must find its layer in one of the nets at least. A layer that it removes takes its place along."""
     for override in overrides:
+        before = [list(net.message.layer) for net in nets]
         override_paths.apply(override, [net.message for net in nets], phases)
-        for net in nets:
+        for net, layers in zip(nets, before, strict=True):
+            left = {id(layer) for layer in net.message.layer}
+            net._layers = [place for place, layer in zip(net._layers, layers, strict=True) if id(layer) in left]
             _upgrade(net)
 
 
@@ -232,6 +250,13 @@ def nets_of_solver(solver: SolverConfig) -> SolverNets:
     if solver._nets is None:
         solver._nets = _load_nets(solver)
     return solver._nets
+
+
+def solver_of_net(net: NetConfig, text: str) -> SolverConfig:
+    """A solver from text, which names no net: it trains this one, whatever its path."""
+    config = parse_solver(text, net.path)
+    config._nets = SolverNets(_in_state(net, proto.TRAIN, None), [], net)
+    return config
 
 
 def add_state(state: proto.NetState, level: int | None, stages: Iterable[str]) -> None:
@@ -315,9 +340,9 @@ def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
         net = read_net(path)
         net.notes[:0] = notes
         return net
-    nodes = [node.value for node in solver._nodes if node.name == name][index or 0 :]
-    inner = nodes[0] if nodes and isinstance(nodes[0], list) else []
-    net = Config(proto.NetParameter(), solver.path, _nodes=inner)
+    given = [node.value for node in solver._nodes if node.name == name and isinstance(node.value, list)]
+    parts = given if index is None else given[index : index + 1]  # one net given twice has the fields of both
+    net = Config(proto.NetParameter(), solver.path, _nodes=[node for part in parts for node in part])
     net.message.CopyFrom(value)
     _upgrade(net)
     return net

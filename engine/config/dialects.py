@@ -15,6 +15,7 @@ from typing import cast
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from engine.config.numbers import whole
 from engine.config.prototext import Node, layer_label, scalar
 from engine.errors import ConfigError
 
@@ -101,10 +102,18 @@ def refusal(described: FieldDescriptor, value: list[Node] | bytes | str) -> str:
     """Why a field, or its value of an enumeration, cannot be used; "" if it can, as any field with its default."""
     row, what = rows().get((_name(described.containing_type), described.name)), described.name
     if described.enum_type is not None and (row is None or row.disposition != "refused"):
-        row, what = rows().get((_name(described.enum_type), str(value))), f"{described.name}: {value}"
+        name = _value_name(described.enum_type, str(value))
+        row, what = rows().get((_name(described.enum_type), name)), f"{described.name}: {name}"
     if row is None or row.disposition != "refused" or _is_default(described, value):
         return ""
     return f"{what} is {possessive(row.forks)} and is not supported; instead: {row.meaning}"
+
+
+def _value_name(enum: EnumDescriptor, value: str) -> str:
+    """The name of a value of an enumeration, which a text may also give as its number."""
+    number = whole(value, -(2**31), 2**31 - 1)
+    named = enum.values_by_number.get(number) if number is not None else None
+    return named.name if named else value
 
 
 def unknown_layer(name: str) -> str:

@@ -3,7 +3,7 @@
 PATH is a field, or fields within messages, joined by dots: `max_iter`, `layer[conv1].convolution_param.num_output`.
 `layer[NAME]` means every layer of that name, `layer[NAME@TEST]` those of them that the phase keeps, and `field[2]`
 counts from 0 (one past the end adds an entry). VALUE is written as in the file, but strings need no quotes; a list
-takes comma-separated values in place of all that it had; a message takes `{ ... }`; nothing clears the field.
+takes comma-separated values in place of all that it had; a message takes `{ ... }`; nothing removes the field or entry.
 """
 
 from __future__ import annotations
@@ -24,12 +24,27 @@ from engine.errors import ConfigError, shortened
 
 _PART = re.compile(r"\s*(\w+)(?:\[([^\]]*)\])?\s*([.=])")
 PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
+# Paths without their brackets -> what is there once a file has been read.
 _OUTDATED = {
     "layers": "layer[NAME]",
     "input": "layer[input].top",
     "input_dim": "layer[input].input_param.shape[0].dim",
     "input_shape": "layer[input].input_param.shape[0].dim",
     "solver_type": "type",
+    "rampup_interval": "warmup_iter, with warmup_policy=quadratic",
+    "rampup_lr": "warmup_start_lr, with warmup_policy=quadratic",
+    "layer.loss_param.normalize": "normalization",
+    "layer.concat_param.concat_dim": "axis",
+    "layer.slice_param.slice_dim": "axis",
+    "layer.pooling_param.ceil_mode": "round_mode",
+    "layer.transpose_param": "permute_param.order",
+    "layer.image_data_param.short_side": "transform_param.random_resize_param",
+    **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),
+    **dict.fromkeys((f"layer.convolution_param.dilation_{axis}" for axis in "hw"), "dilation"),
+    "layer.transform_param.var_sz_img_rand_resize_lower": "img_rand_resize_lower",
+    "layer.transform_param.var_sz_img_rand_resize_upper": "img_rand_resize_upper",
+    "layer.transform_param.var_sz_img_rand_crop": "crop_size",
+    "layer.transform_param.var_sz_img_center_crop": "crop_size, with center_crop=true",
 }
 
 
@@ -55,8 +70,8 @@ def place(text: str) -> str:
 
 
 def parse_override(text: str) -> Override:
-    """Splits PATH=VALUE. Raises ConfigError if it is not of that form or no text, or the path begins with an upgraded
-    field."""
+    """Splits PATH=VALUE. Raises ConfigError if it is not of that form or no text, or the path leads to a field that an
+    upgrade has taken away."""
     if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
         raise ConfigError("expected text in UTF-8, without NUL", place(text))
     steps, start, mark = [], 0, "."
@@ -70,8 +85,11 @@ def parse_override(text: str) -> Override:
         steps.append((match[1], key))
         start, mark = match.end(), match[3]
     override = Override(text, tuple(steps), text[start:].strip())
-    if override.head in _OUTDATED:
-        raise override.error(f"'{override.head}' is upgraded when the file is read; say {_OUTDATED[override.head]}")
+    path = ""
+    for name, _ in steps:
+        path = f"{path}.{name}" if path else name
+        if path in _OUTDATED:
+            raise override.error(f"'{name}' is upgraded when the file is read; say {_OUTDATED[path]}")
     return override
 
 
@@ -86,8 +104,11 @@ def apply(override: Override, messages: Iterable[Message], phases: Iterable[set[
     for depth, (name, key) in enumerate(override.steps):
         field = _field(override, targets[0], name)
         if depth == len(override.steps) - 1:
-            for target in _with_entries(override, targets, used_in, field, key):
-                _assign(override, target, field, key)
+            if field.message_type is not None and not field.has_presence:
+                _assign_entries(override, targets, used_in, field, key)
+            else:
+                for target in targets:
+                    _assign(override, target, field, key)
             return
         if field.message_type is None:
             raise override.error(f"'{name}' is a single value, it has no fields")
@@ -113,9 +134,10 @@ def _step(
     if key is None:
         example = "NAME" if _have_names(field) else "0"
         raise override.error(f"'{field.name}' is a list; say {field.name}[{example}]")
+    may_add = bool(override.value)
     found = []
     for target, phases in zip(targets, used_in, strict=True):
-        found.extend(_select(getattr(target, field.name), field, key, phases))
+        found.extend(_select(getattr(target, field.name), field, key, phases, may_add))
     if not found:
         names = {entry.name for target in targets for entry in getattr(target, field.name) if hasattr(entry, "name")}
         length = max(len(getattr(target, field.name)) for target in targets)
@@ -128,8 +150,8 @@ def _have_names(field: FieldDescriptor) -> bool:
     return field.message_type is not None and "name" in field.message_type.fields_by_name
 
 
-def _select(entries, field: FieldDescriptor, key: str, phases: set[int]) -> list[Message]:
-    """The entries of a repeated message with that name (and phase), or else the one at that index."""
+def _select(entries, field: FieldDescriptor, key: str, phases: set[int], may_add: bool = False) -> list[Message]:
+    """The entries of a repeated message with that name (and phase), or else the one at that index, which may be new."""
     if _have_names(field):
         named = [entry for entry in entries if entry.name == key]
         if named:
@@ -144,7 +166,7 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int]) -> list
     if index < len(entries):
         return [entries[index]]
     is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
-    return [] if is_layer else [entries.add()]
+    return [entries.add()] if may_add and not is_layer else []
 
 
 def _kept(layer: proto.LayerParameter, phase: int) -> bool:
@@ -156,13 +178,19 @@ def _kept(layer: proto.LayerParameter, phase: int) -> bool:
     )
 
 
-def _with_entries(
+def _assign_entries(
     override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
-) -> list[Message]:
-    """For a last step such as `layer[x]`, the entries themselves; else the messages that hold the field."""
-    if field.message_type is not None and not field.has_presence:
-        return _step(override, targets, used_in, field, key)
-    return targets
+) -> None:
+    """For a last step such as `layer[x]`: sets the entries that it means, or removes them."""
+    found = _step(override, targets, used_in, field, key)
+    if override.value:
+        for entry in found:
+            _assign(override, entry, field, key)
+        return
+    for target, phases in zip(targets, used_in, strict=True):
+        entries = getattr(target, field.name)
+        for entry in _select(entries, field, key or "", phases):
+            del entries[next(index for index, each in enumerate(entries) if each is entry)]
 
 
 def _assign(override: Override, target: Message, field: FieldDescriptor, key: str | None) -> None:
@@ -170,14 +198,16 @@ def _assign(override: Override, target: Message, field: FieldDescriptor, key: st
         refused = refusal(field, override.value.strip("\"'")) if override.value else ""
         if refused:
             raise ConfigError(refused)
-        if field.message_type is not None:
-            _assign_message(override, target if not field.has_presence else getattr(target, field.name))
-        elif field.has_presence:
+        if field.has_presence:
             if key is not None:
                 raise ConfigError(f"'{field.name}' is not a list")
             target.ClearField(field.name)
-            if override.value:
-                setattr(target, field.name, _value(field, override.value))
+            if not override.value:
+                return
+        if field.message_type is not None:
+            _assign_message(override, getattr(target, field.name) if field.has_presence else target)
+        elif field.has_presence:
+            setattr(target, field.name, _value(field, override.value))
         else:
             _assign_list(override, getattr(target, field.name), field, key)
     except ConfigError as error:
@@ -186,17 +216,16 @@ def _assign(override: Override, target: Message, field: FieldDescriptor, key: st
 
 def _assign_message(override: Override, message: Message) -> None:
     message.Clear()
-    if override.value:
-        text = override.value
-        inner = text[1:-1] if text[0] == "{" and text[-1] == "}" else text
-        message.SetInParent()
-        nodes = scan(inner, place(override.text))
-        errors = fill(message, nodes, place(override.text))
-        review = Review()
-        review.look(message, nodes)
-        errors += review.errors
-        if errors:
-            raise errors[0]
+    text = override.value
+    inner = text[1:-1] if text[0] == "{" and text[-1] == "}" else text
+    message.SetInParent()
+    nodes = scan(inner, place(override.text))
+    errors = fill(message, nodes, place(override.text))
+    review = Review()
+    review.look(message, nodes)
+    errors += review.errors
+    if errors:
+        raise errors[0]
 
 
 def _assign_list(override: Override, values, field: FieldDescriptor, key: str | None) -> None:
@@ -204,8 +233,10 @@ def _assign_list(override: Override, values, field: FieldDescriptor, key: str | 
     if key is None:
         del values[:]
         values.extend(_value(field, item) for item in override.value.split(",") if item.strip())
-    elif index is None:
+    elif index is None or (index == len(values) and not override.value):
         raise ConfigError(f"no {field.name}[{shortened(key, 100)}]; there are {len(values)}")
+    elif not override.value:
+        del values[index]
     elif index == len(values):
         values.append(_value(field, override.value))
     else:

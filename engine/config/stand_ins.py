@@ -1,4 +1,6 @@
-"""Built-in replacements for the Python layers of well-known nets, for when their modules are missing."""
+"""What becomes of layers that run elsewhere only: Python layers of well-known nets, for when their modules are missing,
+have built-in replacements; layers that write files are left out.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ import re
 from collections.abc import Callable
 
 from engine import proto
+
+# Layers of DeepLab's and FlowNet 2's forks that write files.
+WRITERS = ("MatWrite", "ImgWriter", "FLOWriter", "FloatWriter", "PFMWriter")
 
 _NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]*)?|\.[0-9]{1,9})"
 
@@ -85,6 +90,23 @@ def stand_in(net: proto.NetParameter, folder: str) -> list[str]:
         notes.append(f"layer '{layer.name}': module {param.module} not found, replaced by a {layer.type} layer")
         layer.ClearField("python_param")
     return notes
+
+
+def leave_out_writers(net: proto.NetParameter) -> tuple[list[int], list[str]]:
+    """Leaves out layers of forks that write their bottoms to files: what they read are outputs of the net then. Returns
+    the indices of those that stay, and notes."""
+    kept, notes = [], []
+    for index, layer in enumerate(net.layer):
+        if layer.type in WRITERS:
+            read = ", ".join(layer.bottom)
+            notes.append(f"layer '{layer.name}' ({layer.type}) writes no file and is left out; it reads {read}")
+        else:
+            kept.append(index)
+    if notes:
+        layers = [net.layer[index] for index in kept]
+        net.ClearField("layer")
+        net.layer.extend(layers)
+    return kept, notes
 
 
 def is_module_there(module: str, folder: str) -> bool:

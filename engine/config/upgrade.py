@@ -5,7 +5,7 @@ Both upgrades may run again on their own result: nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
 
@@ -134,22 +134,19 @@ _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer
 _SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
 _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
 
-# Layers of DeepLab's and FlowNet 2's forks that write files.
-_WRITERS = ("MatWrite", "ImgWriter", "FLOWriter", "FloatWriter", "PFMWriter")
-
 # NVIDIA's warm-up -> ours.
 _RAMPUP = (("rampup_interval", "warmup_iter"), ("rampup_lr", "warmup_start_lr"))
 
 
-def upgrade_solver(message: proto.SolverParameter, node: Node | None = None) -> list[str]:
-    """solver_type (an enum) becomes type (a string), NVIDIA's rampup our warm-up; node: where the file says
-    solver_type. Returns notes."""
-    notes = []
+def upgrade_solver(message: proto.SolverParameter, nodes: Iterable[Node] = ()) -> list[str]:
+    """solver_type (an enum) becomes type (a string), NVIDIA's rampup our warm-up; nodes: the fields of the text.
+    Returns notes."""
+    notes, places = [], {node.name: node.where for node in nodes}
     if message.HasField("rampup_interval") or message.HasField("rampup_lr"):
         for old, new in _RAMPUP:
             if message.HasField(old):
                 if message.HasField(new):
-                    raise ConfigError(f"both '{new}' and NVIDIA's '{old}' are given; keep one of them")
+                    raise ConfigError(f"both '{new}' and NVIDIA's '{old}' are given; keep one of them", places.get(old))
                 setattr(message, new, getattr(message, old))
                 message.ClearField(old)
         message.warmup_policy = "quadratic"
@@ -157,7 +154,7 @@ def upgrade_solver(message: proto.SolverParameter, node: Node | None = None) -> 
     if not message.HasField("solver_type"):
         return notes
     if message.HasField("type"):
-        raise ConfigError("both 'type' and the older 'solver_type' are given; keep 'type'", node and node.where)
+        raise ConfigError("both 'type' and the older 'solver_type' are given; keep 'type'", places.get("solver_type"))
     message.type = SOLVER_TYPES[message.SolverType.Name(message.solver_type)]
     message.ClearField("solver_type")
     return [*notes, "upgraded from solver_type to type"]
@@ -174,9 +171,9 @@ def upgrade_net(
     """
     nodes = nodes or {}
     notes: list[str] = []
-    origins = list(nodes.get("layer") or [None] * len(message.layer))
+    origins = _places(nodes.get("layer"), len(message.layer))
     if message.layers:
-        old_origins = nodes.get("layers") or [None] * len(message.layers)
+        old_origins = _places(nodes.get("layers"), len(message.layers))
         if message.layer:
             raise ConfigError("both 'layer' and the older 'layers' are given", _where(old_origins[0]))
         version = "V0" if any(layer.HasField("layer") for layer in message.layers) else "V1"
@@ -185,28 +182,14 @@ def upgrade_net(
     if message.input:
         notes.append("upgraded its inputs to an Input layer")
         origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
-    origins = _drop_writers(message, origins, notes)
     for layer, origin in zip(message.layer, origins, strict=True):
         _upgrade_fields(layer, origin)
     return origins, notes
 
 
-def _drop_writers(message: proto.NetParameter, origins: list[Node | None], notes: list[str]) -> list[Node | None]:
-    """Leaves out layers of forks that write their bottoms to files: what they read are outputs of the net then. Returns
-    the places of those that stay."""
-    kept = [i for i, layer in enumerate(message.layer) if layer.type not in _WRITERS]
-    if len(kept) == len(message.layer):
-        return origins
-    layers = [layer for layer in message.layer if layer.type not in _WRITERS]
-    for layer in message.layer:
-        if layer.type in _WRITERS:
-            read = ", ".join(layer.bottom)
-            notes.append(f"layer '{layer.name}' ({layer.type}) writes no file and is left out; it reads {read}")
-    changed = type(message)()
-    changed.layer.extend(layers)
-    message.ClearField("layer")
-    message.MergeFrom(changed)
-    return [origins[i] for i in kept]
+def _places(nodes: Sequence[Node | None] | None, count: int) -> list[Node | None]:
+    """Of so many layers; all unknown where the text has another number of them, as after --set net_param={ ... }."""
+    return list(nodes) if nodes and len(nodes) == count else [None] * count
 
 
 def _where(node: Node | None) -> str | None:

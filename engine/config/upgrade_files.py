@@ -11,18 +11,20 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from engine import proto
-from engine.config import read_net, read_solver
+from engine.config import read_solver
+from engine.config.config import read_net_as_written
 from engine.config.upgrade import upgrade_net
 from engine.files import atomic_write
 from engine.weights.protobuf import read_message, write_message
 
 
 def upgrade_net_text(source: str, target: str) -> list[str]:
-    """Writes a net's prototxt in the current format, without comments; returns a line for each older format met.
+    """Writes a net's prototxt in the current format, without comments; returns a line for each older format met. The
+    layers stay those of the file, whatever stands in for them here.
 
     Raises ConfigError, EngineError.
     """
-    config = read_net(source)
+    config = read_net_as_written(source)
     write_text(target, config.message)
     return config.notes
 

@@ -182,6 +182,8 @@ def test_files_that_are_something_else(tmp_path):
         "x.prototxt: this is a solver; expected a net"
     ]
     assert errors_of(parse_solver, NET) == ["x.prototxt: this is a net; expected a solver"]
+    unknown = "x.prototxt:1:1: unknown field 'nets' in SolverParameter; did you mean 'net'?"
+    assert errors_of(parse_solver, "nets: 'a'") == [unknown]  # which is no net either
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 2500, "a\\0b", "/a\\0b", "a\\nb"])
@@ -329,10 +331,15 @@ def test_solver_type():
         ("train_state.stage=a,b", lambda m: list(m.train_state.stage) == ["a", "b"]),
         ("test_state[0]={ level: 3 }", lambda m: m.test_state[0].level == 3),
         ("train_state={level: 2}", lambda m: m.train_state.level == 2),
+        ("train_state=", lambda m: not m.HasField("train_state")),
+        ("stepvalue[0]=", lambda m: list(m.stepvalue) == [2]),
+        ("test_net[1]=", lambda m: list(m.test_net) == ["a"]),
+        ("test_state[0]=", lambda m: [state.level for state in m.test_state] == [2]),
     ],
 )
 def test_override_of_a_solver(override, read_back):
-    solver = parse_solver("base_lr: 1 stepvalue: 1 stepvalue: 2 max_iter: 5", overrides=[override])
+    text = "base_lr: 1 stepvalue: [1, 2] max_iter: 5 test_net: ['a', 'b'] test_state: [{ level: 1 }, { level: 2 }]"
+    solver = parse_solver(text + " train_state {}", overrides=[override])
     assert read_back(solver.message)
 
 
@@ -357,6 +364,17 @@ def test_override_of_layers():
     assert config.where(1) == "<net>:7:1"
 
 
+def test_layers_that_an_override_removes_take_their_places_along():
+    config = parse_net(NET, overrides=["layer[1]=", "layer[data].top[1]="])
+    assert [(layer.name, list(layer.top)) for layer in config.message.layer] == [
+        ("data", ["data"]),
+        ("inception_3a/1x1", ["conv"]),
+    ]
+    assert [config.where(0), config.where(1)] == ["<net>:2:1", "<net>:12:1"]
+    same = parse_net("layer { name: 'a' } layer { name: 'b' } layer { name: 'a' }", overrides=["layer[2]="])
+    assert [layer.name for layer in same.message.layer] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "override, expected",
     [
@@ -372,6 +390,13 @@ def test_override_of_layers():
         ("name[0]=x", "'name' is not a list"),
         ("name", "expected PATH=VALUE, such as max_iter=100"),
         ("input_dim=3", "'input_dim' is upgraded when the file is read; say layer[input].input_param.shape[0].dim"),
+        ("layer[data].loss_param.normalize=false", "'normalize' is upgraded when the file is read; say normalization"),
+        ("layer[data].concat_param.concat_dim=2", "'concat_dim' is upgraded when the file is read; say axis"),
+        ("layer[data].convolution_param.hole_h=4", "'hole_h' is upgraded when the file is read; say dilation"),
+        ("layer[data].transpose_param.dim=1", "'transpose_param' is upgraded when the file is read; say permute_param"),
+        ("layer[data].top[2]=", "no top[2]; there are 2"),
+        ("layer[data].include[1]=", "no include '1'; there are 1"),
+        ("layer[data].data_param[0]={}", "'data_param' is not a list"),
     ],
 )
 def test_overrides_that_fail(override, expected):
@@ -437,6 +462,21 @@ def test_net_within_the_solver(folder):
     assert net.where(2) == f"{solver.path}:14:1"
     v1 = solver_in(folder, "train_net_param { layers { name: 'a' type: RELU } }")
     assert net_of_solver(v1, proto.TRAIN).message.layer[0].type == "ReLU"
+
+
+def test_a_net_within_the_solver_that_is_given_twice(folder):
+    text = "net_param { layer { name: 'a' } }\nnet_param { layer { name: 'b' } }"
+    net = net_of_solver(solver_in(folder, text), proto.TRAIN)
+    assert [layer.name for layer in net.message.layer] == ["a", "b"]
+    assert net.where(1) == f"{net.path}:2:13"
+
+
+def test_a_net_within_the_solver_that_is_replaced(folder):
+    """Nobody knows the places of its layers then."""
+    text = "test_net_param { layer { name: 'a' } } train_net: 'nets/tiny.prototxt' test_iter: 1"
+    two = "{ layer { name: 'b' } layer { name: 'c' } }"
+    net = net_of_solver(solver_in(folder, text, [f"test_net_param[0]={two}"]), proto.TEST)
+    assert [layer.name for layer in net.message.layer] == ["b", "c"] and net.where(1) == net.path
 
 
 def test_net_of_each_rank(folder):

@@ -221,6 +221,27 @@ def test_inner_products_with_given_weights():
         net(text.format("true"))
 
 
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ("pooling_param { pool: 3 }", "pool: DEF is happynear's"),
+        ("eltwise_param { operation: 1300 }", "operation: STOCHASTIC_SUM is yjxiong's"),
+        ("reduction_param { operation: 5 }", "operation: TOPK is yjxiong's"),
+    ],
+)
+def test_values_that_are_refused_by_their_numbers(fields, refused):
+    with pytest.raises(ConfigError, match=refused):
+        net(fields)
+    path, value = fields.replace(" { ", ".").removesuffix(" }").split(": ")
+    with pytest.raises(ConfigError, match=f"--set .*{refused}"):
+        parse_net('layer { name: "l" type: "ReLU" }', "n", [f"layer[l].{path}={value}"])
+
+
+def test_a_solver_type_that_is_refused_by_its_number():
+    with pytest.raises(ConfigError, match="solver_type: SAG is NVIDIA's"):
+        parse_solver("solver_type: 6")
+
+
 def test_layers_that_write_files_are_left_out():
     text = """layer { name: "x" type: "Input" top: "x" }
       layer { name: "w" type: "MatWrite" bottom: "x" mat_write_param { prefix: "/a" source: "b" strip: 2 } }
@@ -245,8 +266,12 @@ def test_a_ramp_is_a_quadratic_warm_up():
     param = config.message
     assert (param.warmup_iter, param.warmup_start_lr, param.warmup_policy) == (20, 0.5, "quadratic")
     assert config.notes == ["s.prototxt: upgraded from rampup_interval and rampup_lr to a warm-up"]
-    with pytest.raises(ConfigError, match="both 'warmup_iter' and NVIDIA's 'rampup_interval'"):
-        parse_solver("rampup_interval: 20 warmup_iter: 3")
+    with pytest.raises(ConfigError, match="s:2:1: both 'warmup_iter' and NVIDIA's 'rampup_interval'"):
+        parse_solver("warmup_iter: 3\nrampup_interval: 20", "s")
+    with pytest.raises(
+        ConfigError, match=r"--set rampup_interval=9: .*; say warmup_iter, with warmup_policy=quadratic"
+    ):
+        parse_solver("rampup_interval: 20", overrides=["rampup_interval=9"])
 
 
 @pytest.mark.parametrize("field", ["crop_width: 3", "stride: 2", "upper_size: 9"])

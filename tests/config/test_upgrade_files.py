@@ -32,6 +32,15 @@ def test_a_net_in_text(tmp_path):
     assert again.read_bytes() == new.read_bytes()
 
 
+def test_layers_that_are_others_here_stay(tmp_path):
+    """Caffe, which is to read the net, has no Proposal, and may have what writes files."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    python = 'type: "Python" python_param { module: "rpn.proposal_layer" layer: "ProposalLayer" }'
+    old.write_text(f'layer {{ name: "p" {python} }} layer {{ name: "w" type: "MatWrite" bottom: "x" }}')
+    assert upgrade_net_text(str(old), str(new)) == []
+    assert 'module: "rpn.proposal_layer"' in new.read_text() and 'type: "MatWrite"' in new.read_text()
+
+
 def test_a_solver(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text('net: "n.prototxt" base_lr: 0.1 lr_policy: "fixed" solver_type: ADAM')
