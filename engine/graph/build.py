@@ -216,14 +216,17 @@ class _Connector:
         self.unknown: set[str] = set()  # tops of layers that could not be built
         self.unshaped: set[Blob] = set()
         self.owners: dict[str, Parameter] = {}
-        self.by_name: dict[str, Layer] = {}
+        self.makers: dict[str, Layer] = {}  # of tops: the first of each
+        self.by_name: dict[tuple[str, bool], Layer] = {}  # (name, whether it reads data): with weights, or with data
         self.multipliers: dict[tuple[Parameter, str], str] = {}  # which layer has given one, to an owner
 
     def name(self, layer: Layer) -> None:
         """Raises ConfigError for the name of another layer, where blobs of weights, or data, go by it."""
-        first = self.by_name.setdefault(layer.name, layer)
-        both = (layer.params and first.params) or (isinstance(layer, Data) and isinstance(first, Data))
-        if first is not layer and both:
+        is_data = isinstance(layer, Data)
+        if not (layer.params or is_data):
+            return
+        first = self.by_name.setdefault((layer.name, is_data), layer)
+        if first is not layer:
             raise layer.error(
                 f"has the name of the layer at {first.where}; weights and data go by names: give it another"
             )
@@ -250,6 +253,7 @@ class _Connector:
                 raise layer.error(f"has the top '{name}' twice; give each a name of its own")
             blobs.append(Blob(name, tuple(shape)))
         self.current.update({blob.name: blob for blob in blobs[: len(names)]})
+        self._keep_maker(layer)
         return blobs
 
     def shapes_are_known(self, layer: Layer) -> bool:
@@ -261,6 +265,11 @@ class _Connector:
         self.graph.unshaped.append(layer)
         self.unshaped.update(layer.tops)
         self.current.update({top.name: top for top in layer.tops})
+        self._keep_maker(layer)
+
+    def _keep_maker(self, layer: Layer) -> None:
+        for name in layer.message.top:
+            self.makers.setdefault(name, layer)
 
     def broken(self, message: proto.LayerParameter) -> None:
         self.unknown.update(message.top)
@@ -294,7 +303,7 @@ class _Connector:
 
     def _twice(self, name: str) -> str:
         """What is wrong where two layers make a top."""
-        first = next(layer for layer in self.graph.layers if name in layer.message.top)
+        first = self.makers[name]
         phase = _PHASES[self.graph.phase]
         return (
             f"top '{name}' is made by layer '{first.name}' ({first.where}) already, and both are in phase {phase}; "

@@ -119,8 +119,11 @@ class Convolution(Weighted):
         pair = [f"{name}_h", f"{name}_w"] if name != "dilation" else []
         given = [field for field in pair if self.param.HasField(field)]
         if given:
-            if values or axes != 2:
-                raise self.error(f"expected {given[0]} alone, without {name}, and 2 spatial axes, got {axes} axes")
+            square = "kernel_size" if name == "kernel" else name
+            if values:
+                raise self.error(f"both {square} and {given[0]} are given; keep one of them")
+            if axes != 2:
+                raise self.error(f"expected {square} in place of {given[0]} over {axes} spatial axes")
             if default is None and len(given) != 2:
                 raise self.error(f"expected both {pair[0]} and {pair[1]}, got {given[0]} alone")
             result = [getattr(self.param, field) if field in given else default or 0 for field in pair]

@@ -122,8 +122,10 @@ class Pooling(Layer):
             if name == "kernel" and not param.HasField(square):
                 raise self.error("kernel_size is missing")
             return [getattr(param, square)] * axes
-        if param.HasField(square) or axes != 2:
-            raise self.error(f"expected {given[0]} only in place of {square} and over 2 spatial axes, got {axes} axes")
+        if param.HasField(square):
+            raise self.error(f"both {square} and {given[0]} are given; keep one of them")
+        if axes != 2:
+            raise self.error(f"expected {square} in place of {given[0]} over {axes} spatial axes")
         if len(given) == 1:
             raise self.error(f"expected both {pair[0]} and {pair[1]}, got {given[0]} alone")
         return [getattr(param, field) for field in pair]

@@ -82,9 +82,9 @@ def write_caffemodel(
     """See engine.weights.files.write_caffemodel()."""
     with _writing(path, digest) as file:
         data = file.create_group(_DATA)
-        for layer in net.layer:
-            group = data.require_group(layer.name)
-            for index, array in enumerate(blobs.get(layer.name, ())):
+        for name in dict.fromkeys(layer.name for layer in net.layer):  # which several may have
+            group = data.require_group(name)
+            for index, array in enumerate(blobs.get(name, ())):
                 group.create_dataset(str(index), data=np.asarray(array, np.float32))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ConfigErrors
 from engine.graph.build import build
 from engine.net import Net, NetOptions
 
@@ -119,6 +119,11 @@ IP = 'type: "InnerProduct" bottom: "x" inner_product_param { num_output: 2 }'
     ("layers", "message"),
     [
         (f'layer {{ name: "c" top: "a" {IP} }} layer {{ name: "c" top: "b" {IP} }}', "has the name of the layer at"),
+        (
+            'layer { name: "c" type: "ReLU" bottom: "x" top: "r" } '
+            f'layer {{ name: "c" top: "a" {IP} }} layer {{ name: "c" top: "b" {IP} }}',
+            "has the name of the layer at",
+        ),
         ('layer { name: "s" type: "Slice" bottom: "x" top: "y" top: "y" }', "has the top 'y' twice"),
     ],
 )
@@ -126,6 +131,19 @@ def test_names_that_are_given_twice(layers, message):
     text = f'layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 4 }} }} }} {layers}'
     with pytest.raises(ConfigError, match=message):
         build(parse_net(text, "net.prototxt"), proto.TRAIN)
+
+
+def test_a_top_that_a_wrong_layer_makes_already():
+    """Both errors are told: of the layer itself, and of the second one."""
+    text = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 } } }'
+    text += (
+        f'layer {{ name: "c1" top: "y" param {{}} param {{}} param {{}} {IP} }} layer {{ name: "c2" top: "y" {IP} }}'
+    )
+    with pytest.raises(ConfigErrors) as caught:
+        build(parse_net(text, "net.prototxt"), proto.TRAIN)
+    first, second = caught.value.errors
+    assert "layer 'c1' (InnerProduct): 3 param entries for 2 parameter blobs" in str(first)
+    assert "top 'y' is made by layer 'c1' (net.prototxt:1:83) already" in str(second)
 
 
 def test_layers_without_weights_may_share_a_name():

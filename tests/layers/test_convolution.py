@@ -121,7 +121,7 @@ def test_gradients_of_weights_alone():
         ("num_output: 4 kernel_size: 0", "expected kernel of at least 1, got [0, 0]"),
         ("num_output: 4 kernel_size: 3 stride: 0", "expected stride of at least 1, got [0, 0]"),
         ("num_output: 4 kernel_h: 3", "expected both kernel_h and kernel_w, got kernel_h alone"),
-        ("num_output: 4 kernel_size: 3 kernel_h: 3 kernel_w: 3", "expected kernel_h alone, without kernel"),
+        ("num_output: 4 kernel_size: 3 kernel_h: 3 kernel_w: 3", "both kernel_size and kernel_h are given; keep one"),
         (
             "num_output: 4 kernel_size: 3 pad: 1 pad: 1 pad: 1",
             "expected 1 or 2 values of pad, one per spatial axis, got 3",

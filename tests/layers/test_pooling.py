@@ -186,7 +186,7 @@ def test_sizes(size, window, pooled):
         ("kernel_size: 2 pad: 2", "expected pad below kernel, got pad 2 and kernel 2"),
         ("kernel_size: 9", "expected a kernel that fits into the padded bottom (size 5, pad 0), got 9"),
         ("kernel_h: 2", "expected both kernel_h and kernel_w, got kernel_h alone"),
-        ("kernel_size: 2 kernel_w: 2", "expected kernel_w only in place of kernel_size"),
+        ("kernel_size: 2 kernel_w: 2", "both kernel_size and kernel_w are given; keep one of them"),
         ("global_pooling: true kernel_size: 2", "expected no kernel_size with global_pooling"),
         ("global_pooling: true pad: 1", "expected pad 0 with global_pooling"),
         ("kernel_size: 2 stride: 0", "expected kernel and stride of at least 1"),

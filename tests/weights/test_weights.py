@@ -109,6 +109,20 @@ def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
 
 
 @pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_layers_of_one_name(tmp_path, suffix, net, blobs):
+    """As an InnerProduct and its ReLU: of each layer in a file Caffe looks up the first of that name in its net, and
+    expects that one's blobs."""
+    if suffix:
+        pytest.importorskip("h5py")
+    net.layer.add(name="scalar", type="ReLU")
+    write_caffemodel(path := tmp_path / f"x.caffemodel{suffix}", net, blobs)
+    assert_same(read_caffemodel(path), blobs)
+    if not suffix:
+        stored = proto.NetParameter.FromString(path.read_bytes())
+        assert [len(layer.blobs) for layer in stored.layer] == [0, 2, 1, 1]
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_caffemodel_round_trip(tmp_path, net, blobs, suffix):
     if suffix:
         pytest.importorskip("h5py")
