@@ -17,7 +17,7 @@ from engine.solver.calendar import Calendar
 if TYPE_CHECKING:
     from engine import proto
 
-    Message = proto.SolverParameter | proto.ScheduleParameter | proto.BatchGrowthParameter
+    Message = proto.SolverParameter | proto.ScheduleParameter | proto.BatchGrowthParameter | proto.CommParameter
 
 # Fields that count in epochs -> those that count the same in iterations.
 LENGTHS = {
@@ -131,15 +131,18 @@ def scaled(param: proto.SolverParameter, batch: int, capped: bool = True) -> flo
 def shorten(param: proto.SolverParameter, divisor: int) -> None:
     """Divides the length of a run by `divisor`, and all that is counted in its iterations and epochs: to try a recipe.
     Iterations are rounded; what was not 0 stays at least 1."""
-    for message, _, epochs, iterations in twins(param):
-        for field in (epochs, iterations):
-            if not is_given(message, field):
-                continue
-            value = getattr(message, field)
-            if hasattr(value, "__len__"):
-                value[:] = [divided(each, divisor) for each in value]
-            else:
-                setattr(message, field, divided(value, divisor))
+    counted: list[tuple[Message, str]] = [(param.comm_param, "sync_start")]
+    for each in (param, param.adversarial.discriminator_solver):
+        for message, _, epochs, iterations in twins(each):
+            counted += [(message, epochs), (message, iterations)]
+    for message, field in counted:
+        if not is_given(message, field):
+            continue
+        value = getattr(message, field)
+        if hasattr(value, "__len__"):
+            value[:] = [divided(each, divisor) for each in value]
+        else:
+            setattr(message, field, divided(value, divisor))
 
 
 def divided(value: float, divisor: int) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, NumericalError
+from engine.solver.calendar import exact
 from engine.solver.state import PlateauState
 
 if TYPE_CHECKING:
@@ -385,10 +386,11 @@ def cycle_position(param: proto.SolverParameter, iteration: int) -> tuple[int, f
     if param.cycle_mult == 1:
         number, rest = divmod(iteration, param.cycle_iter)
         return number, rest / length
-    ratio = param.cycle_mult
+    ratio = float(exact(param.cycle_mult))
 
     def begin(cycle: int) -> float:
-        return length * (ratio**cycle - 1) / (ratio - 1)
+        found = length * (ratio**cycle - 1) / (ratio - 1)
+        return float(round(found)) if math.isclose(found, round(found), rel_tol=1e-12) else found
 
     number = int(math.log1p(iteration * (ratio - 1) / length) / math.log(ratio))
     number += int(begin(number + 1) <= iteration) - int(begin(number) > iteration)  # where the logarithms round

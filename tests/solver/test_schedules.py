@@ -45,6 +45,12 @@ LONG = {
         for k in range(9)
         if i < 20 * (2 ** (k + 1) - 1)
     ),
+    # 50 + 60 + 72 + 86.4 iterations; float32 does not hold 1.2
+    'lr_policy: "sgdr" base_lr: 0.5 cycle_iter: 50 cycle_mult: 1.2': lambda i: next(
+        0.25 * (1 + math.cos(math.pi * (i - begin) / length))
+        for begin, length in ((182, 86.4), (110, 72), (50, 60), (0, 50))
+        if i >= begin
+    ),
     # Wang's and Codreanu's gradual_warmup_then_dec(0.1, 50, 4.8, step, 200)
     'lr_policy: "poly" base_lr: 4.8 power: 1 max_iter: 200 warmup_iter: 50 warmup_start_lr: 0.1 '
     "policy_after_warmup: true": lambda i: 0.1 + 4.7 * i / 50 if i < 50 else 4.8 * (200 - i) / 150,

@@ -171,12 +171,17 @@ def test_shorten_divides_all_that_is_counted(tmp_path):
     from engine.verbs.runtime import asked_solvers
 
     text = "max_iter: 1000 lr_iter: 16 snapshot: 3 stepvalue: 100 stepvalue: 250 warmup_epoch: 5 base_lr: 1 display: 40"
+    text += " adversarial { discriminator_solver { max_iter: 2000 warmup_iter: 9 stepvalue: 600 } }"
+    text += " comm_param { sync_start: 200 }"
     solvers = files(tmp_path, one=text + ' lr_policy: "fixed"', two="", three="", four="")
     options = Namespace(solver=solvers, set=[], shorten=10, precision=None, level=None, stage=[])
     (config,) = asked_solvers(options)
     param = config.message
     assert (param.max_iter, param.lr_iter, param.snapshot, list(param.stepvalue)) == (100, 2, 1, [10, 25])
     assert param.warmup_epoch == 0.5 and param.display == 4
+    assert param.comm_param.sync_start == 20
+    other = param.adversarial.discriminator_solver
+    assert (other.max_iter, other.warmup_iter, list(other.stepvalue)) == (200, 1, [60])
 
 
 @pytest.mark.parametrize(("divisor", "begins"), [(1000, 8), (100, 76), (10, 760), (7, 1083)])
