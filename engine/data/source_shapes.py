@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine import proto
+from engine.config import expand_ranks
 from engine.data import batch_size_of, open_data, shapes_without_data
 from engine.data.registry import find_reader, is_here
 from engine.errors import ConfigError, EngineError, shape_text
@@ -37,7 +38,7 @@ class SourceShapes:
     """For build(): from the source where it is, else from the layer's parameters, which `absent` is told.
 
     batch_size: instead of the layers' own, if it is not 0. absent: takes a line for each file that is not here.
-    suppose: of what neither tells.
+    suppose: of what neither tells. ranks: of the run whose rank 0 looks, as paths may name them.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class SourceShapes:
         absent: Callable[[str], None],
         batch_size: int = 0,
         suppose: Supposition = SUPPOSITIONS[0],
+        ranks: int = 1,
     ):
         self._phase, self._absent, self._batch_size, self._suppose = phase, absent, batch_size, suppose
+        self._ranks = ranks
         self.reads = False  # some layer does
         self.supposed = False  # something that nothing told
         self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
@@ -64,7 +67,7 @@ class SourceShapes:
         return reader.top_shapes(shapes, self._batch_size or batch_size)[: len(message.top)]
 
     def _of_item(self, message: proto.LayerParameter, where: str, source: str) -> tuple[Shape, ...]:
-        if is_here(source.replace("%#", "0").replace("%*", "1")):
+        if is_here(expand_ranks(source, 0, self._ranks)):
             return self._of_source(message, where)
         try:
             shapes, why = shapes_without_data(message, where), "taking data of"
@@ -88,7 +91,7 @@ class SourceShapes:
 
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:
-            source = open_data(message, self._phase, 1, where)
+            source = open_data(message, self._phase, 1, where, ranks=self._ranks)
         except ConfigError:
             raise
         except EngineError as error:  # so that it is found together with the other errors of the net

@@ -16,7 +16,8 @@ import numpy as np
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import SolverConfig, add_state, parse_solver, read_net, read_solver
+from engine.config import SolverConfig, add_state, read_net, read_solver
+from engine.config.config import solver_of_net
 from engine.data.feeder import Feeder
 from engine.data.source_shapes import Supposition
 from engine.errors import ConfigError, EngineError, NumericalError
@@ -95,10 +96,11 @@ def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]
     """One iteration of the solver; of a plain SGD for a net."""
     if trial.kind == "solver":
         config = read_solver(trial.file, trial.overrides)
+        add_state(config.message.train_state, trial.level, trial.stages)
     else:
-        text = f'net: {json.dumps(trial.file)} base_lr: 1e-4 lr_policy: "fixed" momentum: 0.9'
-        config = parse_solver(text, trial.file, trial.overrides)
-    add_state(config.message.train_state, trial.level, trial.stages)
+        net = read_net(trial.file, trial.overrides)
+        add_state(net.message.state, trial.level, trial.stages)
+        config = solver_of_net(net, 'base_lr: 1e-4 lr_policy: "fixed" momentum: 0.9')
     _one_iteration(config)
     solver = solver_of(config, World(), feeder=feeder)
     try:

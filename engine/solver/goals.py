@@ -129,7 +129,7 @@ def check_goals(config: SolverConfig) -> None:
     if not any(wanted(param, field) for field in ("snapshot_best", "early_stopping")):
         return
     for net in nets_of_solver(config).tests:
-        state, shapes_of = net.message.state, SourceShapes(proto.TEST, lambda note: None)
+        state, shapes_of = net.message.state, SourceShapes(proto.TEST, lambda note: None, ranks=config.ranks)
         try:
             tested.append(build(net, proto.TEST, level=state.level, stages=state.stage, shapes_of=shapes_of))
         except ConfigError:

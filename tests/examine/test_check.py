@@ -222,6 +222,17 @@ def test_the_run_on_so_many_ranks(net_file, tmp_path):
     json.dumps(to_json(report))
 
 
+def test_paths_that_name_the_ranks(tmp_path):
+    text = (REPO / "nets/digits.prototxt").read_text().replace("examples/digits/digits_train", f"{tmp_path}/%*_train")
+    (tmp_path / "net_4.prototxt").write_text(text)
+    (tmp_path / "4_train_lmdb").symlink_to(REPO / "examples/digits/digits_train_lmdb")
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text('net: "net_%*.prototxt" base_lr: 1 lr_policy: "fixed" max_epoch: 4')
+    assert "net_1.prototxt" in check_file(str(solver)).absent_files[0]
+    report = check_file(str(solver), ranks=4)
+    assert (report.errors, report.absent_files, report.outline.calendar.size) == ([], [], 1437)
+
+
 def test_the_size_of_data_that_is_here(tmp_path):
     solver = tmp_path / "solver.prototxt"
     solver.write_text(f'net: "{REPO}/nets/digits.prototxt" {EPOCHS}')

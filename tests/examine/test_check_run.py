@@ -43,6 +43,11 @@ def test_a_net_is_trained_and_tested_in_small_batches(folder):
     assert train.outcome.outputs["loss"][0] > 0 and train.outcome.peak_bytes > 1 << 20
 
 
+@pytest.mark.parametrize("name", ["\U0001f600.prototxt", "\udcff.prototxt"])
+def test_a_net_of_any_path(folder, name):
+    assert [row.stage for row in run((folder / "net.prototxt").rename(folder / name))] == ["runs", "runs"]
+
+
 def test_a_solver_takes_its_step_and_writes_nothing(folder):
     before = sorted(folder.iterdir())
     (row,) = run(folder / "solver.prototxt")  # which does not say max_iter
