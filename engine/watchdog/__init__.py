@@ -16,7 +16,9 @@ which the kernel closes the connections; sentinels that each watched their own r
 that kills the others at once.
 
 A rank that hangs. Its sentinel tells the hub, which asks all sentinels where their ranks are, prints the answers, once,
-and ends the ranks likewise. If all ranks have been stopped by a signal it waits: somebody has suspended the run.
+and ends the ranks likewise. If a rank that waits for no other has made progress meanwhile the hub waits, and is asked
+again: the others wait for that one, which is slow. If all ranks have been stopped by a signal it waits, too: somebody
+has suspended the run.
 
 A supervisor that is killed (supervise.py). Each sentinel sees it, and has its own rank stop in order.
 

@@ -140,7 +140,7 @@ class Hub:
         for connection, (since, lines) in list(self.strangers.items()):
             if now - since < STRANGER_SECONDS:
                 return
-            if select.select([connection], [], [], 0)[0]:
+            if _has_come(connection):
                 self.hear(connection, lines)
             if connection in self.strangers:
                 self.drop(connection)
@@ -189,7 +189,10 @@ class Hub:
         suspended = len(answers) >= self.expected and all(
             answer.state == "T" or answer.idle < self.seconds / 2 for answer in answers
         )
-        if suspended or self.ended:
+        # Who waits may do so for long; it is for those who do not that the others wait.
+        awaited = [answer for answer in answers if not answer.waits] or answers
+        goes_on = any(answer.idle < self.seconds for answer in awaited)
+        if suspended or goes_on or self.ended:
             for guard in self.guards:
                 send(guard, "wait")
             return
@@ -227,6 +230,13 @@ class Hub:
         self.ranks.pop(connection, None)
         self.guards.discard(connection)
         connection.close()
+
+
+def _has_come(connection: socket.socket) -> bool:
+    """Whether there is something to read, or an end."""
+    looks = select.poll()  # select() takes no descriptor above 1023
+    looks.register(connection, select.POLLIN)
+    return bool(looks.poll(0))
 
 
 def say(text: str) -> None:

@@ -1,5 +1,7 @@
 """The hub of the sentinels is reached by the ranks, and by nobody else for long."""
 
+import fcntl
+import resource
 import selectors
 import socket
 import subprocess
@@ -129,6 +131,20 @@ def test_a_flood_of_strangers_does_not_keep_the_ranks_out(running, monkeypatch):
     assert len(running.hub.strangers) <= 20
     for connection in crowd:
         connection.close()
+
+
+def test_a_stranger_may_have_a_descriptor_beyond_the_thousandth():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard <= 1024:
+        pytest.skip("processes may have no more than 1024 descriptors here")
+    hub = Hub(selectors.DefaultSelector())
+    ours, theirs = socket.socketpair()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hub.admit(socket.socket(fileno=fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 1024)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ours.sendall(f"rank {hub.token} 0 77 there\n".encode())
+    hub.drop_strangers(time.monotonic() + hubs.STRANGER_SECONDS)
+    assert list(hub.ranks.values()) == ["rank 0 (pid 77 on there)"] and not hub.strangers
 
 
 LIMITED = """

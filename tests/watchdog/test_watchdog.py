@@ -237,6 +237,43 @@ def test_stopped_ranks_are_a_suspended_run_only_if_they_are_all(capfd, left, jud
     assert hub.ended == judged and ("rank 0 (pid 10 on n1) is stopped" in capfd.readouterr().err) == judged
 
 
+@pytest.mark.parametrize(
+    ("idle", "waits", "judged"),
+    [
+        *[((9.0, 1.0), (True, False), False), ((9.0, 4.0), (True, False), False), ((9.0, 1.0), (True, True), False)],
+        *[((9.0, 5.0), (True, False), True), ((1.0, 5.0), (True, False), True), ((9.0, 5.0), (True, True), True)],
+    ],
+)
+def test_a_slow_rank_is_waited_for_while_it_makes_progress(idle, waits, judged):
+    hub = Hub(selectors.DefaultSelector())
+    hub.expected, hub.seconds = 2, 5.0
+    hub.answers = {f"{rank}": Answer(rank, 10 + rank, "n1", idle[rank], "S", waits[rank], "here") for rank in range(2)}
+    hub.judge()
+    assert hub.ended == judged
+
+
+SLOW = """
+import time
+from engine.comm.world import world
+from engine.watchdog.board import DATA
+w = world()
+w.board.enter(DATA)
+w.watch(1)
+for _ in range(9 if w.rank == 1 else 0):
+    time.sleep(0.7)
+    w.board.beat()
+w.barrier()
+print("all there", flush=True)
+w.close()
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_wait_for_a_slow_one_for_any_time():
+    done = run_ranks(3, SLOW, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("all there") == 3, done.stderr
+
+
 def test_who_is_blamed():
     def answer(rank: int, idle: float, state: str = "S", waits: bool = True, text: str = "iteration 3, here") -> Answer:
         return Answer(rank, 10 + rank, "n1", idle, state, waits, text)
