@@ -17,6 +17,7 @@ from engine.comm.strategies.local import Local
 from engine.comm.strategies.servers import Servers
 from engine.comm.strategies.strategy import Strategy
 from engine.comm.world import World
+from engine.host.cores import fewest_cores
 
 if TYPE_CHECKING:
     from engine import proto
@@ -58,4 +59,5 @@ def make_strategy(
 
 def settings_of(world: World, param: proto.CommParameter) -> CommSettings:
     """From a CommParameter and the environment; collective, as it measures the link. Raises ConfigError."""
-    return comm_settings(param, world.links(), world.local_rank, world.local_size)
+    cores = fewest_cores(world.places())  # of hosts that may differ: the ranks need the same number of servers
+    return comm_settings(param, world.links(), world.local_rank, world.local_size, cores=cores)

@@ -76,7 +76,7 @@ def fields_of(
     cores: int,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Others]:
-    """Those that are worth trying: what comm_param or a variable of MLSL's gives stays. cores: of this rank."""
+    """Those that are worth trying: what comm_param or a variable of MLSL's gives stays. cores: of a rank."""
 
     def is_free(field: str, *variables: str) -> bool:
         return not (param.HasField(field) or any(environ.get(f"MLSL_{name}", "").strip() for name in variables))

@@ -105,8 +105,8 @@ def comm_settings(
 ) -> CommSettings:
     """The settings of rank `local_rank` of the `local_size` ranks on this host.
 
-    param: the solver's comm_param. cores: of the host (default: those that this process may use); for the default
-    number of servers. Variables override: MLSL_NUM_SERVERS (servers), MLSL_SERVER_AFFINITY (affinity),
+    param: the solver's comm_param. cores: of a rank, for the default number of servers (default: a share of those that
+    this process may use). Variables override: MLSL_NUM_SERVERS (servers), MLSL_SERVER_AFFINITY (affinity),
     MLSL_LARGE_MSG_SIZE_MB / MLSL_LARGE_MSG_CHUNKS (chunk_mb is their quotient), MLSL_MSG_PRIORITY (priority). Raises
     ConfigError that names the field or the variable.
     """
@@ -153,10 +153,10 @@ def server_settings(
     entries serves every rank of the host.
     """
     if cores is None:
-        cores = len(own_cores())
+        cores = len(own_cores()) // max(1, local_size)
     if param.servers < 0:
         raise ConfigError(f"comm_param: servers: expected 0 or more, got {param.servers}")
-    default = param.servers if param.HasField("servers") else default_servers(cores // max(1, local_size))
+    default = param.servers if param.HasField("servers") else default_servers(cores)
     servers = _number(environ, "MLSL_NUM_SERVERS", default)
     text, entries = environ.get("MLSL_SERVER_AFFINITY", "").strip(), list(param.affinity)
     named = f'MLSL_SERVER_AFFINITY="{text}"' if text else f"comm_param: affinity {','.join(map(str, entries))}"

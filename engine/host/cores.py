@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,11 @@ def all_hosts_and_cores(world: Ranks) -> list[tuple[str, tuple[int, ...]]]:
 def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]]) -> int:
     """Threads of a rank: its cores, divided by the number of ranks that are allowed the same ones."""
     return max(1, len(mine[1]) // everyone.count(mine))
+
+
+def fewest_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> int:
+    """Of the rank that has the fewest, divided as for threads_for(): a number that all ranks agree about."""
+    return min(max(1, len(cores) // sharers) for (_, cores), sharers in Counter(everyone).items())
 
 
 def core_plan(

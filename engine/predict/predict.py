@@ -245,7 +245,7 @@ def slowest(ranks: int) -> float:
 def settings_for(network: Network, param: proto.CommParameter | None = None) -> CommSettings:
     """Those that training would choose on such a network."""
     links = Links(network.between if network.nodes > 1 else None, network.within)
-    cores = int(network.cores) or None
+    cores = max(1, int(network.cores) // network.ranks_per_node) if network.cores else None  # of a rank
     return comm_settings(param or proto.CommParameter(), links, 0, network.ranks_per_node, {}, cores)
 
 

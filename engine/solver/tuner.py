@@ -14,7 +14,7 @@ import numpy as np
 from engine import proto
 from engine.comm.search import Search, as_text, fields_of
 from engine.errors import ConfigError
-from engine.host.cores import own_cores
+from engine.host.cores import fewest_cores
 from engine.report.log import log
 from engine.report.observer import Observer
 from engine.solver.modes import Mode
@@ -62,7 +62,7 @@ class Tuner:
 
     def __init__(self, optimizer: Optimizer, feeder: Feeder, world: World):
         self._optimizer, self._feeder, self._world = optimizer, feeder, world
-        settings, cores = optimizer.strategy.settings, max(1, len(own_cores()) // max(1, world.local_size))
+        settings, cores = optimizer.strategy.settings, fewest_cores(world.places())
         self._cores = settings.cores
         self._search = Search(settings, fields_of(settings, optimizer.param.comm_param, world, cores))
         self._times: list[tuple[float, float]] = []

@@ -4,8 +4,10 @@ import pytest
 from google.protobuf import text_format
 
 from engine import proto
+from engine.comm.factory import settings_of
 from engine.comm.link import ALONE, Link, Links
 from engine.comm.settings import Reduction, comm_settings, default_servers, ignored_variables
+from engine.comm.world import World
 from engine.errors import ConfigError
 from engine.host.launch import Launch, detect
 
@@ -43,10 +45,29 @@ def test_one_list_serves_all_ranks():
 
 def test_defaults():
     assert settings(cores=68).servers == 4
-    assert settings("", 0, 2, cores=48).servers == 2
+    assert settings("", 0, 2, cores=24).servers == 2
     assert settings("", 0, 2).cores is None
     assert default_servers(1) == 2
     assert settings().reduction == Reduction() and str(Reduction()) == "float32"
+
+
+NODE1, NODE2 = tuple(range(64)), tuple(range(16))
+
+
+@pytest.mark.parametrize(
+    ("places", "servers"),
+    [
+        ([("node1", NODE1), ("node2", NODE2)], 2),
+        ([("node1", NODE1), ("node1", NODE1)], 4),
+        ([("node1", NODE1)] * 3, 2),
+        ([("node1", NODE1[:32]), ("node1", NODE1[32:])], 4),  # bound by the launcher
+    ],
+)
+def test_ranks_agree_about_the_default_number_of_servers(places, servers, monkeypatch):
+    monkeypatch.delenv("MLSL_NUM_SERVERS", raising=False)
+    world = World()
+    world.size, world.local_size, world.places = len(places), 2, lambda: places
+    assert settings_of(world, proto.CommParameter()).servers == servers
 
 
 def test_the_link_decides_how_much_travels_at_a_time():
