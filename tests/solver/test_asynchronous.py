@@ -161,6 +161,27 @@ def test_gradients_that_are_two_updates_old():
     all_fine(2, SINGLE)
 
 
+LATE = """
+import time
+from engine.comm.strategies import asynchronous
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON
+world = world()
+if world.rank == 0:
+    asynchronous.BUSY_SLEEP = asynchronous.IDLE_SLEEP = 0.1
+text = COMMON.replace("max_iter: 6", "max_iter: 12") + "snapshot: 2 comm_param {{ mode: ASYNC }}"
+solve(text, digits_net(8), "{folder}", world=world)
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_a_server_that_hears_late_of_a_meeting(tmp_path):
+    all_fine(2, LATE.format(folder=tmp_path))
+
+
 RESUME = """
 from engine.comm.world import world
 from engine.report.log import set_up

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet  # before Python 3.11 it is not the built-in one
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -68,6 +69,7 @@ class Asynchronous(Strategy):
         self._asked: queues.SimpleQueue[tuple[Callable[[Future], object], Future]] = queues.SimpleQueue()
         self._granted: Future | None = None
         self._goal: tuple[int, Future] | None = None
+        self._withdrawn = 0  # other ranks that compute nothing more until all begin anew
         self._next = 0  # the bucket to push
         self._missing: dict[int, int] = {}  # of buckets that are under way: shares whose weights have not come
         self._dirty: set[Unit] = set()
@@ -107,7 +109,7 @@ class Asynchronous(Strategy):
         self.world.barrier()
 
     def _begin(self, iteration: int) -> None:
-        self._tickets = Tickets(self.ranks, self.bound, iteration)
+        self._tickets, self._withdrawn = Tickets(self.ranks, self.bound, iteration), 0
         for unit in self.units:
             unit.places.begin(iteration)
 
@@ -168,7 +170,7 @@ class Asynchronous(Strategy):
             while True:
                 try:
                     return done.result(timeout=0.2)
-                except TimeoutError:
+                except NotYet:
                     if self.queue.stopped:
                         self.queue.wait_all_done()  # raises what has happened
                         raise CommError("the communication server has ended") from None
@@ -246,7 +248,9 @@ class Asynchronous(Strategy):
             moved |= mailbox.poll()
         while self._dirty:
             self._serve(self._dirty.pop())
-        if self._goal and all(unit.places.version == self._goal[0] for unit in self.units):
+        # What a rank says of this meeting must not come into the next round.
+        everybody = self._withdrawn == self.ranks - 1
+        if self._goal and everybody and all(unit.places.version == self._goal[0] for unit in self.units):
             goal, self._goal = self._goal, None
             goal[1].set_result(None)
             moved = True
@@ -366,6 +370,7 @@ class Asynchronous(Strategy):
         values = np.zeros(2, np.int64)
 
         def withdraw() -> None:
+            self._withdrawn += 1
             self._withdraw(rank)
             self._hear_withdrawal(rank)
 
@@ -381,7 +386,8 @@ class Asynchronous(Strategy):
         self._control.send(rank, number, message, lambda: None)
 
     def _await(self, iteration: int, done: Future) -> None:
-        """This rank computes nothing more; `done` when so many iterations are in its shares."""
+        """This rank computes nothing more; `done` when the others do not, either, and so many iterations are in its
+        shares."""
         self._withdraw(self.rank)
         for rank in range(self.ranks):
             if rank != self.rank:
