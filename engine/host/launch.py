@@ -47,9 +47,11 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """The launcher and this process' rank and size; None if it was started by hand."""
+    """The launcher and this process' rank and size; None if it was started by hand, also in a shell of srun's."""
     for launcher, rank, size in _LAUNCHERS:
         if _NUMBER.fullmatch(environ.get(rank, "")) and _NUMBER.fullmatch(environ.get(size, "")):
+            if launcher == "srun" and int(environ[size]) == 1:  # such as srun --pty bash: its commands inherit these
+                return None
             return _in_group(launcher, int(environ[rank]), int(environ[size]), environ.get(GROUPS, ""))
     return None
 

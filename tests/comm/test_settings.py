@@ -154,6 +154,7 @@ def test_a_short_list_says_what_is_missing():
         ({"PMI_RANK": "3", "PMI_SIZE": "5", "ENGINE_GROUPS": "2,2"}, Launch("mpiexec", 3, 5, 0, 5)),
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Launch("srun", 3, 8, 0, 8)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # inside a batch script, not under srun
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # in a shell of srun --pty
         ({"PMI_RANK": "²", "PMI_SIZE": "8"}, None),
     ],
 )
