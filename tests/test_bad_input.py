@@ -145,6 +145,12 @@ def test_an_undecodable_image(here):
     assert done.returncode == 0 and "Skipped 1 undecodable images" in done.stderr, done.stderr
     two = train(folder, "--skip_bad_images", "--set", "layer[data@TRAIN].data_param.batch_size=4", ranks=2)
     assert two.returncode == 0 and "Skipped 1 undecodable images" in two.stderr, two.stderr
+    failed = train(folder, "--skip_bad_images", "--set", "base_lr=1e38", "--set", "max_iter=50", "--set", "snapshot=0")
+    assert refused(failed) and "Skipped 1 undecodable images" in failed.stderr, failed.stderr
+    write(here, NET.replace(str(DIGITS / "digits_test_lmdb"), str(here / "images")))
+    tests = ("test_iter=1", "test_interval=100", "test_initialization=false")  # one, when the run is over
+    last = train(folder, "--skip_bad_images", *(word for each in tests for word in ("--set", each)))
+    assert last.returncode == 0 and "Skipped 1 undecodable images" in last.stderr, last.stderr
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,8 @@ class Run:
 @dataclass(frozen=True)
 class Figures:
     """What an iteration showed, as means over the ranks. loss: that of the last average_loss iterations. outputs: by
-    name, float64, flat. loss_weights: of the outputs that are losses."""
+    name, float64, flat; those whose shapes differ among the ranks are this rank's. loss_weights: of the outputs that
+    are losses."""
 
     loss: float
     outputs: Mapping[str, np.ndarray]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -154,7 +154,8 @@ class Optimizer:
         """
         try:
             yield self.begin(state)
-            with undisturbed():
+            # Of several ranks this one may wait for the others, and an interrupt ends the run wherever it comes.
+            with undisturbed() if self.world.size == 1 else nullcontext():
                 self.finish()
                 state.advance(samples)
         except BaseException as error:

@@ -88,8 +88,21 @@ def _log_cores(solver: Solver) -> None:
 
 def log_skipped(world: World, feeders: Sequence[Feeder]) -> None:
     """Collective. The images that --skip_bad_images left out on any rank, and those of other colours, after a run."""
-    mine = {(index, key): why for index, feeder in enumerate(feeders) for key, why in feeder.skipped.items()}
-    found = world.gather((mine, sum(feeder.recoloured for feeder in feeders))) or []
+    _log_skipped(world.gather(_skipped(feeders)) or [])
+
+
+def log_own_skipped(feeders: Sequence[Feeder]) -> None:
+    """The same of this rank alone, after an error: the others may not come to a gather any more."""
+    _log_skipped([_skipped(feeders)])
+
+
+def _skipped(feeders: Sequence[Feeder]) -> tuple[dict[tuple[int, str], str], int]:
+    """Of this rank: why images were left out, by feeder and key, and how many were of other colours."""
+    why = {(index, key): why for index, feeder in enumerate(feeders) for key, why in feeder.skipped.items()}
+    return why, sum(feeder.recoloured for feeder in feeders)
+
+
+def _log_skipped(found: Sequence[tuple[dict[tuple[int, str], str], int]]) -> None:
     if recoloured := sum(count for _, count in found):
         log(f"{recoloured} images were given the colours of the first one: grey, or not.")
     skipped = {key: why for of_rank, _ in found for key, why in of_rank.items()}

@@ -15,6 +15,7 @@ from engine.comm.world import Agreement, World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, WeightsError
+from engine.host.ranks import gather_everywhere
 from engine.inference.evaluator import Evaluator
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -30,7 +31,7 @@ from engine.solver.finite import check_loss, check_weights
 from engine.solver.goals import Goals
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
-from engine.solver.plan import log_plan, log_skipped, warn_of_other_classes
+from engine.solver.plan import log_own_skipped, log_plan, log_skipped, warn_of_other_classes
 from engine.solver.recorder import Recorder
 from engine.solver.resolve import refuse_other_epochs, resolve
 from engine.solver.schedules import current_step
@@ -181,6 +182,11 @@ class Solver:
         self._find_losses()
 
     @property
+    def _feeders(self) -> list[Feeder]:
+        """Of all nets."""
+        return [self.feeder, *(evaluator.feeder for evaluator in self.evaluators)]
+
+    @property
     def iteration(self) -> int:
         """Updates begun so far."""
         return self.state.iteration
@@ -271,6 +277,9 @@ class Solver:
             finished = self.elastic.outlive(self._train) if self.elastic else self._train()
             log("Optimization Done." if finished else "Optimization stopped early.")
             return finished
+        except BaseException:
+            log_own_skipped(self._feeders)
+            raise
         finally:
             self.elastic = None
             self.feeder.close()
@@ -284,11 +293,12 @@ class Solver:
             finished = self.run(self.param.max_iter, until_lost=True)
             if not finished and self.param.snapshot_after_train and self._saved_at != self.iteration:
                 self.snapshot()
-            log_skipped(self.world, [self.feeder, *(evaluator.feeder for evaluator in self.evaluators)])
             if not finished:
+                log_skipped(self.world, self._feeders)
                 self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
         if finished:
             self._finish()
+            log_skipped(self.world, self._feeders)
         return finished
 
     def run(self, until: int, until_lost: bool = False) -> bool:
@@ -461,14 +471,15 @@ class Solver:
 
     def _figures(self) -> Figures:
         """What the last iteration showed. Collective, but where ranks do not wait for each other: then of this one."""
-        outputs, weights = {}, {top: weight for _, top, weight in self.net.losses()}
+        shown, weights = self.net.outputs(), {top: weight for _, top, weight in self.net.losses()}
+        outputs = {name: values.astype(np.float64).ravel() for name, values in shown.items()}
         if self.optimizer.asynchronous:
-            outputs = {name: values.astype(np.float64).ravel() for name, values in self.net.outputs().items()}
             return Figures(self.state.loss, outputs, weights)
-        for name, values in self.net.outputs().items():
-            outputs[name] = values.astype(np.float64).ravel()
-            self.world.allreduce(outputs[name])
-            outputs[name] /= self.world.size
+        shapes = gather_everywhere(self.world, {name: values.shape for name, values in shown.items()})
+        for name, values in outputs.items():
+            if all(each[name] == shown[name].shape for each in shapes):  # or each rank has what it has found
+                self.world.allreduce(values)
+                values /= self.world.size
         return Figures(self.optimizer.mean_loss(self.state), outputs, weights)
 
     # Tests and snapshots

@@ -17,7 +17,7 @@ from engine.report.timeline import Timeline
 from engine.solver.signals import Signals
 from engine.weights import read_caffemodel, read_solverstate, write_caffemodel
 from tests.mpi import run_ranks
-from tests.solver.harness import different, digits_net, learned, make_solver, solve
+from tests.solver.harness import all_fine, different, digits_net, learned, make_solver, solve
 
 # One batch that never changes: an inner product and its loss. Tests set x and the label.
 SMALL_NET = """
@@ -348,6 +348,51 @@ if world().rank == 0:
 solver.close()
 world().close()
 """
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from engine.comm.world import world
+from tests.solver.harness import *
+world = world()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+solver = make_solver("comm_param { servers: 0 }", digits_net(8), world=world)
+solver.feeder.start(0)
+begin = time.monotonic()
+if world.rank == 1:
+    time.sleep(20)
+else:
+    threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    solver.step()
+except KeyboardInterrupt:
+    world.abort("soon" if time.monotonic() - begin < 10 else "late")
+"""
+
+
+@pytest.mark.mpi
+def test_an_interrupt_ends_the_wait_for_other_ranks():
+    assert run_ranks(2, INTERRUPTED).stderr == "soon\n"
+
+
+UNLIKE = """
+import numpy as np
+from engine.comm.world import world
+from tests.solver.harness import *
+world = world()
+solver = make_solver("", digits_net(8), world=world)
+solver.net.outputs = lambda: {"alike": np.full(2, world.rank, np.float32), "boxes": np.ones(3 + 2 * world.rank)}
+figures = solver._figures().outputs
+assert figures["alike"].tolist() == [0.5, 0.5] and figures["boxes"].tolist() == [1.0] * (3 + 2 * world.rank)
+solver.close()
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_outputs_of_other_shapes_on_other_ranks_are_shown_of_one():
+    all_fine(2, UNLIKE)
 
 
 @pytest.mark.mpi
