@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine.net.net import Net
 
 FORMAT = 1
+KEEP_SECONDS = 5.0  # of measuring, at most, are lost with a run that is ended meanwhile
 KERNELS = ("direct", "fp32", "winograd", "amx")
 SCHEMA = f"expected the JSON that --kernels measure keeps: a table of format {FORMAT}"
 
@@ -114,11 +115,18 @@ class Kernels:
     """How a run comes by its kernels: by rules of thumb, by measurement, or from a file.
 
     mode: "default", "measure" or the path of a table. snapshot: the table of the run that this one continues, as JSON,
-    which comes before what was measured elsewhere, so that the bits stay the same. say: takes lines for the log.
+    which comes before what was measured elsewhere, so that the bits stay the same. say: takes lines for the log. beat:
+    called after each op that was measured, as a sign of progress.
     """
 
-    def __init__(self, mode: str = "default", snapshot: str | None = None, say: Say = lambda line: None):
-        self.mode, self._snapshot, self._say = mode, snapshot, say
+    def __init__(
+        self,
+        mode: str = "default",
+        snapshot: str | None = None,
+        say: Say = lambda line: None,
+        beat: Callable[[], None] = lambda: None,
+    ):
+        self.mode, self._snapshot, self._say, self._beat = mode, snapshot, say, beat
         self.table: Table | None = None  # in use; None: rules of thumb alone
         self._opened = False
         self._used: set[str] = set()  # keys of the ops of all nets
@@ -205,14 +213,19 @@ class Kernels:
         return table
 
     def _measure(self, asked: Mapping[str, Asked]) -> dict[str, Measured]:
-        """By key. Keeps it for other runs."""
+        """By key. Keeps it for other runs, now and then in case that this one is ended."""
         if not asked:
             return {}
         self._say(f"Kernels: measuring {len(asked)} ops, once for this processor, number of threads and batch size")
-        begin = time.perf_counter()
-        found = {key: measure(each) for key, each in asked.items()}
+        begin = last_kept = time.perf_counter()
+        path, found = cache_path(this_machine()), {}
+        for key, each in asked.items():
+            found[key] = measure(each)
+            self._beat()
+            if path is not None and time.perf_counter() - last_kept >= KEEP_SECONDS:
+                _keep(path, found)
+                last_kept = time.perf_counter()
         seconds = time.perf_counter() - begin
-        path = cache_path(this_machine())
         kept = f", kept in {path}" if path is not None and _keep(path, found) else ""
         self._say(f"Kernels: measured in {seconds:.1f} s{kept}")
         return found

@@ -248,4 +248,4 @@ def _kernels(options: Namespace, snapshot: str | None, world: World) -> Kernels:
     mode, table = options.kernels or "default", None
     if snapshot and options.kernels in (None, "measure"):
         table = world.broadcast_object(read_solverstate(snapshot).kernels if world.rank == 0 else None)
-    return Kernels(mode, table, log)
+    return Kernels(mode, table, log, world.board.beat)

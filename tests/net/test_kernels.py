@@ -181,6 +181,23 @@ def test_what_was_measured_is_kept(cache, measured):
     assert choice_of(again) == choice_of(net)
 
 
+def test_a_run_that_ends_while_it_measures_loses_little(cache, measured, monkeypatch):
+    two = CONV + CONV.replace('"y"', '"z"').replace('"x"', '"y"').replace('"conv"', '"conv2"').replace("48", "24")
+    stand_in, beats = kernel_table.measure, []
+
+    def ended(each: Asked) -> Measured:
+        if beats:
+            raise KeyboardInterrupt
+        return stand_in(each)
+
+    monkeypatch.setattr(kernel_table, "measure", ended)
+    monkeypatch.setattr(kernel_table, "KEEP_SECONDS", 0.0)
+    kernels = Kernels("measure", beat=lambda: beats.append(None))
+    with pytest.raises(KeyboardInterrupt):
+        kernels.build(lambda choices: make_net(net_text(two, x=SHAPES[CONV]), kernels=choices), World())
+    assert len(beats) == 1 and list(Table.from_text(cache.read_text(), str(cache)).ops) == measured
+
+
 def test_the_default_measures_nothing(cache, measured):
     kernels, net, _ = built("default")
     assert measured == []
