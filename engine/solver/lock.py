@@ -17,13 +17,15 @@ from engine.files import reason
 from engine.report.log import warn
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
+_REMOVE = "; it is another user's: if that run has ended, remove the file"
 _MOST_BYTES = 200  # of what a lock's file says
 _held: dict[str, int] = {}  # absolute prefix -> descriptor of the file that is locked
 
 
 def lock_prefix(prefix: str, patience: float = 0) -> bool:
     """Keeps other runs off the files of a snapshot_prefix until this process ends or unlock_prefix(). The system gives
-    the lock back whatever ends the process, so that the file of a run that was killed stops nobody.
+    the lock back whatever ends the process, so that the file of a run that was killed stops nobody, another user in the
+    same folder neither.
 
     Args:
         prefix: of the files' names. Does nothing where this process has it already.
@@ -35,10 +37,14 @@ def lock_prefix(prefix: str, patience: float = 0) -> bool:
     key, path = os.path.abspath(prefix), _file_of(prefix)
     end = time.monotonic() + patience
     while key not in _held:
-        descriptor = _open(path)
+        descriptor, is_others = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(descriptor, path):
+            if not _is_still(descriptor, path):
+                continue
+            if is_others:
+                path.unlink(missing_ok=True)
+            else:
                 _held[key] = descriptor
                 _sign(descriptor)
         except BlockingIOError:
@@ -50,7 +56,8 @@ def lock_prefix(prefix: str, patience: float = 0) -> bool:
             time.sleep(0.1)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise EngineError(f"cannot be locked: {reason(error)}", str(path)) from None
+                advice = _REMOVE if is_others else ""
+                raise EngineError(f"cannot be locked: {reason(error)}{advice}", str(path)) from None
             warn(f"{path}: its file system has no locks: nothing keeps a second run off this snapshot_prefix")
             return False
         finally:
@@ -73,15 +80,24 @@ def _file_of(prefix: str) -> Path:
     return path.with_name(f".{path.name}.lock")
 
 
-def _open(path: Path) -> int:
+def _open(path: Path) -> tuple[int, bool]:
+    """A descriptor of the lock's file, and whether it is another user's, of which this one may only read who has it."""
+    flags, is_others = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, False
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+        except PermissionError:
+            is_others = path.exists()
+            if not is_others:  # it is the folder that cannot be written
+                raise
+            descriptor = os.open(path, os.O_RDONLY | flags)
     except (OSError, ValueError) as error:
-        raise EngineError(f"cannot be locked: {reason(error)}", str(path)) from None
+        advice = _REMOVE if is_others else ""
+        raise EngineError(f"cannot be locked: {reason(error)}{advice}", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise EngineError("cannot be locked: it is no regular file", str(path))
-    return descriptor
+    return descriptor, is_others
 
 
 def _is_still(descriptor: int, path: Path) -> bool:

@@ -1,10 +1,12 @@
 """A snapshot_prefix belongs to one run."""
 
+import errno
 import os
 import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,35 @@ def test_the_lock_of_a_run_that_was_killed_stops_nobody(tmp_path, other):
     other.wait()
     assert (tmp_path / ".net.lock").exists()
     assert lock_prefix(str(tmp_path / "net")) and lock_prefix(str(tmp_path / "net"))
+    unlock_prefix(str(tmp_path / "net"))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def strange(tmp_path, other, monkeypatch):
+    """The lock's file, which this user may read alone."""
+    path, given = tmp_path / ".net.lock", os.open
+    theirs = path.read_text()
+
+    def open_own(file, flags, *mode):
+        if flags & os.O_RDWR and os.path.exists(file) and path.read_text() == theirs:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+        return given(file, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_own)
+    return path
+
+
+def test_the_lock_of_another_user(tmp_path, other, strange, monkeypatch):
+    """Who may remove what a run that was killed has left gets it."""
+    with pytest.raises(EngineError, match=f"is in use by process {other.pid} on "):
+        lock_prefix(str(tmp_path / "net"))
+    other.kill()
+    other.wait()
+    with monkeypatch.context() as patched, pytest.raises(EngineError, match="if that run has ended, remove the file"):
+        patched.setattr(Path, "unlink", lambda path, missing_ok: path.rmdir())  # which fails, as in a sticky folder
+        lock_prefix(str(tmp_path / "net"))
+    assert lock_prefix(str(tmp_path / "net")) and strange.read_text().split()[1] == str(os.getpid())
     unlock_prefix(str(tmp_path / "net"))
     assert os.listdir(tmp_path) == []
 
