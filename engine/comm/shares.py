@@ -7,8 +7,9 @@ share after share in the order of the arena.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -69,11 +70,14 @@ class Shares:
         """This rank's share of the chunk that begins there."""
         return self._of_chunk[begin]
 
+    def __iter__(self) -> Iterator[Share]:
+        """This rank's, in the order of the arena."""
+        return chain.from_iterable(self._of_bucket)
+
     def take(self, whole: np.ndarray, mine: np.ndarray) -> None:
         """mine = this rank's shares of an arena."""
-        for shares in self._of_bucket:
-            for begin, end, at in shares:
-                mine[at : at + end - begin] = whole[begin:end]
+        for begin, end, at in self:
+            mine[at : at + end - begin] = whole[begin:end]
 
     # Collective: bucket by bucket, so that no rank but the first needs room for the whole
 

@@ -14,6 +14,7 @@ from engine.solver.history import History
 if TYPE_CHECKING:
     from engine.layers.base import Parameter
     from engine.net import Net
+    from engine.solver.sharding import Sharding
 
 _CHUNK = 2**14  # floats: what is computed on the way stays in a cache, and needs no fresh pages
 _EARLY = 9  # of the first updates, the average keeps n / (n + _EARLY): what training began with is soon forgotten
@@ -23,15 +24,18 @@ class WeightAverage:
     """An exponential moving average of a net's weights, and of BatchNorm's statistics.
 
     Statistics are taken in at the end of a step, weights when the updates of the step are over: catch_up(), which the
-    next step calls before its backward. `weights` is laid out as the net's arena.
+    next step calls before its backward. `weights` is laid out as the net's arena. Where each rank keeps a share of the
+    weights in float32, which the net has rounded, a rank keeps that share of the average up to date: gather() before
+    anybody looks.
     """
 
-    def __init__(self, net: Net, weights: np.ndarray, decay: float):
+    def __init__(self, net: Net, weights: np.ndarray, decay: float, sharding: Sharding | None = None):
         """weights: the net's arena, float32. decay: what an update keeps of the average."""
         self.net, self.decay = net, decay
         self.history = History(net, ["the average of the weights"])
         (self.weights,) = self.history.arrays
         self._live = weights
+        self._sharding = sharding if sharding and sharding.weights.masters is not None else None
         self._tensors = {each: net.tensor_of[each] for each in net.graph.params if each.statistics}
         self._statistics = {each: np.zeros_like(tensor.get()) for each, tensor in self._tensors.items()}
         self._due: np.float32 | None = None  # the share of the weights that are to be taken in
@@ -49,10 +53,22 @@ class WeightAverage:
         if self._due is None:
             return
         with undisturbed():
-            for begin in range(0, self.weights.size, _CHUNK):
-                part = slice(begin, begin + _CHUNK)
-                _approach(self.weights[part], self._live[part], self._due)
+            for average, live in self._pairs():
+                for begin in range(0, average.size, _CHUNK):
+                    part = slice(begin, begin + _CHUNK)
+                    _approach(average[part], live[part], self._due)
             self._due = None
+
+    def _pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Views of what this rank keeps up to date, and of what that approaches."""
+        if self._sharding is None:
+            return [(self.weights, self._live)]
+        return self._sharding.beside_masters(self.weights)
+
+    def gather(self) -> None:
+        """Collective, after catch_up(): `weights` are whole on all ranks."""
+        if self._sharding:
+            self._sharding.complete(self.weights)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

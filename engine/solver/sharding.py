@@ -79,6 +79,19 @@ class Sharding:
         """Collective. The float32 weights on rank 0, where the net's are rounded; {} elsewhere."""
         return {} if self.weights.masters is None else self.gather(self.weights.masters)
 
+    def beside_masters(self, whole: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Views of this rank's shares of an arena, each with that of the float32 weights."""
+        masters = self.weights.masters
+        assert masters is not None
+        return [(whole[begin:end], masters[at : at + end - begin]) for begin, end, at in self.shares]
+
+    def complete(self, whole: np.ndarray) -> None:
+        """Collective. An arena of which each rank has its own shares: every rank's, on all ranks."""
+        mine = np.empty(self.shares.count, np.float32)
+        self.shares.take(whole, mine)
+        self.shares.gather(self.world, mine, None if self.world.rank else whole)
+        self.world.broadcast(whole)
+
     def gather(self, mine: np.ndarray) -> dict[Parameter, np.ndarray]:
         """Collective. An array of shares as whole arrays, row-major in the parameters' shapes, on rank 0; {}
         elsewhere."""

@@ -94,7 +94,8 @@ class Solver:
         self._find_losses()
         if not every_blob:  # or a program may set gradients
             require_loss(self.net.name, bool(self._losses), train.path)
-        self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema) if self.param.ema else None
+        averaged = self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding
+        self.average = WeightAverage(*averaged) if self.param.ema else None
         self.snapshots = Snapshots(
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
@@ -561,6 +562,7 @@ class Solver:
             self.world.allreduce_mean(optimizer.net.statistics())
         if self.average:
             self.average.catch_up()
+            self.average.gather()
             self.world.allreduce_mean(self.average.statistics())
             if self.optimizer.is_local:  # each rank's average is of other weights
                 self.world.allreduce(self.average.weights)

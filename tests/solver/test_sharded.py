@@ -10,6 +10,7 @@ import pytest
 from engine.comm.buckets import make_buckets
 from engine.comm.shares import Shares, bounds_of_shares
 from engine.errors import ConfigError
+from engine.weights import read_caffemodel
 from tests.mpi import run_ranks
 from tests.solver.harness import all_fine, different, digits_net, distance, in_files, make_solver, solve
 from tests.solver.test_restart import start, train
@@ -118,6 +119,17 @@ def test_snapshots_hold_the_whole(tmp_path):
     # What is written is float32, not what travelled.
     weights = in_files(tmp_path / "bf16", 6)["ip1[0]"]
     assert np.count_nonzero(weights.view(np.uint32) & 0xFFFF) > 0.9 * weights.size
+
+
+@pytest.mark.mpi
+def test_the_average_is_of_float32_weights(tmp_path):
+    """One that keeps nothing of those before: the weights of the last update, not what has travelled of them."""
+    program = RESUME.replace("text = ADAM", 'text = ADAM.replace("ema: 0.9", "ema: 1e-9")')
+    run(3, program.format(runs=[(f"shard_updates: true {BF16}", str(tmp_path), "")]))
+    average = read_caffemodel(tmp_path / "net_iter_6_ema.caffemodel")
+    for layer, blobs in read_caffemodel(tmp_path / "net_iter_6.caffemodel").items():
+        for blob, averaged in zip(blobs, average[layer], strict=True):
+            assert np.abs(blob - averaged).max() <= 1e-6 * np.abs(blob).max()
 
 
 SOLVER = """
