@@ -126,7 +126,16 @@ class Optimizer:
         net.program.set_queue(self.queue, gates(net, buckets_of(self.buckets)))
         net.set_board(self.world.board, self._number, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
-            net.program.set_ranks(self.world.size, self._sync_channel.allreduce)
+            net.program.set_ranks(self.world.size, self._add_up)
+
+    def _add_up(self, values: np.ndarray) -> None:
+        """Over the ranks, in the middle of forward and backward: the watchdog is to know that this one waits."""
+        assert self._sync_channel is not None
+        self.world.board.waits(True)
+        try:
+            self._sync_channel.allreduce(values)
+        finally:
+            self.world.board.waits(False)
 
     def weights_are_read(self) -> None:
         """After the net's weights were read from a file: training is to begin with all of them."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.mpi import run_ranks
-from tests.solver.harness import DIGITS, distance
+from tests.solver.harness import DIGITS, all_fine, distance
 
 NET = f"""
 layer {{ name: "data" type: "Data" top: "data" top: "label"
@@ -57,3 +57,29 @@ def test_the_same_weights_and_statistics_as_one_rank(ranks):
     assert distance(one, trained(1, sync=False)) < 1e-4, "alone, sync changes nothing"
     assert distance(one, trained(ranks)) < 1e-4
     assert distance(one, trained(ranks, sync=False)) > 1e-2, "the ranks' own statistics are something else"
+
+
+WAITS = """
+import threading, time
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_sync_batch_norm import NET
+world = world()
+solver = make_solver("", NET.replace("BATCH", "8") + "bn_sync: true", world=world)
+solver.feeder.start(0)
+found = []
+if world.rank == 1:
+    time.sleep(4)
+else:
+    threading.Timer(2, lambda: found.append((world.board.waits_for_others(), world.board.text()))).start()
+solver.step()
+assert world.rank or found == [(True, "iteration 0, forward of layer bn, waits for the other ranks")], found
+solver.close()
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_the_watchdog_knows_who_waits():
+    all_fine(2, WAITS)
