@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Eltwise")
 class Eltwise(Layer):
-    """Bottoms: blobs of one shape; top: that shape. `coeff` gives the weights of a SUM (1). One bottom, as in FlowNet
-    2's nets, is scaled by its weight."""
+    """Bottoms: blobs of one shape; top: that shape. `coeff` gives the weights of a SUM (1); a MAX ignores them. One
+    bottom, as in FlowNet 2's nets, is scaled by its weight."""
 
     bf16 = True
     bottom_range = (1, None)
@@ -30,7 +30,7 @@ class Eltwise(Layer):
             if shape != self.shapes[0]:
                 raise self.error(f"expected bottoms of one shape, {self.shapes[0]}, got {shape} for bottom {number}")
         coefficients = len(self.param.coeff)
-        if coefficients and self.param.operation != self.param.SUM:
+        if coefficients and self.param.operation == self.param.PROD:
             raise self.error("expected coeff with operation SUM only")
         if coefficients not in (0, len(self.shapes)):
             raise self.error(f"expected one coeff for each of {len(self.shapes)} bottoms or none, got {coefficients}")
@@ -53,7 +53,8 @@ class Eltwise(Layer):
     def lower(self, builder: Builder) -> None:
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         if len(inputs) == 1:
-            scale = self.param.coeff[0] if self.param.coeff else 1.0
+            sums_up = self.param.operation == self.param.SUM
+            scale = self.param.coeff[0] if sums_up and self.param.coeff else 1.0
             x = builder.plain(self, inputs[0])
             builder.op("Power", self, [x], {"power": 1.0, "scale": scale, "shift": 0.0})
         elif self.param.operation == self.param.SUM:

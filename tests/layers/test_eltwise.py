@@ -15,6 +15,7 @@ def layer(param="", bottoms="a b", top="y"):
 
 RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "z" }'
 PARAMS = ["", "coeff: 1 coeff: -0.5 coeff: 1", "coeff: 2 coeff: 3 coeff: 4", "operation: PROD", "operation: MAX"]
+PARAMS += ["operation: MAX coeff: 5 coeff: 6 coeff: 7"]  # which it ignores
 
 
 def random_bottoms(names, shape):
