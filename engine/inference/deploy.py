@@ -24,14 +24,16 @@ def input_layer(config: NetConfig) -> proto.LayerParameter | None:
 
 def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of its last loss or Accuracy, which
-    go through a Softmax; or, where it has neither, all of it. Raises ConfigError."""
+    go through a Softmax, negated if the Accuracy takes the smallest for the best; or, where it has neither, all of it.
+    Raises ConfigError."""
     layers = test_layers(config)
     data = next(layer for layer in layers if not layer.bottom).top[0]
-    usable, known, scores = [], {data}, None
+    usable, known, scores, negated = [], {data}, None, False
     _require_one_input(layers, data, config.path)
     for layer in layers:
         if layer.type in _SCORES and layer.bottom[0] in known:
             scores = layer.bottom[0]
+            negated = layer.type == "Accuracy" and layer.accuracy_param.min_is_better
         # Losses and measures read labels, which are unknown here, and so does what reads their tops.
         elif layer.bottom and set(layer.bottom) <= known and not layer.type.endswith("Loss"):
             usable.append(layer)
@@ -42,9 +44,15 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     net.state.CopyFrom(config.message.state)
     net.layer.add(name="data", type="Input", top=[data]).input_param.shape.add(dim=shape)
     net.layer.extend(usable)
-    if scores is not None and not (usable and usable[-1].type == "Softmax" and scores in usable[-1].top):
+    if scores is not None and negated:
+        net.layer.add(name="negated", type="Power", bottom=[scores], top=[scores]).power_param.scale = -1
+    if scores is not None and (negated or not _ends_in_softmax(usable, scores)):
         net.layer.add(name="prob", type="Softmax", bottom=[scores], top=["prob"])
     return NetConfig(net, config.path)
+
+
+def _ends_in_softmax(layers: list[proto.LayerParameter], scores: str) -> bool:
+    return bool(layers) and layers[-1].type == "Softmax" and scores in layers[-1].top
 
 
 def _require_one_input(layers: list[proto.LayerParameter], data: str, path: str) -> None:

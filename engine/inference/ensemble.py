@@ -131,8 +131,11 @@ class Ensemble(Evaluator):
         """The net's own figures of the average of `answers`."""
         for blob in head.inputs:
             values = [each[self._cut.copy_of(blob.name)] for each in answers]
-            averaged = blob.name in self._cut.scores and len(values) > 1
-            head.feed(blob, log_mean(values, self._cut.scores[blob.name]) if averaged else values[0])
+            if blob.name in self._cut.scores and len(values) > 1:
+                sign = np.float32(-1 if blob.name in self._cut.negated else 1)
+                head.feed(blob, sign * log_mean([sign * value for value in values], self._cut.scores[blob.name]))
+            else:
+                head.feed(blob, values[0])
         makers = {top.name: layer.type for layer in head.graph.layers for top in layer.tops}
         return {name: over_samples(value, size, makers[name]) for name, value in head.forward().items()}
 

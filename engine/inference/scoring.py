@@ -18,12 +18,14 @@ _COPY = "{} as scored"  # a blob of the body that the head reads
 @dataclass
 class Cut:
     """A net in two. body: all but the scoring layers, with a copy of each blob that they read among its outputs. head:
-    the scoring layers. scores: the blobs that stand for probabilities, with the axis of the classes. read: all blobs of
-    the body that the head reads, labels among them."""
+    the scoring layers. scores: the blobs that stand for probabilities, with the axis of the classes. negated: those of
+    them whose smallest score is the best (distances). read: all blobs of the body that the head reads, labels among
+    them."""
 
     body: NetConfig
     head: list[proto.LayerParameter]
     scores: dict[str, int]
+    negated: set[str]
     read: list[str]
 
     def copy_of(self, blob: str) -> str:
@@ -40,7 +42,8 @@ class Cut:
 
 
 def cut(config: NetConfig, graph: Graph) -> Cut:
-    """graph: of the config. Raises ConfigError for a net without layers that score it."""
+    """graph: of the config. Raises ConfigError for a net without layers that score it, or with two of the same blob of
+    which one takes the largest score for the best and the other the smallest."""
     head = _head(graph.layers)
     if not head:
         raise ConfigError(
@@ -49,6 +52,7 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
         )
     made = {top for layer in head for top in layer.tops}
     body, read, scores = [], {}, {}
+    judges: dict[str, Layer] = {}  # the first of each blob of `scores`
     for layer in graph.layers:
         if layer not in head:
             body.append(layer.message)
@@ -59,12 +63,20 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
                 copy = _COPY.format(blob.name)
                 body.append(proto.LayerParameter(name=copy, type="Split", bottom=[blob.name], top=[copy]))
         if layer.bottoms[0] not in made:
-            scores.setdefault(layer.bottoms[0].name, _axis(layer))
+            name = layer.bottoms[0].name
+            scores.setdefault(name, _axis(layer))
+            first = judges.setdefault(name, layer)
+            if _takes_smallest(layer) != _takes_smallest(first):
+                raise layer.error(
+                    f"takes the {_best(layer)} score of '{name}' for the best, layer '{first.name}' the "
+                    f"{_best(first)}; then its scores have no average"
+                )
     net = proto.NetParameter()
     net.CopyFrom(config.message)
     del net.layer[:]
     net.layer.extend(body)
-    return Cut(NetConfig(net, config.path), [layer.message for layer in head], scores, list(read.values()))
+    negated = {name for name, layer in judges.items() if _takes_smallest(layer)}
+    return Cut(NetConfig(net, config.path), [layer.message for layer in head], scores, negated, list(read.values()))
 
 
 def _axis(layer: Layer) -> int:
@@ -72,6 +84,15 @@ def _axis(layer: Layer) -> int:
     axis = layer.attributes()["axis"]
     assert isinstance(axis, int)
     return axis
+
+
+def _takes_smallest(layer: Layer) -> bool:
+    """Whether the smallest score is the best."""
+    return layer.type == "Accuracy" and layer.message.accuracy_param.min_is_better
+
+
+def _best(layer: Layer) -> str:
+    return "smallest" if _takes_smallest(layer) else "largest"
 
 
 def _head(layers: Sequence[Layer]) -> list[Layer]:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, read_net, read_solver
 from engine.errors import ConfigError, WeightsError
 from engine.graph.build import TEST, build
+from engine.inference.classify import Classifier, Preprocessing
 from engine.inference.ensemble import Ensemble, log_mean
 from engine.inference.evaluator import Evaluator
 from engine.inference.extract_features import extract_features
@@ -177,6 +179,47 @@ def test_a_softmax_within_the_net_is_left_to_it():
     found = cut(config, build(config, TEST))
     assert [layer.name for layer in found.head] == ["loss"]
     assert found.scores == {"fc": 1} and found.read == ["fc", "label"]
+
+
+DISTANCES = """
+    layer { name: "data" type: "Data" top: "data" top: "label" transform_param { scale: 0.0625 }
+            data_param { source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 60 } }
+    layer { name: "far" type: "InnerDistance" bottom: "data" top: "far" inner_distance_param { num_output: 10 } }
+    layer { name: "accuracy" type: "Accuracy" bottom: "far" bottom: "label" top: "accuracy"
+            accuracy_param { min_is_better: true } }
+"""
+
+
+def test_distances_of_which_the_smallest_is_the_best(tmp_path):
+    config = parse_net(DISTANCES, "distances")
+    data = parse_net(DISTANCES.partition('layer { name: "far"')[0])
+    extract_features(data, [], ["data", "label"], [str(tmp_path / "f.npz")], 6)
+    with np.load(tmp_path / "f.npz") as stored:
+        pixels, labels = stored["data"].reshape(360, -1).astype(np.float64), stored["label"].ravel().astype(int)
+    files, far = [], []  # far: (samples, digits) of each member
+    for half in (slice(0, 180), slice(180, 360)):  # each member has the means of its own samples
+        means = np.stack([pixels[half][labels[half] == digit].mean(0) for digit in range(10)])
+        files.append(str(tmp_path / f"{half.start}.caffemodel"))
+        write_caffemodel(files[-1], config.message, {"far": [means.astype(np.float32)]})
+        far.append(((pixels[:, np.newaxis] - means) ** 2).sum(-1))
+    found = scored(config, [[path] for path in files])["accuracy"]
+    for row, distances in enumerate(far):
+        assert found[row, 0] == pytest.approx((distances.argmin(1) == labels).mean())
+    average = np.mean([np.exp(-each) / np.exp(-each).sum(1, keepdims=True) for each in far], 0)
+    assert found[2, 0] == pytest.approx((average.argmax(1) == labels).mean())
+    classifier = Classifier(config, [files[0]], Preprocessing())
+    right = 0
+    for row, label in enumerate(labels):
+        picture = np.rint(pixels[row].reshape(8, 8) * 16).astype(np.uint8)
+        Image.fromarray(picture).save(tmp_path / "digit.png")
+        right += classifier.scores(str(tmp_path / "digit.png")).argmax() == label
+    assert right / 360 == pytest.approx(found[0, 0])
+
+
+def test_a_largest_and_a_smallest_score_as_the_best():
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "far" bottom: "label" top: "loss" }'
+    with pytest.raises(ConfigError, match=r"'loss' .*: takes the largest score of 'far' .* 'accuracy' the smallest;"):
+        scored(parse_net(DISTANCES + loss, "distances"), [[]])
 
 
 def test_the_average_of_tiny_probabilities():
