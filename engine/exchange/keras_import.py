@@ -4,12 +4,14 @@ A layer of the net takes the arrays that lie, in the file, in a group of its nam
 moving_mean and moving_variance, or, as Keras 3 writes them, vars/0, vars/1 and so on in that order, where the layer's
 name is an attribute of `vars`, and the group has that of its class. A .keras file is a zip archive of such an HDF5
 file; the description of the model in it is not read. Keras keeps channels last; what follows from that is done here:
-kernels are turned, and the rows of an inner product after a Flatten are put in Caffe's order.
+kernels are turned, and what an inner product or a normalisation after a Flatten has for each element is put in Caffe's
+order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import tempfile
@@ -23,11 +25,15 @@ import numpy as np
 from engine.config import read_net
 from engine.errors import EngineError, WeightsError, shape_text
 from engine.exchange.deploy_graph import DeployGraph, deploy_graph
+from engine.exchange.keras_order import UNKNOWN, channels_of, fits, in_caffes_order, is_flat
 from engine.files import check_writable, is_regular, reason
-from engine.layers.base import Blob, Layer
+from engine.layers.affine import Affine
+from engine.layers.base import Layer
+from engine.layers.batch_norm import BatchNorm
 from engine.layers.convolution import Convolution
 from engine.layers.deconvolution import Deconvolution
 from engine.layers.inner_product import InnerProduct
+from engine.layers.prelu import PReLU
 from engine.layers.scale import Scale
 from engine.weights import write_caffemodel
 from engine.weights.h5_file import H5File, import_h5py, most_bytes
@@ -68,9 +74,10 @@ def import_keras(
     with _unpacked(source) as path, H5File(h5py, path, fail) as file:
         stored = _arrays(file, {layer.name for layer in graph.layers})
     blobs: dict[str, list[np.ndarray]] = {}
+    channels = channels_of(graph)
     for layer in graph.layers:
         if layer.params and not (isinstance(layer, Scale) and layer.name in blobs):
-            blobs.update(_parameters(layer, graph, stored, str(source)))
+            blobs.update(_parameters(layer, graph, channels[layer.bottoms[0]], stored, str(source)))
     write_caffemodel(weights, config.message, blobs)
     norms = [layer.name for layer in graph.layers if layer.type == "BatchNorm"]
     return [f"{norms[0]}: Keras' eps is 0.001 by default, Caffe's 0.00001; the net must say Keras's"] if norms else []
@@ -122,17 +129,17 @@ def _arrays(file: H5File, layers: set[str]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _parameters(
-    layer: Layer, graph: DeployGraph, stored: Mapping[str, Mapping[str, np.ndarray]], source: str
+    layer: Layer, graph: DeployGraph, channels: int, stored: Mapping[str, Mapping[str, np.ndarray]], source: str
 ) -> dict[str, list[np.ndarray]]:
-    """Blobs of a layer, and, of a BatchNorm, of the Scale that reads it."""
+    """Blobs of a layer, and, of a BatchNorm, of the Scale that reads it. channels: of its bottom."""
     if layer.name not in stored:
         raise WeightsError(f"layer '{layer.name}' ({layer.type}): the file has no group of that name", source)
     names = _NAMES.get(layer.type, _KERNEL)
-    given = _named(stored[layer.name], names)
+    named = _named(stored[layer.name], names)
+    given = {name: _in_order(layer, name, values, channels, source) for name, values in named.items()}
     if layer.type == "BatchNorm":
         return _norm(layer, graph, given, source)
-    bottom = _before_flatten(layer, graph)
-    arrays = [_turned(layer, given[name], name, bottom) for name in names if name in given]
+    arrays = [_turned(layer, given[name], name) for name in names if name in given]
     return {layer.name: _fitted(layer, arrays, source)}
 
 
@@ -160,21 +167,29 @@ def _norm(
     return found
 
 
-def _before_flatten(layer: Layer, graph: DeployGraph) -> Blob:
-    """The bottom of a layer, before it was flattened."""
-    makers = {top: each for each in graph.layers for top in each.tops}
-    blob = layer.bottoms[0]
-    while blob in makers and makers[blob].type in ("Flatten", "Dropout", "Reshape"):
-        blob = makers[blob].bottoms[0]
-    return blob
+def _in_order(layer: Layer, name: str, values: np.ndarray, channels: int, source: str) -> np.ndarray:
+    """An array of Keras with what it has for each element of a flattened bottom in Caffe's order. channels: of the
+    bottom, as channels_of() says."""
+    bottom = layer.bottoms[0].shape
+    by_element = is_flat(bottom) and isinstance(layer, (Affine, BatchNorm, PReLU))
+    if by_element or isinstance(layer, InnerProduct):
+        if values.shape[:1] != (math.prod(bottom[1:]),) or (name == "bias" and not by_element):
+            return values
+        if channels != UNKNOWN:
+            return in_caffes_order(values, channels)
+    elif channels == UNKNOWN or fits(channels, bottom):
+        return values
+    raise WeightsError(
+        f"layer '{layer.name}' ({layer.type}): the order in which Keras, channels last, has the elements of "
+        f"'{layer.bottoms[0].name}' is unknown; expected between a Flatten and a layer with weights only layers that "
+        "leave each element in its place",
+        source,
+    )
 
 
-def _turned(layer: Layer, values: np.ndarray, name: str, bottom: Blob) -> np.ndarray:
+def _turned(layer: Layer, values: np.ndarray, name: str) -> np.ndarray:
     """An array of Keras in Caffe's order of axes."""
     if name == "kernel" and isinstance(layer, InnerProduct) and values.ndim == 2:
-        if len(bottom.shape) == 4 and len(values) == np.prod(bottom.shape[1:]):
-            c, h, w = bottom.shape[1:]
-            values = values.reshape(h, w, c, -1).transpose(2, 0, 1, 3).reshape(c * h * w, -1)
         return values if layer.param.transpose else values.T
     depthwise = isinstance(layer, Convolution) and layer.params[0].shape[1] == 1
     if depthwise and name == "kernel" and values.ndim == 4:  # (h, w, channels, multiplier)

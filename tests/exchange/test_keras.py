@@ -47,16 +47,19 @@ def correlate(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     return np.einsum("nhwcij,ijco->nhwo", windows, kernel)
 
 
-def reference(x: np.ndarray) -> np.ndarray:
-    """The net as Keras computes it, x (n, h, w, c)."""
+def norm(x: np.ndarray, by: dict) -> np.ndarray:
+    """x (n, ..., c)."""
+    return (x - by["moving_mean"]) / np.sqrt(by["moving_variance"] + 1e-3) * by["gamma"] + by["beta"]
+
+
+def reference(x: np.ndarray, between=lambda x: x) -> np.ndarray:
+    """The net as Keras computes it, x (n, h, w, c). between: what stands between flat and dense."""
     x = correlate(x, ARRAYS["conv"]["kernel"]) + ARRAYS["conv"]["bias"]
-    bn = ARRAYS["bn"]
-    x = (x - bn["moving_mean"]) / np.sqrt(bn["moving_variance"] + 1e-3) * bn["gamma"] + bn["beta"]
-    x = np.maximum(x, 0)
+    x = np.maximum(norm(x, ARRAYS["bn"]), 0)
     kernel = ARRAYS["dw"]["depthwise_kernel"]
     parts = [correlate(x[..., c : c + 1], kernel[:, :, c : c + 1]) for c in range(4)]
     x = np.concatenate(parts, -1).reshape(len(x), -1)
-    return x @ ARRAYS["dense"]["kernel"] + ARRAYS["dense"]["bias"]
+    return between(x) @ ARRAYS["dense"]["kernel"] + ARRAYS["dense"]["bias"]
 
 
 def write(path: Path, style: str, arrays: dict = ARRAYS) -> None:
@@ -98,15 +101,95 @@ def test_a_depthwise_convolution_by_groups(tmp_path):
     )
 
 
-def check(folder: Path, style: str, net: str) -> None:
+FLAT = 'layer { name: "flat" type: "Flatten" bottom: "dw" top: "flat" }'
+FLAT_NORM = {
+    "gamma": RANDOM.uniform(0.5, 1.5, 72),
+    "beta": RANDOM.normal(size=72),
+    "moving_mean": RANDOM.normal(size=72),
+    "moving_variance": RANDOM.uniform(0.5, 1.5, 72),
+}
+
+
+BETWEEN = {  # Flatten and InnerProduct: prototxt, the arrays of `between`, and what Keras computes
+    "relu": ('layer { name: "between" type: "ReLU" bottom: "flat" top: "flat" }', {}, lambda x: np.maximum(x, 0)),
+    "norm": (
+        'layer { name: "between" type: "BatchNorm" bottom: "flat" top: "flat" batch_norm_param { eps: 0.001 } }'
+        'layer { name: "between/scale" type: "Scale" bottom: "flat" top: "flat" scale_param { bias_term: true } }'
+        'layer { name: "sigmoid" type: "Sigmoid" bottom: "flat" top: "flat" }',
+        FLAT_NORM,
+        lambda x: 1 / (1 + np.exp(-norm(x, FLAT_NORM))),
+    ),
+    "prelu": (
+        'layer { name: "between" type: "PReLU" bottom: "flat" top: "flat" }',
+        {"alpha": FLAT_NORM["gamma"]},
+        lambda x: np.where(x > 0, x, x * FLAT_NORM["gamma"]),
+    ),
+    "reshape": (
+        'layer { name: "between" type: "Reshape" bottom: "flat" top: "flat" '
+        "reshape_param { shape { dim: 0 dim: -1 dim: 1 dim: 1 } } }",
+        {},
+        lambda x: x,
+    ),
+    "sum": (
+        'layer { name: "relu_flat" type: "ReLU" bottom: "flat" top: "positive" }'
+        'layer { name: "between" type: "Eltwise" bottom: "flat" bottom: "positive" top: "sum" }',
+        {},
+        lambda x: x + np.maximum(x, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BETWEEN)
+def test_layers_between_flatten_and_inner_product(kind, tmp_path):
+    text, stored, between = BETWEEN[kind]
+    top = "sum" if kind == "sum" else "flat"
+    arrays = {**ARRAYS, "between": stored} if stored else ARRAYS
+    net = NET.replace(FLAT, FLAT + text)
+    check(
+        tmp_path,
+        "keras 3",
+        net.replace('bottom: "flat" top: "dense"', f'bottom: "{top}" top: "dense"'),
+        arrays,
+        between,
+    )
+
+
+def test_channels_that_the_net_itself_puts_last(tmp_path):
+    permute = 'layer { name: "last" type: "Permute" bottom: "dw" top: "last" permute_param { order: [0, 2, 3, 1] } }'
+    check(tmp_path, "keras 3", NET.replace(FLAT, permute + FLAT.replace('"dw"', '"last"')))
+
+
+@pytest.mark.parametrize(
+    ("text", "layer"),
+    [
+        (
+            FLAT.replace('top: "flat"', 'top: "a"') + 'layer { name: "b" type: "Concat" bottom: "a" top: "flat" }',
+            "dense",
+        ),
+        (
+            'layer { name: "up" type: "Reshape" bottom: "bn" top: "up" '
+            "reshape_param { shape { dim: 0 dim: 8 dim: -1 dim: 3 } } }"
+            'layer { name: "bn_up" type: "BatchNorm" bottom: "up" top: "up" }' + FLAT,
+            "bn_up",
+        ),
+    ],
+)
+def test_elements_whose_order_is_unknown_are_refused(text, layer, tmp_path):
+    write(tmp_path / "x.h5", "keras 2", {**ARRAYS, "bn_up": FLAT_NORM})
+    (tmp_path / "net.prototxt").write_text(NET.replace(FLAT, text))
+    with pytest.raises(EngineError, match=f"layer '{layer}' .*: the order in which Keras, channels last, has"):
+        import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
+
+
+def check(folder: Path, style: str, net: str, arrays: dict = ARRAYS, between=lambda x: x) -> None:
     source = folder / ("x.keras" if style == "archive" else "x.h5")
-    write(source, style)
+    write(source, style, arrays)
     (folder / "net.prototxt").write_text(net)
     files = [str(source), *(str(folder / name) for name in ("net.prototxt", "x.caffemodel"))]
     assert main(["import", *files, "--onto"]) == 0
     inputs = harness.random_inputs({"data": (2, 3, 6, 5)})
     found = harness.engine_outputs(net, files[2], inputs)["dense"]
-    harness.assert_close(found, reference(inputs["data"].transpose(0, 2, 3, 1)).astype(np.float32))
+    harness.assert_close(found, reference(inputs["data"].transpose(0, 2, 3, 1), between).astype(np.float32))
 
 
 @pytest.mark.parametrize(
