@@ -12,7 +12,8 @@ from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError, WeightsError, shortened
 from engine.graph.build import TEST, Graph, ShapesOf, build
-from engine.inference.evaluator import Evaluator, Outputs, over_samples
+from engine.inference.by_sample import BySample
+from engine.inference.evaluator import Evaluator, Outputs
 from engine.inference.scoring import Cut, cut
 from engine.inference.trained import load
 from engine.inference.views import Views
@@ -67,6 +68,9 @@ class Ensemble(Evaluator):
             if self._views.count > 1:
                 _require_one_answer(self._cut, graph, config.path)
             super().__init__(self._cut.body, world, options, feeder=lambda *_: opened, kernels=kernels)
+            self.by_sample = BySample(
+                config, lambda size: self._views.shapes_of(opened.shapes_for(size)), opened.batch_size
+            )
             self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
             for net, files in zip(self._members, members, strict=True):
                 _load_member(net, files, alone=len(members) == 1)
@@ -117,17 +121,19 @@ class Ensemble(Evaluator):
             for net, given in zip(members, answers, strict=True):
                 self.feeder.feed(net, view)
                 given.append(net.forward(counters))
-        scored = [self._scored(head, given, size) for given in answers]
+        scored = [self._scored(head, given) for given in answers]
         if len(members) > 1:
-            scored.append(self._scored(head, [each for given in answers for each in given], size))
+            scored.append(self._scored(head, [each for given in answers for each in given]))
         if self.on_forward is not None:
             self.on_forward(head, size, batch.keys)  # which has scored the average last
         rows = {name: np.stack([row[name] for row in scored]) for name in scored[0]}
         for name in self._others:
-            rows[name] = np.stack([np.mean([over_samples(e[name], size, "") for e in given], 0) for given in answers])
+            rows[name] = np.stack(
+                [np.mean([self.by_sample.averaged(name, e[name]) for e in given], 0) for given in answers]
+            )
         return rows
 
-    def _scored(self, head: Net, answers: Sequence[Outputs], size: int) -> Outputs:
+    def _scored(self, head: Net, answers: Sequence[Outputs]) -> Outputs:
         """The net's own figures of the average of `answers`."""
         for blob in head.inputs:
             values = [each[self._cut.copy_of(blob.name)] for each in answers]
@@ -136,8 +142,7 @@ class Ensemble(Evaluator):
                 head.feed(blob, sign * log_mean([sign * value for value in values], self._cut.scores[blob.name]))
             else:
                 head.feed(blob, values[0])
-        makers = {top.name: layer.type for layer in head.graph.layers for top in layer.tops}
-        return {name: over_samples(value, size, makers[name]) for name, value in head.forward().items()}
+        return {name: self.by_sample.averaged(name, value) for name, value in head.forward().items()}
 
 
 def _require_one_answer(nets: Cut, graph: Graph, path: str) -> None:

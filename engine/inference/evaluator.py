@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +10,14 @@ import numpy as np
 from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import ConfigError, DataError
+from engine.errors import ConfigError, DataError, shape_text
 from engine.graph.build import TEST, ShapesOf
+from engine.inference.by_sample import BySample
 from engine.layers.kernels import Choices
 from engine.net import DEFAULT, Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.average_precision import Detections
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.report.metrics import Averages, output_lines
 from engine.report.progress import Progress
 
@@ -66,6 +67,7 @@ class Evaluator:
         self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)
         self.on_forward: Callable[[Net, int, list[str]], None] | None = None  # after each forward: samples, their keys
+        self.by_sample = BySample(config, self.feeder.shapes_for, self.feeder.batch_size)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self.ap_version, self._show_per_class = ap_version, show_per_class
         self.detections: dict[str, Detections] = {}  # of the last test, by the detector's top; on rank 0
@@ -83,6 +85,7 @@ class Evaluator:
     def rebuild_net(self, config: NetConfig) -> Net:
         """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
         self._config, self._small = config, None
+        self.by_sample = BySample(config, self.feeder.shapes_for, self.feeder.batch_size)
         self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)
         return self.net
 
@@ -154,9 +157,8 @@ class Evaluator:
             raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch(error.item)}".strip()) from None
         if self.on_forward is not None:
             self.on_forward(net, batch.size or 1, batch.keys)
-        makers = {top.name: layer for layer in net.graph.layers for top in layer.tops}
         return {
-            name: value if name in self.detectors else over_samples(value, batch.size, makers[name].type)
+            name: value if name in self.detectors else self.by_sample.averaged(name, value)
             for name, value in outputs.items()
         }
 
@@ -172,15 +174,30 @@ class Evaluator:
         if gathered is not None:
             averages = Averages()
             self.detections = detections = {name: Detections() for name in self.detectors}
-            batches = (batch for of_rank in gathered for batch in of_rank)
-            for k, size, outputs in sorted(batches, key=lambda batch: batch[0]):
+            batches = sorted((batch for of_rank in gathered for batch in of_rank), key=lambda batch: batch[0])
+            left_out = self._without_average(batches)
+            for k, size, outputs in batches:
                 for name, layer in self.detectors.items():
                     _ADD_DETECTIONS[layer.type](detections[name], layer, outputs.pop(name))
-                averages.add(outputs, size)
+                averages.add({name: value for name, value in outputs.items() if name not in left_out}, size)
                 if on_batch:
                     on_batch(k, outputs)
             result = {**averages.result(), **self._precisions(detections)}
         return self.world.broadcast_object(result)
+
+    def _without_average(self, batches: list[tuple[int, int, Outputs]]) -> Collection[str]:
+        """The outputs that have no average over these batches, which is told."""
+        sizes = sorted({size for _, size, _ in batches}, reverse=True)
+        if len(sizes) == 1:
+            return ()
+        names = [name for name in batches[0][2] if name not in self.detectors]
+        left_out = {name: shape for name in names if (shape := self.by_sample.grows_otherwise(name)) is not None}
+        for name, shape in left_out.items():
+            warn(
+                f"Output {name} ({shape_text(shape)}) is left out: it grows with the batch, but not by a row for each "
+                f"sample, and has no average over batches of {' and '.join(map(str, sizes))}"
+            )
+        return left_out
 
     def _precisions(self, detections: dict[str, Detections]) -> Outputs:
         """The mean average precision of each detector, by the name of its top; then, if asked for, of its classes."""
@@ -205,11 +222,3 @@ _ADD_DETECTIONS: dict[str, Callable[[Detections, Layer, np.ndarray], None]] = {
     "DetectionEvaluate": lambda found, layer, value: found.add_rows(value),
     "EvalDetection": lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class),
 }
-
-
-def over_samples(value: np.ndarray, size: int, layer_type: str) -> np.ndarray:
-    """Outputs with a row for each sample are averaged over the batch, since batches can differ in size; a loss, or the
-    accuracies by class, are averages already."""
-    value = np.asarray(value, np.float64)
-    by_sample = value.ndim > 0 and value.shape[0] == size and layer_type != "Accuracy"
-    return (value.mean(axis=0) if by_sample else value).ravel()

@@ -15,10 +15,13 @@ class Averages:
         self.samples = 0
 
     def add(self, values: Mapping[str, np.ndarray], samples: int) -> None:
-        """values: by output, any shape, the same in every batch; kept flat."""
+        """values: by output, any shape, the same in every batch; kept flat. Raises ValueError for another one."""
         for name, value in values.items():
             weighted = np.asarray(value, np.float64).ravel() * samples
-            self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
+            total = self._sums.setdefault(name, np.zeros_like(weighted))
+            if total.shape != weighted.shape:
+                raise ValueError(f"output '{name}': expected {total.size} values as before, got {weighted.size}")
+            self._sums[name] = total + weighted
         self.samples += samples
 
     def result(self) -> dict[str, np.ndarray]:

@@ -1,6 +1,8 @@
 """Tests of nets: exact over the set, the same on any number of ranks."""
 
 import json
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.errors import ConfigError
+from engine.inference.ensemble import Ensemble
 from engine.inference.evaluator import Evaluator
+from engine.inference.trained import load
+from engine.weights import write_caffemodel
 from tests.mpi import run_ranks
 
 REPO = Path(__file__).resolve().parents[2]
@@ -74,6 +79,39 @@ def test_outputs_by_sample_are_averaged():
     config = parse_net(text, "digits", ["layer[data@TEST].data_param.batch_size=200"])
     prob = Evaluator(config, world=World()).run()["prob"]
     assert prob.shape == (10,) and prob.sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("as_ensemble", [False, True])
+def test_an_output_that_only_happens_to_be_as_long_as_the_batch(as_ensemble, tmp_path):
+    """The two means of a triplet loss, in last batches of 2 samples, and in batches of 2."""
+    more = """
+        layer { name: "far" type: "InnerDistance" bottom: "ip2" top: "far" inner_distance_param { num_output: 10 } }
+        layer { name: "triplet" type: "GeneralTripletLoss" bottom: "far" bottom: "label"
+                top: "triplet" top: "means" }"""
+    text = (REPO / "nets/digits.prototxt").read_text() + more
+    centers = np.random.default_rng(5).normal(size=(10, 10)).astype(np.float32)
+    weights = str(tmp_path / "far.caffemodel")
+    write_caffemodel(weights, parse_net(text, "digits").message, {"far": [centers]})
+    test_with = partial(Ensemble, members=[[weights]]) if as_ensemble else Evaluator
+    found = []
+    for batch_size in (60, 179, 2):
+        config = parse_net(text, "digits", [f"layer[data@TEST].data_param.batch_size={batch_size}"])
+        with closing(test_with(config, world=World())) as test:
+            load(test.net, [weights])
+            found.append(test.run()["means"])
+        assert found[-1].shape == (2,)
+        np.testing.assert_allclose(found[-1], found[0], rtol=1e-5)
+
+
+def test_an_output_without_an_average_is_left_out_and_told(caplog):
+    more = """layer { name: "rows" type: "Reshape" bottom: "ip2" top: "rows"
+        reshape_param { shape { dim: -1 dim: 5 } } }"""
+    text = (REPO / "nets/digits.prototxt").read_text() + more
+    config = parse_net(text, "digits", ["layer[data@TEST].data_param.batch_size=47"])
+    with closing(Evaluator(config, world=World())) as test:
+        assert set(test.run()) == {"loss", "accuracy", "accuracy_top5"}
+        assert "Output rows (94 x 5) is left out: it grows with the batch" in caplog.text
+        assert test.run(2)["rows"].shape == (470,)
 
 
 @pytest.mark.mpi

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from engine.errors import shape_text
 from engine.report.metrics import Averages, output_lines
@@ -19,6 +20,8 @@ def test_averages_are_weighted_by_samples():
     result = averages.result()
     assert result["accuracy"].tolist() == [0.625] and result["loss"].tolist() == [2.5]
     assert averages.samples == 80
+    with pytest.raises(ValueError, match="output 'loss': expected 1 values as before, got 2"):
+        averages.add({"loss": np.array([1.0, 2.0])}, 20)
 
 
 def test_output_lines_are_caffes():
