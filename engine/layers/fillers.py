@@ -180,7 +180,7 @@ def bilinear(shape: Shape, message: proto.FillerParameter, generator: np.random.
     """The kernel of bilinear interpolation, for a deconvolution that enlarges."""
     size = shape[3]
     factor = math.ceil(size / 2)
-    center = (2 * factor - 1 - factor % 2) / (2 * factor)
+    center = (size - 1) / (2 * factor)
     line = 1 - np.abs(np.arange(size) / factor - center)
     return np.broadcast_to(np.outer(line, line).astype(np.float32), shape).copy()
 

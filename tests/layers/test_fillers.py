@@ -65,6 +65,13 @@ def test_bilinear(size, line):
     np.testing.assert_allclose(drawn, np.broadcast_to(np.outer(line, line), drawn.shape), rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [2, 3, 6, 7, 10])
+def test_bilinear_of_every_size_is_symmetric(size):
+    drawn = values((1, 1, size, size), type="bilinear")[0, 0]
+    np.testing.assert_allclose(drawn, drawn[::-1, ::-1], rtol=1e-6)
+    assert drawn.max() == drawn[(size - 1) // 2, size // 2]
+
+
 def test_scale_multiplies():
     np.testing.assert_allclose(values(type="msra", scale=0.5), values(type="msra") / 2)
 
