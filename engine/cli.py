@@ -13,7 +13,6 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from importlib import import_module
 
 from engine.errors import CommError, ConfigError, EngineError, printable, shortened
 from engine.host.startup import Interrupts, ReaderGone, allow_files, open_streams
@@ -43,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             interrupts.catch()
             open_streams()
             allow_files()
-        from engine.verbs.command_line import parse
+        from engine.verbs.command_line import parse, run
 
         try:
             options = parse(sys.argv[1:] if arguments is None else arguments)
         except SystemExit as left:  # after --help, and where the usage is wrong
             sys.stdout.flush()
             return int(left.code or 0)
-        status = import_module(f"engine.verbs.{options.verb}").run(options)
+        status = run(options)
         sys.stdout.flush()
         _close_world()
         return status

@@ -5,6 +5,7 @@ Every module of this package is a verb of its own name, except those named in SH
     its docstring               what `engine VERB --help` says first
     SUMMARY                     its line in `engine --help`
     EXAMPLES                    commands for the end of its --help
+    RANKS                       True if several ranks may run it; without it, the verb refuses more than one
     ORDER                       its place in `engine --help`; without it, the verb comes last
     add_arguments(parser)       adds its arguments to an argparse.ArgumentParser
     run(options) -> int         does the work; returns the exit status, raises EngineErrors

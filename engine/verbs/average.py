@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.inference.average import Blobs
 
 ORDER = 25
+RANKS = True
 SUMMARY = "average the weights of several files of one net"
 EXAMPLES = [
     "engine average x_iter_9000.caffemodel x_iter_9500.caffemodel x_iter_10000.caffemodel average.caffemodel",

@@ -1,4 +1,5 @@
-"""Reads a command line: finds the verb, parses what follows, and answers what is unknown with the nearest known."""
+"""Reads a command line: finds the verb, parses what follows, and answers what is unknown with the nearest known; and
+runs the verb."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from importlib import import_module
 
 import engine
 from engine import verbs
-from engine.errors import printable, shortened
+from engine.errors import ConfigError, printable, shortened
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -36,6 +37,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.check_flags(words[:1])
     parser.parse_args(words[:1])  # ends after --help and --version
     parser.error("the following arguments are required: VERB")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the verb of a command line; returns its exit status. Raises EngineErrors, also for several ranks of a verb
+    that runs on one: each would write the same files."""
+    from engine.host.launch import detect  # which takes a while to load
+
+    verb, launch = _module_of(options.verb), detect()
+    if launch and launch.size > 1 and not getattr(verb, "RANKS", False):
+        raise ConfigError(f"{options.verb} runs on one rank; start it without {launch.launcher}")
+    return verb.run(options)
 
 
 def verb_names() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 ORDER = 70
+RANKS = True
 SUMMARY = "show what this machine offers"
 EXAMPLES = [
     "engine device_query",

@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_json, add_running
 
 ORDER = 80
+RANKS = True
 SUMMARY = "check that the ranks fit together; show who runs on which cores, and the measured link"
 EXAMPLES = [
     "engine doctor",

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_budget, add_json, add_running, add_skip, comma_separated, number, positive
 
 ORDER = 25
+RANKS = True
 SUMMARY = "find a learning rate: train while it grows, until the loss diverges"
 EXAMPLES = [
     "engine find_rate --solver solvers/digits.prototxt --output rates.png",

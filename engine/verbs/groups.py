@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import REMAINDER, ArgumentParser, Namespace
 
 ORDER = 85
+RANKS = True
 SUMMARY = "run several verbs side by side, on groups of ranks of one job"
 EXAMPLES = [
     "engine groups 1 train --solver a.prototxt + 1 train --solver b.prototxt",
@@ -24,15 +25,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     import os
-    from importlib import import_module
 
     from engine.errors import ConfigError
     from engine.host.launch import GROUPS, detect, run_ranks
-    from engine.verbs.command_line import parse
+    from engine.verbs import command_line
     from engine.verbs.runtime import start
 
     counts, programs = divided(options.programs)
-    parsed = [parse(program) for program in programs]  # all, so that every rank meets the same error
+    parsed = [command_line.parse(program) for program in programs]  # all, so that every rank meets the same error
     for each in parsed:
         if each.verb == "groups":
             raise ConfigError("groups: a group cannot be divided again")
@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
         mine = parsed[first.index(launch.first)]
         start()  # also where the verb needs no others: MPI starts and ends with all
     options.verb = mine.verb  # which errors are of
-    return import_module(f"engine.verbs.{mine.verb}").run(mine)
+    return command_line.run(mine)
 
 
 def divided(words: list[str]) -> tuple[list[int], list[list[str]]]:

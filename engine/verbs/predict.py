@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_json, add_running, number, positive, positives
 
 ORDER = 50
+RANKS = True
 MOST = 1e12  # that a figure may be; its inverse is the least of those above 0: tables are to be readable
 SUMMARY = "predict how fast a net would train on more ranks, or on another network"
 EXAMPLES = [

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.report.scorecard import Scorecard
 
 ORDER = 20
+RANKS = True
 SUMMARY = "score a net, or an ensemble, with given weights"
 EXAMPLES = [
     "engine test --model nets/digits.prototxt --weights examples/digits/digits_iter_600.caffemodel",

@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_budget, add_json, add_kernels, add_running, positive
 
 ORDER = 30
+RANKS = True
 SUMMARY = "measure the layers of a net, whole training steps, and what its data take"
 EXAMPLES = [
     "engine time --model nets/resnet50.prototxt --iterations 20",

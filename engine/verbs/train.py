@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine.solver.stages import Position
 
 ORDER = 10
+RANKS = True
 SUMMARY = "train a net, or continue training it"
 EXAMPLES = [
     "engine train --solver solvers/digits.prototxt",

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import above_zero, add_running, positive
 
 ORDER = 40
+RANKS = True
 SUMMARY = "compare training on several ranks with training on one"
 EXAMPLES = [
     "engine verify --solver solvers/digits.prototxt --ranks 2",

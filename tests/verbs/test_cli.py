@@ -380,6 +380,16 @@ def test_an_error_of_all_ranks_is_printed_once(arguments, expected, in_repo):
 
 
 @pytest.mark.mpi
+def test_a_verb_of_one_process_is_not_run_by_several(tmp_path, in_repo):
+    out = tmp_path / "labels"
+    done = on_ranks(2, "extract_features", "x.caffemodel", "nets/digits.prototxt", "label", out, "1")
+    assert done.returncode != 0 and not out.exists()
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert len(lines) == 1
+    assert re.fullmatch("engine: extract_features runs on one rank; start it without .*mpiexec", lines[0])
+
+
+@pytest.mark.mpi
 def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
     # %# is the rank: rank 1's part of the data does not exist.
     shutil.copytree("examples/digits/digits_train_lmdb", tmp_path / "part0")
