@@ -45,9 +45,9 @@ class _Listener:
 class Signals:
     """Notes signals while it is entered; `flags` holds what is asked for until `clear()`.
 
-    A second SIGINT while stopping raises KeyboardInterrupt, for those who cannot wait for the step to end; those that
-    come within PATIENCE after it do nothing. Threads other than the main one cannot take signals over: there they do
-    what they did.
+    A SIGINT that asks to stop while the run is stopping raises KeyboardInterrupt, for those who cannot wait for the
+    step to end; those that come within PATIENCE after it do nothing. Threads other than the main one cannot take
+    signals over: there they do what they did.
     """
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot"):
@@ -114,7 +114,7 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         effect = self._effects[signal.Signals(number)]
-        if number == signal.SIGINT and self.flags & STOP:
+        if number == signal.SIGINT and effect == STOP and self.flags & STOP:
             if time.monotonic() - self._raised > PATIENCE:
                 self._raised = time.monotonic()
                 raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from engine.errors import CommError, EngineError, NumericalError, WeightsError
 from engine.report.log import GlogFormatter
 from engine.report.observer import Observer
 from engine.report.timeline import Timeline
-from engine.solver.signals import Signals
+from engine.solver.signals import EFFECTS, STOP, Signals
 from engine.weights import read_caffemodel, read_solverstate, write_caffemodel
 from tests.mpi import run_ranks
 from tests.solver.harness import all_fine, different, digits_net, learned, make_solver, solve
@@ -295,6 +295,22 @@ def test_signals_do_what_they_are_set_to(tmp_path, effects, number, iterations):
     send_at(solver, 3, number)
     assert solver.solve() == (iterations[-1] == 8)
     assert sorted(path.stem for path in tmp_path.glob("*.solverstate")) == [f"net_iter_{i}" for i in iterations]
+
+
+@pytest.mark.parametrize("sigint", EFFECTS)
+@pytest.mark.parametrize("sighup", EFFECTS)
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_sigint_interrupts_what_stops_only_where_it_stops(sigint, sighup, first):
+    effect = EFFECTS[sighup] if first == signal.SIGHUP else STOP
+    with Signals(sigint, sighup) as signals:
+        os.kill(os.getpid(), first)
+        assert signals.flags == effect
+        if effect == STOP and sigint == "stop":
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+            return
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.flags == effect | EFFECTS[sigint]
 
 
 def test_a_stop_without_snapshot_after_train_writes_nothing(tmp_path):
