@@ -184,10 +184,10 @@ _ALGORITHMS = {
 }
 
 
-def make_stretch(param: TransformationParameter, where: str | None) -> Step:
+def make_stretch(param: TransformationParameter, crop_h: int, crop_w: int, where: str | None) -> Step:
     """NVIDIA's: the shorter side becomes a random length of img_rand_resize_lower to _upper (or stays), the longer one
     that times a random ratio of rand_resize_ratio_lower to _upper (or keeps the aspect ratio); then each is multiplied
-    by a random number of its own (vertical_stretch, horizontal_stretch). No side becomes less than crop_size, nor,
+    by a random number of its own (vertical_stretch, horizontal_stretch). No side becomes less than the crop's, nor,
     without allow_upscale, more than it was. Raises ConfigError."""
     low, high = param.img_rand_resize_lower, param.img_rand_resize_upper
     if not 0 <= low <= high <= MAX_SIDE or (high and not low):
@@ -210,7 +210,7 @@ def make_stretch(param: TransformationParameter, where: str | None) -> Step:
             width, height = (longer, float(shorter)) if wide else (float(shorter), longer)
         height *= random.uniform(param.vertical_stretch_lower, param.vertical_stretch_upper) or 1
         width *= random.uniform(param.horizontal_stretch_lower, param.horizontal_stretch_upper) or 1
-        size = max(param.crop_size, round(width)), max(param.crop_size, round(height))
+        size = max(crop_w, round(width)), max(crop_h, round(height))
         if not param.allow_upscale:
             size = min(size[0], image.width), min(size[1], image.height)
         if size == image.size:

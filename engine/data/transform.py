@@ -108,7 +108,7 @@ class Transformer:
         if param.HasField("random_aspect_ratio_param"):
             self._steps.append(make_random_aspect_ratio(param.random_aspect_ratio_param, *self._crop, where))
         if any(param.HasField(field) for field in STRETCHES):
-            self._steps.append(make_stretch(param, where))
+            self._steps.append(make_stretch(param, *self._crop, where))
         if self._random and (param.fix_crop or param.multi_scale):
             self._steps.append(make_fixed_crops(param, *self._crop, where))
         self._draws = self._make_draws(param, where, handled)

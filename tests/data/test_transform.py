@@ -8,11 +8,21 @@ from google.protobuf import text_format
 from PIL import Image
 
 from engine import proto
-from engine.data.decode import ImageError, UndecodableImage, as_array, as_picture, decode, parse_datum
+from engine.data.decode import (
+    BOX,
+    CUBIC,
+    NEAREST,
+    ImageError,
+    UndecodableImage,
+    as_array,
+    as_picture,
+    decode,
+    parse_datum,
+)
 from engine.data.geometry import make_stretch
 from engine.data.keyed_random import KeyedRandom
 from engine.data.mean import write_mean
-from engine.data.transform import Transformer
+from engine.data.transform import Transformer, crop_shape
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import bgr, encoded_datum, image_bytes, random_pixels, raw_datum
 
@@ -326,7 +336,8 @@ def test_a_centre_crop_in_training():
 
 def sizes(text, height, width, count=300):
     """Of the images that NVIDIA's random resize makes."""
-    step = make_stretch(text_format.Parse(text, proto.TransformationParameter()), None)
+    param = text_format.Parse(text, proto.TransformationParameter())
+    step = make_stretch(param, *crop_shape(param), None)
     image = as_picture(Image.new("RGB", (width, height)))
     return [step(image, KeyedRandom(1, 0, i)).size[::-1] for i in range(count)]
 
@@ -353,9 +364,29 @@ def test_stretches_of_nvidia_keep_the_crop_and_do_not_enlarge():
     assert max(sizes(text + " allow_upscale: true", 20, 30))[0] > 35
 
 
-def test_random_size_ends_in_a_crop():
-    text = "img_rand_resize_lower: 8 img_rand_resize_upper: 11 crop_size: 8"
-    assert {each.shape for each in many(text, random_pixels(5, 20, 16), 20)} == {(3, 8, 8)}
+def test_horizontal_stretches_of_nvidia():
+    got = sizes("horizontal_stretch_lower: 0.5 horizontal_stretch_upper: 0.8", 20, 30)
+    assert {h for h, _ in got} == {20} and {w for _, w in got} == set(range(15, 25))
+
+
+@pytest.mark.parametrize("sides", ["crop_size: 8", "crop_h: 8 crop_w: 14", "crop_h: 14 crop_w: 8"])
+@pytest.mark.parametrize("field", ["img_rand_resize", "vertical_stretch", "horizontal_stretch"])
+def test_random_size_ends_in_a_crop(field, sides):
+    param = text_format.Parse(sides, proto.TransformationParameter())
+    lower, upper = (8, 11) if field == "img_rand_resize" else (0.3, 0.9)
+    text = f"{field}_lower: {lower} {field}_upper: {upper} {sides}"
+    assert {each.shape for each in many(text, random_pixels(5, 20, 16), 20)} == {(3, *crop_shape(param))}
+
+
+@pytest.mark.parametrize(("algorithm", "resample"), [("NEAREST", NEAREST), ("CUBIC", CUBIC), ("AREA", BOX)])
+@pytest.mark.parametrize(("direction", "factor"), [("down", 0.5), ("up", 1.5)])
+def test_interpolation_of_nvidia(direction, factor, algorithm, resample):
+    text = f"""horizontal_stretch_lower: {factor} horizontal_stretch_upper: {factor} allow_upscale: true
+        interpolation_algo_{direction}: INTER_{algorithm}"""
+    step = make_stretch(text_format.Parse(text, proto.TransformationParameter()), 0, 0, None)
+    image = as_picture(Image.fromarray(random_pixels(5, 20, 16)))
+    expected = as_array(image.resized((round(16 * factor), 20), resample))
+    np.testing.assert_array_equal(as_array(step(image, RANDOM)), expected)
 
 
 def test_fixed_crops():
