@@ -73,7 +73,7 @@ class Writer:
         dtype = values.dtype if values.dtype == bool else np.float32 if values.dtype.kind == "f" else np.int64
         assert self._layer is not None
         name = self._unique(name or f"{self._layer.name}/constant")
-        self._initializers[name] = self.onnx.numpy_helper.from_array(np.ascontiguousarray(values, dtype), name)
+        self._initializers[name] = self.onnx.numpy_helper.from_array(np.asarray(values, dtype, order="C"), name)
         return name
 
     def arrays(self, layer: Layer) -> list[np.ndarray]:
