@@ -19,13 +19,15 @@ def test_formula_and_gradients(shape, scale):
     check_gradients(net_text(layer(), x=shape, s=scale), {"x": x, "s": s})
 
 
-def test_a_scale_without_a_gradient():
+@pytest.mark.parametrize("fields", ["do_backward_scale: false", ""])
+def test_a_scale_without_a_gradient(fields):
     x, s = RANDOM.normal(size=(3, 4)), RANDOM.normal(size=(3,))
-    net = run(layer("do_backward_scale: false"), x=x, s=s)
+    net = run(layer(fields), x=x, s=s)
     net.set_top_diff("y", np.ones((3, 4)))
     net.backward()
     np.testing.assert_allclose(net.blobs["x"].diff, np.repeat(s[:, None], 4, 1), rtol=1e-5)
-    assert net.blobs["s"].diff is None or not net.blobs["s"].diff.any()
+    diff = net.blobs["s"].diff
+    assert (diff is not None and diff.any()) == (fields == "")
 
 
 def test_the_name_of_pspnets_fork():
