@@ -49,7 +49,8 @@ def test_columns_of_two_ranks(servers):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Milliseconds per iteration, mean of 5 iterations and 2 ranks; start: ")
     found = numbers(done.stdout)
-    assert list(found) == ["conv", "relu", "ip1", "tanh", "drop", "ip2", "loss", "total"] or "relu" not in found
+    own, fused = ["conv", "relu", "ip1", "tanh", "drop", "ip2", "loss", "total"], {"relu", "tanh"}
+    assert list(found) in (own, [name for name in own if name not in fused])
     learn = ("conv", "ip1", "ip2")
     for name, row in found.items():
         assert row["forward"] > 0, name
