@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -68,17 +68,23 @@ class _Objective:
                 keep = 0.0 if name in ignore else 1.0
                 self.projections[name] = keep * generator.uniform(-1, 1, values.shape).astype(np.float32)
 
-    def value(self) -> float:
+    def terms(self) -> np.ndarray:
         tops = self.net.forward()
-        terms = [weight * float(np.float64(tops[name])) for name, weight in self.losses.items()]
-        terms += [np.vdot(p.astype(np.float64), tops[name].astype(np.float64)) for name, p in self.projections.items()]
-        return sum(terms)
+        terms = [np.float64([weight * tops[name]]).ravel() for name, weight in self.losses.items()]
+        terms += [(p.astype(np.float64) * tops[name]).ravel() for name, p in self.projections.items()]
+        return np.concatenate(terms)
 
-    def differentiate(self) -> None:
-        self.net.forward()
-        for name, projection in self.projections.items():
-            self.net.set_top_diff(name, projection)
-        self.net.backward()
+    def value(self) -> float:
+        return float(self.terms().sum())
+
+    def differentiate(self, times: int = 1) -> None:
+        """times: passes whose gradients of parameters add up, in a net that accumulates."""
+        self.net.program.zero_gradients()
+        for _ in range(times):
+            self.net.forward()
+            for name, projection in self.projections.items():
+                self.net.set_top_diff(name, projection)
+            self.net.program.backward()
 
 
 def check_gradients(
@@ -98,17 +104,14 @@ def check_gradients(
     `text` is a whole net, `bottoms` the values of its Input layers, `params` those of its parameters (default: what
     their fillers give). The function differentiated sums the losses by weight and all other outputs by a random
     projection, those in `ignore` not at all. At most `samples` elements of each blob are tried. `tolerance` is relative
-    to the largest element of the gradient, or to 1: float32 outputs leave an error of about 1e-7 / step, the third
-    derivative one of step^2 / 6; pick values away from kinks by more than `step`.
+    to the largest element of the gradient; beside it, float32 outputs leave an error of about 1e-7 / step, the third
+    derivative one of step^2 / 6; pick values away from kinks by more than `step`. Two passes that add up give twice
+    the gradient of each parameter.
     """
-    generator = np.random.default_rng(12)
     net = make_net(text, phase, **options)
     values = {name: np.array(value, np.float32) for name, value in bottoms.items()}
-    for name, value in values.items():
-        inputs(net)[name].set(value)
-    for layer, arrays in (params or {}).items():
-        for tensor, array in zip(net.params[layer], arrays, strict=True):
-            tensor.set(np.ascontiguousarray(array, np.float32))
+    _set(net, values, params or {})
+    generator = np.random.default_rng(12)
     objective = _Objective(net, ignore, generator)
     objective.differentiate()
     # All gradients first: perturbing runs forward again.
@@ -117,10 +120,29 @@ def check_gradients(
         for i, tensor in enumerate(tensors):
             diff = tensor.diff.get() if tensor.diff is not None else None
             checks.append((f"{layer}[{i}]", tensor.get(), tensor.set, diff))
-    compared = [
-        _compare(objective, *check, step, tolerance, samples, generator) for check in checks if check[3] is not None
-    ]
-    assert compared, "no blob of this net has a gradient"
+    given = [check for check in checks if check[3] is not None]
+    assert given, "no blob of this net has a gradient"
+    for check in given:
+        _compare(objective, *check, step, tolerance, samples, generator)
+    summing = make_net(text, phase, **{**options, "accumulate": True})
+    _set(summing, values, params or {})
+    _Objective(summing, ignore, np.random.default_rng(12)).differentiate(times=2)
+    once = {name: diff for name, _, _, diff in given}
+    for layer, tensors in summing.params.items():
+        for i, tensor in enumerate(tensors):
+            if (name := f"{layer}[{i}]") in once:
+                twice = 2 * once[name]
+                atol = 1e-5 * float(np.abs(twice).max(initial=0))
+                np.testing.assert_allclose(tensor.diff.get(), twice, 1e-4, atol, err_msg=f"{name} after two passes")
+
+
+def _set(net: Net, values: Mapping[str, np.ndarray], params: Mapping[str, list[np.ndarray]]) -> None:
+    """Gives inputs and parameters these values."""
+    for name, value in values.items():
+        inputs(net)[name].set(value)
+    for layer, arrays in params.items():
+        for tensor, array in zip(net.params[layer], arrays, strict=True):
+            tensor.set(np.ascontiguousarray(array, np.float32))
 
 
 def _compare(
@@ -134,7 +156,9 @@ def _compare(
     samples: int,
     generator: np.random.Generator,
 ) -> None:
-    scale = max(1.0, float(np.abs(gradient).max()))
+    largest = float(np.abs(gradient).max(initial=0))
+    noise = 1e-7 * float(np.abs(objective.terms()).sum()) / step
+    allowed = min(tolerance * max(1.0, largest), tolerance * largest + noise)
     chosen = generator.permutation(values.size)[:samples]
     for flat in chosen:
         index = np.unravel_index(flat, values.shape)
@@ -146,7 +170,7 @@ def _compare(
             results.append((objective.value(), float(moved[index])))
         set_values(values)
         numeric = (results[0][0] - results[1][0]) / (results[0][1] - results[1][1])
-        assert abs(numeric - gradient[index]) <= tolerance * scale, (
+        assert abs(numeric - gradient[index]) <= allowed, (
             f"{name}{[int(i) for i in index]}: backward says {gradient[index]:.6g}, differences say {numeric:.6g}"
         )
 
