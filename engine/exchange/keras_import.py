@@ -146,22 +146,37 @@ def _parameters(
 def _named(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
     """Arrays under Keras' names: as they are, or by their numbers."""
     numbered = sorted((int(name), values) for name, values in arrays.items() if name.isdigit())
+    if names is _NORM and len(numbered) == 2:  # of neither scale nor center
+        names = _NORM[2:]
     return {**arrays, **{names[i]: values for i, values in numbered if i < len(names)}}
 
 
 def _norm(
     layer: Layer, graph: DeployGraph, given: Mapping[str, np.ndarray], source: str
 ) -> dict[str, list[np.ndarray]]:
+    if "moving_mean" in given and "moving_variance" not in given and "2" in given:
+        raise WeightsError(
+            f"layer '{layer.name}' (BatchNorm): the file has three arrays of it, and does not say whether the first is "
+            "its gamma or its beta; expected scale and center both, or a .h5 file, which has names",
+            source,
+        )
     for name in ("moving_mean", "moving_variance"):
         if name not in given:
             raise WeightsError(f"layer '{layer.name}' (BatchNorm): the file has no {name} of it", source)
     statistics = [given["moving_mean"], given["moving_variance"], np.ones(1, np.float32)]
     found = {layer.name: _fitted(layer, statistics, source)}
     readers = graph.readers().get(layer.tops[0], [])
-    if len(readers) == 1 and isinstance(readers[0], Scale):
+    scale = readers[0] if len(readers) == 1 else None
+    if isinstance(scale, Scale) and scale.is_per_channel:
         count = len(statistics[0])
         arrays = [given.get("gamma", np.ones(count)), given.get("beta", np.zeros(count))]
-        found[readers[0].name] = _fitted(readers[0], arrays[: len(readers[0].params)], source)
+        if len(scale.params) == 1 and arrays[1].any():
+            raise WeightsError(
+                f"layer '{layer.name}' (BatchNorm): the file has a beta of it; expected bias_term: true in layer "
+                f"'{scale.name}' (Scale)",
+                source,
+            )
+        found[scale.name] = _fitted(scale, arrays[: len(scale.params)], source)
     elif "gamma" in given or "beta" in given:
         raise WeightsError(f"layer '{layer.name}' (BatchNorm): the file scales it; expected a Scale after it", source)
     return found

@@ -11,6 +11,7 @@ import pytest
 from engine.cli import main
 from engine.errors import EngineError
 from engine.exchange.keras_import import import_keras
+from engine.weights import read_caffemodel
 from tests.exchange import harness
 
 h5py = pytest.importorskip("h5py")
@@ -208,6 +209,45 @@ def test_what_does_not_fit_is_named(layer, stored, message, tmp_path):
         import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
     assert str(error.value).startswith(f"{tmp_path / 'x.h5'}: {message}")
     assert not (tmp_path / "x.caffemodel").exists()
+
+
+SHIFTED = NET.replace("scale_param { bias_term: true }", "")
+GATED = NET.replace(
+    'layer { name: "bn/scale" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }',
+    """layer { name: "mean" type: "Pooling" bottom: "data" top: "mean" pooling_param { global_pooling: true } }
+    layer { name: "gate" type: "InnerProduct" bottom: "mean" top: "gate" inner_product_param { num_output: 4 } }
+    layer { name: "gated" type: "Scale" bottom: "bn" bottom: "gate" top: "bn" scale_param { axis: 0 } }""",
+)
+
+
+@pytest.mark.parametrize(
+    ("net", "style", "left_out", "message"),
+    [
+        (SHIFTED, "keras 2", (), "the file has a beta of it; expected bias_term: true in layer 'bn/scale' (Scale)"),
+        (GATED, "keras 2", (), "the file scales it; expected a Scale after it"),
+        (NET, "vars", ("gamma",), "the file has three arrays of it, and does not say whether the first is its gamma"),
+    ],
+    ids=["a Scale without bias", "a Scale by another blob", "one of two"],
+)
+def test_what_a_norm_has_is_not_lost(net, style, left_out, message, tmp_path):
+    norm = {name: values for name, values in ARRAYS["bn"].items() if name not in left_out}
+    write(tmp_path / "x.h5", style, {**ARRAYS, "bn": norm, "gate": {"kernel": np.ones((3, 4)), "bias": np.ones(4)}})
+    (tmp_path / "net.prototxt").write_text(net)
+    with pytest.raises(EngineError) as error:
+        import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
+    assert str(error.value).startswith(f"{tmp_path / 'x.h5'}: layer 'bn' (BatchNorm): {message}")
+
+
+def test_a_norm_that_neither_scales_nor_shifts(tmp_path):
+    norm = {name: values for name, values in ARRAYS["bn"].items() if name.startswith("moving_")}
+    write(tmp_path / "x.h5", "vars", {**ARRAYS, "bn": norm})
+    (tmp_path / "net.prototxt").write_text(NET)
+    import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
+    blobs = read_caffemodel(tmp_path / "x.caffemodel")
+    for found, expected in zip(
+        [*blobs["bn"], *blobs["bn/scale"]], [*norm.values(), [1], [1] * 4, [0] * 4], strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6)
 
 
 def test_a_net_has_to_be_there(tmp_path, capsys):
