@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections import OrderedDict
@@ -143,6 +144,17 @@ class _Unpickler(pickle.Unpickler):
         return _Storage(pid[1], str(pid[2]), int(pid[4]))
 
 
+def _unpickled(file: BinaryIO, **options: Any) -> Any:
+    """The next object of a file. Opcodes that take memory for numbers that they give, whatever follows, are looked for
+    first; a memo's number is never larger than the opcodes before it are many."""
+    begin = file.tell()
+    for opcode, argument, place in pickletools.genops(file):
+        if opcode.name == "BYTEARRAY8" or (opcode.name == "LONG_BINPUT" and (argument or 0) > (place or 0)):
+            raise ValueError(f"the opcode {opcode.name} at byte {place}")
+    file.seek(begin)
+    return _Unpickler(file, **options).load()
+
+
 def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(file) as archive:
         stored = {info.filename: info for info in archive.infolist()}
@@ -152,19 +164,19 @@ def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
         folder = pickles[0].removesuffix("data.pkl")
         if f"{folder}byteorder" in stored and archive.read(f"{folder}byteorder") != b"little":
             raise ValueError("its numbers are of the other byte order")
-        found = _Unpickler(io.BytesIO(archive.read(pickles[0])), encoding="utf-8").load()
+        found = _unpickled(io.BytesIO(archive.read(pickles[0])), encoding="utf-8")
         return _values(found, lambda storage: archive.read(f"{folder}data/{storage.key}"))
 
 
 def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
     """Magic number, version, the machine's sizes, the dictionary, keys of storages; then each of these, its count in 8
     bytes first."""
-    if _Unpickler(file).load() != _MAGIC:
+    if _unpickled(file) != _MAGIC:
         raise ValueError("it begins as none does")
     for _ in range(2):
-        _Unpickler(file).load()
-    found = _Unpickler(file, encoding="utf-8").load()
-    keys = _Unpickler(file).load()
+        _unpickled(file)
+    found = _unpickled(file, encoding="utf-8")
+    keys = _unpickled(file)
     kinds: dict[str, str] = {lazy.storage.key: lazy.storage.dtype for lazy in _tensors(found).values()}
     contents = {}
     for key in map(str, keys):

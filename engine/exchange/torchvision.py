@@ -8,6 +8,7 @@ torchvision's do; auxiliary classifiers, which only training has, are left out.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -36,11 +37,15 @@ class Modules:
             raise WeightsError(f"has no '{name}', which its architecture needs", self.maker.source)
         return self.state[name]
 
+    def matrix(self, name: str, axes: int, inputs: int) -> np.ndarray:
+        """Weights of so many axes, the second of which is for inputs of so many channels."""
+        weights = self.tensor(name)
+        if weights.ndim != axes or not weights.shape[1] or inputs % weights.shape[1]:
+            raise WeightsError(f"'{name}' has the shape {weights.shape} for {inputs} channels", self.maker.source)
+        return weights
+
     def conv(self, name: str, x: Blob, stride: int = 1, pad: int | tuple[int, int] = 0) -> Blob:
-        weights = self.tensor(f"{name}.weight")
-        if weights.ndim != 4 or x.shape[1] % weights.shape[1]:
-            raise WeightsError(f"'{name}.weight' has the shape {weights.shape} for {x.shape[1]} channels",
-                               self.maker.source)  # fmt: skip
+        weights = self.matrix(f"{name}.weight", 4, x.shape[1])
         param: dict[str, Any] = {"num_output": len(weights)}
         kernel, group = weights.shape[2:], x.shape[1] // weights.shape[1]
         if kernel[0] == kernel[1]:
@@ -95,7 +100,7 @@ class Modules:
         return self.maker.layer(name, "Pooling", [x], pooling_param={"pool": "AVE", "global_pooling": True})
 
     def linear(self, name: str, x: Blob) -> Blob:
-        weights = self.tensor(f"{name}.weight")
+        weights = self.matrix(f"{name}.weight", 2, math.prod(x.shape[1:]))
         arrays = [weights, self.tensor(f"{name}.bias")]
         return self.maker.layer(name, "InnerProduct", [x], arrays, inner_product_param={"num_output": len(weights)})
 
@@ -135,7 +140,8 @@ def _resnet_block(net: Modules, name: str, x: Blob, stride: int) -> Blob:
 
 def _vgg(net: Modules, x: Blob) -> None:
     """Numbers of modules tell where pooling is: a convolution, its norm if it has one, ReLU, and sometimes pooling."""
-    numbers = sorted({int(name.split(".")[1]) for name in net.state if name.startswith("features.")})
+    found = {name.split(".")[1] for name in net.state if name.startswith("features.")}
+    numbers = sorted(int(number) for number in found if number.isdecimal())
     convs = [number for number in numbers if net.tensor(f"features.{number}.weight").ndim == 4]
     for number, following in zip(convs, [*convs[1:], None]):
         x = net.conv(f"features.{number}", x, pad=1)
@@ -343,7 +349,8 @@ def build(state: State, source: str, batch_size: int, side: int = 0) -> NetMaker
             source,
         )
     maker = NetMaker(found.name, source)
-    channels = state[f"{found.first}.weight"].shape[1]
+    modules = Modules(maker, state, found.eps)
+    channels = modules.matrix(f"{found.first}.weight", 4, 0).shape[1]
     x = maker.input("data", (batch_size, channels, side or found.side, side or found.side))
-    found.build(Modules(maker, state, found.eps), x)
+    found.build(modules, x)
     return maker

@@ -138,8 +138,10 @@ def enlarged(content: bytes) -> bytes:
         lambda good: b"\x80\x02}q\x00.",
         enlarged,
         lambda good: as_zip(b"\x80\x02}."),
+        lambda good: as_zip(b"\x80\x02}r\xff\xff\xff\x7f."),
+        lambda good: as_zip(b"\x80\x05\x96\x00\x00\x00\x00\x04\x00\x00\x00."),
     ],
-    ids=["empty", "half", "one byte less", "no magic", "storage too small", "no tensors"],
+    ids=["empty", "half", "one byte less", "no magic", "storage too small", "no tensors", "huge memo", "huge bytes"],
 )
 def test_a_damaged_pth_is_one_line(damage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -201,6 +203,26 @@ def test_an_unknown_architecture_lists_the_known(tmp_path):
     write_state(tmp_path / "x.pth", {"a.weight": np.zeros((2, 2), np.float32)})
     with pytest.raises(EngineError, match=r"not a state dictionary of torchvision's ResNet, DenseNet, .*--onto"):
         import_torch(tmp_path / "x.pth", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"features.0.weight": (2,)}, "'features.0.weight' has the shape (2,)"),
+        ({"features.0.weight": (2, 0, 3, 3)}, "'features.0.weight' has the shape (2, 0, 3, 3)"),
+        ({"features.0.weight": (2, 3, 3, 3), "features.x.weight": (2,)}, "has no 'classifier.0.weight'"),
+        (
+            {"features.0.weight": (2, 3, 3, 3), "features.0.bias": (2,), "classifier.0.weight": ()},
+            "'classifier.0.weight' has the shape ()",
+        ),
+    ],
+)
+def test_an_architecture_whose_weights_are_damaged(state, message, tmp_path):
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in {**state, "classifier.6.weight": (2, 2)}.items()}
+    write_state(tmp_path / "x.pth", tensors)
+    with pytest.raises(EngineError) as error:
+        import_torch(tmp_path / "x.pth", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    assert str(error.value).startswith(f"{tmp_path / 'x.pth'}: {message}")
 
 
 def test_a_norm_with_a_scale_of_its_own(tmp_path):
