@@ -12,7 +12,7 @@ from engine import proto
 from engine.config import NetConfig
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, EngineError, WeightsError, shape_text
-from engine.graph.build import TEST, Graph, build
+from engine.graph.build import TEST, Graph, build, kept
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.registry import layer_types
@@ -80,25 +80,26 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
     message, notes = proto.NetParameter(), list(config.notes)
     message.CopyFrom(config.message)
     shapes_of = SourceShapes(TEST, notes.append)
+    state = message.state
     for index, layer in enumerate(message.layer):
         cls = layer_types().get(layer.type)
         if cls is not None and (issubclass(cls, Data) or layer.type == "DummyData"):
-            shapes = _shapes(layer, config.where(index), shapes_of)
-            kept = proto.LayerParameter(name=layer.name, type="Input", top=layer.top)
-            kept.include.extend(layer.include)
-            kept.exclude.extend(layer.exclude)
+            where = config.where(index)
+            stays = kept(layer, TEST, state.level, set(state.stage), where)
+            shapes = _shapes(layer, where, shapes_of) if stays else [(1,)]  # of one that the build leaves out, any
+            fed = proto.LayerParameter(name=layer.name, type="Input", top=layer.top)
+            fed.include.extend(layer.include)
+            fed.exclude.extend(layer.exclude)
             for shape in shapes or ():
-                kept.input_param.shape.add(dim=shape)
-            layer.CopyFrom(kept)
+                fed.input_param.shape.add(dim=shape)
+            layer.CopyFrom(fed)
     changed = config.with_message(message)
     changed.notes = notes
     return changed
 
 
 def _shapes(layer: proto.LayerParameter, where: str, shapes_of: SourceShapes) -> list[Shape]:
-    """Of the tops of a data layer; of one of phase TRAIN, which the build leaves out, any."""
-    if any(rule.HasField("phase") and rule.phase != TEST for rule in layer.include):
-        return [(1,)]
+    """Of the tops of a data layer."""
     if layer.type == "DummyData":
         dummy = layer_types()["DummyData"](layer, where, TEST)
         return dummy.infer()

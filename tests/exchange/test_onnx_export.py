@@ -53,6 +53,15 @@ def test_a_training_net_loses_its_labels_and_ends_in_probabilities(tmp_path):
     harness.assert_close(found, expected)
 
 
+def test_the_data_of_training_need_not_be_there_whatever_leaves_it_out(tmp_path):
+    text = """
+    layer { name: "data" type: "Data" top: "data" exclude { phase: TEST } data_param { source: "gone" batch_size: 8 } }
+    layer { name: "data" type: "Input" top: "data" include { phase: TEST } input_param { shape { dim: 2 dim: 3 } } }
+    layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 2 } }"""
+    notes, _ = export(text, tmp_path)
+    assert notes == []
+
+
 @pytest.mark.parametrize("fold", [False, True])
 def test_nodes_have_the_names_of_layers_and_norms_are_folded_on_demand(fold, tmp_path):
     export(CLASSIFIER, tmp_path, fold=fold)
