@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from onnx import ValueInfoProto as ValueInfoProto
 
 OPSET, IR_VERSION = 21, 10  # ONNX Runtime has no kernel for some later versions of operators (MaxRoiPool 22)
+WHOLE_TYPES = (2, 3, 4, 5, 6, 7, 9, 12, 13)  # TensorProto's numbers of those of whole numbers, truth values among them
 EXTERNAL_FROM = 1024  # bytes of a weight that lies in a file of its own, where there is one
 MOST_BYTES = 2**31 - 1  # of a protobuf message
 
@@ -60,9 +62,11 @@ def inlined(model: onnx.ModelProto, path: str) -> onnx.ModelProto:
         raise EngineError(f"its functions cannot be resolved ({reason(error)})", path) from None
 
 
-def evaluate(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opsets: Sequence[Any]) -> list[np.ndarray]:
-    """What a node makes of arrays. Raises whatever an operator makes of wrong ones."""
+def evaluate(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opsets: Sequence[Any], most: int) -> list[np.ndarray]:
+    """What a node makes of arrays. Raises whatever an operator makes of wrong ones, ValueError where it would make more
+    than `most` values of them, as a sum of a row and a column may."""
     import onnx.helper
+    import onnx.shape_inference
     from onnx.reference import ReferenceEvaluator
 
     helper = onnx.helper
@@ -72,6 +76,9 @@ def evaluate(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opsets: Sequenc
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     model = helper.make_model(helper.make_graph([node], "constant", inputs, outputs), opset_imports=opsets)
+    for output in onnx.shape_inference.infer_shapes(model).graph.output:  # a size of 0 where it depends on the values
+        if math.prod(dim.dim_value for dim in output.type.tensor_type.shape.dim) > most:
+            raise ValueError("a constant of too many values")
     return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, feeds)]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from engine.errors import EngineError
 from engine.exchange.from_onnx.registry import Unsupported, Value, import_of
 from engine.exchange.net_maker import NetMaker, Padded
-from engine.exchange.onnx_file import Tensors, evaluate, import_onnx_package, inlined, read_model
+from engine.exchange.onnx_file import WHOLE_TYPES, Tensors, evaluate, import_onnx_package, inlined, read_model
 from engine.exchange.onto import transfer
 from engine.files import check_writable, reason
 from engine.layers.base import Blob, Shape
@@ -146,7 +146,8 @@ class Reader:
             raise EngineError(f"{self.place()} makes no sense ({reason(error)})", self.source) from None
         results: list[Value] = list(folded) if isinstance(folded, list | tuple) else [cast("Value", folded)]
         for name, value in zip(node.output, results, strict=False):
-            self.values[name] = value
+            if name:
+                self.values[name] = value
         self._name(node, first, results)
 
     def _name(self, node: NodeProto, first: int, results: Sequence[Value]) -> None:
@@ -156,10 +157,10 @@ class Reader:
             return
         made = {top for layer in layers[first:] for top in layer.top}
         for name, value in zip(node.output, results, strict=False):
-            if isinstance(value, Blob) and value.name in made:
+            if name and isinstance(value, Blob) and value.name in made:
                 self.maker.rename(value, name, first)
         index = max(i for i, layer in enumerate(layers) if layer.type != "Silence")
-        self.maker.rename_layer(index, node.name or node.output[0])
+        self.maker.rename_layer(index, self._node_name())
 
     def _folded(self, node: NodeProto, given: Sequence[Value | None]) -> list[np.ndarray] | None:
         """The values of a node that reads constants, or shapes, only; None for others."""
@@ -176,8 +177,9 @@ class Reader:
             return None
         self._check_size(node, constants)
         feeds = {name: value for name, value in zip(node.input, given, strict=True) if isinstance(value, np.ndarray)}
+        most = max(MOST_FOLDED, sum(value.size for value in constants))
         try:
-            return evaluate(node, feeds, self.model.opset_import)
+            return evaluate(node, feeds, self.model.opset_import, most)
         except Exception as error:  # whatever an operator of NumPy makes of a wrong model
             raise Unsupported(f"of constants, {reason(error)}") from None
 
@@ -202,9 +204,12 @@ class Reader:
     def _name_outputs(self) -> None:
         """Outputs of the model get a top of their name."""
         for output in self.graph.output:
-            if output.name in self._lost or output.name not in self.values:
+            if self.values.get(output.name) is None:
                 raise EngineError(f"output '{output.name}' is made by no node", self.source)
-            blob = self.blob(self.values[output.name], output.name)
+            try:
+                blob = self.blob(self.values[output.name], output.name)
+            except Unsupported as error:
+                raise EngineError(f"output '{output.name}' is {error}", self.source) from None
             if blob.name != output.name:
                 if self._is_free(blob):
                     self.maker.rename(blob, output.name)
@@ -243,7 +248,10 @@ class Reader:
         return self.maker.layers(self._layer_name(type), type, [self.blob(each) for each in bottoms], count, **fields)
 
     def _layer_name(self, type: str) -> str:
-        return f"{self._node.name or self._node.output[0]}/{type.lower()}"
+        return f"{self._node_name()}/{type.lower()}"
+
+    def _node_name(self) -> str:
+        return self._node.name or next(filter(None, self._node.output), self._node.op_type)
 
     def blob(self, value: Value | None, name: str = "") -> Blob:
         """A value as a blob: a constant becomes a Parameter layer, padding a layer of its own."""
@@ -255,18 +263,27 @@ class Reader:
             return padded(self, value)
         if value is None:
             raise Unsupported("an input that is left out")
+        if value.dtype.kind in "OSU":
+            raise Unsupported("a constant of texts")
         array = np.asarray(value, np.float32)
         shape = {"shape": {"dim": array.shape}}
         return self.maker.layer(name or self._layer_name("constant"), "Parameter", [], [array], parameter_param=shape)
 
     def is_read(self, name: str) -> bool:
-        """Whether anything reads a value of the model."""
-        return self._count.get(name, 0) > 0
+        """Whether anything reads a value of the model; none has the name of an output that is left out."""
+        return bool(name) and self._count.get(name, 0) > 0
 
     def reads_alone(self, blob: Blob) -> bool:
-        """Whether this node is the only one that reads a blob."""
-        names = [name for name in self._node.input if self.values.get(name) is blob]
+        """Whether this node is the only one that reads a blob, under any of the names that an Identity gave it."""
+        names = [name for name, value in self.values.items() if value is blob]
         return len(names) == 1 and self._count[names[0]] == 1
+
+    def is_whole(self, blob: Value) -> bool:
+        """Whether a blob is known to hold whole numbers: an input of such, or places of maxima."""
+        inputs = {info.name for info in self.graph.input if info.type.tensor_type.elem_type in WHOLE_TYPES}
+        places = (each for each in self.maker.message.layer if each.type in ("ArgMax", "Threshold"))
+        made = {top for layer in places if not layer.argmax_param.out_max_val for top in layer.top}
+        return isinstance(blob, Blob) and blob.name in inputs | made
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Blob:
         """A blob in another shape; the batch stays open to be changed where it stays the first axis."""

@@ -59,6 +59,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 SHAPE = (2, 4, 7, 6)
+NONE = ints()
 W = normal(4, 4, 3, 3)
 # Name -> (nodes from x to y, constants).
 CASES = {
@@ -74,6 +75,9 @@ CASES = {
         [node("Pad", "x,p", "a"), node("MaxPool", "a", "y", kernel_shape=[3, 3], strides=[2, 2])],
         {"p": ints(0, 0, 1, 1, 0, 0, 1, 1)},
     ),
+    "ReduceSum of no axes": ([node("ReduceSum", "x,a", "y")], {"a": NONE}),
+    "ReduceSum of no axes, which are none": ([node("ReduceSum", "x,a", "y", noop_with_empty_axes=1)], {"a": NONE}),
+    "Min of anything": ([node("Min", "x,a", "y")], {"a": np.float32(np.inf)}),
     "MaxPool SAME": ([node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")], {}),
     "MaxPool SAME, stride 1": ([node("MaxPool", "x", "y", kernel_shape=[2, 2], auto_pad="SAME_UPPER")], {}),
     "MaxPool begins early": ([node("MaxPool", "x", "y", kernel_shape=[3, 3], pads=[2, 1, 0, 0])], {}),
@@ -225,6 +229,48 @@ def test_external_data_beside_the_model_is_read(tmp_path):
     harness.assert_close(found["y"], inputs["x"] @ onnx.numpy_helper.to_array(made.graph.initializer[0], str(tmp_path)))
 
 
+@pytest.mark.parametrize("op", ["Identity", "Dropout"])
+def test_a_bias_does_not_join_a_layer_that_is_read_under_another_name(op, tmp_path):
+    nodes = [node("MatMul", "x,w", "a"), node(op, "a", "b"), node("Add", "b,k", "c"), node("Sub", "c,a", "y")]
+    check(model(nodes, {"x": (2, 6)}, w=normal(6, 5), k=normal(5)), {"x": (2, 6)}, tmp_path)
+
+
+def test_an_output_that_is_left_out_is_no_value(tmp_path):
+    nodes = [node("Split", "x", ",a", axis=1, num_outputs=2), node("Clip", "a,,high", "y")]
+    onnx.save(model(nodes, {"x": SHAPE}, opset=18, high=np.float32(0.5)), tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    inputs = harness.random_inputs({"x": SHAPE})
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)
+    harness.assert_close(found["y"], np.minimum(inputs["x"][:, 2:], 0.5))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "of", "shape"),
+    [
+        ([node("LayerNormalization", "x,s", "y", epsilon=0.1)], 6, (1, 7, 6)),
+        ([node("InstanceNormalization", "x,s,s", "y", epsilon=0.1)], 4, (1, 4, 7, 6)),
+    ],
+    ids=["layer", "instance"],
+)
+def test_samples_of_a_larger_batch_are_not_normalised_together(nodes, of, shape, tmp_path):
+    text = check(model(nodes, {"x": shape}, s=normal(of)), {"x": shape}, tmp_path)
+    larger = text.replace("dim: 1", "dim: 8", 1)  # of the Input
+    with pytest.raises(EngineError, match=r"y/reshape.*Reshape"):
+        harness.engine_outputs(larger, str(tmp_path / "x.caffemodel"), harness.random_inputs({"x": (8, *shape[1:])}))
+
+
+def test_a_cast_to_whole_numbers_is_told_of_unless_they_are(tmp_path):
+    def notes(*nodes) -> list[str]:
+        onnx.save(model([*nodes, node("Cast", "a", "b", to=7), node("Cast", "b", "y", to=1)], {"x": SHAPE}),
+                  tmp_path / "x.onnx")  # fmt: skip
+        return import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+
+    assert notes(node("Relu", "x", "a")) == [
+        "node 'b' (Cast): no layer cuts off fractions; expected whole numbers of its input"
+    ]
+    assert notes(node("ArgMax", "x", "a", axis=1)) == []
+
+
 # Bad input
 
 
@@ -321,6 +367,31 @@ def test_external_data_that_is_missing_or_short(place, message, tmp_path):
                 [node("ConstantOfShape", "s", "a"), node("Add", "x,a", "y")], {"x": SHAPE}, s=ints(1 << 20, 1 << 20)
             ),
             "no layer computes ConstantOfShape (node 'a' (ConstantOfShape): a constant of too many values)",
+        ),
+        (
+            lambda: model([node("Add", "r,c", "a"), node("Add", "x,a", "y")], {"x": SHAPE},
+                          r=ints(*range(1 << 14)), c=np.zeros((1 << 14, 1), np.int64)),
+            "no layer computes Add (node 'a' (Add): of constants, a constant of too many values)",
+        ),
+        (
+            lambda: model([node("Resize", "x,,s", "y")], {"x": (1, 2, 3, 3)}, s=np.array([1, 1, 3.3, 3.3], np.float32)),
+            "no layer computes Resize (node 'y' (Resize): mode nearest, half_pixel, by [3.29",
+        ),
+        (
+            lambda: model([node("Resize", "x,,s", "y", mode="linear", antialias=1,
+                                coordinate_transformation_mode="align_corners")],
+                          {"x": SHAPE}, opset=18, s=np.array([1, 1, 0.5, 0.5], np.float32)),
+            "no layer computes Resize (node 'y' (Resize): antialias)",
+        ),
+        (lambda: model([node("Identity", "t", "y")], {"x": SHAPE}, t=np.array(["a"], object)), "output 'y' is a const"),
+        (
+            lambda: model([node("Gemm", "x,w,c", "y")], {"x": (2, 3)}, w=normal(3, 4), c=normal(2, 4)),
+            "no layer computes Gemm (node 'y' (Gemm): biases for each row)",
+        ),
+        (
+            lambda: model([node("Relu", "v", "a"), node("Pad", "x,p,a", "y")], {"x": SHAPE, "v": (1,)},
+                          p=ints(0, 0, 1, 1, 0, 0, 1, 1)),
+            "no layer computes Pad (node 'y' (Pad): a filling that is computed from data)",
         ),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.exchange.from_onnx.registry import Unsupported, Value, imports
 from engine.exchange.from_onnx.weighted import constant
+from engine.exchange.onnx_file import WHOLE_TYPES
 from engine.layers.base import Blob, Shape
 
 if TYPE_CHECKING:
@@ -35,11 +36,20 @@ def _plain(reader: Reader, node: NodeProto, x: Value) -> Value:
     return reader.layer(type, [x], **fields)
 
 
-@imports("Identity", "Dropout", "Cast")
+@imports("Identity", "Dropout")
 def _nothing(reader: Reader, node: NodeProto, x: Value, *others: Value) -> Value:
-    """In testing. Values of blobs are floats here, whole numbers among them."""
-    if node.op_type == "Cast" and reader.attribute(node, "to") in (9,):  # BOOL
+    """In testing."""
+    return x
+
+
+@imports("Cast")
+def _cast(reader: Reader, node: NodeProto, x: Value) -> Value:
+    """Values of blobs are floats here, whole numbers among them."""
+    to = reader.attribute(node, "to")
+    if to == 9:  # BOOL
         raise Unsupported("a cast to truth values")
+    if to in WHOLE_TYPES and not reader.is_whole(x):
+        reader.notes.append(f"{reader.place()}: no layer cuts off fractions; expected whole numbers of its input")
     return x
 
 
@@ -154,8 +164,8 @@ def _extreme(reader: Reader, node: NodeProto, first: Value, *others: Value) -> V
             if limit.size != 1:
                 raise Unsupported("a limit for each element")
             x = first if limit is each else each
-            bounds = {"min": float(limit.ravel()[0]), "max": _LARGEST} if sign > 0 else \
-                {"min": -_LARGEST, "max": float(limit.ravel()[0])}  # fmt: skip
+            value = min(max(float(limit.ravel()[0]), -_LARGEST), _LARGEST)
+            bounds = {"min": value, "max": _LARGEST} if sign > 0 else {"min": -_LARGEST, "max": value}
             first = reader.layer("Clip", [x], clip_param=bounds)
             continue
         a, b = _same_shape(reader, reader.blob(first), reader.blob(each))

@@ -28,7 +28,9 @@ def _pad(
     """Of zeros along spatial axes: it waits for its reader, which may pad itself."""
     if reader.attribute(node, "mode", "constant") != "constant":
         raise Unsupported(f"mode {reader.attribute(node, 'mode')}")
-    filling = float(np.ravel(value)[0]) if isinstance(value, np.ndarray) and value.size else 0.0
+    if isinstance(value, Blob | Padded):
+        raise Unsupported("a filling that is computed from data")
+    filling = float(np.ravel(value)[0]) if value is not None and value.size else 0.0
     if reader.attribute(node, "value", filling) != 0:
         raise Unsupported("padding with anything but zeros")
     given = reader.attribute(node, "pads") if pads is None else pads

@@ -186,9 +186,10 @@ def _reduce(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None
     given = reader.attribute(node, "axes") if axes is None else axes
     if isinstance(given, Blob | Padded):
         raise Unsupported("axes that are computed from data")
-    if given is None and reader.attribute(node, "noop_with_empty_axes", 0):
+    given = () if given is None else given
+    if not len(given) and reader.attribute(node, "noop_with_empty_axes", 0):
         return x
-    reduced = sorted({int(axis) % rank for axis in (range(rank) if given is None else given)})
+    reduced = sorted({int(axis) % rank for axis in (given if len(given) else range(rank))})
     others = [axis for axis in range(rank) if axis not in reduced]
     shape = [1 if axis in reduced else size for axis, size in enumerate(blob.shape) if keep or axis not in reduced]
     if reduced == list(range(2, rank)) and rank == 4 and kind in ("Mean", "Max"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _flatten(reader: Reader, node: NodeProto, x: Value) -> Value:
     blob, axis = reader.blob(x), reader.attribute(node, "axis", 1)
     axis = axis + len(blob.shape) if axis < 0 else axis
-    if axis == 1:
+    if axis == 1 and len(blob.shape) > 1:
         return reader.layer("Flatten", [blob])
     return reader.reshape(blob, (math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:])))
 
@@ -173,24 +173,27 @@ def _resize(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
     blob = reader.blob(x)
     if len(blob.shape) != 4:
         raise Unsupported(f"a blob of {len(blob.shape)} axes")
-    size = _resized(reader, node, blob, given)
+    size, factors = _resized(reader, node, blob, given)
     mode = reader.attribute(node, "mode", "nearest")
     how = reader.attribute(node, "coordinate_transformation_mode", "half_pixel")
     if node.op_type == "Upsample" or reader.opset < 11:
         how = "asymmetric"
-    factors = [new / old for new, old in zip(size, blob.shape[2:], strict=True)]
     rounding = reader.attribute(node, "nearest_mode", "round_prefer_floor")
     if node.op_type == "Upsample" or reader.opset < 11:
         rounding = "floor"
     if mode == "nearest" and _repeats(factors, how, rounding):
         return _repeated(reader, blob, [int(factor) for factor in factors])
+    if reader.attribute(node, "antialias", 0):
+        raise Unsupported("antialias")
     if mode == "linear" and (how == "align_corners" or size == list(blob.shape[2:])):
         return reader.layer("Interp", [blob], interp_param={"height": size[0], "width": size[1]})
     raise Unsupported(f"mode {mode}, {how}, by {factors}: expected align_corners, or whole factors of nearest pixels")
 
 
-def _resized(reader: Reader, node: NodeProto, blob: Blob, given: tuple[Value | None, ...]) -> list[int]:
-    """Height and width of what a Resize or Upsample makes."""
+def _resized(
+    reader: Reader, node: NodeProto, blob: Blob, given: tuple[Value | None, ...]
+) -> tuple[list[int], list[float]]:
+    """Height and width of what a Resize or Upsample makes, and their factors: as given, for sizes are rounded down."""
     given = (None, *given) if node.op_type == "Upsample" or reader.opset < 11 else given
     scales = given[1] if len(given) > 1 else None
     sizes = given[2] if len(given) > 2 else None
@@ -200,14 +203,17 @@ def _resized(reader: Reader, node: NodeProto, blob: Blob, given: tuple[Value | N
     dims = list(blob.shape)
     if sizes is not None:
         new = [int(size) for size in constant(sizes, "sizes")]
+        by = [size / dims[int(axis)] for axis, size in zip(axes, new, strict=True)]
     else:
-        factors = reader.attribute(node, "scales") if scales is None else constant(scales, "scales")
-        new = [math.floor(dims[int(axis)] * float(factor)) for axis, factor in zip(axes, factors, strict=True)]
-    for axis, size in zip(axes, new, strict=True):
-        dims[int(axis)] = size
+        said = reader.attribute(node, "scales") if scales is None else constant(scales, "scales")
+        by = [float(factor) for factor in said]
+        new = [math.floor(dims[int(axis)] * factor) for axis, factor in zip(axes, by, strict=True)]
+    factors = [1.0] * 4
+    for axis, size, factor in zip(axes, new, by, strict=True):
+        dims[int(axis)], factors[int(axis)] = size, factor
     if tuple(dims[:2]) != blob.shape[:2]:
         raise Unsupported("another batch or other channels")
-    return dims[2:]
+    return dims[2:], factors[2:]
 
 
 def _repeats(factors: list[float], how: str, rounding: str) -> bool:

@@ -98,8 +98,10 @@ def _gemm(reader: Reader, node: NodeProto, x: Value, weights: Value, bias: Value
     weights = weights if reader.attribute(node, "transB", 0) else weights.T
     if bias is None:
         return inner_product(reader, x, weights, None)
-    factor = np.float32(reader.attribute(node, "beta", 1.0))
-    return inner_product(reader, x, weights, np.broadcast_to(constant(bias, "biases") * factor, (1, len(weights)))[0])
+    biases = constant(bias, "biases") * np.float32(reader.attribute(node, "beta", 1.0))
+    if biases.ndim == 2 and len(biases) > 1:
+        raise Unsupported("biases for each row")
+    return inner_product(reader, x, weights, np.broadcast_to(biases, (1, len(weights)))[0])
 
 
 @imports("MatMul")
@@ -156,8 +158,7 @@ def _batch_normalization(reader: Reader, node: NodeProto, x: Value, *coefficient
 def _instance_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value, shift: Value) -> Value:
     """A BatchNorm by the batch's own statistics, for which each channel of each sample is a channel."""
     blob = reader.blob(x)
-    rows = reader.reshape(blob, (1, blob.shape[0] * blob.shape[1], *blob.shape[2:]))
-    return _scaled(reader, node, blob, rows, 1, scale, shift)
+    return _scaled(reader, node, blob, (1, blob.shape[0] * blob.shape[1], *blob.shape[2:]), 1, scale, shift)
 
 
 @imports("LayerNormalization")
@@ -165,17 +166,20 @@ def _layer_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value
     blob = reader.blob(x)
     axis = reader.attribute(node, "axis", -1) % len(blob.shape)
     outer, inner = math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:])
-    return _scaled(reader, node, blob, reader.reshape(blob, (1, outer, inner)), axis, scale, shift)
+    return _scaled(reader, node, blob, (1, outer, inner), axis, scale, shift)
 
 
 def _scaled(
-    reader: Reader, node: NodeProto, like: Blob, rows: Blob, axis: int, scale: Value, shift: Value | None
+    reader: Reader, node: NodeProto, blob: Blob, rows: Sequence[int], axis: int, scale: Value, shift: Value | None
 ) -> Value:
-    count = rows.shape[1]
+    """Normalises the rows (1, count, ...) that a blob is reshaped to: to them even where it has that shape, for of a
+    larger batch, which the net may be given, a BatchNorm would mix the samples."""
+    count = rows[1]
     statistics = [np.zeros(count), np.ones(count), np.ones(1)]
     eps = reader.attribute(node, "epsilon", 1e-5)
-    y = reader.layer("BatchNorm", [rows], statistics, batch_norm_param={"eps": eps, "use_global_stats": False})
-    y = reader.reshape(y, like.shape)
+    apart = reader.layer("Reshape", [blob], reshape_param={"shape": {"dim": rows}})
+    y = reader.layer("BatchNorm", [apart], statistics, batch_norm_param={"eps": eps, "use_global_stats": False})
+    y = reader.reshape(y, blob.shape)
     arrays = [constant(scale, "scales")] + ([] if shift is None else [constant(shift, "shifts")])
     param: dict[str, Any] = {"axis": axis, "num_axes": arrays[0].ndim, "bias_term": len(arrays) == 2}
     return reader.layer("Scale", [y], arrays, scale_param=param)
