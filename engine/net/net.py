@@ -155,13 +155,10 @@ class Net:
     def _own_losses(self) -> None:
         """Keeps losses readable for the solver, even where another layer reads them, too. The gradient of such a top is
         its loss_weight; losses take theirs from an attribute, so only other layers read it."""
-        for layer in self.graph.layers:
-            for top, weight in zip(layer.tops, layer.loss_weights, strict=False):
-                if not weight:
-                    continue
-                self.program.own(self.tensors[top])
-                if self.tensors[top].diff is not None:
-                    self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
+        for _, top, weight in self._weighted_tops():
+            self.program.own(self.tensors[top])
+            if self.tensors[top].diff is not None:
+                self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
     def _place_parameters(self) -> None:
         """Weights and gradients in two arenas with the same offsets, in the order in which backward finishes gradients;
@@ -376,8 +373,15 @@ class Net:
 
     def losses(self) -> list[tuple[Layer, str, float]]:
         """(layer, top, weight) of everything that counts as loss, in order."""
+        return [(layer, top.name, weight) for layer, top, weight in self._weighted_tops()]
+
+    def loss_tensors(self) -> list[tuple[Tensor, float]]:
+        """(values, weight) of the same. A blob of the top's name may be what a later layer made of it in place."""
+        return [(self.tensors[top], weight) for _, top, weight in self._weighted_tops()]
+
+    def _weighted_tops(self) -> list[tuple[Layer, Blob, float]]:
         return [
-            (layer, top.name, weight)
+            (layer, top, weight)
             for layer in self.graph.layers
             for top, weight in zip(layer.tops, layer.loss_weights, strict=False)
             if weight

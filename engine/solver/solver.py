@@ -166,7 +166,7 @@ class Solver:
         return found
 
     def _find_losses(self) -> None:
-        self._losses = [(self.net.blobs[top].tensor, weight) for _, top, weight in self.net.losses()]
+        self._losses = self.net.loss_tensors()
 
     def _make_tuner(self) -> tuner.Tuner | None:
         """If the solver asks for one, and there is communication to tune."""

@@ -51,7 +51,7 @@ def built(text: str, **options) -> Net:
 
 def total(net: Net) -> float:
     net.forward()
-    return sum(weight * float(net.blobs[top].tensor.get().astype(np.float64).sum()) for _, top, weight in net.losses())
+    return sum(weight * float(tensor.get().astype(np.float64).sum()) for tensor, weight in net.loss_tensors())
 
 
 def check(text: str, idle: str = "") -> None:

@@ -114,6 +114,19 @@ def test_average_loss_is_the_mean_of_the_last_ones(log):
     assert len(set(raw)) == 6
 
 
+def test_a_weighted_blob_counts_as_its_layer_has_left_it(log):
+    """Not as what is made of it in place, here 9."""
+    net = """
+layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 4 dim: 3 }
+  data_filler { type: "constant" value: 1 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" loss_weight: 0.5
+  inner_product_param { num_output: 2 bias_term: false weight_filler { type: "constant" value: 1 } } }
+layer { name: "power" type: "Power" bottom: "ip" top: "ip" power_param { power: 2 } }
+"""
+    solve("max_iter: 1 display: 1", net)
+    assert log.parse()["smoothed"][0] == (0, pytest.approx(0.5 * 4 * 2 * 3))
+
+
 def test_a_test_sees_the_weights_of_its_iteration(log, tmp_path):
     """The test at iteration 10 of a run is that of iteration 0 of one that is fine-tuned from its snapshot, where it is
     of the whole set: others go on where the last one ended."""
