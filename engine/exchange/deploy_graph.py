@@ -164,6 +164,20 @@ def _free(wanted: str, layer: str, named: Collection[str]) -> str:
     return wanted if wanted not in named else f"{layer}/{wanted}"
 
 
+def _measures(graph: Graph) -> set[Layer]:
+    """The layers that say how good the others are: losses, MEASURES, and what has a loss_weight and is read by no
+    others than such."""
+    read: set[Blob] = set()  # by others
+    found: set[Layer] = set()
+    for layer in reversed(graph.layers):
+        weighted = any(layer.message.loss_weight) and not read & set(layer.tops)
+        if layer.is_loss or weighted or layer.type in MEASURES:
+            found.add(layer)
+        else:
+            read.update(layer.bottoms)
+    return found
+
+
 def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph) -> None:
     """Fills in which layers stay, and what goes in and comes out."""
     gone: set[Blob] = set()  # tops of layers that do not stay
@@ -172,10 +186,11 @@ def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph)
     cut: list[Blob] = []  # what refused layers would read
     staying: list[Layer] = []
     made: set[Blob] = set()
+    measures = _measures(graph)
     for layer in graph.layers:
         if layer.params or learned & set(layer.bottoms):
             learned.update(layer.tops)
-        if layer.is_loss or any(layer.message.loss_weight) or layer.type in MEASURES:
+        if layer in measures:
             gone.update(layer.tops)
             ends += [blob for blob in layer.bottoms if blob in learned and blob not in gone]
             if layer.type != "Silence":

@@ -49,6 +49,22 @@ def deployed(text: str, batch: int) -> tuple[str, dict[str, tuple[int, ...]]]:
     return "\n".join(lines), shapes
 
 
+def test_a_weighted_blob_that_is_read_on_stays():
+    """A penalty on what a layer gives, unlike one that a layer computes, is no reason to leave the layer out."""
+    text = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "t" type: "Input" top: "t" input_param { shape { dim: 2 dim: 4 } } }
+layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" loss_weight: 0.1 inner_product_param { num_output: 5 } }
+layer { name: "size" type: "Reduction" bottom: "a" top: "size" loss_weight: 0.1 reduction_param { operation: ASUM } }
+layer { name: "unread" type: "Silence" bottom: "size" }
+layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" inner_product_param { num_output: 4 } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "b" bottom: "t" top: "loss" }
+"""
+    graph = deploy_graph(parse_net(text, "net.prototxt"))
+    assert [layer.name for layer in graph.layers] == ["a", "b"]
+    assert [blob.name for blob in graph.outputs] == ["b"]
+
+
 FOLDED = ("cifar10", "densenet121", "inception_v2", "resnet50")
 
 
