@@ -11,6 +11,7 @@ class Split(Layer):
     """Bottom: any shape; tops: the same blob. Backward adds the tops' gradients."""
 
     bf16 = True
+    inserted = False  # by the graph, not by the text
     kept: int | None = None  # the top with which the next Concat of a chain goes on
 
     top_range = (1, None)

@@ -148,6 +148,15 @@ def test_a_weighted_blob_that_is_read_on():
     check(text + layer("more", "EuclideanLoss", "a c", "more"))  # two readers: there is a Split already
 
 
+def test_a_weighted_blob_that_the_text_splits():
+    """The text stays as it is: another net may be built of it."""
+    text = given(x=(6, 3), t=(6, 2)) + ip("a", "x", 2, "loss_weight: 0.25") + layer("both", "Split", "a", "p q")
+    text += euclid("p") + layer("more", "EuclideanLoss", "q t", "more")
+    check(text)
+    config = parse_net(text)
+    assert [sorted(Net(config).outputs()) for _ in range(2)] == [["loss", "more"]] * 2
+
+
 def test_a_loss_that_is_read_on():
     """Weighed by what was learned of its uncertainty, say: its gradient is what the readers send."""
     text = given(x=(6, 3), t=(6, 2)) + ip("a", "x", 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from engine.graph.build import Graph
 from engine.graph.passes.split import insert_split
 from engine.layers.base import Blob, Layer
+from engine.layers.split import Split
 
 
 def mark_gradients(graph: Graph, training: bool) -> None:
@@ -88,8 +89,10 @@ def _mark_weighted_tops(graph: Graph, layer: Layer, wanted: set[Blob]) -> list[L
             continue
         if top.needs_gradient:  # what its reader sends counts, too: the weight moves to a top of a Split
             reader, i = next((reader, i) for reader in graph.layers for i, b in enumerate(reader.bottoms) if b is top)
-            split = reader if reader.type == "Split" else insert_split(layer, top, [(reader, i)])
-            if split is not reader:
+            if isinstance(reader, Split) and reader.inserted:
+                split = reader
+            else:
+                split = insert_split(layer, top, [(reader, i)])
                 split.tops[0].needs_gradient = True
                 added.append(split)
             split.message.top.append(f"{split.name}_{len(split.tops)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine import proto
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer
-from engine.layers.registry import layer_type
+from engine.layers.split import Split
 
 
 def insert_splits(graph: Graph) -> None:
@@ -24,11 +24,12 @@ def insert_splits(graph: Graph) -> None:
     graph.layers = layers
 
 
-def insert_split(producer: Layer, blob: Blob, uses: list[tuple[Layer, int]]) -> Layer:
+def insert_split(producer: Layer, blob: Blob, uses: list[tuple[Layer, int]]) -> Split:
     """A Split of the blob, from whose tops these bottoms are read now; uses: (layer, number of its bottom)."""
     name = f"{blob.name}_{producer.name}_split"
     message = proto.LayerParameter(name=name, type="Split", bottom=[blob.name])
-    split = layer_type("Split", name, producer.where)(message, producer.where, producer.phase)
+    split = Split(message, producer.where, producer.phase)
+    split.inserted = True
     split.bottoms = [blob]
     for number, (layer, i) in enumerate(uses):
         message.top.append(f"{name}_{number}")
