@@ -27,7 +27,8 @@ class LossLayer(Layer):
         return [()]
 
     def attributes(self) -> Attributes:
-        return {"loss_weight": float(self.loss_weights[0])}
+        weight = 0.0 if self.tops[0].gradient_is_set else self.loss_weights[0]  # or it would count twice
+        return {"loss_weight": float(weight)}
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
