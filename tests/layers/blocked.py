@@ -38,7 +38,9 @@ def _run(text: str, phase: int, inputs: dict[str, np.ndarray], keep_all: bool, p
         net.blobs[name].set(values)
     generator = np.random.default_rng(6)
     for name, values in net.forward().items():
-        net.set_top_diff(name, generator.normal(size=values.shape))
+        gradient = generator.normal(size=values.shape)
+        if net.blobs[name].diff is not None:
+            net.set_top_diff(name, gradient)
     net.backward()
     return net
 
