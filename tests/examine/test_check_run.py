@@ -106,8 +106,8 @@ def test_reasons_of_those_that_do_not_run(folder, monkeypatch):
     assert {row.reason for row in run(folder / "net.prototxt")} == {"time"}
 
 
-def test_a_process_that_ends_badly_is_a_crash(tmp_path):
-    outcome = run_apart(Trial("net.prototxt", "net", "TRAIN", level="no number"))
+def test_a_process_that_ends_badly_is_a_crash(folder, tmp_path):
+    outcome = run_apart(Trial(str(folder / "net.prototxt"), "net", "TRAIN", level="no number"))
     assert outcome.reason == "defect" and "TypeError" in outcome.message
     outcome = run_apart(Trial("net.prototxt", "net", "TEST", overrides=None))
     assert outcome.reason == "crash" and "exit status 1" in outcome.message

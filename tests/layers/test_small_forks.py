@@ -174,7 +174,8 @@ def test_gradients_of_a_face_net(kind):
         margin = MARGIN.replace("margin_inner", "largemargin_inner")
     text = SPHEREFACE.replace("MARGIN", margin).replace("MarginInnerProduct", kind)
     values = values_of("sphereface")
-    check_gradients(text_of(text, values), values, step=5e-4, tolerance=1e-2, samples=12)
+    # A longer step moves a bias of c2 over the kink of a PReLU.
+    check_gradients(text_of(text, values), values, step=1e-4, tolerance=1e-2, samples=12)
 
 
 def test_the_memory_plan_changes_nothing():
