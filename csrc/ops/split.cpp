@@ -44,8 +44,6 @@ public:
         if (!adds_) return;
         if (kept_ >= 0)
             is_bf16() ? add_to_kept<bf16>() : add_to_kept<float>();
-        else if (terms_.empty())
-            sum_.clear();
         else
             weighted_sum(terms_, ones_, sum_, sum_.count());
     }

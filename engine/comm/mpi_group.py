@@ -32,9 +32,8 @@ class MpiGroup:
 
     def _wait(self, request) -> None:
         begin = time.monotonic_ns()
-        self._board.waits(True)
         try:
-            wait(request)
+            with self._board.waiting():
+                wait(request)
         finally:
-            self._board.waits(False)
             self.waited_ns += time.monotonic_ns() - begin

@@ -98,11 +98,8 @@ def collective(method: MethodT) -> MethodT:
 
     @functools.wraps(method)
     def call(self, *args, **options):
-        self.board.waits(True)
-        try:
+        with self.board.waiting():
             return checked_method(self, *args, **options)
-        finally:
-            self.board.waits(False)
 
     return cast(MethodT, call)
 

@@ -13,7 +13,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, KernelTime, LayerTime, Reorder, Times
-from engine.graph.build import TRAIN
+from engine.graph.build import PHASES, TRAIN
 from engine.host.machine import process_age
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -43,7 +43,7 @@ def benchmark(
     kernels = kernels or Kernels()
     net = kernels.build(lambda choices: Net(config, phase, options.replace(kernels=choices)), world)
     if not len(net.program):
-        raise ConfigError(f"nothing to compute in phase {_name(phase)}, so there is nothing to time", config.path)
+        raise ConfigError(f"nothing to compute in phase {PHASES[phase]}, so there is nothing to time", config.path)
     feed_synthetic(net, seed=1 + world.rank)
     training = Training(net, world) if phase == TRAIN else None
     age = process_age()
@@ -115,7 +115,7 @@ def _times(
     batch = shapes[0][0] if shapes else 1
     return Times(
         net=net.name,
-        phase=_name(net.phase),
+        phase=PHASES[net.phase],
         precision=precision,
         ranks=world.size,
         threads=_core.threads(),
@@ -135,10 +135,6 @@ def _times(
         layers=layers,
         step_variation=float(np.std(steps) / np.mean(steps)),
     )
-
-
-def _name(phase: int) -> str:
-    return "TRAIN" if phase == TRAIN else "TEST"
 
 
 def _kernel_times(net: Net, kernels: Kernels) -> list[KernelTime]:

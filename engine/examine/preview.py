@@ -23,7 +23,7 @@ from engine.data.feeder import Feeder
 from engine.data.mean import read_mean
 from engine.errors import ConfigError, EngineError, shape_text, shortened
 from engine.files import atomic_write, is_regular
-from engine.graph.build import Graph, build
+from engine.graph.build import PHASES, Graph, build
 from engine.inference.classify import read_labels
 from engine.layers.base import Layer
 
@@ -75,7 +75,7 @@ def _picture_layer(graph: Graph, feeder: Feeder, config: NetConfig) -> Layer:
     for layer in fed:
         if len(layer.tops[0].shape) == 4:
             return layer
-    phase = "TRAIN" if graph.phase == proto.TRAIN else "TEST"
+    phase = PHASES[graph.phase]
     if fed:
         shapes = ", ".join(f"'{layer.name}' ({shape_text(layer.tops[0].shape)})" for layer in fed)
         raise ConfigError(f"the net reads no pictures in phase {phase}: its data layers are {shapes}", config.path)

@@ -109,7 +109,7 @@ def _shapes(layer: proto.LayerParameter, where: str, shapes_of: SourceShapes) ->
 def _doubled(config: NetConfig, graph: Graph, notes: list[str]) -> dict[Blob, Blob]:
     """Each blob's twin in the net with twice the batch: what grows with it, and how, is seen from there. {} where the
     net holds its batch fixed."""
-    batch = next((layer.tops[0].shape[0] for layer in graph.layers if not layer.bottoms and layer.tops[0].shape), 0)
+    batch = graph.batch_size
     message = proto.NetParameter()
     message.CopyFrom(config.message)
     for layer in message.layer:

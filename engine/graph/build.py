@@ -25,7 +25,7 @@ from engine.layers.registry import layer_type
 from engine.layers.weighted import Weighted
 
 TRAIN, TEST = 0, 1
-_PHASES = {TRAIN: "TRAIN", TEST: "TEST"}
+PHASES = {TRAIN: "TRAIN", TEST: "TEST"}
 ShapesOf = Callable[[proto.LayerParameter, str], list[Shape]]
 
 
@@ -49,6 +49,14 @@ class Graph:
     def params(self) -> list[Parameter]:
         """Those that belong to their layer, or to several of which it is the first."""
         return [parameter for parameter in self.all_params if parameter.owner is None]
+
+    def readers(self) -> dict[Blob, list[Layer]]:
+        """The layers that read each blob, in their order; twice where two bottoms are that blob."""
+        found: dict[Blob, list[Layer]] = {}
+        for layer in self.layers:
+            for blob in layer.bottoms:
+                found.setdefault(blob, []).append(layer)
+        return found
 
     @property
     def batch_size(self) -> int:
@@ -304,7 +312,7 @@ class _Connector:
     def _twice(self, name: str) -> str:
         """What is wrong where two layers make a top."""
         first = self.makers[name]
-        phase = _PHASES[self.graph.phase]
+        phase = PHASES[self.graph.phase]
         return (
             f"top '{name}' is made by layer '{first.name}' ({first.where}) already, and both are in phase {phase}; "
             "give it another name, or each of them one phase: include { phase: TRAIN } and include { phase: TEST }"
@@ -318,7 +326,7 @@ class _Connector:
             number, maker = makers[0]
             return layer.error(
                 f"its bottom '{name}' is made by layer '{maker.name}' ({self.config.where(number)}), whose include and "
-                f"exclude rules leave it out of phase {_PHASES[self.graph.phase]}; add one that makes it there, or "
+                f"exclude rules leave it out of phase {PHASES[self.graph.phase]}; add one that makes it there, or "
                 "give this layer the same rules"
             )
         if not later:

@@ -124,6 +124,10 @@ class Layer:
     widens = False  # whether they are float32 in this net, for readers that take nothing else: see can_widen
     # Whether the type reads positive_weight and negative_weight of loss_param.
     takes_label_weights = False
+    # Whether each top is made of the bottom of its number alone; whether the first top alone has a gradient, and the
+    # others, as those of losses, tell of it.
+    in_pairs: ClassVar[bool] = False
+    tells_more: ClassVar[bool] = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
@@ -199,8 +203,10 @@ class Layer:
         builder.op(self.type, self, inputs, self.attributes())
 
     def reached_from(self, top: int) -> Collection[int]:
-        """The bottoms that the gradient of a top flows into. Of a loss only the first top has one."""
-        return range(len(self.bottoms)) if top == 0 or not self.is_loss else ()
+        """The bottoms that the gradient of a top flows into."""
+        if self.in_pairs:
+            return (top,)
+        return () if top > 0 and (self.is_loss or self.tells_more) else range(len(self.bottoms))
 
     def summed_params(self) -> list[Parameter]:
         """Parameters whose gradients are sums over several ops of this layer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine import proto
@@ -26,6 +25,7 @@ class BN(BatchNorm):
     """
 
     top_range = (1, 3)
+    tells_more = True
 
     scale = shift = True
 
@@ -72,9 +72,6 @@ class BN(BatchNorm):
             params.append(Parameter(shape, statistics=True, lr_mult=0.0))
             params.append(Parameter(shape, ones if param.frozen else None, statistics=True, lr_mult=0.0))
         return params
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (0,) if top == 0 else ()
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.tensor(blob) for blob in self.bottoms]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Blob, Layer, Parameter, Shape
@@ -34,6 +34,7 @@ class Convolution(Weighted):
 
     bottom_range = (1, None)
     top_range = (1, None)
+    in_pairs = True
     normalises = True
     op_type = "Convolution"
 
@@ -187,9 +188,6 @@ class Convolution(Weighted):
         pixels, fewest = (8, 32) if dtype == "f32" else (14, 64)  # of a tile's 16; channels
         tiles = math.prod((each + 3) // 4 for each in size)
         return math.prod(size) >= pixels * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= fewest
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (top,)
 
     def lower(self, builder: Builder) -> None:
         if self.part:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Shape
@@ -25,6 +24,7 @@ class Filter(Layer):
 
     bottom_range = (2, None)
     top_range = (1, None)
+    in_pairs = True
 
     @property
     def constant_bottoms(self) -> frozenset[int]:
@@ -49,9 +49,6 @@ class Filter(Layer):
         *samples, selector = (builder.plain(self, builder.tensor(blob)) for blob in self.bottoms)
         for x, top in zip(samples, self.tops, strict=True):
             builder.op("Filter", self, [x, selector], tops=[top])
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (top,)
 
     def flops(self) -> int:
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Shape
@@ -24,6 +23,7 @@ class Gather(Layer):
 
     bottom_range = (1, None)
     top_range = (1, None)
+    in_pairs = True
 
     def infer(self) -> list[Shape]:
         if len(self.message.top) != len(self.shapes):
@@ -33,9 +33,6 @@ class Gather(Layer):
     def lower(self, builder: Builder) -> None:
         for bottom, top in zip(self.bottoms, self.tops, strict=True):
             builder.view(self, builder.tensor(bottom), top.shape, top)
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (top,)
 
     def flops(self) -> int:
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -24,6 +23,7 @@ class LabelSpecific(Layer):
 
     bottom_range = (2, 2)
     top_range = (1, 2)
+    tells_more = True
     constant_bottoms = frozenset({1})
     numbers: ClassVar[int] = 1
     in_test = False  # whether TEST changes scores, too
@@ -33,9 +33,6 @@ class LabelSpecific(Layer):
         if not scores or math.prod(labels) != scores[0]:
             raise self.error(f"expected one label for each sample of {scores}, got {labels}")
         return [scores, (self.numbers,)][: len(self.message.top)]
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (0,) if top == 0 else ()
 
     def fields(self, param, *names: str) -> Attributes:
         """Of a param, by name."""

@@ -4,7 +4,6 @@ arXiv 1704.08063) and L-Softmax (Liu et al. 2016, arXiv 1612.02295)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Layer, Parameter, Shape
@@ -27,6 +26,7 @@ class MarginLayer(Layer):
 
     bottom_range = (2, 2)
     top_range = (1, 2)
+    tells_more = True
     constant_bottoms = frozenset({1})
     unit_weights = False
 
@@ -58,9 +58,6 @@ class MarginLayer(Layer):
         param = self.param
         schedule = {name: getattr(param, name) for name in ("base", "gamma", "power", "lambda_min", "iteration")}
         return {**schedule, "margin": param.type + 1, "unit_weights": self.unit_weights}
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (0,) if top == 0 else ()
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,7 @@ class Mean(Layer):
 
     bottom_range = (1, None)
     top_range = (1, None)
+    in_pairs = True
 
     @property
     def param(self):
@@ -68,9 +68,6 @@ class Mean(Layer):
             shift = builder.op("Constant", self, [], values, tops=[], shapes=[shape], gradients=[False])
             axes = {"axis": 1, "num_axes": len(shape)}
             builder.op("Bias", self, [*scaled, *shift], axes, tops=[top])
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (top,)
 
     def flops(self) -> int:
         return 2 * sum(math.prod(shape) for shape in self.shapes)

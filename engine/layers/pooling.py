@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Layer, Shape
@@ -28,6 +27,7 @@ class Pooling(Layer):
 
     bf16 = True
     top_range = (1, 2)
+    tells_more = True
 
     @property
     def param(self):
@@ -139,9 +139,6 @@ class Pooling(Layer):
     def attributes(self) -> Attributes:
         method = "MAX" if self.param.pool == self.param.MAX else "AVE"
         return {**self.window, "method": method, "include_pad": self.param.avg_include_pad}
-
-    def reached_from(self, top: int) -> Collection[int]:
-        return (0,) if top == 0 else ()
 
     def lower(self, builder: Builder) -> None:
         x, window = builder.tensor(self.bottoms[0]), self.window

@@ -82,6 +82,7 @@ class Net:
         graph.freeze(options.frozen)
         self.written, self.named = list(graph.layers), graph.blobs()  # of the file, before passes rewrite it
         self.graph = prepare(graph, options.passes, options.precision, self.has_backward)
+        self._batch_size = self.graph.batch_size
         self.name = self.graph.name
         self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self._lower(share)
@@ -154,7 +155,7 @@ class Net:
 
     def _own_losses(self) -> None:
         """Keeps losses readable for the solver, even where another layer reads them, too. The gradient of such a top is
-        its loss_weight; losses take theirs from an attribute, so only other layers read it."""
+        its loss_weight, or what Python sets; losses whose gradient nobody sets take theirs from an attribute."""
         for _, top, weight in self._weighted_tops():
             self.program.own(self.tensors[top])
             if self.tensors[top].diff is not None:
@@ -321,7 +322,7 @@ class Net:
             if layers == ALL or layer in self.graph.layers[layers]:
                 for blob, values in layer.feed(step, self.seed, first_sample).items():
                     self.feed(blob, values)
-        self.program.set_counter(self.seed, iteration, first_sample, self.graph.batch_size)
+        self.program.set_counter(self.seed, iteration, first_sample, self._batch_size)
         try:
             self.program.forward(*self.ops_of(layers))
         except EngineError:  # of a layer written in Python

@@ -131,11 +131,8 @@ class Optimizer:
     def _add_up(self, values: np.ndarray) -> None:
         """Over the ranks, in the middle of forward and backward: the watchdog is to know that this one waits."""
         assert self._sync_channel is not None
-        self.world.board.waits(True)
-        try:
+        with self.world.board.waiting():
             self._sync_channel.allreduce(values)
-        finally:
-            self.world.board.waits(False)
 
     def weights_are_read(self) -> None:
         """After the net's weights were read from a file: training is to begin with all of them."""

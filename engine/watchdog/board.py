@@ -2,7 +2,8 @@
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 # The numbers, int64 each. The executor writes the first four: see Program::Board in csrc/program.h.
 BEAT, PLACE, OP, BUCKET, WAITS, SERVER_BEAT, ITERATION, NET, TEXT_BYTES, NUMBERS = range(10)
@@ -60,6 +61,15 @@ class Board:
         """Whether it is for the other ranks that this one waits."""
         self.numbers[WAITS] = int(on)
         self.numbers[BEAT] += 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait for the other ranks."""
+        self.waits(True)
+        try:
+            yield
+        finally:
+            self.waits(False)
 
     def describe_net(
         self, number: int, ops: Sequence[str], sources: Sequence[str], buckets: Sequence[str] | None = None

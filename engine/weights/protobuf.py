@@ -51,9 +51,8 @@ def write_caffemodel(
 ) -> None:
     """See engine.weights.files.write_caffemodel(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
     message = proto.raw.NetParameter.FromString(net.SerializePartialToString())
-    for (
-        layer
-    ) in message.layer:  # all of a name alike: Caffe looks up each by name, and expects that layer's blobs of it
+    # All layers of a name alike: Caffe looks up each by name, and expects that layer's blobs of it.
+    for layer in message.layer:
         layer.ClearField("blobs")
         for array in blobs.get(layer.name, ()):
             fill_blob(layer.blobs.add(), array)

@@ -165,8 +165,7 @@ class Asynchronous(Strategy):
         """Has the server do something, and waits for the result."""
         done: Future[T] = Future()
         self._asked.put((what, done))
-        self.world.board.waits(True)
-        try:
+        with self.world.board.waiting():
             while True:
                 try:
                     return done.result(timeout=0.2)
@@ -174,8 +173,6 @@ class Asynchronous(Strategy):
                     if self.queue.stopped:
                         self.queue.wait_all_done()  # raises what has happened
                         raise CommError("the communication server has ended") from None
-        finally:
-            self.world.board.waits(False)
 
     def wait_all(self) -> None:
         self.world.board.enter(UPDATE)

@@ -22,10 +22,7 @@ from engine.layers.split import Split
 def chain_concats(graph: Graph) -> None:
     """Runs on the final graph. A top may be the first part of a larger blob where only the next Concat and BatchNorms,
     whose kernels are our own, read it. Results stay the same, bit by bit."""
-    readers: dict[Blob, list[Layer]] = {}
-    for layer in graph.layers:
-        for blob in layer.bottoms:
-            readers.setdefault(blob, []).append(layer)
+    readers = graph.readers()
     follower = {layer: found for layer in graph.layers if (found := _next(layer, readers))}
     continued = {concat for _, concat in follower.values()}
     for first in graph.layers:

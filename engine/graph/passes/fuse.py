@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from engine.graph.build import Graph
-from engine.layers.base import Blob, Layer
+from engine.layers.base import Layer
 
 
 def fuse(graph: Graph) -> None:
     """Moves the work of such layers into the first of them, which then stands where the last stood (all that the others
     read is known there). Only where the blob between them has no other reader and is no output, so that no value anyone
     asks for disappears; the result changes by rounding only."""
-    readers: dict[Blob, list[Layer]] = {}
-    for layer in graph.layers:
-        for blob in layer.bottoms:
-            readers.setdefault(blob, []).append(layer)
+    readers = graph.readers()
     stands_for: dict[Layer, Layer | None] = {}  # the last of a chain by the first, and nothing by the others
     for layer in graph.layers:
         gone: list[Layer] = []

@@ -88,11 +88,11 @@ def _mark_weighted_tops(graph: Graph, layer: Layer, wanted: set[Blob]) -> list[L
         if not weight or top.gradient_is_set:
             continue
         if top.needs_gradient:  # what its reader sends counts, too: the weight moves to a top of a Split
-            reader, i = next((reader, i) for reader in graph.layers for i, b in enumerate(reader.bottoms) if b is top)
+            (reader,) = graph.readers()[top]
             if isinstance(reader, Split) and reader.inserted:
                 split = reader
             else:
-                split = insert_split(layer, top, [(reader, i)])
+                split = insert_split(layer, top, [(reader, reader.bottoms.index(top))])
                 split.tops[0].needs_gradient = True
                 added.append(split)
             split.message.top.append(f"{split.name}_{len(split.tops)}")

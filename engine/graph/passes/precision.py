@@ -24,15 +24,16 @@ def lower_precision(graph: Graph) -> None:
     inserted: every blob has one reader."""
     narrow: set[Blob] = set()
     layers: list[Layer] = []
-    readers = {blob: (layer, i) for layer in graph.layers for i, blob in enumerate(layer.bottoms)}
+    readers = graph.readers()
 
     def is_read_wide(blob: Blob) -> bool:
         """Where nobody would take it in bf16: an output, or what a loss or Accuracy reads, which should not see ties
         that only rounding makes."""
-        reader, i = readers.get(blob, (None, 0))
-        if reader and reader.type == "Split":
-            return all(is_read_wide(top) for top in reader.tops)
-        return reader is None or not reader.bf16 or i in reader.wide_bottoms
+        for reader in readers.get(blob, ()):  # one at most
+            if reader.type == "Split":
+                return all(is_read_wide(top) for top in reader.tops)
+            return not reader.bf16 or reader.bottoms.index(blob) in reader.wide_bottoms
+        return True
 
     for layer in graph.layers:
         runs_narrow = layer.bf16 and (layer.type in ALWAYS or any(blob in narrow for blob in layer.bottoms))
