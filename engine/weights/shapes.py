@@ -15,6 +15,7 @@ def checked_shape(dims: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape if a blob can have it. Raises ValueError, which says why it cannot."""
     if len(dims) > MOST_AXES:
         raise ValueError(f"a shape of {len(dims)} axes, expected at most {MOST_AXES}")
-    if not all(0 <= each < _LIMIT for each in dims) or prod(dims) >= _LIMIT:
+    # An axis of 0 leaves no value, but NumPy multiplies the others, too.
+    if not all(0 <= each < _LIMIT for each in dims) or prod(each for each in dims if each) >= _LIMIT:
         raise ValueError(f"the shape {shape_text(dims)}, expected no negative axis and fewer than 2^31 values")
     return tuple(int(each) for each in dims)
