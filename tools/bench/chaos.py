@@ -43,6 +43,8 @@ from engine.errors import EngineError  # noqa: E402
 from engine.host.launch import OVERSUBSCRIBE, command_for, own_command  # noqa: E402
 from engine.report.table import table  # noqa: E402
 from engine.solver.resume import read_whole  # noqa: E402
+from engine.watchdog.board import SLOW_FACTOR  # noqa: E402
+from engine.watchdog.guard import HUB_SECONDS  # noqa: E402
 
 SOLVER = """
 net: "{net}" base_lr: 0.02 lr_policy: "poly" power: 1 momentum: 0.9 weight_decay: 0.0005 random_seed: 1
@@ -358,7 +360,9 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         run.left_behind()
         return None
     restarts = run.style == "--max_restarts"
-    watchdog = run.options.watchdog * (1 if phase == "training" else 10) if happening.watchdog else 0.0
+    slow = phase != "training" or name == "cut_link"  # a rank that is cut off may be waiting for a snapshot just then
+    watchdog = run.options.watchdog * (SLOW_FACTOR if slow else 1) if happening.watchdog else 0.0
+    watchdog += HUB_SECONDS if name == "cut_link" else 0
     limit = SECONDS_TO_END + watchdog if happening.ends and not restarts else PATIENCE
     seconds = run.end(limit + 20)
     if happening.needs == "netlab":
