@@ -54,7 +54,8 @@ comm_param {{ bucket_mb: 0.1 chunk_mb: 0.1 watchdog: {watchdog} drift_check: 25 
 GLOBAL_BATCH = 32
 SECONDS_TO_END = 10.0
 LINGER_SECONDS = 8.0  # in which sentinels end, too
-INTERRUPTED = 130  # the status after a signal during set-up, which needs no words
+# The statuses after SIGINT and SIGTERM during set-up, which need no words.
+INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 PATIENCE = 240.0  # for a run that is to complete, on a crowded machine
 DISK_BYTES = 32 << 20  # of the disk that becomes full: all snapshots, and some more
 
@@ -241,9 +242,9 @@ def kill(run: Run) -> str:
     return _signal_rank(run, signal.SIGKILL)
 
 
-@event(ends=True, watchdog=True)
+@event(ends=True, needs="ranks", watchdog=True)
 def stop(run: Run) -> str:
-    """A rank stands still. A single one has nobody who misses it, but its sentinel."""
+    """A rank stands still, and the others miss it. A single one is the whole run, which may be suspended."""
     return _signal_rank(run, signal.SIGSTOP)
 
 
@@ -368,7 +369,8 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
     if happening.needs == "netlab":
         subprocess.run(["ip", "link", "set", "nlv2", "up"], check=True)
     (run.folder / "filler").unlink(missing_ok=True)
-    text, status = run.own_text(), run.process.returncode
+    left, status = run.left_behind(), run.process.returncode
+    text = run.own_text()  # a sentinel may speak after its rank has ended
     heads = [line for line in text.splitlines() if line.startswith("engine: ")]
     messages = [line for line in heads if not line.startswith("engine:   ")]
     launcher = re.search(r"BAD TERMINATION|exited on signal|terminated", text)
@@ -378,7 +380,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         faults.append("did not end")
     elif seconds > limit:
         faults.append(f"took {seconds:.1f} s to end")
-    if left := run.left_behind():
+    if left:
         faults.append(f"{left} processes left")
     if "Traceback" in text:
         faults.append("a traceback")
@@ -387,7 +389,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
     if len(messages) > 1 and not restarts and name != "second_job":
         faults.append(f"{len(messages)} messages: {messages}")
     # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well.
-    told = bool(messages or launcher) or status == INTERRUPTED
+    told = bool(messages or launcher) or status in INTERRUPTED
     if status != 0 and not told and name not in ("close_terminal", "kill_launcher"):
         faults.append(f"nobody told (status {status})")
     faults += damaged(run.folder)
@@ -468,7 +470,7 @@ def possible(options: argparse.Namespace) -> list[str]:
     names = options.only.split(",") if options.only else list(EVENTS)
     if unknown := sorted(set(names) - set(EVENTS)):
         raise SystemExit(f"no event {', '.join(unknown)}; there are {', '.join(EVENTS)}")
-    have = {"", "terminal"}
+    have = {"", "terminal"} | (set() if options.ranks == 1 else {"ranks"})
     have |= {"root"} if os.geteuid() == 0 else set()
     have |= {"shim"} if options.shim else set()
     have |= {"netlab"} if options.netlab else set()
@@ -489,6 +491,7 @@ def a_run(folder: Path, options: argparse.Namespace, name: str, ranks: int) -> R
     if needs == "netlab":
         return Run(folder, options, 2, "netlab", environ=environ)
     style = random.choice(["mpiexec", "mpiexec", "--ranks", "--max_restarts"])
+    ranks = max(ranks, 2) if needs == "ranks" else ranks
     return Run(folder, options, ranks, style, terminal=needs == "terminal", environ=environ)
 
 
