@@ -292,6 +292,8 @@ def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[No
     Inputs without shapes are dropped where old weight files have them; in a text the layer will ask for them.
     """
     names, dims = list(message.input), list(message.input_dim)
+    if not all(isinstance(name, str) for name in names):  # as protobuf gives them of a binary file
+        raise ConfigError("the name of an input is not UTF-8", _where(origin))
     shapes = [list(shape.dim) for shape in message.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
     if shapes and (len(shapes) != len(names) or len(dims) % 4):
         given = f"{len(message.input_shape)} input_shape" if message.input_shape else f"{len(dims)} input_dim"

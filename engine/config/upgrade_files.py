@@ -14,6 +14,7 @@ from engine import proto
 from engine.config import read_solver
 from engine.config.config import read_net_as_written
 from engine.config.upgrade import upgrade_net
+from engine.errors import ConfigError
 from engine.files import atomic_write
 from engine.weights.protobuf import read_message, write_message
 
@@ -32,7 +33,10 @@ def upgrade_net_text(source: str, target: str) -> list[str]:
 def upgrade_net_binary(source: str, target: str) -> list[str]:
     """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError."""
     net = read_message(source, proto.raw.NetParameter, "caffemodel")
-    _, notes = upgrade_net(cast("proto.NetParameter", net))  # whose blobs, which differ, are moved as they are
+    try:
+        _, notes = upgrade_net(cast("proto.NetParameter", net))  # whose blobs, which differ, are moved as they are
+    except ConfigError as error:
+        raise ConfigError(str(error), source) from None
     write_message(target, net)
     return [f"{source}: {note}" for note in notes]
 

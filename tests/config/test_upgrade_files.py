@@ -1,12 +1,14 @@
 """Old nets, weights and solvers say the same in the current format, and stay as they are when upgraded again."""
 
+import re
+
 import numpy as np
 import pytest
 
 from engine import proto
 from engine.config import read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary, upgrade_net_text, upgrade_solver_text
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.weights import read_caffemodel
 from tests.shared import SHARED, needs_shared
 
@@ -70,6 +72,13 @@ def test_weights(tmp_path, version):
     before, after = read_caffemodel(old), read_caffemodel(new)
     np.testing.assert_array_equal(after["ip"][0], before["ip"][0])
     assert after["ip"][0].tolist() == [[[[0, 1, 2, 3, 4, 5]]]]
+
+
+def test_weights_that_cannot_be_upgraded_are_named(tmp_path):
+    old = tmp_path / "old.caffemodel"
+    old.write_bytes(proto.NetParameter(input=["x?"], input_dim=[1, 1, 2, 3]).SerializeToString().replace(b"?", b"\xff"))
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(old))}: the name of an input is not UTF-8$"):
+        upgrade_net_binary(str(old), str(tmp_path / "new"))
 
 
 @needs_shared("zoo")
