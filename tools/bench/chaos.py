@@ -90,7 +90,7 @@ class Run:
         if self.terminal:
             self._start_on_terminal(command, environ)
         else:
-            with open(self.folder / "log", "ab") as log:
+            with open(self.log, "ab") as log:
                 self.process = subprocess.Popen(
                     command, cwd=REPO, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                     start_new_session=True,
@@ -106,7 +106,7 @@ class Run:
         os.close(theirs)
 
         def copy() -> None:
-            with open(self.folder / "log", "ab") as log:
+            with open(self.log, "ab") as log:
                 while True:
                     try:
                         text = os.read(self.screen, 4096)
@@ -119,10 +119,14 @@ class Run:
 
         threading.Thread(target=copy, daemon=True).start()
 
+    @property
+    def log(self) -> Path:
+        """Beside the folder, which may be on a full disk."""
+        return self.folder.with_suffix(".log")
+
     def text(self) -> str:
         """All that the story's runs have written so far."""
-        log = self.folder / "log"
-        return log.read_text(errors="replace") if log.exists() else ""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def own_text(self) -> str:
         return self.text()[self.log_begin :]
@@ -524,6 +528,7 @@ def story(folder: Path, options: argparse.Namespace, quiet: Quiet, names: list[s
             seen[-1].faults.extend(wrong)
         if options.keep and any(found.faults for found in seen):
             shutil.copytree(folder, Path(options.keep) / folder.name, dirs_exist_ok=True)
+            shutil.copy(last.log, options.keep)
     finally:
         if on_disk:
             subprocess.run(["umount", folder], check=True)
