@@ -60,9 +60,10 @@ class Graph:
 
     @property
     def batch_size(self) -> int:
-        """Samples in a pass, of which the first source of data gives rows; 0 without one."""
-        sources = (layer.tops[0].shape for layer in self.layers if layer.tops and not (layer.bottoms or layer.params))
-        return next((shape[0] for shape in sources if shape), 0)
+        """Samples in a pass, of which the first data layer gives rows, else the first other source; 0 without one."""
+        sources = [layer for layer in self.layers if layer.tops and not (layer.bottoms or layer.params)]
+        sources.sort(key=lambda layer: not isinstance(layer, Data))
+        return next((layer.tops[0].shape[0] for layer in sources if layer.tops[0].shape), 0)
 
     def freeze(self, layers: Collection[str]) -> None:
         """The parameters of these layers do not learn."""

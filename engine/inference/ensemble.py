@@ -69,7 +69,7 @@ class Ensemble(Evaluator):
                 _require_one_answer(self._cut, graph, config.path)
             super().__init__(self._cut.body, world, options, feeder=lambda *_: opened, kernels=kernels)
             self.by_sample = BySample(
-                config, lambda size: self._views.shapes_of(opened.shapes_for(size)), opened.batch_size
+                config, graph.outputs, lambda size: self._views.shapes_of(opened.shapes_for(size)), opened.batch_size
             )
             self._members = [self.net, *(self._make_net(opened.shapes_of, None) for _ in members[1:])]
             for net, files in zip(self._members, members, strict=True):

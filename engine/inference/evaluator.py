@@ -67,7 +67,7 @@ class Evaluator:
         self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)
         self.on_forward: Callable[[Net, int, list[str]], None] | None = None  # after each forward: samples, their keys
-        self.by_sample = BySample(config, self.feeder.shapes_for, self.feeder.batch_size)
+        self.by_sample = self._by_sample(config)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self.ap_version, self._show_per_class = ap_version, show_per_class
         self.detections: dict[str, Detections] = {}  # of the last test, by the detector's top; on rank 0
@@ -85,9 +85,12 @@ class Evaluator:
     def rebuild_net(self, config: NetConfig) -> Net:
         """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
         self._config, self._small = config, None
-        self.by_sample = BySample(config, self.feeder.shapes_for, self.feeder.batch_size)
         self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)
+        self.by_sample = self._by_sample(config)
         return self.net
+
+    def _by_sample(self, config: NetConfig) -> BySample:
+        return BySample(config, self.net.graph.outputs, self.feeder.shapes_for, self.feeder.batch_size)
 
     @property
     def scoring_net(self) -> Net:

@@ -158,7 +158,7 @@ class Net:
         its loss_weight, or what Python sets; losses whose gradient nobody sets take theirs from an attribute."""
         for _, top, weight in self._weighted_tops():
             self.program.own(self.tensors[top])
-            if self.tensors[top].diff is not None:
+            if top.gradient_is_set:  # else its reader writes there, or adds to what others share
                 self.tensors[top].diff.set(np.full(top.shape, weight, np.float32))
 
     def _place_parameters(self) -> None:

@@ -161,6 +161,22 @@ def test_the_gradient_of_a_loss_is_its_weight(force, tmp_path):
     assert net.blobs["data"].diff.any() == bool(force)
 
 
+@pytest.mark.parametrize("force", ["", "force_backward: true"])
+def test_losses_that_are_read_on_count_once(force, tmp_path):
+    losses = TRAINED.replace('top: "loss" }', 'top: "loss" loss_weight: 1 }') + """
+        layer { name: "more" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "more" loss_weight: 2 }"""
+    total = 'layer { name: "total" type: "Eltwise" bottom: "loss" bottom: "more" top: "total" }'
+    gradients = []
+    for text in (losses, losses + total):
+        net = caffe.Net(write(tmp_path, text + force), caffe.TRAIN)
+        net.params["ip"][0].data[...] = np.arange(15).reshape(3, 5) / 15
+        net.forward(data=np.arange(20).reshape(4, 5) / 20, label=np.zeros(4))
+        net.backward()
+        gradients.append(net.params["ip"][0].diff.copy())
+    assert gradients[0].any()
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-5)
+
+
 def test_reshape(deploy, images):
     expected = probabilities(deploy, convolved(deploy, images))
     deploy.params["conv"][0].data[...] *= 3

@@ -1,6 +1,7 @@
 """Tests of nets: exact over the set, the same on any number of ranks."""
 
 import json
+import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,27 @@ def test_an_output_that_only_happens_to_be_as_long_as_the_batch(as_ensemble, tmp
         np.testing.assert_allclose(found[-1], found[0], rtol=1e-5)
 
 
+def test_layers_of_python_are_made_once(tmp_path, monkeypatch):
+    """The code of a user is not run again to learn what grows with the batch."""
+    (tmp_path / "made.py").write_text(
+        "import caffe\n"
+        "MADE = []\n"
+        "class Copy(caffe.Layer):\n"
+        "    def setup(self, bottom, top): MADE.append(self)\n"
+        "    def reshape(self, bottom, top): top[0].reshape(*bottom[0].shape)\n"
+        "    def forward(self, bottom, top): top[0].data[...] = bottom[0].data\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("engine.layers.python._consent", [True])
+    more = """layer { name: "copy" type: "Python" bottom: "ip2" top: "copy"
+        python_param { module: "made" layer: "Copy" } }"""
+    text = (REPO / "nets/digits.prototxt").read_text() + more
+    config = parse_net(text, "digits", ["layer[data@TEST].data_param.batch_size=60"])
+    with closing(Evaluator(config, world=World())) as test:
+        assert test.run()["copy"].shape == (10,)
+    assert len(sys.modules.pop("made").MADE) == 1
+
+
 def test_an_output_without_an_average_is_left_out_and_told(caplog):
     more = """layer { name: "rows" type: "Reshape" bottom: "ip2" top: "rows"
         reshape_param { shape { dim: -1 dim: 5 } } }"""
@@ -120,6 +142,7 @@ def test_ranks_give_the_figures_of_one(ranks):
     expected = evaluator(47).run()
     program = """
 import json
+import sys
 from engine.comm.world import world
 from engine.config import read_net
 from engine.inference.evaluator import Evaluator

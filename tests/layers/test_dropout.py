@@ -51,6 +51,20 @@ def test_neighbours_are_independent():
         assert abs((a * b).mean() / 0.25) < 5e-3  # five standard deviations
 
 
+def test_samples_are_those_of_the_data_layer_whatever_stands_before_it():
+    """A net that reads its samples from the middle on draws the masks of these samples."""
+    constant = 'layer { name: "c" type: "DummyData" top: "c" dummy_data_param { shape { dim: 1 } } }'
+    data = """layer { name: "d" type: "MemoryData" top: "x" top: "label"
+        memory_data_param { batch_size: %d channels: 1 height: 1 width: 100 } }"""
+
+    def masks(samples, first_sample):
+        net = make_net(constant + data % samples + layer(), shapes_of=lambda *_: [(samples, 1, 1, 100), (samples,)])
+        net.feed(net.inputs[1], np.ones((samples, 1, 1, 100), np.float32))
+        return net.forward(Counters(0, first_sample))["y"] != 0
+
+    np.testing.assert_array_equal(masks(2, 2), masks(4, 0)[2:])
+
+
 def test_step_seed_and_layer_change_the_mask():
     masks = [kept(), kept(step=1), kept(seed=2), kept(name="other"), kept(first_sample=SHAPE[0])]
     for i, mask in enumerate(masks):

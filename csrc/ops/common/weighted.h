@@ -203,7 +203,7 @@ protected:
 
     // For kernels that read it in bf16: the gradient of a top in float32.
     void narrow_gradient() {
-        if (!wide_ || !needs_backward()) return;
+        if (!wide_ || !needs_backward() || !output_gradient(0)) return;
         passed_ = workspace("gradient", plain_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()));
         touch(Pass::backward, {outputs_[0]->diff, passed_});
         backward_calls_.push_back(reorder(outputs_[0]->diff->memory, passed_->memory));
