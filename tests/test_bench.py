@@ -87,6 +87,14 @@ def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
     assert cells[8:] == ["-", "-", "5.00 (3.00-6.00)", "2.00", "2.00 / 2.00 / -", "1.50 / 1.50 / -"]
 
 
+def test_what_autotune_chose_is_compared_with_the_best_of_the_same_round(tool):
+    bench = tool("autotune")
+    steps = {bench.CHOSEN: [10, 24], bench.DEFAULT: [11, 30], "a": [10, 20], "b": [30, 10], "c": [50, 50]}
+    found = bench.lines("1gbit", {"chosen": "a", "link": "x", "steps": steps})
+    assert [line.split()[-3:] for line in found[2:4]] == [["17.0", "ms", "1.100"], ["20.5", "ms", "1.300"]]
+    assert found[4].split()[-2:] == ["1.000", "a"] and found[5].split()[-2:] == ["3.750", "c"]
+
+
 def test_a_slow_rank_is_compared_with_the_same_round(tool):
     bench = tool("slow_rank")
     rank = {"seconds": 10.0, "waited": 0.0}

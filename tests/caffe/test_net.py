@@ -163,8 +163,11 @@ def test_the_gradient_of_a_loss_is_its_weight(force, tmp_path):
 
 @pytest.mark.parametrize("force", ["", "force_backward: true"])
 def test_losses_that_are_read_on_count_once(force, tmp_path):
-    losses = TRAINED.replace('top: "loss" }', 'top: "loss" loss_weight: 1 }') + """
+    losses = (
+        TRAINED.replace('top: "loss" }', 'top: "loss" loss_weight: 1 }')
+        + """
         layer { name: "more" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "more" loss_weight: 2 }"""
+    )
     total = 'layer { name: "total" type: "Eltwise" bottom: "loss" bottom: "more" top: "total" }'
     gradients = []
     for text in (losses, losses + total):

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""What `comm_param { autotune: true }` chooses, beside settings that are given by hand, on rate-limited hosts.
+
+    python tools/bench/autotune.py --netlab netlab --links 10gbit,1gbit,200mbit --rounds 3
+
+For each link two ranks of one thread each, a host each, first train as with `autotune` until it has chosen; then, in
+each round, 2 + 8 steps with every setting of a grid, with what was chosen and with the defaults, one after the other in
+the same processes. `netlab`: see comm.py; the link "here" is none: ranks of this host.
+
+Columns, by link: milliseconds of a step of the slowest rank, medians over the rounds of medians over the steps; a ratio
+is the median over the rounds of the ratios to the best of the grid, which is the setting of the least median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from engine.data.feeder import Feeder
+
+ROOT = Path(__file__).resolve().parents[2]
+GRID = {"bucket_mb": (1, 4, 16), "parts": (1, 4), "priority": (False, True), "servers": (1, 2)}
+CHOSEN, DEFAULT = "chosen by autotune", "the defaults"
+
+
+def work(options: argparse.Namespace) -> None:
+    """Trains as one of the ranks that a launcher has started; rank 0 prints a line of JSON: name -> rounds' steps."""
+    from engine import proto
+    from engine.comm.search import as_text
+    from engine.comm.settings import MB
+    from engine.comm.world import world
+    from engine.config import read_net
+    from engine.data.source_shapes import SourceShapes
+    from engine.examine.benchmark import Training, step
+    from engine.examine.synthetic import feed_synthetic
+    from engine.net import Net, NetOptions
+    from engine.solver.tuner import TIMED, WARM_UP, Tuner
+
+    ranks = world()
+    config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])
+    config.message.state.phase = proto.TRAIN
+    shapes_of = SourceShapes(proto.TRAIN, lambda line: None)
+    net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
+    feed_synthetic(net, seed=1 + ranks.rank)
+    training = Training(net, ranks)
+    optimizer, count = training.optimizer, itertools.count()
+    default = optimizer.strategy.settings
+    tuner = Tuner(optimizer, cast("Feeder", SimpleNamespace(wait_seconds=0.0)), ranks)  # the input is in memory
+    while not tuner.is_done:
+        with tuner.iteration():
+            step(net, training, next(count))
+    settings = {CHOSEN: optimizer.strategy.settings, DEFAULT: default}
+    for bucket_mb, parts, priority, servers in itertools.product(*GRID.values()):
+        size = bucket_mb * MB
+        fields = {"bucket_bytes": size, "chunk_bytes": size // parts, "priority": priority, "servers": servers}
+        one = replace(default, **fields)
+        settings[as_text(one)] = one
+    found: dict[str, list[float]] = {name: [] for name in settings}
+    for _ in range(options.rounds):
+        for name, one in settings.items():
+            if one != optimizer.strategy.settings:
+                optimizer.communicate(one)
+            steps = [step(net, training, next(count)) for _ in range(WARM_UP + TIMED)][WARM_UP:]
+            every = ranks.gather(steps)
+            if every is not None:
+                found[name].append(1000 * statistics.median(map(max, zip(*every, strict=True))))
+    if ranks.rank == 0:
+        print(json.dumps({"chosen": as_text(settings[CHOSEN]), "link": str(ranks.links()), "steps": found}), flush=True)
+    optimizer.wait()
+    optimizer.close()
+    ranks.close()
+
+
+def measure(options: argparse.Namespace, link: str) -> dict:
+    me = [sys.executable, str(Path(__file__).resolve()), "--work", "--model", options.model]
+    me += ["--batch", str(options.batch), "--precision", options.precision, "--rounds", str(options.rounds)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    launcher = ["mpiexec", "-n", "2"] if link == "here" else [options.netlab, "run", "2"]
+    if link != "here":
+        subprocess.run([options.netlab, "up", "2", link], check=True)
+    try:
+        done = subprocess.run([*launcher, *me], env=environ, capture_output=True, text=True, check=False)
+    finally:
+        if link != "here":
+            subprocess.run([options.netlab, "down"], check=True)
+    if done.returncode:
+        raise SystemExit(f"{link} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def lines(link: str, told: dict) -> list[str]:
+    """A row for what was chosen, the best and the worst by hand, and the defaults."""
+    steps = told["steps"]
+    grid = {name: statistics.median(rounds) for name, rounds in steps.items() if name not in (CHOSEN, DEFAULT)}
+    best, worst = min(grid, key=grid.__getitem__), max(grid, key=grid.__getitem__)
+    rows = [f"{link} ({told['link']})", f"  autotune chose {told['chosen']}"]
+    for what, name in ((CHOSEN, CHOSEN), (DEFAULT, DEFAULT), ("best by hand", best), ("worst by hand", worst)):
+        ratio = statistics.median(a / b for a, b in zip(steps[name], steps[best], strict=True))
+        where = "" if name in (CHOSEN, DEFAULT) else f"  {name}"
+        rows.append(f"  {what:20s}{statistics.median(steps[name]):9.1f} ms{ratio:8.3f}{where}")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(ROOT / "nets/googlenet.prototxt"))
+    parser.add_argument("--batch", type=int, default=4, help="per rank")
+    parser.add_argument("--links", default="10gbit,1gbit,200mbit")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--netlab", default="netlab")
+    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options)
+        return
+    found = {}
+    for link in options.links.split(","):
+        found[link] = measure(options, link)
+        print("\n".join(lines(link, found[link])), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
