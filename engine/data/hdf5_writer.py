@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
+from pathlib import PurePath
 
 import numpy as np
 
 from engine import proto
 from engine.errors import ConfigError, DataError
-from engine.weights.h5_file import Dataset, File, import_h5py
+from engine.files import reason
+from engine.weights.h5_file import Dataset, File, H5File, import_h5py
 
 NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe calls them
+_MARK = "written_by"  # attribute of the files of these layers
+_ENDINGS = (".h5", ".hdf5")
 
 
 class HDF5Writer:
-    """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it."""
+    """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it.
+
+    The net may be a stranger's, and names any file of the user: none is replaced but what such a layer has written.
+    """
 
     def __init__(self, message: proto.LayerParameter, where: str | None, rank: int = 0, ranks: int = 1):
-        """Raises ConfigError where several ranks would write one file, DataError without h5py."""
+        """Raises ConfigError where several ranks would write one file, DataError without h5py and where another file
+        is in the way."""
         name = message.hdf5_output_param.file_name
         if ranks > 1 and "%#" not in name:
             raise ConfigError(
                 f"layer '{message.name}': {ranks} ranks would write one file; put %# (the rank) into file_name", where
             )
         self._path = name.replace("%#", str(rank)).replace("%*", str(ranks))
-        self._where = where
+        self._layer, self._where = message.name, where
         self._h5py = import_h5py("HDF5Output needs", DataError, where)
         self._file: File | None = None
         self._datasets: list[Dataset] = []  # one for each bottom
+        self._is_there()  # now, rather than after the first batch
+
+    def _is_there(self) -> bool:
+        """Whether there is a file, of an earlier run. Raises DataError for another one."""
+        hidden = any(part.startswith(".") and part != ".." for part in PurePath(self._path).parts)
+        if hidden and not self._path.endswith(_ENDINGS):  # ~/.ssh, ~/.profile: others find a meaning in any bytes there
+            raise self._error(f"is a hidden name; expected one that ends in {' or '.join(_ENDINGS)}")
+        try:
+            found = os.lstat(self._path)
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            raise self._error(f"cannot be written: {reason(error)}") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise self._others("is no regular file")
+        with H5File(self._h5py, self._path, lambda why: self._others(f"is there already, and {why}")) as file:
+            if file.attribute("", _MARK) is None:
+                raise self._others("is there already, and no HDF5Output layer has written it")
+        return True
+
+    def _others(self, what: str) -> DataError:
+        return self._error(f"{what}: it is not replaced; move it away, or name another file")
+
+    def _error(self, what: str) -> DataError:
+        return DataError(f"layer '{self._layer}': hdf5_output_param.file_name: {self._path} {what}", self._where)
 
     def write(self, blobs: Sequence[np.ndarray]) -> None:
         """Adds the rows of a batch. Raises DataError."""
         try:
             if self._file is None:
-                self._file = file = self._h5py.File(self._path, "w")
+                if self._is_there():
+                    os.unlink(self._path)
+                self._file = file = self._h5py.File(self._path, "x")  # which follows no link
                 self._datasets = [
                     file.create_dataset(name, (0, *rows.shape[1:]), np.float32, maxshape=(None, *rows.shape[1:]))
                     for name, rows in zip(NAMES, blobs, strict=True)
                 ]
+                file.attrs[_MARK] = "HDF5Output"
+                file.flush()  # so that the next run knows the file, whatever ends this one
             for dataset, rows in zip(self._datasets, blobs, strict=True):
                 dataset.resize(len(dataset) + len(rows), axis=0)
                 dataset[-len(rows) :] = rows
         except (OSError, RuntimeError) as error:
-            raise DataError(f"cannot write {self._path}: {str(error).splitlines()[0]}", self._where) from None
+            raise self._error(f"cannot be written: {reason(error)}") from None
 
     def close(self) -> None:
         if self._file is not None:

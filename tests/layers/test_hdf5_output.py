@@ -1,10 +1,13 @@
+import os
+import shutil
+
 import numpy as np
 import pytest
 
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.data.feeder import Feeder
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST
 from engine.net import Net, NetOptions
 from tests.layers.harness import error_of
@@ -50,6 +53,55 @@ def test_each_rank_has_its_file(tmp_path):
     net.forward()
     feeder.close()
     assert [path.name for path in tmp_path.iterdir()] == ["out0.h5"]
+
+
+def run(out):
+    net, feeder = make(out)
+    feeder.next(net)
+    net.forward()
+    return feeder
+
+
+def test_the_next_run_replaces_the_file_whatever_ended_this_one(tmp_path):
+    feeder = run(tmp_path / "out.h5")
+    shutil.copyfile(tmp_path / "out.h5", tmp_path / "killed.h5")  # as it is while it is still written
+    feeder.close()
+    for name in ("out.h5", "killed.h5"):
+        run(tmp_path / name).close()
+        with h5py.File(tmp_path / name) as file:
+            assert file["label"][:].tolist() == [0, 1]
+
+
+def test_a_net_replaces_no_file_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("mine")
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        file["data"] = file["label"] = np.arange(3)
+    run(tmp_path / "out.h5").close()
+    os.symlink("out.h5", tmp_path / "link")
+    os.symlink("nothing", tmp_path / "dangling")
+    os.mkfifo(tmp_path / "pipe")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for name, said in [
+        ("keys", "is there already, and .*: it is not replaced; move it away, or name another file"),
+        ("weights.h5", "is there already, and no HDF5Output layer has written it: it is not replaced"),
+        ("link", "is no regular file: it is not replaced"),
+        ("dangling", "is no regular file: it is not replaced"),
+        ("pipe", "is no regular file: it is not replaced"),
+        (".ssh/authorized_keys", r"is a hidden name; expected one that ends in \.h5 or \.hdf5"),
+    ]:
+        with pytest.raises(DataError, match=rf"layer 'out': hdf5_output_param.file_name: {name} {said}"):
+            make(name)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+def test_a_link_that_is_made_during_the_run_is_not_followed(tmp_path):
+    net, feeder = make(tmp_path / "out.h5")
+    os.symlink(tmp_path / "elsewhere", tmp_path / "out.h5")
+    feeder.next(net)
+    with pytest.raises(DataError, match=r"out\.h5 is no regular file: it is not replaced"):
+        net.forward()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_bottoms_that_do_not_fit():
