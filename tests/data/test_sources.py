@@ -489,6 +489,46 @@ def test_damaged_leveldbs(made):
     assert logs
 
 
+def test_a_leveldb_is_only_read(tmp_path):
+    """What a writer that was killed has left has the number that LevelDB gives to the table it makes of the log."""
+    plyvel = pytest.importorskip("plyvel")
+    path = tmp_path / "ldb"
+    with plyvel.DB(str(path), create_if_missing=True, write_buffer_size=1 << 16) as db:
+        for number in range(500):
+            db.put(f"{number:08d}".encode(), os.urandom(500))
+    assert any(log.stat().st_size for log in path.glob("*.log"))
+    last = max(int(file.stem) for file in path.iterdir() if file.stem.isdigit())
+    for number in range(last + 1, last + 20):
+        (path / f"{number:06d}.ldb").write_text("mine")
+    before = {each.name: each.read_bytes() for each in path.iterdir()}
+    assert len(open_source(str(path))) == 500
+    assert {each.name: each.read_bytes() for each in path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "MANIFEST", ".log", ".ldb"])
+def test_leveldbs_of_links(tmp_path, name):
+    plyvel = pytest.importorskip("plyvel")
+    path = tmp_path / "ldb"
+    with plyvel.DB(str(path), create_if_missing=True) as db:
+        db.put(b"a", b"b")
+    with plyvel.DB(str(path)) as db:  # makes a table of the log
+        db.put(b"c", b"d")
+    (file,) = (each for each in path.iterdir() if name in each.name)
+    if name == "CURRENT":
+        file.write_text("../../../../../../../../dev/zero\n")
+        assert f"cannot open LevelDB {path}: CURRENT names no manifest" in message_of(path)
+    (tmp_path / "mine").write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(tmp_path / "mine" if name in ("CURRENT", ".ldb") else "/dev/zero")
+    assert f"cannot open LevelDB {path}: {file.name} is no regular file" in message_of(path)
+
+
+def test_a_leveldb_whose_log_would_fill_the_disk(made):
+    path = Path(made("leveldb"))
+    os.truncate(next(path.glob("*.log")), 1 << 40)
+    assert "its logs and its manifest have 1099511627" in message_of(path)
+
+
 def test_two_processes_read_one_leveldb(made):
     path = made("leveldb")
     source = open_source(path)

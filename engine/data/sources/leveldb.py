@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import stat
+import struct
 import tempfile
 import threading
 import weakref
@@ -15,7 +19,16 @@ from engine.data.registry import source
 from engine.errors import ConfigError, DataError
 from engine.files import reason
 
-_TABLES = (".ldb", ".sst")  # which are never written to again
+_TABLE = re.compile(r"(\d{1,18})\.(?:ldb|sst)", re.ASCII)  # more digits: the next number would be 0
+_LOG = re.compile(r"\d{1,18}\.log", re.ASCII)
+_MANIFEST = re.compile(r"MANIFEST-\d{1,18}\n", re.ASCII)
+_MOST_COPIED = 1 << 30  # bytes; the logs of Caffe's tools have up to 256 MB
+
+# Of the manifest: records in pieces, each after its checksum, length and kind, and none across a border of two blocks.
+_BLOCK, _PIECE = 32768, struct.Struct("<4xHB")
+_WHOLE, _FIRST, _LAST = 1, 2, 4
+_HEAD = 4096  # bytes of a record in which the numbers are that it begins with
+_COMPARATOR, _LOG_NUMBER, _NEXT_NUMBER, _PREVIOUS_LOG = 1, 2, 3, 9
 _open: weakref.WeakValueDictionary[str, _View] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
 
@@ -25,7 +38,8 @@ class LevelDbSource:
     """The items of a LevelDB in the order of their keys.
 
     LevelDB lets one process in at a time, and writes when it opens. So each process opens a view of its own, a
-    temporary folder with links to the tables and copies of the rest, and the original is only read.
+    temporary folder with links to the tables, which are never written to again, and copies of the rest; the original is
+    only read.
     """
 
     serialised = True
@@ -88,17 +102,83 @@ class _View:
         self.plyvel = plyvel
         folder = tempfile.mkdtemp(prefix="engine-leveldb-")
         try:
-            for name in os.listdir(path):
-                original = os.path.join(os.path.abspath(path), name)
-                if name.endswith(_TABLES):
-                    os.symlink(original, os.path.join(folder, name))
-                elif name == "CURRENT" or name.startswith("MANIFEST") or name.endswith(".log"):
-                    shutil.copyfile(original, os.path.join(folder, name))
+            _fill(folder, os.path.abspath(path))
             self.db = plyvel.DB(folder, create_if_missing=False)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         weakref.finalize(self, _close, self.db, folder)
+
+
+def _fill(folder: str, path: str) -> None:
+    """Makes the files of a view. LevelDB writes new tables, of what is in the log, under the next free number, and
+    through a link of that name. So a table is linked only if its number is taken: others are what a writer that was
+    killed has left. Raises OSError, ValueError."""
+    _size_of(path, "CURRENT")
+    with open(os.path.join(path, "CURRENT")) as file:
+        current = file.read(100)
+    if not _MANIFEST.fullmatch(current):
+        raise ValueError("CURRENT names no manifest")
+    names = os.listdir(path)
+    copied = ["CURRENT", current.rstrip(), *filter(_LOG.fullmatch, names)]
+    if (size := sum(_size_of(path, name) for name in copied)) > _MOST_COPIED:
+        raise ValueError(f"its logs and its manifest have {size} bytes, more than {_MOST_COPIED}; convert it to LMDB")
+    for name in copied:
+        shutil.copyfile(os.path.join(path, name), os.path.join(folder, name))
+    free = _next_number(os.path.join(folder, current.rstrip()))
+    for name in names:
+        if (table := _TABLE.fullmatch(name)) and int(table[1]) < free:
+            _size_of(path, name)
+            os.symlink(os.path.join(path, name), os.path.join(folder, name))
+
+
+def _size_of(path: str, name: str) -> int:
+    """Of a file in a folder, which must be no link, pipe or device: those may lead to any file, or have no end."""
+    found = os.lstat(os.path.join(path, name))
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{name} is no regular file")
+    return found.st_size
+
+
+def _next_number(manifest: str) -> int:
+    """The number of the next file by the manifest, as LevelDB finds it: the last one that a record says."""
+    number, record = 0, b""
+    with open(manifest, "rb") as file:
+        while block := file.read(_BLOCK):
+            at = 0
+            while at + _PIECE.size <= len(block):
+                length, kind = _PIECE.unpack_from(block, at)
+                begin, at = at + _PIECE.size, at + _PIECE.size + length
+                record = b"" if kind in (_WHOLE, _FIRST) else record
+                record += block[begin : min(at, begin + _HEAD - len(record))]
+                if kind in (_WHOLE, _LAST):
+                    number = _next_number_in(record) or number
+    return number
+
+
+def _next_number_in(record: bytes) -> int:
+    """0 where a record does not say it. Numbers come before the list of tables."""
+    at = 0
+
+    def next_value() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = record[at]
+            value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+            if byte < 128:
+                return value
+
+    with contextlib.suppress(IndexError):  # the end of the record
+        while (field := next_value()) in (_COMPARATOR, _LOG_NUMBER, _NEXT_NUMBER, _PREVIOUS_LOG):
+            value = next_value()
+            if field == _COMPARATOR:
+                at += value  # the length of its name
+            elif value >> 62:  # the number after the highest is 0
+                raise ValueError("its manifest is damaged")
+            elif field == _NEXT_NUMBER:
+                return value
+    return 0
 
 
 def _close(db: object, folder: str) -> None:
@@ -120,7 +200,7 @@ def _view_of(path: str, where: str | None) -> _View:
         if view is None:
             try:
                 view = _open[real_path] = _View(path, plyvel)
-            except (plyvel.Error, OSError) as error:
+            except (plyvel.Error, OSError, ValueError) as error:
                 raise DataError(f"cannot open LevelDB {path}: {_text(error)}", where) from None
         return view
 
