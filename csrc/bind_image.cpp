@@ -183,6 +183,11 @@ static std::optional<Header> header_of(const py::bytes& data) {
     return Header{header->width, header->height, header->channels, header->scans};
 }
 
+static int64_t scans_of(const py::bytes& data) {
+    const std::string_view bytes = data;
+    return jpeg_scans(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+}
+
 void bind_image(py::module_& m) {
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
@@ -195,6 +200,7 @@ void bind_image(py::module_& m) {
     m.def("mix", &mix_pair, "first"_a.noconvert(), "second"_a.noconvert(), "of_first"_a, "of_second"_a);
     m.def("load_jpeg_library", &load_jpeg_library, "path"_a);
     m.def("jpeg_header", &header_of, "data"_a);
+    m.def("jpeg_scans", &scans_of, "data"_a);
     m.def("fill_from_pixels", &fill_from_pixels, "pixels"_a, "box"_a, "size"_a, "filter"_a, "window"_a,
           "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false);
     m.def("fill_from_jpeg", &fill_from_jpeg, "data"_a, "header"_a, "box"_a, "size"_a, "filter"_a, "window"_a,

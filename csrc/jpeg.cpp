@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csetjmp>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -226,6 +227,24 @@ std::string load_jpeg_library(const char* path) {
     return "it is of another version than 6.2 and 8";
 }
 
+int64_t jpeg_scans(const uint8_t* data, std::size_t size) {
+    int64_t scans = 0;
+    std::size_t at = 0;
+    while (at + 1 < size) {
+        const void* found = std::memchr(data + at, 0xFF, size - at - 1);
+        if (!found) break;
+        at = std::size_t(static_cast<const uint8_t*>(found) - data) + 1;
+        const int marker = data[at];
+        if (marker == 0xD9) break;  // the end
+        const bool has_length = marker >= 0xC0 && (marker < 0xD0 || marker > 0xD8) && marker != 0xFF;
+        if (!has_length) continue;  // among pixels
+        scans += marker == 0xDA;
+        ++at;
+        if (at + 2 <= size) at += std::max(std::size_t(2), std::size_t(big_endian(data + at)));
+    }
+    return scans;
+}
+
 std::optional<JpegHeader> jpeg_header(const uint8_t* data, std::size_t size) {
     if (!library.version.number || size < 4 || data[0] != 0xFF || data[1] != 0xD8) return {};
     std::size_t at = 2;
@@ -242,13 +261,10 @@ std::optional<JpegHeader> jpeg_header(const uint8_t* data, std::size_t size) {
         if (frame) {
             const uint8_t* found = data + at + 4;
             if (marker > 0xC2 || length < 8 || found[0] != 8) return {};
-            JpegHeader header{big_endian(found + 3), big_endian(found + 1), found[5], 1};
+            JpegHeader header{big_endian(found + 3), big_endian(found + 1), found[5], 0};
             const bool known = header.width && header.height && (header.channels == 1 || header.channels == 3);
             if (!known) return {};
-            if (marker == 0xC2) {
-                header.scans = 0;
-                for (std::size_t i = at; i + 1 < size; ++i) header.scans += data[i] == 0xFF && data[i + 1] == 0xDA;
-            }
+            header.scans = jpeg_scans(data + at, size - at);
             return header;
         }
         at += 2 + length;

@@ -14,11 +14,14 @@ namespace engine {
 // is missing; there is nothing to read JPEGs with then.
 std::string load_jpeg_library(const char* path);
 
-// scans: how often the decoder goes over the picture's coefficients, 1 if it is not progressive.
+// scans: how often the decoder goes over the picture's coefficients.
 struct JpegHeader {
     int width, height, channels;
     int64_t scans;
 };
+
+// How many scans a JPEG has: most one, progressive ones 10 as a rule, and a few others one for each channel.
+int64_t jpeg_scans(const uint8_t* data, std::size_t size);
 
 // Of a JPEG of 8 bits with one channel or three, coded by Huffman; of others, and of what is no JPEG, nothing.
 std::optional<JpegHeader> jpeg_header(const uint8_t* data, std::size_t size);

@@ -225,7 +225,7 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size("it has", *image.size)
-        _check_scans(_scans(data) if image.info.get("progressive") else 1, *image.size)
+        _check_scans(_scans(data), *image.size)
         image.load()
         if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -251,7 +251,7 @@ def decode_mask(data: bytes) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size("it has", *image.size)
-        _check_scans(_scans(data) if image.info.get("progressive") else 1, *image.size)
+        _check_scans(_scans(data), *image.size)
         image.load()
         if image.mode in ("P", "1"):
             return Image.fromarray(np.asarray(image).astype(np.uint8))
@@ -302,14 +302,13 @@ def _check_resizing(before: tuple[int, int], after: tuple[int, int]) -> None:
 
 
 def _check_scans(scans: int, width: int, height: int) -> None:
-    """Of a progressive JPEG 34 bytes can be a scan, which goes over all its pixels."""
+    """34 bytes of a JPEG can be a scan, which goes over all its pixels."""
     if scans * width * height > MAX_SCANNED:
         raise UndecodableImage(f"it has {scans} scans of {width} x {height} pixels")
 
 
 def _scans(data: bytes) -> int:
-    content = np.frombuffer(data, np.uint8)
-    return int(np.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA)))
+    return _decoder().jpeg_scans(data) if data[:2] == b"\xff\xd8" else 1
 
 
 def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:

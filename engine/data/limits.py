@@ -6,7 +6,7 @@ from engine.errors import ConfigError
 
 MAX_SIDE = 65500  # pixels: the most that a JPEG can have
 MAX_PIXELS = 1 << 26  # 8192 x 8192; ImageNet's largest picture has 17 million
-MAX_SCANNED = 16 * MAX_PIXELS  # in all scans of a progressive JPEG, which has 10 as a rule: 7 s of work
+MAX_SCANNED = 16 * MAX_PIXELS  # in all scans of a JPEG; a progressive one has 10 as a rule: 7 s of work
 MAX_BYTES = 8 * MAX_PIXELS  # of a picture's file: what the largest takes without compression, 16 bits for 4 channels
 MAX_TRIALS = 10_000  # to find a part of a picture: a second of work, when all fail
 

@@ -14,7 +14,7 @@ from PIL import EpsImagePlugin, Image, features
 
 from engine import proto
 from engine.data import open_data
-from engine.data.decode import COLOR, FORMATS, UndecodableImage, canvas, decode_bytes, resized
+from engine.data.decode import COLOR, FORMATS, UndecodableImage, canvas, decode_bytes, decode_mask, resized
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_PIXELS, MAX_SIDE
 from engine.data.transform import Transformer
@@ -93,6 +93,17 @@ def test_progressive_jpegs_of_many_scans():
     assert decode_bytes(data[:-2] + 2 * last + b"\xff\xd9").size == (2000, 2000)
     with pytest.raises(UndecodableImage, match=r"it has 306 scans of 2000 x 2000 pixels"):
         decode_bytes(data[:-2] + 300 * last + b"\xff\xd9")
+
+
+@pytest.mark.parametrize("decoder", [decode_bytes, decode_mask])
+def test_other_jpegs_of_many_scans(decoder):
+    """A file that is not progressive has a scan for each channel at most; 1 MB of headers would take hours."""
+    file = io.BytesIO()
+    Image.new("L", (8192, 8192)).save(file, "JPEG")
+    data = file.getvalue()
+    scan = data.index(b"\xff\xda")
+    with pytest.raises(UndecodableImage, match=r"it has 100001 scans of 8192 x 8192 pixels"):
+        decoder(data[:scan] + 100_000 * data[scan : scan + 10] + data[scan:])
 
 
 def test_the_largest_picture():

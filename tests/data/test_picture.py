@@ -181,7 +181,7 @@ def test_what_only_pillow_decodes_is_left_to_it():
 
 def test_without_the_library_pillow_decodes_all(monkeypatch):
     class WithoutJpegs:
-        fill_from_pixels = _core.fill_from_pixels
+        fill_from_pixels, jpeg_scans = _core.fill_from_pixels, _core.jpeg_scans
 
         @staticmethod
         def jpeg_header(data: bytes) -> None:
@@ -267,7 +267,13 @@ def test_limits_hold_before_anything_is_decoded(monkeypatch):
     monkeypatch.setattr(decode, "MAX_SCANNED", 40 * 50 * 5)
     with pytest.raises(UndecodableImage, match=r"cannot decode .* it has 10 scans of 50 x 40 pixels"):
         open_image(data)
-    large = bytearray(jpeg(noisy(16, 40, 50)))
+    data = jpeg(noisy(16, 40, 50))
+    scan = data.index(b"\xff\xda")
+    with pytest.raises(UndecodableImage, match=r"cannot decode .* it has 6 scans of 50 x 40 pixels"):
+        open_image(data[:scan] + 6 * data[scan:-2] + b"\xff\xd9")
+    for inside in (b"\xff\xe1\0\x0c" + 5 * b"\xff\xda", b""):  # of metadata, and behind the end
+        assert open_image(data[:scan] + inside + data[scan:] + 9 * b"\xff\xda\0\2").size == (50, 40)
+    large = bytearray(data)
     at = large.index(b"\xff\xc0") + 5
     large[at : at + 4] = b"\xff\x00\xff\x00"
     with pytest.raises(UndecodableImage, match=r"cannot decode .* it has 65280 x 65280 pixels"):
