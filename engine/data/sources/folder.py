@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -13,18 +14,33 @@ from engine.data.registry import source
 from engine.errors import DataError
 from engine.files import read_bytes, reason
 
+_MOST_TIMES = 100  # that links lead to one folder: 30 folders with two links to the next are a billion
+
 
 def files_below(path: str, where: str | None) -> Iterator[str]:
-    """The files in a folder and those below it, of links, too, relative to it. Raises DataError."""
-
-    def failed(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read: {reason(error)}", where)
-
-    for folder, folders, names in os.walk(path, onerror=failed, followlinks=True):
-        folders.sort()
-        inside = os.path.relpath(folder, path)
-        for name in sorted(names):
-            yield name if inside == "." else f"{inside}/{name}"
+    """The files in a folder and those below it, of links, too, relative to it. A folder that a link leads back to is
+    left out. Raises DataError, also where links lead to one folder so often that listing might not end."""
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]  # inside `path`; those it is in
+    times: Counter[tuple[int, int]] = Counter()
+    while waiting:
+        inside, above = waiting.pop()
+        folder = os.path.join(path, inside) if inside else path
+        try:
+            found = os.stat(folder)
+            key = found.st_dev, found.st_ino
+            if key in above:
+                continue
+            times[key] += 1
+            if times[key] > _MOST_TIMES:
+                raise DataError(f"{folder}: links lead here more than {_MOST_TIMES} times; take some out", where)
+            with os.scandir(folder) as entries:
+                are_folders = {entry.name: entry.is_dir() for entry in entries}
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be read: {reason(error)}", where) from None
+        before = f"{inside}/" if inside else ""
+        yield from (before + name for name in sorted(are_folders) if not are_folders[name])
+        below = sorted((name for name in are_folders if are_folders[name]), reverse=True)
+        waiting += [(before + name, above | {key}) for name in below]
 
 
 @source("FOLDER")
