@@ -56,16 +56,14 @@ def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: No
         progress: what changes while the holder gets on, besides what getting_on() shows; the wait ends PATIENCE seconds
             after the last change.
 
-    Where the host has no folder for locks that can be trusted, everybody is let in: what is guarded is written under
-    names of its own and renamed, so that this costs time only.
+    Where the host has no folder for locks that can be trusted, or one without locks, everybody is let in: what is
+    guarded is written under names of its own and renamed, so that this costs time only.
     Raises DataError where the wait is over.
     """
-    folder = lock_folder()
-    if folder is None:
+    descriptor = _open(name)
+    if descriptor is None:
         yield
         return
-    path = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _wait(descriptor, doing, lambda: (progress(), os.fstat(descriptor).st_mtime_ns))
         _held.descriptors.append(descriptor)
@@ -77,6 +75,17 @@ def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: No
         os.close(descriptor)
 
 
+def _open(name: str) -> int | None:
+    """A descriptor of the lock's file; None where there can be none."""
+    folder = lock_folder()
+    if folder is None:
+        return None
+    path = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock"
+    with contextlib.suppress(OSError):  # a full disk
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return None
+
+
 def _wait(descriptor: int, doing: str, progress: Callable[[], object]) -> None:
     end, seen = time.monotonic() + PATIENCE, progress()
     while True:
@@ -85,6 +94,8 @@ def _wait(descriptor: int, doing: str, progress: Callable[[], object]) -> None:
             return
         except BlockingIOError:
             pass
+        except OSError:  # a file system without locks
+            return
         if (now := progress()) != seen:
             end, seen = time.monotonic() + PATIENCE, now
         if time.monotonic() >= end:

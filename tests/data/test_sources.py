@@ -1,5 +1,6 @@
 """Every source of pictures: the same pictures give the same batches, and what is damaged is one line."""
 
+import errno
 import gzip
 import io
 import os
@@ -549,6 +550,24 @@ def test_folders_that_are_none(tmp_path, image_folder):
     assert f"is too deep for a class folder; did you mean {tmp_path}/images?" in message_of(tmp_path)
 
 
+def test_folders_within_themselves(image_folder):
+    expected = len(open_source(str(image_folder)))
+    for name in ("here", "again"):
+        (image_folder / "bee" / name).symlink_to(".")
+        (image_folder / "bee" / f"{name}_root").symlink_to("..")
+    assert len(open_source(str(image_folder))) == expected
+
+
+def test_folders_that_are_met_again_and_again(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}").mkdir()
+        for name in "ab":
+            (tmp_path / f"{number}" / name).symlink_to(f"../{number + 1}")
+    (tmp_path / "30").mkdir()
+    with pytest.raises(DataError, match=r"links lead here more than 100 times; take some out"):
+        open_source(str(tmp_path / "0"))
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_folders_that_may_not_be_read(image_folder):
     (image_folder / "bee").chmod(0)
@@ -677,6 +696,14 @@ def test_the_wait_for_another_process_ends(made, large, monkeypatch):
     with host_lock.host_lock(f"index of {place}", "listing"):
         with pytest.raises(DataError, match=r"another process of this host has been listing .*a.tar for 0.2 s without"):
             index.open_index(path, "test", [path], lambda: index.Index({}))
+
+
+def test_where_nothing_can_be_locked_everybody_is_let_in(made, large, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    assert len(open_source(made("tar"))) == 12
 
 
 def test_those_who_wait_see_that_a_source_is_listed(made, large, monkeypatch):
