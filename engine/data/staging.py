@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ from engine.data.shards import expand
 from engine.data.sources.folder import files_below
 from engine.errors import DataError
 from engine.files import atomic_write, reason
-from engine.host.memory import size_text
+from engine.host.memory import available_memory, size_text
 
 LIST, USERS = "engine-stage.json", "engine-stage.users"
 _BLOCK = 8 << 20
@@ -58,7 +59,8 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
     """The path of the copy of a source, which is made, or waited for, if there is none that is whole.
 
     Args:
-        stage: the folder that copies are in; on the host's own disk, or in its memory.
+        stage: the folder that copies are in; on the host's own disk, or in its memory. It is made in one that is there:
+            the net that names it may be a stranger's.
         part: the copy holds the items host, host + hosts, ... only, as an LMDB.
 
     Raises DataError: the source cannot be read, there is too little space, the copy differs.
@@ -71,13 +73,16 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
         folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
     inside = os.path.relpath(os.path.abspath(source), folder)
     which = f"part {share.host} of {share.hosts}" if part else "all"
-    key = hashlib.sha256(f"{os.path.abspath(source)}\0{which}".encode(errors="surrogateescape")).hexdigest()[:12]
+    whose = f"{os.path.abspath(source)}\0{which}\0{os.getuid()}"  # nobody believes the copy of another user
+    key = hashlib.sha256(whose.encode(errors="surrogateescape")).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", os.path.basename(source.rstrip("/")))[:80]  # no braces or stars
     copy = Path(stage) / f"{name}.{key}"
     if share.rank:
         time.sleep(_HEAD_START)
+    if not os.path.isdir(parent := os.path.dirname(os.path.abspath(stage))):
+        raise DataError(f"stage {stage}: there is no folder {parent}; make it, or name another place", where)
     with _errors(stage, where):
-        Path(stage).mkdir(parents=True, exist_ok=True)
+        Path(stage).mkdir(exist_ok=True)
     with host_lock(f"stage {os.path.realpath(copy)}", f"copying {source} to {stage}", lambda: _touched(copy)):
         with _errors(stage, where):
             if not _is_whole(copy, stamp):
@@ -126,9 +131,12 @@ def _files(source: str, where: str | None) -> list[str]:
 
 def _stat(file: str, where: str | None) -> os.stat_result:
     try:
-        return os.stat(file)
+        found = os.stat(file)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {reason(error)}", where) from None
+    if not stat.S_ISREG(found.st_mode):  # a device would be copied for ever
+        raise DataError(f"{file}: cannot be read: it is no regular file", where)
+    return found
 
 
 @contextlib.contextmanager
@@ -140,8 +148,12 @@ def _errors(stage: str, where: str | None) -> Iterator[None]:
 
 
 def _is_whole(copy: Path, stamp: list[list]) -> bool:
-    """Whether there is a copy of the source as it is now, with all its files of the sizes and times that they had."""
+    """Whether this user has a copy of the source as it is now, with all its files of the sizes and times that they
+    had."""
     try:
+        folder = os.lstat(copy)
+        if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid() or folder.st_mode & 0o022:
+            return False
         listed = json.loads((copy / LIST).read_text())
         if listed["source"] != stamp:
             return False
@@ -172,13 +184,26 @@ def _clear(copy: Path) -> None:
 
 
 def _check_space(stage: Path, needed: int, what: str, where: str | None) -> None:
+    """The net that asks for the copy may be a stranger's: it leaves some room to the others of the host."""
     free = shutil.disk_usage(stage).free
-    if needed > free:
+    most, of = free * 9 // 10, "nine tenths"
+    if _is_memory(stage):
+        free = min(free, available_memory())
+        most, of = free // 2, "half"  # what the run itself takes comes later
+    if needed > most:
         raise DataError(
-            f"stage {stage}: {what} takes {size_text(needed)}, {size_text(free)} are free there; name another place, "
-            "or set stage_part",
+            f"stage {stage}: {what} takes {size_text(needed)}, {size_text(free)} are free there, of which a copy takes "
+            f"{of} at most; name another place, or set stage_part",
             where,
         )
+
+
+def _is_memory(folder: Path) -> bool:
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    lines = (line.split() for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines())
+    kinds = (fields[fields.index("-") + 1] for fields in lines if fields[2] == number)  # see proc(5)
+    return any(kind in ("tmpfs", "ramfs") for kind in kinds)
 
 
 def _full(stage: Path, done: int, needed: int, where: str | None) -> DataError:
@@ -215,7 +240,7 @@ def _copy_all(source: str, files: Sequence[str], folder: str, copy: Path, stamp:
     needed = sum(size for _, size, _ in stamp)
     _check_space(copy.parent, needed, source, where)
     partial = _partial(copy)
-    partial.mkdir()
+    partial.mkdir(mode=0o700)
     tell, done = _Teller(source, partial, needed), 0
     try:
         copied = []
@@ -279,7 +304,7 @@ def _copy_part(source: str, copy: Path, share: Share, stamp: list[list], where: 
     needed = sum(size for _, size, _ in stamp) * len(mine) // len(items)
     _check_space(copy.parent, needed, f"every {share.hosts}th item of {source}", where)
     partial = _partial(copy)
-    partial.mkdir()
+    partial.mkdir(mode=0o700)
     tell, done = _Teller(source, partial, needed), 0
     checksums = np.empty(len(mine), np.uint32)
     try:
@@ -324,7 +349,10 @@ def _use(copy: Path, keep: bool) -> None:
         _held[copy] = descriptor, keep or kept
         return
     descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:  # and nobody can tell who is the last to use it
+        _log.warning(f"{copy} stays after the run: it cannot be locked: {reason(error)}")
     _held[copy] = descriptor, keep
 
 

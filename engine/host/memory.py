@@ -19,12 +19,12 @@ _share: list[int] = []  # bytes, of all that this process may ever take
 def divide_memory(ranks: int) -> None:
     """Gives each of the ranks of this host an equal part of what is available now: before any of them takes its own,
     for those who come later would find less."""
-    _share[:] = [_resident() + _available() // ranks]
+    _share[:] = [_resident() + available_memory() // ranks]
 
 
 def free_memory() -> int:
     """Returns the bytes that this process may still take."""
-    free = [_available(), *(share - _resident() for share in _share)]
+    free = [available_memory(), *(share - _resident() for share in _share)]
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         free.append(limit - _pages(0))
@@ -54,8 +54,9 @@ def _resident() -> int:
     return _pages(1)
 
 
-def _available() -> int:
-    """Of the machine, or of the least of the control groups that hold this process: containers and Slurm set them."""
+def available_memory() -> int:
+    """Returns the bytes that are free of the machine, or of the least of the control groups that hold this process:
+    containers and Slurm set them."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     return min([machine, *_left_in_groups()])

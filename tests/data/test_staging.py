@@ -176,9 +176,68 @@ def test_a_copy_of_a_process_that_was_killed_is_never_used(made, tmp_path):
 def test_too_little_space_is_said_before(made, tmp_path, monkeypatch):
     source = made("tar")
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5_000))
-    with pytest.raises(DataError, match=r"stage .*stage: .*a.tar takes 0 MB, 0 MB are free there; name another place"):
+    with pytest.raises(DataError, match=r"stage .*stage: .*a.tar takes 0 MB, 0 MB are free there, of which a copy .*"):
         copy_of(source, tmp_path / "stage")
     assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_a_copy_leaves_room_to_others(made, tmp_path, monkeypatch):
+    source = made("tar")
+    size = os.path.getsize(source)
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, size + 10))
+    with pytest.raises(DataError, match=r"of which a copy takes nine tenths at most; name another place, or set"):
+        copy_of(source, tmp_path / "stage")
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9 * size))
+    monkeypatch.setattr(staging, "available_memory", lambda: 2 * size - 2)
+    assert items(copy_of(source, tmp_path / "stage")) == items(source)
+    release()
+    assert staging._is_memory(Path("/dev/shm")) and not staging._is_memory(Path("/proc"))
+    monkeypatch.setattr(staging, "_is_memory", lambda folder: True)
+    with pytest.raises(DataError, match=r"of which a copy takes half at most; name another place, or set stage_part"):
+        copy_of(source, tmp_path / "stage")
+
+
+def test_folders_are_not_made_above_that_of_the_copies(made, tmp_path):
+    with pytest.raises(DataError, match=r"stage .*a/b: there is no folder .*a; make it, or name"):
+        copy_of(made("tar"), tmp_path / "a/b")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_copy_that_others_could_have_made_is_not_read(made, tmp_path, monkeypatch):
+    source = made("tar")
+    copied = copy_of(source, tmp_path / "stage", keep=True)
+    release()
+    (copy,) = (tmp_path / "stage").iterdir()
+    stamp = json.loads((copy / staging.LIST).read_text())["source"]
+    assert staging._is_whole(copy, stamp)
+    os.rename(copy, tmp_path / "elsewhere")
+    copy.symlink_to(tmp_path / "elsewhere")
+    assert os.path.exists(copied) and not staging._is_whole(copy, stamp)
+    copy.unlink()
+    os.rename(tmp_path / "elsewhere", copy)
+    copy.chmod(0o770)
+    assert not staging._is_whole(copy, stamp)
+    copy.chmod(0o700)
+    monkeypatch.setattr(staging.os, "getuid", lambda: os.geteuid() + 1)
+    assert not staging._is_whole(copy, stamp)
+
+
+def test_a_file_without_end_is_not_copied(image_folder, tmp_path):
+    (image_folder / "ant/endless.png").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"ant/endless.png: cannot be read: it is no regular file"):
+        copy_of(str(image_folder), tmp_path / "stage")
+
+
+def test_file_systems_without_locks(made, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    source = made("tar")
+    assert items(copy_of(source, tmp_path / "stage")) == items(source)
+    release()
+    (copy,) = (tmp_path / "stage").iterdir()
+    assert f"{copy} stays after the run: it cannot be locked: No locks available" in caplog.text
 
 
 @pytest.mark.parametrize("part", [False, True])
@@ -219,7 +278,7 @@ def test_a_source_that_changes_while_it_is_copied(made, tmp_path, monkeypatch):
 @pytest.mark.parametrize("stage", ["file/below", "file"])
 def test_where_no_copy_can_be(made, tmp_path, stage):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"stage .*file.*: (Not a directory|File exists)"):
+    with pytest.raises(DataError, match=r"stage .*file.*: (there is no folder .*file|File exists)"):
         copy_of(made("tar"), tmp_path / stage)
 
 

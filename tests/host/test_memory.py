@@ -32,10 +32,10 @@ def test_what_is_free_is_less_than_there_is(undivided):
 
 
 def test_ranks_divide_it(undivided, monkeypatch):
-    monkeypatch.setattr(memory, "_available", lambda: 8_000_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 8_000_000_000)
     memory.divide_memory(4)
     assert abs(memory.free_memory() - 2_000_000_000) < 200_000_000
-    monkeypatch.setattr(memory, "_available", lambda: 1_000_000_000)  # others have taken theirs
+    monkeypatch.setattr(memory, "available_memory", lambda: 1_000_000_000)  # others have taken theirs
     assert memory.free_memory() == 1_000_000_000
 
 
@@ -108,7 +108,7 @@ def test_a_batch_too_large_ends_in_one_line(tmp_path):
 def test_two_ranks_of_a_host_have_half_each():
     program = """
 from engine.host import memory
-before = memory._available()
+before = memory.available_memory()
 from engine.verbs.runtime import start
 world = start()
 print(round(memory._share[0] / before, 1))
