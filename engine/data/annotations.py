@@ -35,6 +35,9 @@ BACKGROUND = ("none_of_the_above", "background")  # name and display_name of lab
 _MAX_LABEL = 65535  # a list of the names is written
 _MAX_XML = 1 << 24  # characters; VOC's longest file has 20,000
 _SHOWN = 60  # characters of a wrong value
+_MAX_OUTLINES = 1 << 23  # pixels along all polygons of a picture, which take 0.5 GB and 2 s; COCO's have 20,000
+_MAX_DRAWN = 1 << 36  # pixels times objects of a picture: minutes; a thousand objects in the largest one
+_AT_ONCE = 16  # polygons that are put together: with more at a time it takes as long as their number squared
 
 
 @dataclass(frozen=True)
@@ -324,28 +327,49 @@ def _got(value: object) -> str:
 def draw_mask(things: Sequence[tuple[int, Thing]], height: int, width: int) -> np.ndarray:
     """(height, width) uint8, the label of each pixel, of (label, object of COCO). A smaller object lies in front of a
     larger one. Pixels of crowds that belong to nothing else do not count: they hold IGNORED. Raises DataError."""
-    mask = np.zeros((height, width), np.uint8)
-    in_front = np.full((height, width), height * width + 1, np.int64)  # area of the object that each pixel shows
-    crowds = np.zeros((height, width), bool)
-    for label, thing in things:
+    polygons = [_polygons(thing, height, width) for _, thing in things]
+    _check_work(things, polygons, height, width)
+    mask = np.zeros((height, width), np.uint8, "F")  # column by column, as COCO's runs are
+    in_front = np.full((height, width), height * width + 1, np.int64, "F")  # area of the object that each pixel shows
+    crowds = np.zeros((height, width), bool, "F")
+    for (label, thing), points in zip(things, polygons, strict=True):
         if not 0 < label < IGNORED:
             raise DataError(f"a mask holds labels 1 to {IGNORED - 1}, got {label} of class {thing.name}", thing.where)
-        inside = _inside(thing, height, width)
+        inside = _inside(thing, height, width) if points is None else _inside_polygons(points, height, width)
         if thing.difficult:
             crowds |= inside
             continue
         area = np.count_nonzero(inside)
         shown = inside & (area < in_front)
-        mask[shown], in_front[shown] = label, area
+        np.copyto(mask, label, where=shown)
+        np.copyto(in_front, area, where=shown)
     mask[crowds & (mask == 0)] = IGNORED
-    return mask
+    return np.ascontiguousarray(mask)
+
+
+def _check_work(
+    things: Sequence[tuple[int, Thing]], polygons: Sequence[list[np.ndarray] | None], height: int, width: int
+) -> None:
+    """Raises DataError for a picture whose objects would take too much memory or time to draw."""
+    if len(things) * height * width > _MAX_DRAWN:
+        raise DataError(
+            f"the picture has {len(things)} objects in {shape_text((height, width))} pixels; at most "
+            f"{_MAX_DRAWN // (height * width)} are drawn",
+            things[0][1].where,
+        )
+    length = 0.0
+    for (_, thing), points in zip(things, polygons, strict=True):
+        length += sum(map(_outline, points or ()))
+        if length > _MAX_OUTLINES:
+            raise DataError(
+                f"the polygons of the picture are {length:.0f} pixels long up to here, more than {_MAX_OUTLINES}",
+                f"{thing.where}.segmentation",
+            )
 
 
 def _inside(thing: Thing, height: int, width: int) -> np.ndarray:
-    """(height, width), whether each pixel is the object's."""
+    """(height, width), whether each pixel is the object's, by its runs."""
     of, where = thing.segmentation, f"{thing.where}.segmentation"
-    if isinstance(of, list):
-        return _inside_polygons(of, height, width, where)
     if not isinstance(of, dict):
         raise DataError(f"expected polygons, or runs {{counts, size}}, got {_got(of)}", where)
     if of.get("size") != [height, width]:
@@ -387,20 +411,35 @@ def _unpacked(text: str, where: str) -> list[int]:
     return runs
 
 
-def _inside_polygons(polygons: list[Any], height: int, width: int, where: str) -> np.ndarray:
-    """Drawn by pycocotools, whose pixels are those that everybody is judged by. Points beyond the picture's edges are
-    moved to them first: it would use memory for what lies there."""
-    drawn: list[list[float]] = []
-    for position, polygon in enumerate(polygons):
+def _polygons(thing: Thing, height: int, width: int) -> list[np.ndarray] | None:
+    """The points (n, 2) of an object's polygons; None where it has runs. Points beyond the picture's edges are moved to
+    them: pycocotools would use memory for what lies there."""
+    if not isinstance(thing.segmentation, list):
+        return None
+    polygons: list[np.ndarray] = []
+    for position, polygon in enumerate(thing.segmentation):
         if not isinstance(polygon, list) or len(polygon) % 2 or not all(map(_is_number, polygon)):
-            raise DataError(f"expected x, y, x, y, ... as numbers, got {_got(polygon)}", f"{where}[{position}]")
+            where = f"{thing.where}.segmentation[{position}]"
+            raise DataError(f"expected x, y, x, y, ... as numbers, got {_got(polygon)}", where)
         if len(polygon) >= 6:  # COCO has some of two points, which hold no pixel
-            points = np.clip(np.array(polygon, np.float64).reshape(-1, 2), 0, (width, height))
-            drawn.append(points.ravel().tolist())
-    if not drawn:
+            polygons.append(np.clip(np.array(polygon, np.float64).reshape(-1, 2), 0, (width, height)))
+    return polygons
+
+
+def _outline(polygon: np.ndarray) -> float:
+    """How many pixels it goes through, for which pycocotools uses memory."""
+    return float(np.abs(polygon - np.roll(polygon, 1, 0)).max(1).sum())
+
+
+def _inside_polygons(polygons: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:
+    """Drawn by pycocotools, whose pixels are those that everybody is judged by."""
+    if not polygons:
         return np.zeros((height, width), bool)
     coco = _pycocotools()
-    return coco.decode(coco.merge(coco.frPyObjects(drawn, height, width))).astype(bool)
+    drawn = coco.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width)
+    while len(drawn) > 1:
+        drawn = [coco.merge(drawn[begin : begin + _AT_ONCE]) for begin in range(0, len(drawn), _AT_ONCE)]
+    return coco.decode(drawn[0]).view(bool)
 
 
 def _pycocotools() -> Any:

@@ -299,6 +299,23 @@ def test_runs_and_polygons_are_those_of_pycocotools():
     assert far.mean() > 0.95  # at once, and in little memory
 
 
+def test_masks_that_would_take_too_long():
+    """50 KB of a polygon would take 52 GB; many polygons as long as their number squared."""
+    pytest.importorskip("pycocotools.mask", reason="pycocotools is not installed")
+    zigzag = [value for row in range(20_000) for value in (65_500 * (row % 2), row / 20)]
+    with pytest.raises(
+        DataError, match=r"annotations\[0\]\.segmentation: the polygons of the picture are 13\d+ pixels long"
+    ):
+        draw_mask([(1, thing([zigzag]))], 1000, 65_500)
+    short = [value for row in range(100) for value in (65_500 * (row % 2), row)]
+    with pytest.raises(DataError, match=r"are 13\d+ pixels long up to here, more than 8388608"):
+        draw_mask([(1, thing([short]))] * 2, 1000, 65_500)
+    many = [[x, y, x + 1, y, x + 1, y + 1, x, y + 1] for x in range(0, 400, 2) for y in range(0, 400, 2)]
+    assert draw_mask([(1, thing(many))], 400, 400).sum() == len(many)
+    with pytest.raises(DataError, match=r"has 2000 objects in 8192 x 8192 pixels; at most 1024 are drawn"):
+        draw_mask([(1, thing([]))] * 2000, 8192, 8192)
+
+
 def test_polygons_without_pycocotools(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     with pytest.raises(EngineError, match=r"need pycocotools, .*: pip install 'prototxt-engine\[coco\]'"):
