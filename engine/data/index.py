@@ -1,8 +1,9 @@
 """Where the items of a source are: found once per host, kept in a file, and mapped by all ranks that read the source.
 
 An index is in the user's cache folder: ENGINE_CACHE, else engine/ in XDG_CACHE_HOME or ~/.cache. Where that cannot be
-written to it is beside the source, and where that cannot be either, each rank holds its own in memory. It holds until
-the size or the time of one of the source's files changes.
+written to it is beside the source, where it is not looked for otherwise: whose data they are could have made it. Where
+that cannot be written to either, each rank holds its own in memory. It holds until the size or the time of one of the
+source's files changes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SMALLEST = 10_000  # items; fewer are listed in milliseconds, each time anew
 _MAGIC = b"engine index 1\n"
 _ALIGNED = 64
 _AT_ONCE = 4096
+_MAX_HEAD = 1 << 26  # bytes; the names of ImageNet's 21,841 classes take 400 KB
 
 
 @dataclass
@@ -84,16 +86,16 @@ def open_index(
     Raises DataError: one of the files is missing; what build() raises.
     """
     stamp = stamp_of(kind, files, where)
-    places = _places(source, kind, files)
-    if (found := _load_one(places, stamp)) is not None:
+    place = _place(source, kind, files)
+    if (found := _load(place, stamp)) is not None:
         return found
-    with host_lock(f"index of {places[-1]}", f"listing {source}"):
-        if (found := _load_one(places, stamp)) is not None:
+    with host_lock(f"index of {place}", f"listing {source}"):
+        if (found := _load(place, stamp)) is not None:
             return found
         index = build()
         # The time that is written is the one from before: a file that changed meanwhile makes the index too old.
-        if _items(index) >= SMALLEST and any(_save(index, place, stamp) for place in places):
-            return _load_one(places, stamp) or index
+        if _items(index) >= SMALLEST and _save(index, place, stamp):
+            return _load(place, stamp) or index
         return index
 
 
@@ -109,14 +111,21 @@ def stamp_of(kind: str, files: Iterable[str | Path], where: str | None = None) -
     return digest.hexdigest()
 
 
-def _places(source: str, kind: str, files: Sequence[str | Path]) -> list[Path]:
-    """Where the index may be, the best place first."""
+def _place(source: str, kind: str, files: Sequence[str | Path]) -> Path:
+    """Where the index is."""
     full = os.path.abspath(source)
     key = hashlib.sha256(os.fsencode(full) + b"\0" + kind.encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{os.path.basename(full)[:100]}.{key}.index"
-    beside = Path(os.path.abspath(files[0])).parent / f".{name}"
     folder = cache_folder()
-    return [beside] if folder is None else [folder / name, beside]
+    if folder is not None and _can_be_written(folder):
+        return folder / name
+    return Path(os.path.abspath(files[0])).parent / f".{name}"
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Whether files can be made in a folder, which may have to be made first."""
+    there = next((each for each in (folder, *folder.parents) if os.path.exists(each)), folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _items(index: Index) -> int:
@@ -143,17 +152,12 @@ def _save(index: Index, path: Path, stamp: str) -> bool:
     return True
 
 
-def _load_one(places: Iterable[Path], stamp: str) -> Index | None:
-    loaded = (_load(place, stamp) for place in places)
-    return next((found for found in loaded if found is not None and _holds(found)), None)
-
-
 def _holds(index: Index) -> bool:
     """Whether the files of depend_on() are as they were."""
     if "inner" not in index.facts:
         return True
     try:
-        return stamp_of("inner", map(os.fsdecode, index.names("inner"))) == index.facts["inner"][0]
+        return [stamp_of("inner", map(os.fsdecode, index.names("inner")))] == index.facts["inner"]
     except DataError:
         return False
 
@@ -164,7 +168,7 @@ def _load(path: Path, stamp: str) -> Index | None:
         with open(path, "rb") as file:
             if file.readline(len(_MAGIC)) != _MAGIC:
                 return None
-            head = json.loads(file.readline())
+            head = json.loads(file.readline(_MAX_HEAD))
             begin = file.tell()
         if head["stamp"] != stamp or os.path.getsize(path) != begin + head["bytes"]:
             return None
@@ -174,6 +178,8 @@ def _load(path: Path, stamp: str) -> Index | None:
             kind = np.dtype(dtype)
             size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
             columns[name] = content[begin + offset : begin + offset + size].view(np.ndarray).view(kind).reshape(shape)
-        return Index(columns, head["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        facts = {name: list(map(str, texts)) for name, texts in head["facts"].items()}
+        index = Index(columns, facts)
+        return index if _holds(index) else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

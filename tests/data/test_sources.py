@@ -3,6 +3,7 @@
 import errno
 import gzip
 import io
+import json
 import os
 import struct
 import subprocess
@@ -648,10 +649,27 @@ def test_an_index_that_is_damaged_is_made_anew(made, large, cache):
     path = made("tar")
     open_source(path)
     (file,) = cache.iterdir()
-    for content in (b"", b"engine index 1\n", b"engine index 1\n{}\n", file.read_bytes()[:-9], os.urandom(400)):
+    magic, line, rest = file.read_bytes().split(b"\n", 2)
+    head = json.loads(line)
+    wrong = [{"columns": []}, {"columns": {"keys": ["u1", [1 << 70], 0]}}, {"facts": 5}, {"facts": {"inner": ["x"]}}]
+    heads = [b"[" * 100_000, *(json.dumps({**head, **each}).encode() for each in wrong)]
+    contents = [b"", magic + b"\n", magic + b"\n{}\n", file.read_bytes()[:-9], os.urandom(400)]
+    for content in (*contents, *(b"\n".join((magic, each, rest)) for each in heads)):
         file.write_bytes(content)
         assert len(open_source(path)) == 12
     assert file.stat().st_size > 1000
+
+
+def test_an_index_beside_the_data_is_not_read_where_there_is_a_cache(made, large, monkeypatch):
+    def size(items):
+        return len(index.open_index(path, "test", [path], lambda: index.Index({"x": np.arange(items)})).columns["x"])
+
+    path = made("tar")
+    with monkeypatch.context() as without:
+        without.setattr(index, "cache_folder", lambda: None)
+        assert [size(5), size(6)] == [5, 5]
+        assert index._place(path, "test", [path]).parent == Path(path).parent
+    assert [size(7), size(8)] == [7, 7]
 
 
 def test_where_indexes_are(made, large, tmp_path, monkeypatch):
@@ -692,8 +710,7 @@ def test_the_wait_for_another_process_ends(made, large, monkeypatch):
 
     path = made("tar")
     monkeypatch.setattr(host_lock, "PATIENCE", 0.2)
-    (place, *_) = index._places(path, "test", [path])[-1:]
-    with host_lock.host_lock(f"index of {place}", "listing"):
+    with host_lock.host_lock(f"index of {index._place(path, 'test', [path])}", "listing"):
         with pytest.raises(DataError, match=r"another process of this host has been listing .*a.tar for 0.2 s without"):
             index.open_index(path, "test", [path], lambda: index.Index({}))
 
