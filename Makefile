@@ -124,7 +124,7 @@ $(DEV)/bin/mkdocs: $(DEV)/bin/pip
 
 clean:
 	rm -rf build dist engine.egg-info engine/proto/caffe.desc .pytest_cache .ruff_cache
-	find engine -name '_ext.*.so' -delete -or -name _build_info.py -delete
+	rm -f engine/host/_ext.*.so engine/host/_ext.*.json
 
 distclean: clean
 	rm -rf $(DEMO) $(DEV) $(TORCH) $(addprefix .venv-,$(MPIS))

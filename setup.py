@@ -26,7 +26,7 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Puts what CMake builds into the package: the extension, and _build_info.py beside it."""
+    """Puts what CMake builds into the package: the extension, and beside it what it was built with."""
 
     def build_extension(self, ext):
         self.built = build()
@@ -37,7 +37,7 @@ class BuildExt(build_ext):
 
     def place(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for file in (*self.built.glob("_ext.*.so"), self.built / "_build_info.py"):
+        for file in (*self.built.glob("_ext.*.so"), *self.built.glob("_ext.*.json")):
             target = folder / file.name
             target.unlink(missing_ok=True)  # a process that runs keeps the file that it has loaded
             shutil.copy2(file, target)

@@ -45,8 +45,8 @@ ninja -C "$work/build"
 
 cp -r "$repo"/{engine,nets,solvers,examples} "$site"
 rm -f "$site"/engine/host/_ext.*
-cp "$work"/build/_ext.*.so "$work/build/_build_info.py" "$site/engine/host"
-sed -i "s#\"$root#\"#" "$site/engine/host/_build_info.py"
+cp "$work"/build/_ext.*.{so,json} "$site/engine/host"
+sed -i "s#\"$root#\"#" "$site"/engine/host/_ext.*.json
 cd "$site"
 "$work/python" -m engine device_query
 # Without a watchdog: its processes would be started as this machine's.

@@ -50,12 +50,10 @@ ANNOTATIONS = {
     "net": {"watchdog"},
     "report": {"comm", "net", "inference", "proto"},
 }
-# The extension is built from csrc/ and imports nothing back.
-GENERATED = {"_ext", "_build_info"}
 
 
 def modules() -> list[Path]:
-    return [path for path in sorted((REPO / "engine").rglob("*.py")) if path.stem not in GENERATED]
+    return sorted((REPO / "engine").rglob("*.py"))
 
 
 def imports(path: Path, annotations: bool = True, inside: bool = True) -> set[str]:
@@ -96,7 +94,7 @@ def room_of(module: str) -> str | None:
 
 
 def rooms_imported(path: Path, annotations: bool = True) -> set[str]:
-    return {r for module in imports(path, annotations) if (r := room_of(module))} - {room(path), "errors"} - GENERATED
+    return {r for module in imports(path, annotations) if (r := room_of(module))} - {room(path), "errors"}
 
 
 def room(path: Path) -> str:

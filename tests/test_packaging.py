@@ -1,8 +1,6 @@
 """What the build leaves: oneDNN is found and loaded, and what is missing is named."""
 
 import re
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,17 +12,17 @@ from tests.mpi import REPO
 
 def test_preload_loads_dnnl():
     _dnnl.preload()
-    from engine.host import _build_info, _core  # noqa: F401
+    from engine.host import _core  # noqa: F401
 
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libdnnl" in line}
     assert len(loaded) == 1, "exactly one oneDNN in the process"
-    if _build_info.DNNL_FOLDER:
-        assert loaded.pop().startswith(_build_info.DNNL_FOLDER)
+    if folder := _dnnl.build_info().dnnl_folder:
+        assert loaded.pop().startswith(folder)
 
 
 def with_build_info(monkeypatch, folder):
-    monkeypatch.setitem(sys.modules, "engine.host._build_info", SimpleNamespace(DNNL_FOLDER=folder))
+    monkeypatch.setattr(_dnnl, "build_info", lambda: _dnnl.BuildInfo("3.7", folder))
 
 
 def test_missing_wheel_says_what_to_install(monkeypatch):
@@ -49,10 +47,17 @@ def test_own_dnnl_is_left_to_the_linker(monkeypatch):
     _dnnl.preload()
 
 
-def test_unbuilt_package_says_how_to_build(monkeypatch):
-    monkeypatch.setitem(sys.modules, "engine.host._build_info", None)
-    with pytest.raises(EngineError, match="not built"):
+def test_package_built_for_another_python_says_how_to_build(monkeypatch):
+    monkeypatch.setattr(_dnnl.machinery, "EXTENSION_SUFFIXES", [".cpython-39-x86_64-linux-gnu.so"])
+    with pytest.raises(EngineError, match="not built for this Python"):
         _dnnl.preload()
+
+
+def test_library_older_than_the_headers_is_refused(monkeypatch):
+    with_build_info(monkeypatch, "/opt/onednn/lib")
+    _dnnl.check_version("3.10.2")
+    with pytest.raises(EngineError, match=r"oneDNN 3.7 or newer expected, .*, found libdnnl.so.3 of 3.2.0"):
+        _dnnl.check_version("3.2.0")
 
 
 def test_builds_without_isolation_have_the_same_tools():

@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "engine.host"  # of the extension _ext, and of _build_info.py beside it
+PACKAGE = "engine.host"  # of the extension _ext, and of the .json beside it
 DNNL_WHEEL = "onednn-devel-cpu-gomp"
 # What changes the objects but is no file of this project: each combination has a folder of its own.
 VARIABLES = ("CXX", "CXXFLAGS", "LDFLAGS", "DNNL_ROOT", "CMAKE_PREFIX_PATH")
@@ -38,7 +38,7 @@ def build(target: str = "_ext", sanitize: str = "") -> Path:
         sanitize: What the compiler's sanitizers are to look for, such as "address,undefined".
 
     Returns:
-        The folder that holds the target, and _build_info.py.
+        The folder that holds the target, and the extension's .json: which oneDNN it was built with.
 
     Raises:
         SystemExit: If CMake or the compiler fails; their messages are on the terminal by then.

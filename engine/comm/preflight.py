@@ -54,8 +54,7 @@ def engine_version() -> str:
     """ "0.1.0, code 1a2b3c4d": a hash of what is installed, for checkouts and copies keep their version."""
     folder, code = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted([*folder.rglob("*.py"), *folder.glob("host/_ext*.so")]):
-        if path.stem != "_build_info":  # says where the library was when it was built
-            code.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+        code.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return f"{engine.__version__}, code {code.hexdigest()[:8]}"
 
 

@@ -27,3 +27,6 @@ _dnnl.preload()
 _initialise()
 
 from engine.host._ext import *  # noqa: E402, F403
+from engine.host._ext import onednn_version  # noqa: E402
+
+_dnnl.check_version(onednn_version())
