@@ -1,5 +1,6 @@
 """What the build leaves: oneDNN is found and loaded, and what is missing is named."""
 
+import importlib
 import re
 
 import pytest
@@ -58,6 +59,37 @@ def test_library_older_than_the_headers_is_refused(monkeypatch):
     _dnnl.check_version("3.10.2")
     with pytest.raises(EngineError, match=r"oneDNN 3.7 or newer expected, .*, found libdnnl.so.3 of 3.2.0"):
         _dnnl.check_version("3.2.0")
+
+
+@pytest.fixture
+def build_csrc(monkeypatch):
+    monkeypatch.syspath_prepend(REPO / "tools")
+    return importlib.import_module("build_csrc")
+
+
+@pytest.mark.parametrize("variable", ["DNNL_ROOT", "CMAKE_PREFIX_PATH"])
+def test_own_dnnl_that_is_upgraded_in_place_is_another(build_csrc, monkeypatch, tmp_path, variable):
+    monkeypatch.delenv("DNNL_ROOT", raising=False)
+    monkeypatch.setenv(variable, f"{tmp_path}" if variable == "DNNL_ROOT" else f"/nowhere:{tmp_path}")
+    header = tmp_path / "include/oneapi/dnnl/dnnl_version.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define DNNL_VERSION_MINOR 6\n")
+    before = build_csrc.own_dnnl()
+    header.write_text("#define DNNL_VERSION_MINOR 7\n")
+    assert before != build_csrc.own_dnnl() == ["#define DNNL_VERSION_MINOR 7\n"]
+
+
+@pytest.mark.parametrize("path", ['/opt/"my" onednn', "/opt/\udcff"])
+def test_path_of_dnnl_that_cannot_be_written_down_is_refused(build_csrc, monkeypatch, path):
+    monkeypatch.setenv("DNNL_ROOT", path)
+    with pytest.raises(SystemExit, match="a path in UTF-8 without quotes"):
+        build_csrc.check_platform()
+
+
+def test_other_systems_are_refused(build_csrc, monkeypatch):
+    monkeypatch.setattr(build_csrc.sys, "platform", "darwin")
+    with pytest.raises(SystemExit, match="engine runs on Linux, and this is darwin"):
+        build_csrc.check_platform()
 
 
 def test_builds_without_isolation_have_the_same_tools():

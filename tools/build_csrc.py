@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,10 @@ def build(target: str = "_ext", sanitize: str = "") -> Path:
         The folder that holds the target, and the extension's .json: which oneDNN it was built with.
 
     Raises:
-        SystemExit: If CMake or the compiler fails; their messages are on the terminal by then.
+        SystemExit: If this is no Linux, a path cannot be used, or CMake or the compiler fails; their messages are on
+            the terminal by then.
     """
+    check_platform()
     folder = build_folder(sanitize)
     folder.mkdir(parents=True, exist_ok=True)
     jobs = os.environ.get("ENGINE_BUILD_JOBS") or str(len(os.sched_getaffinity(0)))
@@ -76,6 +79,15 @@ def build(target: str = "_ext", sanitize: str = "") -> Path:
     return folder
 
 
+def check_platform() -> None:
+    """Raises SystemExit where CMake or the compiler would fail later, and say less."""
+    if sys.platform != "linux":
+        raise SystemExit(f"engine runs on Linux, and this is {sys.platform}: packaging/Dockerfile builds a container")
+    for name in ("DNNL_ROOT", "CMAKE_PREFIX_PATH"):
+        if re.search(r'["\\\x00-\x1f\ud800-\udfff]', path := os.environ.get(name, "")):  # the last: no UTF-8
+            raise SystemExit(f"{name}={path!a}: a path in UTF-8 without quotes and backslashes expected: make a link")
+
+
 def program(name: str) -> Path:
     """Returns where cmake or ninja is: that of the wheel, else the first on PATH."""
     if importlib.util.find_spec(name):
@@ -90,10 +102,17 @@ def program(name: str) -> Path:
 def build_folder(sanitize: str) -> Path:
     """Returns the folder for this Python, these versions of what is compiled with, and these sanitizers."""
     versions = [metadata.version("pybind11"), metadata.version(DNNL_WHEEL) if has_wheel() else ""]
-    inputs = [platform.machine(), sys.base_prefix, *versions, *map(os.environ.get, VARIABLES)]
+    inputs = [platform.machine(), sys.base_prefix, *versions, *own_dnnl(), *map(os.environ.get, VARIABLES)]
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:8]
     kind = sanitize.replace(",", "-") or "csrc"
     return ROOT / f"build/{kind}-{sys.implementation.cache_tag}-{key}"
+
+
+def own_dnnl() -> list[str]:
+    """Returns what tells the versions of the user's own oneDNN: one that is upgraded in place keeps its path."""
+    prefixes = os.environ.get("DNNL_ROOT") or os.environ.get("CMAKE_PREFIX_PATH") or ""
+    headers = [Path(prefix, "include/oneapi/dnnl/dnnl_version.h") for prefix in prefixes.split(":") if prefix]
+    return [header.read_text() for header in headers if header.exists()]
 
 
 def libraries(folder: Path) -> dict[str, Path]:
