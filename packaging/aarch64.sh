@@ -43,7 +43,10 @@ DNNL_ROOT=$root/usr cmake -S "$repo" -B "$work/build" -G Ninja -DENGINE_PACKAGE=
   -DPython_INCLUDE_DIR="$root/usr/include/python3.13" -DPython_EXECUTABLE="$work/python" -DPython_ROOT_DIR="$root/usr"
 ninja -C "$work/build"
 
+rm -rf "$site/engine"
 cp -r "$repo"/{engine,nets,solvers,examples} "$site"
+[ -e "$work/host/grpc_tools" ] || python3 -m pip install -q --target "$work/host" "grpcio-tools>=1.60"
+PYTHONPATH=$work/host python3 "$repo/tools/build_proto.py" "$repo/proto/caffe.proto" "$site/engine/proto/caffe.desc"
 rm -f "$site"/engine/host/_ext.*
 cp "$work"/build/_ext.*.{so,json} "$site/engine/host"
 sed -i "s#\"$root#\"#" "$site"/engine/host/_ext.*.json
