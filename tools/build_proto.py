@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "proto" / "caffe.proto"
 DESCRIPTORS = ROOT / "engine" / "proto" / "caffe.desc"
+CHECKSUM = b"\xc5\x3e"  # the key of field 1000, a fixed32: readers skip it, for a FileDescriptorSet has no such field
 
 
 def compile_schema(proto_path: str | os.PathLike, desc_path: str | os.PathLike) -> None:
-    """Writes the FileDescriptorSet of proto_path to desc_path, whole or not at all; RuntimeError if protoc refuses."""
+    """Writes the FileDescriptorSet of proto_path to desc_path, whole or not at all, and with it the CRC-32 of the text,
+    by which engine.proto sees that the text has changed. RuntimeError if protoc refuses."""
     from grpc_tools import protoc
 
     proto_path, desc_path = Path(proto_path).resolve(), Path(desc_path).resolve()
@@ -35,6 +38,8 @@ def compile_schema(proto_path: str | os.PathLike, desc_path: str | os.PathLike) 
         )
         if status != 0:
             raise RuntimeError(f"{proto_path}: protoc refuses the schema (its messages are above)")
+        with output.open("ab") as file:
+            file.write(CHECKSUM + zlib.crc32(proto_path.read_bytes()).to_bytes(4, "little"))
         os.replace(output, desc_path)
 
 

@@ -10,23 +10,33 @@ to match the installed protobuf.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from engine.errors import EngineError
+
 _DESCRIPTORS = Path(__file__).with_name("caffe.desc")
+_TEXT = Path(__file__).parents[2] / "proto/caffe.proto"  # in a checkout
 _LABEL_REQUIRED = descriptor_pb2.FieldDescriptorProto.LABEL_REQUIRED
 _TYPE_BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
 
 
 def _read_schema() -> descriptor_pb2.FileDescriptorSet:
     try:
-        return descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes())
+        data = _DESCRIPTORS.read_bytes()
     except FileNotFoundError:
-        raise ImportError(
+        raise EngineError(
             f"{_DESCRIPTORS} is missing: `pip install .` builds it; in a checkout, `python tools/build_proto.py`"
         ) from None
+    if _TEXT.exists() and not data.endswith(zlib.crc32(_TEXT.read_bytes()).to_bytes(4, "little")):
+        raise EngineError(
+            f"{_DESCRIPTORS} was not compiled from {_TEXT} as it is: run `pip install -e .`, or `make build`, which "
+            "compile what has changed of proto/ and csrc/"
+        )
+    return descriptor_pb2.FileDescriptorSet.FromString(data)
 
 
 def _packed_numbers_as_bytes(schema: descriptor_pb2.FileDescriptorSet) -> descriptor_pb2.FileDescriptorSet:
