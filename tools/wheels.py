@@ -11,6 +11,7 @@ runtimes in one process would start two teams of threads. libmpi is what mpi4py 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,10 @@ def build(python: str, target: Path, folder: Path) -> Path:
     subprocess.run([folder / "build/bin/pip", "wheel", "--no-deps", "-w", folder, ROOT], check=True)
     (plain,) = folder.glob("*.whl")
     excluded = [f"--exclude={library}" for library in LEFT_OUT]
-    subprocess.run([sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", target, plain], check=True)
-    return next(target.glob(plain.name.replace("linux_", "manylinux_*")))
+    repaired = folder / "repaired"
+    subprocess.run([sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", repaired, plain], check=True)
+    (wheel,) = repaired.glob("*.whl")
+    return Path(shutil.move(wheel, target / wheel.name))
 
 
 def tried(wheel: Path, python: str, folder: Path) -> None:
