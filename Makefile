@@ -10,7 +10,7 @@
 #   make site    writes the documents as a site to build/site;  make site-serve  shows it while you write
 #   make wheels PYTHONS="python3.11 python3.12"  builds manylinux wheels into dist, and trains with each
 #   make clean   removes what builds left;  make distclean  the virtual environments, too
-# PYTHON chooses the interpreter: make demo PYTHON=python3.12
+# PYTHON chooses the interpreter of an environment that is made: make distclean demo PYTHON=python3.12
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -85,22 +85,22 @@ fuzz: build
 fuzz-sanitized: build
 	$(DEV)/bin/python tests/fuzz/run.py --seconds $(SECONDS) --sanitized
 
-lint: $(DEV)/bin/pyright
+lint: $(DEV)/installed-lint
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/clang-format --dry-run -Werror $(CPP)
 	$(DEV)/bin/pyright --pythonpath $(DEV)/bin/python
 
-format: $(DEV)/bin/pyright
+format: $(DEV)/installed-lint
 	$(DEV)/bin/ruff check --fix .
 	$(DEV)/bin/ruff format .
 	$(DEV)/bin/clang-format -i $(CPP)
 
-site: $(DEV)/bin/mkdocs
+site: $(DEV)/installed-site
 	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict --quiet
 	@echo "the site is in build/site"
 
-site-serve: $(DEV)/bin/mkdocs
+site-serve: $(DEV)/installed-site
 	$(DEV)/bin/mkdocs serve
 
 PYTHONS ?= $(PYTHON)
@@ -115,15 +115,13 @@ headers:
 %/bin/pip:
 	$(PYTHON) -m venv $* || { rm -rf $*; exit 1; }
 
-# The linters alone, in their pinned versions: no need to build engine for them.
-$(DEV)/bin/pyright: $(DEV)/bin/pip
-	$(call groups,--group lint)
-
-$(DEV)/bin/mkdocs: $(DEV)/bin/pip
-	$(call groups,--group site)
+# The linters alone, or what makes the site, in the versions that pyproject.toml pins: no need to build engine for them.
+$(DEV)/installed-%: pyproject.toml | $(DEV)/bin/pip
+	$(call groups,--group $*)
+	@touch $@
 
 clean:
-	rm -rf build dist engine.egg-info engine/proto/caffe.desc .pytest_cache .ruff_cache
+	rm -rf build dist prototxt_engine.egg-info engine/proto/caffe.desc .pytest_cache .ruff_cache
 	rm -f engine/host/_ext.*.so engine/host/_ext.*.json
 
 distclean: clean
