@@ -2,10 +2,16 @@
 
 import importlib
 import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 import engine
+from engine import proto
 from engine.errors import EngineError
 from engine.host import _dnnl
 from tests.mpi import REPO
@@ -59,6 +65,41 @@ def test_library_older_than_the_headers_is_refused(monkeypatch):
     _dnnl.check_version("3.10.2")
     with pytest.raises(EngineError, match=r"oneDNN 3.7 or newer expected, .*, found libdnnl.so.3 of 3.2.0"):
         _dnnl.check_version("3.2.0")
+
+
+def test_schema_that_was_compiled_from_another_text_is_refused(monkeypatch, tmp_path):
+    text = tmp_path / "caffe.proto"
+    monkeypatch.setattr(proto, "_TEXT", text)
+    shutil.copy(REPO / "proto/caffe.proto", text)
+    proto._read_schema()
+    with text.open("a") as file:
+        file.write("// changed\n")
+    with pytest.raises(EngineError, match=r"caffe.desc was not compiled from .* as it is: run `pip install -e .`"):
+        proto._read_schema()
+
+
+@pytest.mark.slow
+def test_files_that_the_container_copies_make_a_whole_sdist_and_wheel(tmp_path):
+    """But for the extension, which would have to be compiled."""
+    pytest.importorskip("setuptools")
+    pytest.importorskip("grpc_tools", reason="needs grpcio-tools (make build)")
+    source, unpacked = tmp_path / "source", tmp_path / "unpacked"
+    files = re.search(r"^%files\n((?: .+\n)+)", (REPO / "packaging/engine.def").read_text(), re.MULTILINE)[1]
+    for path, folder in map(str.split, files.splitlines()):
+        target = tmp_path / folder.strip("/") / Path(path).name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (REPO / path).is_dir() else shutil.copy)(REPO / path, target)
+    run_setup = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL)
+    run_setup([sys.executable, "setup.py", "sdist", "--formats=zip", "--dist-dir", tmp_path], cwd=source)
+    shutil.unpack_archive(next(tmp_path.glob("*.zip")), unpacked)
+    (sdist,) = unpacked.iterdir()
+    run_setup([sys.executable, "setup.py", "build_py", "--build-lib", tmp_path / "wheel"], cwd=sdist)
+    tracked = subprocess.check_output(["git", "ls-files", "csrc", "engine", "proto"], cwd=REPO, text=True).split()
+    compiled = re.findall(r"(?:tests|tools)/\S+\.cpp", (REPO / "CMakeLists.txt").read_text())
+    assert compiled and not [path for path in (*tracked, *compiled) if not (sdist / path).exists()]
+    installed = ["engine/proto/caffe.desc", *(path for path in tracked if path.startswith("engine/"))]
+    assert not [path for path in installed if not (tmp_path / "wheel" / path).exists()]
+    assert not [*sdist.rglob("*.so"), *sdist.rglob("_ext.*.json"), *(tmp_path / "wheel").rglob("*.so")]
 
 
 @pytest.fixture
