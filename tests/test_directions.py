@@ -2,6 +2,7 @@
 graph -> layers -> {config, weights, host} -> proto; and the same in C++."""
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def modules() -> list[Path]:
     return sorted((REPO / "engine").rglob("*.py"))
 
 
+@functools.cache
 def imports(path: Path, annotations: bool = True, inside: bool = True) -> set[str]:
     """Full names of what a module imports, `from a import b` as a.b, also by a string that names a module of engine.
 

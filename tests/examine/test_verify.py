@@ -47,8 +47,12 @@ OPTIONS = {
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 1 plateau_winsize: 1 average_loss: 2',
 }
 
+USUAL = ("sgd", "adam", "larc", "stages", "plateau")  # the others on request: the solver's tests have them, too
 
-@pytest.mark.parametrize("option", OPTIONS)
+
+@pytest.mark.parametrize(
+    "option", [option if option in USUAL else pytest.param(option, marks=pytest.mark.slow) for option in OPTIONS]
+)
 def test_every_option_passes(tmp_path, option):
     status, out, err = verify(tmp_path, OPTIONS[option])
     assert status == 0, out + err

@@ -14,7 +14,7 @@ def wrong(found: list[str]) -> list[str]:
     return [line for line in found if not any("refused: " in line and why in line for why in REFUSED)]
 
 
-@pytest.mark.parametrize("every", [31, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("every", [93, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_going_on(every, tmp_path):
     (folder := tmp_path / "run").mkdir()
     assert wrong([*faults(pairs()[::every], folder, World())]) == []
@@ -32,7 +32,7 @@ world().close()
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("every", [61, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("every", [183, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_on_two_ranks(every, tmp_path):
     done = run_ranks(2, RANKS.format(every=every, folder=str(tmp_path)), timeout=3600 if every == 1 else 200)
     lines = done.stdout.splitlines()
