@@ -12,6 +12,7 @@ import numpy as np
 from engine import proto
 from engine.data import batch_size_of, open_data, source_of
 from engine.data.hdf5_writer import HDF5Writer
+from engine.data.host_lock import beating
 from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
 from engine.data.staging import Share
@@ -65,16 +66,18 @@ class Feeder:
         """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
         if message.name not in self._opened:
             size = batch_size_of(message, where)
-            source = open_data(
-                message,
-                self._phase,
-                self._seed,
-                where,
-                self._skip_bad_images,
-                rank=self._rank,
-                ranks=self._ranks,
-                share=self._share(message),
-            )
+            share = self._share(message)
+            with beating(self._board.beat):
+                source = open_data(
+                    message,
+                    self._phase,
+                    self._seed,
+                    where,
+                    self._skip_bad_images,
+                    rank=self._rank,
+                    ranks=self._ranks,
+                    share=share,
+                )
             self._opened[message.name] = _Opened(source, size)
             self._paths[message.name] = source_of(message)
             self._refuse_torn_pairs(message.name, where)

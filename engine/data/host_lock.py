@@ -23,17 +23,29 @@ T = TypeVar("T")
 
 
 class _Held(threading.local):
-    """The locks that this thread has."""
+    """The locks that this thread has, and how it tells its watchdog that it gets on."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
+        self.beat: Callable[[], None] = lambda: None
 
 
 _held = _Held()
 
 
+@contextlib.contextmanager
+def beating(beat: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile beat() is called when this thread gets on, or whoever has the lock that it waits for."""
+    before, _held.beat = _held.beat, beat
+    try:
+        yield
+    finally:
+        _held.beat = before
+
+
 def getting_on() -> None:
-    """Shows those who wait for the locks of this thread that its work gets on."""
+    """Shows the watchdog, and those who wait for the locks of this thread, that its work gets on."""
+    _held.beat()
     for descriptor in _held.descriptors:
         os.utime(descriptor)
 
@@ -47,14 +59,13 @@ def watched(items: Iterable[T]) -> Iterator[T]:
 
 
 @contextlib.contextmanager
-def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: None) -> Iterator[None]:
+def host_lock(name: str, doing: str) -> Iterator[None]:
     """Lets one process of this user on this host in at a time. The system frees the lock whatever ends its holder.
 
     Args:
         name: of what is locked; the same in all processes.
-        doing: what the holder does, for the message of those who have waited in vain.
-        progress: what changes while the holder gets on, besides what getting_on() shows; the wait ends PATIENCE seconds
-            after the last change.
+        doing: what the holder does, for the message of those who have waited in vain: PATIENCE seconds since it has
+            last called getting_on().
 
     Where the host has no folder for locks that can be trusted, or one without locks, everybody is let in: what is
     guarded is written under names of its own and renamed, so that this costs time only.
@@ -65,7 +76,7 @@ def host_lock(name: str, doing: str, progress: Callable[[], object] = lambda: No
         yield
         return
     try:
-        _wait(descriptor, doing, lambda: (progress(), os.fstat(descriptor).st_mtime_ns))
+        _wait(descriptor, doing)
         _held.descriptors.append(descriptor)
         try:
             yield
@@ -86,8 +97,8 @@ def _open(name: str) -> int | None:
     return None
 
 
-def _wait(descriptor: int, doing: str, progress: Callable[[], object]) -> None:
-    end, seen = time.monotonic() + PATIENCE, progress()
+def _wait(descriptor: int, doing: str) -> None:
+    end, seen = time.monotonic() + PATIENCE, os.fstat(descriptor).st_mtime_ns
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,8 +107,9 @@ def _wait(descriptor: int, doing: str, progress: Callable[[], object]) -> None:
             pass
         except OSError:  # a file system without locks
             return
-        if (now := progress()) != seen:
+        if (now := os.fstat(descriptor).st_mtime_ns) != seen:
             end, seen = time.monotonic() + PATIENCE, now
+            _held.beat()
         if time.monotonic() >= end:
             raise DataError(f"another process of this host has been {doing} for {PATIENCE:g} s without any progress")
         time.sleep(_POLL)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.data.host_lock import host_lock
+from engine.data.host_lock import getting_on, host_lock
 from engine.data.lmdb_writer import new_lmdb
 from engine.data.registry import Source, open_source, recognised
 from engine.data.shards import expand
@@ -39,6 +39,7 @@ from engine.host.memory import available_memory, size_text
 LIST, USERS = "engine-stage.json", "engine-stage.users"
 _BLOCK = 8 << 20
 _TELL_SECONDS = 10.0
+_SHOW_SECONDS = 0.5  # to watchdogs, which may be short
 _HEAD_START = 0.5  # seconds, of the first rank of a host, whose log is the likeliest to be seen
 _log = logging.getLogger("engine")
 _held: dict[Path, tuple[int, bool]] = {}  # copy -> descriptor that says it is in use, whether to keep it
@@ -83,7 +84,7 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
         raise DataError(f"stage {stage}: there is no folder {parent}; make it, or name another place", where)
     with _errors(stage, where):
         Path(stage).mkdir(exist_ok=True)
-    with host_lock(f"stage {os.path.realpath(copy)}", f"copying {source} to {stage}", lambda: _touched(copy)):
+    with host_lock(f"stage {os.path.realpath(copy)}", f"copying {source} to {stage}"):
         with _errors(stage, where):
             if not _is_whole(copy, stamp):
                 _clear(copy)
@@ -167,14 +168,6 @@ def _partial(copy: Path) -> Path:
     return copy.with_name(f".{copy.name}.partial")
 
 
-def _touched(copy: Path) -> object:
-    """What changes while a copy grows."""
-    try:
-        return os.stat(_partial(copy)).st_mtime_ns
-    except OSError:
-        return None
-
-
 def _clear(copy: Path) -> None:
     """Removes a copy that is not whole, or that nobody needs, and what a process that was killed has left."""
     for folder in (copy, _partial(copy)):
@@ -215,18 +208,20 @@ def _full(stage: Path, done: int, needed: int, where: str | None) -> DataError:
 
 
 class _Teller:
-    """Tells how far a copy is, and shows to those who wait that it grows."""
+    """Tells how far a copy is, and shows those who wait, and watchdogs, that it grows."""
 
     def __init__(self, source: str, partial: Path, needed: int):
-        self._what, self._partial, self._needed = f"Staging {source} to {partial.parent}", partial, needed
-        self._begin = self._told = time.monotonic()
+        self._what, self._needed = f"Staging {source} to {partial.parent}", needed
+        self._begin = self._told = self._shown = time.monotonic()
         _log.info(f"{self._what}: {size_text(needed)}")
 
     def __call__(self, done: int) -> None:
         now = time.monotonic()
+        if now - self._shown >= _SHOW_SECONDS:
+            self._shown = now
+            getting_on()
         if now - self._told >= _TELL_SECONDS:
             self._told = now
-            os.utime(self._partial)
             speed = done / (now - self._begin)
             left = (self._needed - done) / speed if speed else 0
             of = f"{size_text(done)} of {size_text(self._needed)}"

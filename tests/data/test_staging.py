@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.comm.world import World
+from engine.config import parse_net
 from engine.data import open_data, staging
 from engine.data.convert_imageset import Output, convert_imageset
+from engine.data.feeder import Feeder
 from engine.data.registry import open_source
 from engine.data.staging import Share, release, staged
 from engine.errors import ConfigError, DataError
@@ -135,6 +138,27 @@ def test_those_who_wait_see_that_a_copy_is_compared(made, tmp_path, monkeypatch,
     monkeypatch.setattr(staging._Teller, "__call__", lambda self, done: (told.append(done), original(self, done)))
     copy_of(made("lmdb"), tmp_path / "stage", part=part)
     assert told.count(told[-1]) > 1, "told while it is copied, and again while it is compared"
+
+
+def test_the_watchdogs_of_all_ranks_see_that_a_copy_gets_on(made, tmp_path, monkeypatch):
+    def slow(file, to, tell):
+        for _ in range(12):
+            time.sleep(0.05)
+            tell(0)
+        return original(file, to, tell)
+
+    original, worlds = staging._copy_file, [World(), World()]
+    monkeypatch.setattr(staging, "_copy_file", slow)
+    monkeypatch.setattr(staging, "_SHOW_SECONDS", 0.1)
+    text = f'source: "{made("tar")}" stage: "{tmp_path}/stage" batch_size: 2'
+    config = parse_net(f'layer {{ name: "data" type: "Data" top: "data" top: "label" data_param {{ {text} }} }}')
+    feeders = [Feeder(config, proto.TEST, 1, world) for world in worlds]
+    threads = [threading.Thread(target=each.shapes_of, args=(config.message.layer[0], "here")) for each in feeders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert min(world.board.beats()[0] for world in worlds) >= 3, "of the one that copies, and of the one that waits"
 
 
 def test_what_another_process_reads_stays(made, tmp_path):
