@@ -36,7 +36,6 @@ NOT_RUN = {
     "pip ": "installs; `make test` has done it",
     "#!/bin/bash\n#SBATCH": "needs Slurm",
     "#!/bin/bash\n#PBS": "needs PBS",
-    "for attempt in": "needs 64 nodes",
     "srun ": "needs Slurm",
     "mpiexec --with-ft ulfm": "needs Open MPI 5: tests/solver/test_elastic.py under make test-mpi",
     "engine train --solver solvers/mine.prototxt --ranks 2 --max_restarts 3": "a rank must die: test_supervise.py",

@@ -16,7 +16,7 @@ SUMMARY = "check that the ranks fit together; show who runs on which cores, and 
 EXAMPLES = [
     "engine doctor",
     "mpiexec -n 4 engine doctor",
-    "srun engine doctor --solver solvers/resnet50_448nodes.prototxt",
+    "srun engine doctor --solver solvers/paper/448nodes.prototxt",
 ]
 
 
