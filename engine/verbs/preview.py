@@ -13,7 +13,7 @@ SUMMARY = "draw a batch as the net sees it"
 EXAMPLES = [
     "engine preview net.prototxt batch.png",
     "engine preview net.prototxt batch.png --phase TEST --count 64",
-    "engine preview net.prototxt batch.png --set layer[data].transform_param.mirror=false",
+    "engine preview net.prototxt batch.png --set 'layer[data].transform_param.mirror=false'",
 ]
 
 
