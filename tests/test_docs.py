@@ -23,6 +23,8 @@ LISTED = {
     "CommParameter": "cluster.md",
     "LrScalingParameter": "solver.md",
     "BatchGrowthParameter": "solver.md",
+    "EarlyStoppingParameter": "solver.md",
+    "ElasticParameter": "cluster.md",
     **dict.fromkeys(["AdversarialParameter", "MeetParameter"], "adversarial.md"),
     **dict.fromkeys(
         [
@@ -30,7 +32,7 @@ LISTED = {
             *("DistortionParameter", "ExpansionParameter", "BatchSampler", "Sampler", "EmitConstraint"),
             *("DataParameter", "AnnotatedDataParameter", "ImageDataParameter", "WindowDataParameter"),
             *("HDF5DataParameter", "HDF5OutputParameter", "MemoryDataParameter"),
-            *("DummyDataParameter", "InputParameter"),
+            *("DummyDataParameter", "InputParameter", "MixParameter"),
         ],
         "data.md",
     ),
