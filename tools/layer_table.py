@@ -42,6 +42,41 @@ detectors see [detection.md](detection.md), for Python [python.md](python.md).
 | type | what it does | bottoms, tops | options | parameter blobs | backward | bf16 | kernel |
 |---|---|---|---|---|---|---|---|
 """
+FOOTER = """
+## Parameters and fillers
+
+What every layer with parameters, every loss and every net may have besides:
+
+- `param { lr_mult decay_mult }`: what the rate and the weight decay of a parameter are multiplied by, both 1 by
+  default; the first entry is for the first blob of the table above, and so on. With `lr_mult: 0` it is not learned.
+- `param { name }`: parameters of one name are one. `share_mode: PERMISSIVE` lets their shapes differ where they hold as
+  many values.
+- `include`, `exclude`: rules by which a layer is there or not. They name a `phase`; `stage` and `not_stage`, of
+  `--stage` and of `train_state` and `test_state` of the solver; `min_level` and `max_level`, of `--level`. All that a
+  rule names must be so. One `include` that fits keeps a layer, one `exclude` removes it.
+- `loss_param { normalization }`: what SoftmaxWithLoss, SigmoidCrossEntropyLoss and MultiBoxLoss divide by: `FULL`, all
+  labels; `VALID`, those that are not `ignore_label`; `BATCH_SIZE`, the samples; `PRE_FIXED`, `pre_fixed_normalizer`;
+  `NONE`, 1. The default is `VALID`, of SigmoidCrossEntropyLoss `BATCH_SIZE`.
+- `batch_norm_param { stats_batch_size }`: BatchNorm takes mean and variance over so many samples each, a divisor of
+  `batch_size`; `bn_stats_batch_size` of the net is for all.
+
+A filler, such as `weight_filler { type: "msra" }`, gives a parameter its first values. `scale` multiplies what any of
+them gives. A fan is the number of inputs of an output, `variance_norm: FAN_IN`, of outputs of an input, `FAN_OUT`, or
+the mean of both, `AVERAGE`.
+
+| `type` | values |
+|---|---|
+| `constant` | `value` (0); what a filler without a type is |
+| `uniform` | between `min` (0) and `max` (1) |
+| `gaussian` | of `mean` (0) and deviation `std` (1); with `sparse: k` about k inputs of every output are not zero |
+| `xavier` | uniform, between plus and minus the root of 3 / fan |
+| `msra` | Gaussian, of variance 2 / fan; with `alpha`, the slope of the activation below 0, 2 / ((1 + alpha^2) fan) |
+| `positive_unitball` | positive, of sum 1 for every output |
+| `gaussian_unitball` | Gaussian, of L2 norm 1 for every output |
+| `bilinear` | the kernel of bilinear interpolation, for a Deconvolution that enlarges |
+| `diagonal` | `diag_val` (1) where output and input have the same number, else 0 |
+| `gabor` | gratings under a Gaussian window, of standard deviation `std`, for a first convolution |
+"""
 _PRIMITIVE = re.compile(
     r"dnnl::(convolution|deconvolution|matmul|inner_product|eltwise|pooling|lrn|softmax|prelu|binary|sum|reduction|"
     r"lstm|vanilla_rnn|batch_normalization|layer_normalization)\w*\b(?!_t)"
@@ -54,7 +89,7 @@ def text() -> str:
     rows: dict[str, list[str]] = {}  # the rest of a row -> types
     for name, cls in sorted(layer_types().items(), key=lambda item: item[0].lower()):
         rows.setdefault(" | ".join(_cells(name, cls)), []).append(f"`{name}`")
-    return HEADER + "".join(f"| {', '.join(names)} | {cells} |\n" for cells, names in rows.items())
+    return HEADER + "".join(f"| {', '.join(names)} | {cells} |\n" for cells, names in rows.items()) + FOOTER
 
 
 def _cells(name: str, cls: type[Layer]) -> Iterator[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DataAugmentation(Layer):
     """Bottom (N, C, H, W), top: the bottom less a mean, which TEST does of FlowNet 2's layer: `mean` with
     `mean_per_pixel: false`, or, with `recompute_mean`, that of a file of weights, one for each channel or, with
-    `mean_per_pixel`, for each pixel. Params: a count (1, 1, 1, 1), with `recompute_mean` means (1, C, H, W) and
+    `mean_per_pixel`, for each pixel; params: a count (1, 1, 1, 1), with `recompute_mean` means (1, C, H, W) and
     (1, C, 1, 1)."""
 
     @property

@@ -18,8 +18,8 @@ _KINDS = ("L2", "L1", "product")
 class InnerDistance(Layer):
     """Bottoms: x (outer..., inner...), split at `axis`, and, if given, centers (num, inner...), and with
     `update_center_only` labels, one for each of outer; top (outer..., num_output): sum of (x - center)^2, or,
-    `distance_type: "L1"`, of |x - center|, or, `"product"`, of x center; params, where no centers are given:
-    (num_output, inner). An InnerProduct with its weights as second bottom becomes a "product" when it is read.
+    `distance_type: "L1"`, of |x - center|, or, `"product"`, of x center; params: (num_output, inner), where no
+    centers are given. An InnerProduct with its weights as second bottom becomes a "product" when it is read.
 
     `normalize` scales the parameter's rows to length 1 before each forward. With `update_center_only` a center learns
     from the samples of its class alone. There is no bias.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Lstm(Layer):
     """Bottoms: x (T, N, I, ...) or, with N = `batch_size` sequences, (T N, I); if given, clip (T, N) or (T N), which is
     0 where a sequence begins and else 1; without it all begin with the batch. Top: h (T, N, H) or (T N, H), H =
-    `num_output`, by LSTM's formulas. With a `clipping_threshold` gradients of what drives the gates are cut off there.
-    Params: weights of x (4H, I), weights of h (4H, H), bias (4H); their rows are those of i, f, o and g."""
+    `num_output`, by LSTM's formulas. With a `clipping_threshold` gradients of what drives the gates are cut off there;
+    params: weights of x (4H, I), weights of h (4H, H), bias (4H); their rows are those of i, f, o and g."""
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})

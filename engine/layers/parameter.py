@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("Parameter")
 class Parameter(Layer):
-    """No bottoms; top and only parameter: `shape`, zeros unless weights are loaded or there is a `blob_filler`
-    (happynear's)."""
+    """No bottoms; top: the parameter; params: one of `shape`, zeros unless weights are loaded or there is a
+    `blob_filler` (happynear's)."""
 
     bottom_range = (0, 0)
 

@@ -4,6 +4,8 @@ import importlib.util
 
 import pytest
 
+from engine.layers import fillers
+from engine.layers.base import Layer
 from engine.layers.registry import layer_types
 from tests.mpi import REPO
 
@@ -19,9 +21,9 @@ def text():
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Type -> the other cells."""
+    """Type -> the other cells, of the layers."""
     found = {}
-    for line in text.splitlines():
+    for line in text.partition("## Parameters")[0].splitlines():
         if line.startswith("| `"):
             types, *cells = (cell.strip() for cell in line.replace("\\|", "").strip("|").split(" |"))
             found |= {name.strip(" `"): cells for name in types.split(",")}
@@ -41,3 +43,11 @@ def test_what_it_says_of_some_layers(text):
     assert table["Convolution"][-2] == "yes" and table["Embed"][-2] == ""
     assert table["InnerProduct"][1:3] == ["1, 1", "`inner_product_param`"]
     assert table["Data"][1:] == ["0, 1 or more", "`data_param`, `transform_param`", "", "", "", ""]
+
+
+def test_it_has_every_filler_and_the_blobs_of_every_layer(text):
+    told = text.partition("## Parameters and fillers")[2].partition("| `type` |")[2]
+    assert {line.split("`")[1] for line in told.splitlines() if line.startswith("| `")} == set(fillers._fillers)
+    made = {name for name, cls in layer_types().items() if cls.make_params is not Layer.make_params}
+    table = rows(text)
+    assert {name for name in made if not table[name][3]} == {"Im2col", "Python"}, "say in the docstring: params: ..."
