@@ -141,6 +141,14 @@ def test_every_variable_of_the_environment_stands_in_the_clusters_page():
     assert told >= {*own, *VARIABLES, *OTHERS_VARIABLES}
 
 
+def test_messages_of_the_troubleshooting_page_are_said():
+    said = "".join(path.read_text() for path in (REPO / "engine").rglob("*.py"))
+    said = re.sub(r'"\s*\n\s*f?"', "", said)  # of strings on several lines
+    told = tables((REPO / "docs/troubleshooting.md").read_text())["message"]
+    parts = [part.strip() for message in told for part in message.partition("`")[0].split("...")]
+    assert len(told) > 15 and [part for part in parts if part not in said] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
     for target, heading in re.findall(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)", document.read_text()):
