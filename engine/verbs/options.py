@@ -118,7 +118,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH=VALUE",
-        help="override a field of the solver or net: max_iter=100, layer[data].data_param.source=/x (repeatable)",
+        help="override a field of the solver or net: max_iter=100, 'layer[data].data_param.source=/x' (repeatable)",
     )
 
 
