@@ -128,7 +128,7 @@ def core_plan(
         advice = f"OMP_NUM_THREADS={fit}" if fit else f"start {_count(len(cores), 'rank')} at most on this host"
         return line, f"{computing} compute threads on {len(cores)} cores slow each other down: {advice}"
     if servers and (computing == len(cores) or not set(server_cores or cores) - set(bound or cores[:computing])):
-        advice = f"OMP_NUM_THREADS={threads - 1} and comm_param {{ affinity }}" if threads > 1 else "start fewer ranks"
+        advice = f"OMP_NUM_THREADS={threads - 1}" if threads > 1 else "start fewer ranks"
         return line, (
             "communication servers share cores with compute threads; if there are many cores, leave some free: "
             f"{advice}"

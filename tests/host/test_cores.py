@@ -148,6 +148,7 @@ def test_overlaps_are_told():
     assert "8 compute threads on 4 cores" in plan(2, 4)[1] and plan(2, 4)[1].endswith("OMP_NUM_THREADS=2")
     assert plan(2, 2, servers=2)[1].startswith("communication servers share cores with compute threads")
     assert plan(4, 1, servers=2)[1].endswith("leave some free: start fewer ranks")
+    assert plan(2, 2, servers=2)[1].endswith("leave some free: OMP_NUM_THREADS=1") and not plan(2, 1, servers=2)[1]
     assert plan(1, 3, servers=1, server_cores=(0,))[1] and not plan(1, 3, servers=1)[1]
 
 
