@@ -67,7 +67,7 @@ class H5File:
         self.close()
 
     def close(self) -> None:
-        """Datasets of rows() cannot be read afterwards."""
+        """What rows() has given can be read afterwards where it is an array."""
         self._file.close()
 
     def has(self, name: str) -> bool:
@@ -138,9 +138,11 @@ class H5File:
             value = self._group(group).attrs.get(name)
             return value if isinstance(value, str) else None
 
-    def rows(self, name: str) -> Rows:
-        """Returns a dataset of numbers with at least one axis, to be read row by row while the file is open: mapped
-        into memory where it lies in the file in one piece, for h5py reads for one thread at a time."""
+    def rows(self, name: str, free: int) -> Rows:
+        """Returns a dataset of numbers with at least one axis, to be read row by row: mapped into memory where it lies
+        in the file in one piece, for h5py reads for one thread at a time; in chunks, which may be compressed, it is
+        read as a whole where half of the memory that is free, in bytes, holds it. What is no array can be read while
+        the file is open."""
         with self._guarded():
             dataset = self._numbers(name)
             if dataset.ndim == 0:
@@ -149,9 +151,26 @@ class H5File:
             if prod(dataset.shape[1:]) * dataset.dtype.itemsize > self._room or self._chunk_bytes(dataset) > self._room:
                 raise self._fail(f"a row of '{name}' is far larger than the file")
             offset = dataset.id.get_offset()
-            if offset is None or dataset.size == 0 or self._file.userblock_size:
+            if offset is not None and dataset.size and not self._file.userblock_size:
+                # A plain array, of which a row is taken in a fraction of the time that a memmap takes.
+                return np.memmap(self._path, dataset.dtype, "r", offset, dataset.shape).view(np.ndarray)
+            needed = (dataset.size or 0) * dataset.dtype.itemsize
+            if needed <= min(self._room, free // 2):
+                self._room -= needed
+                return np.asarray(dataset[()])
+            if dataset.chunks is None:
                 return dataset
-            return np.memmap(self._path, dataset.dtype, "r", offset, dataset.shape)
+            chunks = dataset.chunks, dataset.shape, self._chunk_bytes(dataset)
+            del dataset  # one that is open keeps its cache
+            return self._with_cache(name, *chunks, free // 8)
+
+    def _with_cache(self, name: str, chunks: tuple[int, ...], shape: tuple[int, ...], each: int, most: int) -> Dataset:
+        """Opens a dataset with memory for the chunks that rows after each other share, and for the next ones: else
+        they would be unpacked anew for each row. each: bytes of a chunk; most: of the cache."""
+        count = 2 * prod(-(-side // chunk) for side, chunk in zip(shape[1:], chunks[1:], strict=True))
+        access = self._h5py.h5p.create(self._h5py.h5p.DATASET_ACCESS)
+        access.set_chunk_cache(max(521, 16 * count), min(count * each, most), 0.75)
+        return self._h5py.Dataset(self._h5py.h5d.open(self._file.id, name.encode(), access))
 
     def _find(self, name: str) -> Any:
         """Returns a member, after the links that lead to it have been looked at."""

@@ -1,8 +1,10 @@
 """HDF5Data: rows of datasets."""
 
+import os
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from engine.comm.world import World
 from engine.config import parse_net
 from engine.data import open_data
 from engine.data.feeder import Feeder
+from engine.data.readers import hdf5
 from engine.errors import ConfigError, DataError
 from engine.graph.build import TEST
 from engine.net import Net, NetOptions
@@ -61,6 +64,18 @@ def test_shuffled_epochs_hold_every_row_once(listed):
     with open_data(layer_of(listed, "shuffle: true"), proto.TRAIN).epoch(4) as batches:
         labels = [label for batch in batches for label in batch.arrays["data"][2].tolist()]
     assert sorted(labels) == list(range(11)) != labels
+
+
+def test_chunks_are_read_once_or_a_shuffled_training_is_warned(listed, tmp_path, monkeypatch, caplog):
+    source = open_data(layer_of(listed, "shuffle: true", tops=["target"]), proto.TRAIN)
+    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert source.size == 11 and f"{tmp_path}/a.h5" not in held and not caplog.messages
+    monkeypatch.setattr(hdf5, "free_memory", lambda: 0)
+    open_data(layer_of(listed), proto.TRAIN)
+    assert not caplog.messages
+    with open_data(layer_of(listed, "shuffle: true"), proto.TRAIN).epoch(11) as batches:
+        assert sorted(next(batches).arrays["data"][1].ravel()) == list(range(11))
+    assert f"shuffle takes rows of {tmp_path}/a.h5 and 1 more in any order" in caplog.text
 
 
 def test_a_net_reads_it(listed):

@@ -40,7 +40,7 @@ def test_what_lies_elsewhere_is_not_read(tmp_path, kind):
     with pytest.raises(WeightsError, match=rf"truncated or not a caffemodel \('data/ip/0' {words}"):
         read_caffemodel(path)
     with H5File(h5py, path, WeightsError) as file, pytest.raises(WeightsError, match=words):
-        file.rows("data/ip/0")
+        file.rows("data/ip/0", 0)
 
 
 def cycle(file):
@@ -160,12 +160,25 @@ def test_rows_are_mapped_where_they_lie_in_one_piece(tmp_path):
         file["e"] = 1.0
     with H5File(h5py, path, WeightsError) as file:
         assert file.names() == list("abcde") and file.has("a") and not file.has("x")
-        rows = file.rows("a")
-        assert isinstance(rows, np.memmap) and rows[2].tolist() == [6, 7, 8]
-        assert file.rows("b")[3] == 3
+        rows = file.rows("a", 1 << 20)
+        assert isinstance(rows.base, np.memmap) and type(rows) is np.ndarray and rows[2].tolist() == [6, 7, 8]
+        assert type(chunked := file.rows("b", 1 << 20)) is np.ndarray
         for name, words in (("c", "a row of 'c' is far larger"), ("d", "the shape"), ("e", "expected rows")):
             with pytest.raises(WeightsError, match=words):
-                file.rows(name)
+                file.rows(name, 1 << 20)
+    assert rows[3].tolist() == [9, 10, 11] and chunked[3] == 3  # the file is closed
+
+
+def test_rows_of_chunks_that_memory_does_not_hold(tmp_path):
+    """Two rows of chunks stay unpacked, more than HDF5's own megabyte."""
+    values = np.random.RandomState(1).randint(0, 9, (16, 300, 300)).astype(np.float32)
+    with h5py.File(path := tmp_path / "x.h5", "w") as file:
+        file.create_dataset("group/a", data=values, chunks=(4, 150, 300), compression="gzip")
+    for free, cache in ((2 * values.nbytes - 1, values.nbytes // 4 - 1), (values.nbytes, values.nbytes // 8)):
+        with H5File(h5py, path, WeightsError) as file:
+            rows = file.rows("group/a", free)
+            assert isinstance(rows, h5py.Dataset) and np.array_equal(rows[9], values[9])
+            assert rows.id.get_access_plist().get_chunk_cache()[1] == cache
 
 
 def test_any_byte_may_be_damaged(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -18,7 +19,10 @@ from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
 from engine.files import read_text, reason
 from engine.host import _core
+from engine.host.memory import free_memory
 from engine.weights.h5_file import H5File, Rows, import_h5py
+
+_log = logging.getLogger("engine")
 
 
 @reader("HDF5Data")
@@ -44,6 +48,8 @@ class HDF5Reader(Reader):
         self._ends = list(accumulate(len(rows[0]) for _, rows in self._files))
         self.size = self._ends[-1]
         self.shuffle = param.shuffle
+        if self.shuffle:
+            self._warn_of_chunks()
         self.owners = (0, 1) if "%#" in param.source else None
         self._seed = request.seed
         rows = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
@@ -83,13 +89,13 @@ class HDF5Reader(Reader):
         return paths
 
     def _open(self, path: str, names: list[str]) -> tuple[str, list[Rows]]:
-        """(path, one array or dataset of rows for each name)."""
+        """(path, one array or dataset of rows for each name). A file without the latter does not stay open."""
         h5py = import_h5py("HDF5Data needs", DataError, self._where)
         file = H5File(h5py, path, lambda reason: DataError(f"{self._list}: cannot read {path}: {reason}", self._where))
         for name in names:
             if not file.has(name):
                 raise DataError(f"{path} has no dataset '{name}'; it has {', '.join(file.names())}", self._where)
-        rows = [file.rows(name) for name in names]
+        rows = [file.rows(name, free_memory()) for name in names]
         if len({len(each) for each in rows}) > 1 or len(rows[0]) == 0:
             counts = ", ".join(f"{name} {len(each)}" for name, each in zip(names, rows, strict=True))
             raise DataError(f"{path}: expected as many rows in each dataset, above 0, got {counts}", self._where)
@@ -97,7 +103,18 @@ class HDF5Reader(Reader):
             if 0 in each.shape[1:]:
                 shape = shape_text(each.shape[1:])
                 raise DataError(f"{path}: rows of {shape} in '{name}', which hold no number", self._where)
+        if all(isinstance(each, np.ndarray) for each in rows):
+            file.close()
         return path, rows
+
+    def _warn_of_chunks(self) -> None:
+        slow = [path for path, rows in self._files if any(getattr(each, "chunks", None) for each in rows)]
+        if slow:
+            _log.warning(
+                f"{self._list}: shuffle takes rows of {slow[0]}{f' and {len(slow) - 1} more' if slow[1:] else ''} "
+                "in any order, which lie in chunks and do not fit into memory: for each a chunk is read and unpacked. "
+                "Write the file without chunks and compression, as h5repack -l CONTI -f NONE does, or leave shuffle out"
+            )
 
     def _check_shapes(self, names: list[str]) -> None:
         first_path, first = self._files[0]
