@@ -147,11 +147,21 @@ class Transformer:
 
     def _prepare(self, image: AnyImage, random: KeyedRandom) -> Picture | np.ndarray:
         """What is ready to be cropped: pixels (h, w, c), or a Picture, of which only the crop will be made."""
-        for step in self._steps:
-            image = step(as_picture(image), random)
+        if self._steps:
+            image = self._stepped(image, random)
         if self._pad:
             return padded(as_array(image), self._pad)
         return image if isinstance(image, Picture) and image.pending else as_array(image)
+
+    def _stepped(self, image: AnyImage, random: KeyedRandom) -> AnyImage:
+        """Of a stack of frames, which are in colours or of one channel, all draw the same."""
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2] not in (1, 3):
+            *frames, last = np.split(image, image.shape[2] // (1 if image.shape[2] % 3 else 3), axis=2)
+            stepped = [self._stepped(frame, random.copy()) for frame in frames]
+            return np.concatenate([as_array(frame) for frame in (*stepped, self._stepped(last, random))], axis=2)
+        for step in self._steps:
+            image = step(as_picture(image), random)
+        return image
 
     def shape(self, image: AnyImage) -> tuple[int, int, int]:
         """(c, h, w) that this image becomes; with a crop, or images of one size, all others too. Raises ImageError."""

@@ -332,7 +332,17 @@ def test_webcams_have_their_batch_size_in_data_param():
 def test_a_mirrored_flow_runs_the_other_way(videos):
     """Pixel i of a row holds i more: mirrored ones descend, and their x is turned around."""
     transform = "mirror: true is_flow: true mean_value: 10 scale: 0.5"
-    source = open_data(video(videos, FLOW), proto.TRAIN)
+    check_mirrored_flow(videos, "", transform)
+
+
+def test_a_flow_is_cut_as_tsn_does(videos):
+    text = "crop_size: 3 fix_crop: true more_fix_crop: true multi_scale: true scale_ratios: 1 scale_ratios: 0.6"
+    check_mirrored_flow(videos, text, f"{text} mirror: true is_flow: true mean_value: 10 scale: 0.5")
+
+
+def check_mirrored_flow(videos, still, transform):
+    """still: what the two have in common."""
+    source = open_data(video(videos, FLOW, still), proto.TRAIN)
     moved = open_data(video(videos, FLOW, transform), proto.TRAIN)
     seen = set()
     with source.batches(1) as plain, moved.batches(1) as turned:

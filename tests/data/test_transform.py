@@ -401,6 +401,19 @@ def test_fixed_crops():
     assert np.array_equal(apply(make("crop_size: 8 fix_crop: true"), parse_datum(raw_datum(pixels))), expected)  # TEST
 
 
+@pytest.mark.parametrize("channels", [9, 10])
+def test_frames_of_a_stack_are_cut_alike(channels):
+    """As each of them alone: TSN's crops of stacks of pictures, and of flow."""
+    pixels = random_pixels(5, 20, 24)[:, :, :1].repeat(channels, 2) + np.arange(channels, dtype=np.uint8)
+    text = "crop_size: 8 mirror: true multi_scale: true fix_crop: true resize_param { height: 15 width: 14 }"
+    stacks = many(text, pixels, 20)
+    each = 1 if channels % 3 else 3
+    for end in range(channels, 0, -each):  # many() turns channels around
+        frames = many(text, pixels[:, :, end - each : end], 20)
+        np.testing.assert_array_equal([stack[channels - end :][:each] for stack in stacks], frames)
+    assert len({stack.tobytes() for stack in stacks}) > 10
+
+
 def test_crops_of_several_sizes():
     """Of a ramp the step between neighbours tells how much of it a crop shows."""
     ramp = np.broadcast_to(np.arange(0, 240, 4, dtype=np.uint8)[:, None, None], (60, 60, 3)).copy()
