@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from engine.data.boxes import COLUMNS, WHOLE, Patch, make_emit, overlaps, seen_from
-from engine.data.decode import COLOR, GRAY, Picture, as_picture, as_pillow, canvas
+from engine.data.decode import COLOR, GRAY, Picture, as_picture, as_pillow, canvas, resized
 from engine.data.geometry import Step
 from engine.data.keyed_random import KeyedRandom
-from engine.data.limits import MAX_TRIALS, check_range, check_within
+from engine.data.limits import MAX_PIXELS, MAX_SIDE, MAX_TRIALS, check_range, check_within
 
 if TYPE_CHECKING:
     from engine.proto import AnnotatedDataParameter, BatchSampler, SampleConstraint, Sampler, TransformationParameter
@@ -41,6 +41,7 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
         if random.uniform(0, 1) > expand.prob or expand.max_expand_ratio - 1 < _NEARLY_NOTHING:
             return image, boxes
         ratio = random.uniform(1, expand.max_expand_ratio)
+        image = _for_canvas(image, ratio)
         width, height = int(image.width * ratio), int(image.height * ratio)
         left, top = random.integer(0, width - image.width), random.integer(0, height - image.height)
         expanded = canvas(image.mode, (width, height), colours[image.mode])
@@ -52,6 +53,17 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
         return expanded, seen_from(patch, boxes)
 
     return apply
+
+
+def _for_canvas(image: Image.Image, ratio: float) -> Image.Image:
+    """The picture, which is made smaller where a canvas of `ratio` times its sides would be too large: by the nearest
+    pixel, for it may be a mask."""
+    width, height = image.width * ratio, image.height * ratio
+    shrink = min(math.sqrt(MAX_PIXELS / (width * height)), MAX_SIDE / width, MAX_SIDE / height)
+    if shrink >= 1:
+        return image
+    size = max(1, int(image.width * shrink)), max(1, int(image.height * shrink))
+    return resized(image, size, Image.Resampling.NEAREST)
 
 
 def expand_picture(param: TransformationParameter, where: str | None) -> Step:

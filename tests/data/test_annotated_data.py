@@ -16,6 +16,7 @@ from engine.data.decode import as_array
 from engine.data.distort import make_distort
 from engine.data.feeder import Feeder
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import MAX_PIXELS, fits
 from engine.data.patches import make_expand, make_patches
 from engine.data.readers.annotated import MAX_BOXES
 from engine.data.retouch import retouch
@@ -252,6 +253,15 @@ def test_expansion_keeps_the_picture_and_its_boxes():
     assert outside.tolist() == [1, 2, 3]
     never = text_format.Parse("expand_param { prob: 0 max_expand_ratio: 3 }", proto.TransformationParameter())
     assert make_expand(never, None)(picture(), BOXES, KeyedRandom(4, 0, 0))[0].size == (60, 40)
+
+
+@pytest.mark.parametrize("size", [(3000, 2000), (60000, 2)])
+def test_what_no_canvas_could_hold_is_shrunk(size):
+    param = text_format.Parse("expand_param { max_expand_ratio: 16 }", proto.TransformationParameter())
+    image, boxes = make_expand(param, None)(Image.new("L", size, 9), BOXES[1:2], KeyedRandom(4, 0, 0))
+    assert fits(*image.size) and (image.width > 65000 or image.width * image.height > 0.99 * MAX_PIXELS)
+    x1, y1, x2, y2 = boxes[0, 2:6] * np.tile(image.size, 2)  # all of the picture
+    assert image.getbbox() == (round(x1), round(y1), round(x2), round(y2))
 
 
 def distorted(text, seed):
