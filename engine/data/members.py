@@ -26,10 +26,12 @@ _PICTURES = tuple(extension[1:] for extension in FORMATS)
 
 @dataclass
 class Member:
-    """A file in a folder or an archive. place: where its bytes are, as the source's read_at() takes it."""
+    """A file in a folder or an archive. place: where its bytes are, as the source's read_at() takes it. identity: of a
+    source of several tars which of them it is in, and its name there."""
 
     name: str
     place: tuple[int, ...] = ()
+    identity: tuple[int, int, str] = (0, 0, "")
 
 
 @dataclass
@@ -147,10 +149,11 @@ def _extension(name: str) -> str:
 
 
 def _classes(members: Sequence[Member], root: str, where: str | None) -> Arranged:
-    pictures = {m.name: m for m in members if os.path.splitext(m.name)[1].lower() in FORMATS}  # the last of one name
-    if not pictures:
+    # The last of one name in one archive; several may have one of the same name.
+    last = {(m.name, m.identity): m for m in members if os.path.splitext(m.name)[1].lower() in FORMATS}
+    if not last:
         raise DataError(f"{root} has no images in it", where)
-    parts = {name: name.split("/") for name in pictures}
+    parts = {name: name.split("/") for name, _ in last}
     for name, folders in parts.items():
         if len(folders) == 1:
             raise DataError(
@@ -162,8 +165,9 @@ def _classes(members: Sequence[Member], root: str, where: str | None) -> Arrange
             raise DataError(f"{root}/{name} is too deep for a class folder; did you mean {root}/{folders[0]}?", where)
     classes = sorted({folders[0] for folders in parts.values()})
     labels = {name: label for label, name in enumerate(classes)}
-    keys = sorted(pictures)
-    return Arranged(keys, [pictures[key] for key in keys], [[labels[parts[key][0]]] for key in keys], [], classes)
+    pictures = [last[key] for key in sorted(last)]
+    keys = [picture.name for picture in pictures]
+    return Arranged(keys, pictures, [[labels[parts[key][0]]] for key in keys], [], classes)
 
 
 def _samples(members: Sequence[Member], root: str, fields: Sequence[str], read, where: str | None) -> Arranged:

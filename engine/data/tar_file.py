@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from engine.config.numbers import whole
+from engine.data.decode import FORMATS
 from engine.data.members import Member
 from engine.data.shards import Shards
 from engine.errors import DataError
@@ -11,15 +15,17 @@ from engine.errors import DataError
 _BLOCK = 512
 _MOST_HEADER = 1 << 20  # bytes of a long name or of pax records
 _REGULAR, _LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL = (b"0", b"\0", b"7"), b"L", b"K", b"x", b"g"
-_SPARSE = b"S"
+_SPARSE, _HARD_LINK, _SYMBOLIC_LINK = b"S", b"1", b"2"
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
 
 
 def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None) -> Iterator[Member]:
     """The regular files of a tar, or of the tar within a tar from byte begin to end, each with its place (shard,
-    offset, size). Raises DataError where the tar is damaged or ends too early."""
+    offset, size); a hard link has that of its file. Raises DataError where the tar is damaged or ends too early, or
+    has a symbolic link in place of a picture."""
     end = shards.size(shard) if end is None else end
-    at, name, size = begin, None, None
+    at, name, link, size = begin, None, None, None
+    places: dict[str, tuple[int, ...]] = {}
     if end - begin < _BLOCK:
         raise shards.error(shard, f"expected a tar, got {end - begin} bytes")
     while at + _BLOCK <= end:
@@ -34,28 +40,54 @@ def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None)
                 shard,
                 f"it ends at byte {end}, its member at byte {at} at {content + length}: it is truncated; copy it again",
             )
-        if kind in (_LONG_NAME, _PAX, _PAX_ALL):
+        if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL):
             text = shards.read(shard, content, length, _MOST_HEADER)
             if kind == _LONG_NAME:
                 name = text.rstrip(b"\0")
+            elif kind == _LONG_LINK:
+                link = text.rstrip(b"\0")
             elif kind == _PAX:
                 records = _pax(shards, shard, at, text)
                 if any(key.startswith(b"GNU.sparse") for key in records):
                     raise shards.error(
                         shard, f"its member at byte {at} is a sparse file; make the tar without --sparse"
                     )
-                name = records.get(b"path", name)
-                size = int(records[b"size"]) if records.get(b"size", b"").isdigit() else size
+                name, link = records.get(b"path", name), records.get(b"linkpath", link)
+                if b"size" in records:
+                    size = whole(records[b"size"].decode(errors="replace"), 0, 2**63 - 1)
+                    if size is None:
+                        raise shards.error(shard, f"it is a damaged tar: the pax header at byte {at} has no size")
         elif kind == _SPARSE:
             raise shards.error(shard, f"its member at byte {at} is a sparse file; make the tar without --sparse")
-        elif kind != _LONG_LINK:
+        else:
+            own = _clean(name if name is not None else _name(header))
             if kind in _REGULAR:
-                yield Member(_clean(name if name is not None else _name(header)), (shard, content, length))
-            name, size = None, None
+                places[own] = shard, content, length
+                yield Member(own, places[own])
+            elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
+                target = _clean(link if link is not None else header[157:257].partition(b"\0")[0])
+                if place := _linked(shards, shard, kind, own, target, places):
+                    places[own] = place
+                    yield Member(own, place)
+            name, link, size = None, None, None
         at = content + -(-length // _BLOCK) * _BLOCK
     if at > end:  # the last member's padding is not there
         raise shards.error(shard, "its last member is cut off; copy it again")
     raise shards.error(shard, "it ends without the zeros that end a tar: it is truncated; copy it again")
+
+
+def _linked(
+    shards: Shards, shard: int, kind: bytes, name: str, target: str, places: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...] | None:
+    """The place of the file that a link leads to; None for what is not needed. Raises DataError for a picture that
+    cannot be found so."""
+    if kind == _HARD_LINK and target in places:
+        return places[target]
+    if os.path.splitext(name)[1].lower() not in FORMATS:
+        return None
+    what, advice = ("symbolic", "--dereference") if kind == _SYMBOLIC_LINK else ("hard", "--hard-dereference")
+    why = "" if kind == _SYMBOLIC_LINK else ", which does not lie before it"
+    raise shards.error(shard, f"its member '{name}' is a {what} link to '{target}'{why}; make the tar with {advice}")
 
 
 def _check(shards: Shards, shard: int, at: int, header: bytes, begin: int) -> int:
@@ -119,12 +151,13 @@ def list_shards(shards: Shards) -> Iterator[Member]:
     for shard in range(len(shards.paths)):
         for member in list_tar(shards, shard):
             if not member.name.lower().endswith(".tar"):
-                yield member
+                yield replace(member, identity=(shard, 0, member.name))
                 continue
             _, offset, size = member.place
             folder = member.name[: -len(".tar")].rpartition("/")[2]
             try:
                 for inner in list_tar(shards, shard, offset, offset + size):
-                    yield Member(f"{folder}/{inner.name.rpartition('/')[2]}", inner.place)
+                    name = f"{folder}/{inner.name.rpartition('/')[2]}"
+                    yield Member(name, inner.place, (shard, offset, inner.name))
             except DataError as error:
                 raise DataError(f"member '{member.name}': {error}") from None

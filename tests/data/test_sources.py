@@ -19,6 +19,7 @@ import lmdb
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from PIL import Image
 
 from engine import proto
 from engine.data import index, open_data
@@ -451,6 +452,62 @@ def test_sparse_members_are_refused(image_folder, tmp_path):
         command = ["tar", "cSf", tmp_path / "x.tar", f"--format={form}", "-C", image_folder, "ant"]
         subprocess.run(command, check=True)
         assert "is a sparse file; make the tar without --sparse" in message_of(tmp_path / "x.tar")
+
+
+def test_links_in_tars(image_folder, tmp_path):
+    """A hard link is its file once more; what is not in the tar is asked for."""
+    os.link(image_folder / "ant/0.png", image_folder / "cat/z.png")
+    long = "n" * 150
+    os.link(image_folder / "ant/1.png", image_folder / f"cat/{long}1.png")
+    os.link(image_folder / f"cat/{long}1.png", image_folder / f"cat/{long}2.png")
+    for form in ("gnu", "pax"):
+        command = ["tar", "cf", tmp_path / "x.tar", f"--format={form}", "--sort=name", "-C", image_folder, "."]
+        subprocess.run(command, check=True)
+        tar, folder = open_source(str(tmp_path / "x.tar")), open_source(str(image_folder))
+        assert [tar.item(i) for i in range(15)] == [folder.item(i) for i in range(15)] and len(tar) == 15
+    subprocess.run(["tar", "--delete", "-f", tmp_path / "x.tar", "./ant/0.png"], check=True)
+    assert (
+        "x.tar: its member 'cat/z.png' is a hard link to 'ant/0.png', which does not lie before it; make the tar wi"
+        in (message_of(tmp_path / "x.tar"))
+    )
+    (image_folder / "cat/README").symlink_to("0.png")
+    make_tar(image_folder, tmp_path / "x.tar")
+    assert len(open_source(str(tmp_path / "x.tar"))) == 15
+    (image_folder / "cat/link.png").symlink_to("0.png")
+    make_tar(image_folder, tmp_path / "x.tar")
+    assert "'cat/link.png' is a symbolic link to '0.png'; make the tar with --dereference" in (
+        message_of(tmp_path / "x.tar")
+    )
+
+
+def test_pictures_of_one_name_in_several_tars(image_folder, tmp_path):
+    """Class folders that are divided among shards number their pictures anew; in one tar the last of a name counts."""
+    for shard in range(2):
+        make_tar(image_folder, tmp_path / f"x-{shard}.tar")
+        for path in image_folder.rglob("*.png"):
+            Image.new("L", (20, 20), shard).save(path)
+    subprocess.run(["tar", "rf", tmp_path / "x-0.tar", "-C", image_folder, "./ant/0.png"], check=True)
+    source = open_source(str(tmp_path / "x-{0..1}.tar"))
+    assert len(source) == 24
+    (first, a), (second, b), (_, c) = (source.item(i) for i in range(3))
+    assert first == second == "ant/0.png" and a.label == b.label == 0 and a.data != b.data != c.data
+
+
+def test_pictures_of_one_name_in_inner_tars(image_folder, tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as outer:
+        for part in ("a", "b"):
+            make_tar(image_folder, tmp_path / f"{part}.tar")
+            outer.add(tmp_path / f"{part}.tar", f"{part}/class.tar")
+    assert len(open_source(str(tmp_path / "x.tar"))) == 24
+
+
+def test_sizes_in_pax_headers_that_are_none(tmp_path):
+    for size in ("9" * 5000, "x"):
+        with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+            member = tarfile.TarInfo("a/b.png")
+            member.pax_headers["size"] = size
+            tar.addfile(member)
+        assert "x.tar: it is a damaged tar: the pax header at byte 0 has no size" in message_of(tmp_path / "x.tar")
 
 
 def test_damaged_zips(made):
