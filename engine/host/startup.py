@@ -16,6 +16,7 @@ from types import FrameType
 from engine.errors import EngineError
 
 FILES = 64  # open at once: libraries, data, the sentinel, MPI
+MOST_FILES = 65536
 
 
 def open_streams() -> None:
@@ -62,15 +63,16 @@ def _unwritten(error: OSError) -> EngineError:
 
 
 def allow_files() -> None:
-    """Raises the limit of open files if it is very low. Raises EngineError where it cannot."""
+    """Raises the limit of open files as far as this user may, for data may be many files, but not to millions: some
+    programs close every number before they start another. Raises EngineError where it stays too low."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= FILES:
-        return
-    if hard != resource.RLIM_INFINITY and hard < FILES:
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if most < FILES:
         raise EngineError(f"at most {hard} files may be open at once (ulimit -n); expected at least {FILES}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Interrupts:

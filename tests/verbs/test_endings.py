@@ -71,6 +71,10 @@ def test_few_open_files_are_said_in_one_line(limit):
 def test_a_soft_limit_of_open_files_is_raised():
     command = ["bash", "-c", 'ulimit -Sn 20; exec "$@"', "bash", sys.executable, "-m", "engine", *NET]
     assert subprocess.run(command, cwd=REPO, capture_output=True, timeout=60).returncode == 0
+    program = "import resource; from engine.host.startup import allow_files; allow_files(); "
+    program += "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    command = ["bash", "-c", 'ulimit -Sn 20; ulimit -Hn 800; exec "$@"', "bash", sys.executable, "-c", program]
+    assert subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60).stdout == "(800, 800)\n"
 
 
 @pytest.fixture
