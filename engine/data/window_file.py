@@ -14,9 +14,12 @@ Picture number, path, channels, height, width, number of windows; then class, ov
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
 
 from engine.config.numbers import whole
 from engine.data.image_tree import read_text
@@ -36,43 +39,81 @@ class Window:
     box: tuple[int, int, int, int]
 
 
-def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[str], list[Window]]:
+@dataclass(frozen=True)
+class Windows:
+    """All windows of a list, which may be many millions: what they are, (n,), and their boxes, (n, 4)."""
+
+    pictures: np.ndarray
+    labels: np.ndarray
+    overlaps: np.ndarray
+    boxes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Window:
+        x1, y1, x2, y2 = self.boxes[index].tolist()
+        picture, label, overlap = (values[index].item() for values in (self.pictures, self.labels, self.overlaps))
+        return Window(picture, label, overlap, (x1, y1, x2, y2))
+
+
+def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[str], Windows]:
     """(paths of the pictures, all windows). Raises DataError with the line that is wrong."""
     if not path:
         raise DataError("window_data_param.source is missing", where)
     lines = _Lines(path, read_text(path, where))
     pictures: list[str] = []
-    windows: list[Window] = []
+    of_pictures, labels, overlaps, boxes = array("i"), array("i"), array("d"), array("i")
     while lines.left:
         lines.read("`# number of a picture`", lambda line: line.index("#", 0, 1))
         pictures.append(root_folder + lines.read("the path of a picture", _name))
         _, _, _, count = [lines.read(f"a picture's {what}", _count) for what in SIZES]
         for _ in range(count):
             label, overlap, box = lines.read("`class overlap x1 y1 x2 y2`", _window)
-            windows.append(Window(len(pictures) - 1, label, overlap, box))
-    if not windows:
+            of_pictures.append(len(pictures) - 1)
+            labels.append(label)
+            overlaps.append(overlap)
+            boxes.extend(box)
+    if not labels:
         raise DataError(f"{path} has no windows in it", where)
-    return pictures, windows
+    return pictures, Windows(
+        *(np.asarray(of_pictures), np.asarray(labels), np.asarray(overlaps), np.asarray(boxes).reshape(-1, 4))
+    )
 
 
 class _Lines:
     """Those that are not empty, one after the other."""
 
     def __init__(self, path: str, text: str):
-        self._path, self._text = path, text.splitlines()
-        self._full = [number for number, line in enumerate(self._text, 1) if line.strip()]
-        self.left = self._full[::-1]  # numbers
+        self._path, self._lines, self._number = path, _numbered(text), 0
+        self._next = next(self._lines, None)
+
+    @property
+    def left(self) -> bool:
+        return self._next is not None
 
     def read(self, wanted: str, convert: Callable[[str], T]) -> T:
         """What `convert` makes of the next line. Raises DataError with its number where it raises ValueError."""
-        if not self.left:
-            raise DataError(f"the file ends too early: expected {wanted}", f"{self._path}:{self._full[-1]}")
-        number = self.left.pop()
-        line = self._text[number - 1].strip()
+        if self._next is None:
+            raise DataError(f"the file ends too early: expected {wanted}", f"{self._path}:{self._number}")
+        self._number, line = self._next
+        self._next = next(self._lines, None)
         try:
             return convert(line)
         except ValueError:
-            raise DataError(f"expected {wanted}, got {line!r}", f"{self._path}:{number}") from None
+            raise DataError(f"expected {wanted}, got {line!r}", f"{self._path}:{self._number}") from None
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Line by line: a list of all lines would take several times the text's memory."""
+    begin, number = 0, 0
+    while begin < len(text):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        number += 1
+        if line := text[begin:end].strip():
+            yield number, line
+        begin = end + 1
 
 
 def _name(line: str) -> str:

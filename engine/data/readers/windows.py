@@ -43,12 +43,12 @@ class WindowReader(Reader):
         self._mirror, self._scale = transform.mirror, transform.scale
         self._mean = _centre_mean(transform, request.where)
         self._pictures, windows = read_windows(param.source, param.root_folder, request.where)
-        foreground = [window for window in windows if window.overlap >= param.fg_threshold]
-        background = [w for w in windows if w.overlap < min(param.fg_threshold, param.bg_threshold)]
+        foreground = np.flatnonzero(windows.overlaps >= param.fg_threshold)
+        background = np.flatnonzero(windows.overlaps < min(param.fg_threshold, param.bg_threshold))
         wanted = int(np.float32(self._batch) * np.float32(param.fg_fraction))  # as Caffe does it: 18 of 20 * 0.9
         self._background = self._batch - wanted  # samples of a batch
-        self._kinds = (background, foreground)
-        if (wanted and not foreground) or (self._background and not background):
+        self._windows, self._kinds = windows, (background, foreground)
+        if (wanted and not len(foreground)) or (self._background and not len(background)):
             raise DataError(
                 f"{param.source}: a batch of {self._batch} takes {wanted} foreground and {self._background} background "
                 f"windows; the file has {len(foreground)} and {len(background)}",
@@ -59,8 +59,8 @@ class WindowReader(Reader):
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         random = KeyedRandom(self._seed, sample.epoch, sample.index)
         is_foreground = sample.place >= self._background
-        windows = self._kinds[is_foreground]
-        window = windows[random.integer(0, len(windows) - 1)]
+        kind = self._kinds[is_foreground]
+        window = self._windows[kind[random.integer(0, len(kind) - 1)]]
         path = self._pictures[window.picture]
         mirrored = self._mirror and random.coin()
         content = read_bytes(path, DataError, self._place, MAX_BYTES)
