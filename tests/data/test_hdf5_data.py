@@ -243,6 +243,9 @@ def test_transforms_that_cannot_be(pictures):
     layer.transform_param.crop_size = 17
     with pytest.raises(DataError, match=r"image of 1 x 12 x 16 is smaller than the crop of 17 x 17"):
         open_data(layer, proto.TEST)
+    layer.transform_param.force_gray = True
+    with pytest.raises(ConfigError, match=r"transform_param.force_gray: rows of HDF5Data have the channels of the"):
+        open_data(layer, proto.TEST)
     layer = layer_of(pictures, tops=("vector", "mask"))
     layer.transform_param.mirror = True
     with pytest.raises(ConfigError, match=r"transform_param: expected rows of pictures, c x h x w, .*; got 5"):

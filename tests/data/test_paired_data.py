@@ -68,6 +68,12 @@ def test_masks_share_all_that_moves_pixels(pairs, steps):
         assert padded.any() == ("pad" in steps.lower() or "expand" in steps)
 
 
+def test_pictures_of_lists_have_the_channels_that_are_forced(pairs):
+    for text, transform, channels in (("", "force_gray: true", 1), ("is_color: false", "force_color: true", 3)):
+        message = layer("ImageData", image_data(pairs, text), f"{transform} crop_size: 7")
+        assert first(message)[0].shape == (6, channels, 7, 7) and shapes_without_data(message)[0] == (channels, 7, 7)
+
+
 def test_masks_go_with_pictures_whose_colours_change(pairs):
     text = "crop_size: 7 mirror: true lighting_param { } noise_param { inverse: true prob: 0.5 } distort_param { }"
     plain = first(layer("ImageData", image_data(pairs, "is_color: false"), "crop_size: 7 mirror: true"))
@@ -257,7 +263,8 @@ def test_masks_divided_as_for_enet(pairs):
 def test_seg_data(pairs):
     text = f'seg_data_param {{ source: "{pairs}/list.txt" root_dir: "{pairs}/" shuffle: true }}'
     picture, mask = first(layer("SegData", text, "stride: 5 force_gray: true mirror: true"), size=1)
-    assert picture.shape == (1, 3, 10, 15) and np.array_equal(picture[:, :1], mask)
+    assert picture.shape == (1, 1, 10, 15) and np.array_equal(picture, mask)
+    assert first(layer("SegData", text, "stride: 5"), size=1)[0].shape == (1, 3, 10, 15)
     with pytest.raises(ConfigError, match="balance is not supported"):
         first(layer("SegData", text.replace("shuffle", "balance")))
 
@@ -312,6 +319,15 @@ def test_videos_in_training_take_random_places_of_each_part(videos):
     with source.batches(1) as batches:
         frames = np.array([next(batches).arrays["data"][0][0, ::3, 0, 0] // 20 for _ in range(40)]).astype(int)
     assert [set(column.tolist()) for column in frames.T] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}]
+
+
+def test_frames_have_the_channels_that_are_forced(videos):
+    for text, transform, channels in ((RGB, "force_gray: true", 3), (f"{RGB} grayscale: true", "force_color: true", 9)):
+        message = video(videos, text, f"{transform} crop_size: 4")
+        assert first(message, size=1)[0].shape == (1, channels, 4, 4)
+        assert shapes_without_data(message)[0] == (channels, 4, 4)
+    with pytest.raises(ConfigError, match=r"force_color: a picture of a flow, x or y, has one channel"):
+        first(video(videos, FLOW, "force_color: true"))
 
 
 def test_webcams_have_their_batch_size_in_data_param():

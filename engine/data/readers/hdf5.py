@@ -15,7 +15,7 @@ from engine.data.keyed_random import KeyedRandom
 from engine.data.pair import MaskTransformer
 from engine.data.reader import Reader, Request, Sample, Shape
 from engine.data.registry import reader
-from engine.data.transform import Transformer
+from engine.data.transform import Transformer, forced_color
 from engine.errors import ConfigError, DataError, shape_text
 from engine.files import read_text, reason
 from engine.host import _core
@@ -65,6 +65,9 @@ class HDF5Reader(Reader):
             raise ConfigError(
                 f"transform_param: expected rows of pictures, c x h x w, in the first dataset; got {got}", request.where
             )
+        if forced_color(param, request.where):
+            name = "force_color" if param.force_color else "force_gray"
+            raise ConfigError(f"transform_param.{name}: rows of HDF5Data have the channels of the file", request.where)
         self._transformer = Transformer(param, request.phase, request.where)
         self._masks = MaskTransformer(param, request.phase, request.where)
         self._masked = [len(row) > 1 and row in (rows[0][1:], (1, *rows[0][1:])) for row in rows]

@@ -17,7 +17,7 @@ from engine.data.pair import Partner, check_pair
 from engine.data.paired_reader import PairedReader
 from engine.data.reader import Request, Shape, random_first
 from engine.data.registry import Stored, open_source, reader, recognised
-from engine.data.transform import Transformer, crop_shape
+from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError, DataError
 from engine.files import is_regular, read_bytes
 
@@ -47,7 +47,7 @@ class ListedReader(PairedReader):
         self.name = listing.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         self._root, self._size = listing.root, listing.size
-        self._color = COLOR if listing.is_color else GRAY
+        self._color = _color(listing, transform, request.where)
         self._tree = _archive(listing.root)
         self._folders = None
         if recognised(self.name) and not _is_member(self.name):
@@ -117,7 +117,7 @@ class ListedReader(PairedReader):
                 "new_height nor crop_size",
                 where,
             )
-        return 3 if listing.is_color else 1, height, width
+        return len(_color(listing, transform, where)), height, width
 
 
 @reader("ImageData")
@@ -153,6 +153,10 @@ def listing_of(
             raise ConfigError(f"{field}.{name} is not supported; use transform_param.resize_param", where)
     size = (param.new_width, param.new_height)
     return Listing(param.source, param.root_folder, size, param.is_color, param.shuffle, param.rand_skip, bare)
+
+
+def _color(listing: Listing, transform: proto.TransformationParameter, where: str | None) -> str:
+    return forced_color(transform, where) or (COLOR if listing.is_color else GRAY)
 
 
 def _is_member(path: str) -> bool:

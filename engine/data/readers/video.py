@@ -19,7 +19,7 @@ from engine.data.limits import MAX_BYTES, check_size
 from engine.data.reader import PictureReader, Request, Sample, Shape, random_first
 from engine.data.readers.database import picture_shape
 from engine.data.registry import reader
-from engine.data.transform import Transformer, crop_shape
+from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError, DataError
 from engine.files import read_bytes
 
@@ -59,6 +59,7 @@ class VideoReader(PictureReader):
         if message.transform_param.is_flow and message.transform_param.mean_file:
             raise ConfigError("transform_param: is_flow takes mean_value, and no mean_file", request.where)
         self._flow = param.modality == param.FLOW
+        self._color = _color(message, request.where)
         self._pattern = param.name_pattern or (_FLOW if self._flow else _RGB)
         self._videos = _read_videos(self.name, request.where)
         self.size = len(self._videos)
@@ -116,7 +117,7 @@ class VideoReader(PictureReader):
 
     def _frame(self, path: str) -> np.ndarray:
         content = read_bytes(path, DataError, self._place, MAX_BYTES)
-        image = decode_bytes(content, GRAY if self._flow or self._param.grayscale else COLOR)
+        image = decode_bytes(content, self._color)
         if self._param.new_height:
             image = resized(image, (self._param.new_width, self._param.new_height), Image.Resampling.BILINEAR)
         return as_array(image)
@@ -138,7 +139,7 @@ class VideoReader(PictureReader):
         height, width = crop_h or param.new_height, crop_w or param.new_width
         if not height:
             raise ConfigError(f"the size of the frames is unknown: source {param.source} is not there", where)
-        each = 2 if param.modality == param.FLOW else 1 if param.grayscale else 3
+        each = (2 if param.modality == param.FLOW else 1) * len(_color(message, where))
         return (each * param.new_length * param.num_segments, height, width), ()
 
 
@@ -167,6 +168,16 @@ def _check(param: proto.VideoDataParameter, where: str | None) -> None:
     if len(_NUMBER.findall(pattern)) != 1 or (_AXIS in pattern) != (param.modality == param.FLOW):
         wanted = _FLOW if param.modality == param.FLOW else _RGB
         raise ConfigError(f"video_data_param.name_pattern: expected one such as {wanted}, got {pattern!r}", where)
+
+
+def _color(message: proto.LayerParameter, where: str | None) -> str:
+    """What frames are decoded to. Raises ConfigError."""
+    param, forced = message.video_data_param, forced_color(message.transform_param, where)
+    if param.modality == param.FLOW:
+        if forced == COLOR:
+            raise ConfigError("transform_param.force_color: a picture of a flow, x or y, has one channel", where)
+        return GRAY
+    return forced or (GRAY if param.grayscale else COLOR)
 
 
 def _read_videos(path: str, where: str | None) -> list[Video]:
