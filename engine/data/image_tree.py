@@ -16,7 +16,7 @@ from engine.data.limits import MAX_BYTES
 from engine.data.members import Member
 from engine.data.shards import Shards
 from engine.data.tar_file import list_shards
-from engine.errors import DataError
+from engine.errors import DamagedItem, DataError
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be unpacked within a limit
 
@@ -54,9 +54,9 @@ class ZipTree:
         return self._prefix + name in self._archive.NameToInfo
 
     def read(self, name: str) -> bytes:
-        """Raises DataError."""
+        """Raises DataError, DamagedItem."""
         member = self._prefix + name
-        with _reading(self._path, f"member '{member}' cannot be read"):
+        with _reading(self._path, f"member '{member}' cannot be read", name):
             info = self._archive.getinfo(member)
             if info.compress_type not in _METHODS:
                 raise ValueError(f"it is packed by method {info.compress_type}, expected deflate or none")
@@ -101,13 +101,16 @@ Tree: TypeAlias = "FolderTree | ZipTree | TarTree"
 
 
 @contextlib.contextmanager
-def _reading(path: Path, failed: str) -> Iterator[None]:
-    """Raises DataError for whatever the libraries raise, which is nearly anything for a damaged archive."""
+def _reading(path: Path, failed: str, item: str | None = None) -> Iterator[None]:
+    """Raises DataError for whatever the libraries raise, which is nearly anything for a damaged archive; where it is a
+    damaged member, the item, DamagedItem."""
     try:
         yield
     except Exception as error:
         why = "it ends too early" if isinstance(error, EOFError) else files.reason(error)
-        raise DataError(f"{failed}: {why}", str(path)) from None
+        if item is None or isinstance(error, KeyError | OSError | MemoryError):  # missing, or not readable now
+            raise DataError(f"{failed}: {why}", str(path)) from None
+        raise DamagedItem(f"{failed}: {why}", item, str(path)) from None
 
 
 def open_tree(root: str) -> Tree:

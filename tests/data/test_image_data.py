@@ -73,6 +73,24 @@ def test_shapes_without_the_list():
         shapes_without_data(layer_of(""))
 
 
+def test_a_damaged_member_of_a_zip_is_skipped(image_folder, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name in ("0.png", "1.png"):
+            archive.write(image_folder / "cat" / name, name)
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    content[100] ^= 1
+    (tmp_path / "x.zip").write_bytes(content)
+    (tmp_path / "list.txt").write_text("0.png 3\n1.png 4\n")
+    layer = layer_of(f'source: "{tmp_path}/list.txt" root_folder: "{tmp_path}/x.zip" batch_size: 2')
+    with pytest.raises(DataError, match=r"x.zip: member '0.png' cannot be read: Bad CRC-32"):
+        open_data(layer, proto.TEST)
+    with open_data(layer, proto.TEST, skip_bad_images=True).batches(2) as batches:
+        assert batches.next().arrays["data"][1].tolist() == [4, 4]
+    (tmp_path / "list.txt").write_text("2.png 3\n1.png 4\n")
+    with pytest.raises(DataError, match=r"x.zip: member '2.png' cannot be read: .*no item named"):
+        open_data(layer, proto.TEST, skip_bad_images=True)
+
+
 def test_a_list_within_a_zip(image_folder, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.write(image_folder / "bee/1.png", "set/pictures/1.png")
