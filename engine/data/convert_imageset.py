@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
+from engine.data.appearing import Begin, appearing
 from engine.data.decode import (
     COLOR,
     GRAY,
@@ -223,6 +224,10 @@ def convert_imageset(
     order = np.random.RandomState(seed).permutation(len(pictures)) if shuffle else np.arange(len(pictures))
     aside = np.zeros(len(pictures), bool)
     aside[np.random.RandomState([seed, 1]).permutation(len(pictures))[: round(val_fraction * len(pictures))]] = True
+    counts = [int(len(order) - aside.sum()), int(aside.sum())]
+    for name, count in zip(names, counts, strict=False):
+        if not count:
+            raise DataError(f"val_fraction {val_fraction:g} of {len(order)} pictures leaves none for {name}")
     conversion = Conversion(classes=pictures.classes)
 
     def encode(index: int) -> tuple[int, str, proto.Datum | DataError]:
@@ -237,10 +242,9 @@ def convert_imageset(
 
     encoded = ordered_map(encode, order.tolist(), threads or len(own_cores()))
     items = _good(encoded, conversion, skip_bad_images)
-    with contextlib.closing(items), contextlib.ExitStack() as stack:
-        counts = [int(len(order) - aside.sum()), int(aside.sum())]
+    with contextlib.closing(items), appearing() as begin, contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(_writer(name, shards, count, conversion.classes))
+            stack.enter_context(_writer(name, shards, count, conversion.classes, begin))
             for name, count in zip(names, counts, strict=False)
         ]
         conversion.outputs, conversion.labels = Counter(names), {name: Counter() for name in names}
@@ -312,16 +316,19 @@ def _good(
 
 
 @contextlib.contextmanager
-def _writer(db: str, shards: int, count: int, classes: list[str]) -> Iterator[Callable[[int, str, proto.Datum], None]]:
-    """Gives a function that writes a picture: its number, name and Datum. count: of pictures, at most."""
+def _writer(
+    db: str, shards: int, count: int, classes: list[str], begin: Begin
+) -> Iterator[Callable[[int, str, proto.Datum], None]]:
+    """Gives a function that writes a picture: its number, name and Datum. count: of pictures, at most. begin:
+    appearing()'s."""
     names = "".join(f"{name}\n" for name in classes)
     if format_of(db) == "lmdb":
-        with new_lmdb(db, {LABELS: names} if names else {}) as put:
+        with new_lmdb(db, {LABELS: names} if names else {}, begin) as put:
             # also names that are not UTF-8
             yield lambda number, name, datum: put(
                 f"{number:08d}_{name}".encode(errors="surrogateescape"), datum.SerializeToString()
             )
     else:
         extra = {labels_file(db): names} if names else {}
-        with new_shards(format_of(db), shard_names(db, shards), count, classes, extra) as write:
+        with new_shards(format_of(db), shard_names(db, shards), count, classes, extra, begin) as write:
             yield write

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import lmdb
 
+from engine.data.appearing import Begin, appearing
 from engine.errors import DataError
-from engine.files import unfinished
 
 _COMMIT_EVERY = 1000
 _MAP_SIZE = 1 << 40  # address space only, not memory or disk
@@ -24,33 +24,42 @@ def check_new(db: str) -> None:
 
 
 @contextlib.contextmanager
-def new_lmdb(db: str, texts: Mapping[str, str] | None = None) -> Iterator[Callable[[bytes, bytes], None]]:
+def new_lmdb(
+    db: str, texts: Mapping[str, str] | None = None, begin: Begin | None = None
+) -> Iterator[Callable[[bytes, bytes], None]]:
     """Gives a function that puts a key, which must be higher than all before, and its value.
 
-    texts: files that are in the LMDB's folder, too, by name.
-    Raises DataError: db exists, a key is too long, the disk is full; then nothing is left behind.
+    Args:
+        texts: files that are in the LMDB's folder, too, by name.
+        begin: appearing()'s, with which the LMDB appears; None: it appears by itself.
+
+    Raises DataError: db exists, a key is too long or not higher, the disk is full; then nothing is left behind.
     """
     check_new(db)
-    temporary = unfinished(Path(db), "partial")
+    with contextlib.ExitStack() as stack:
+        temporary = (begin or stack.enter_context(appearing()))(db)
+        with _written(db, temporary):
+            temporary.mkdir(parents=True)
+            # One writer, and durable only when it is complete: no locks, and one sync at the end.
+            with lmdb.open(str(temporary), map_size=_MAP_SIZE, lock=False, sync=False, metasync=False) as environment:
+                writer = _Writer(environment)
+                yield writer.put
+                writer.transaction.commit()
+                environment.sync(True)
+            for name, text in (texts or {}).items():
+                (temporary / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+@contextlib.contextmanager
+def _written(db: str, temporary: Path) -> Iterator[None]:
     try:
-        temporary.mkdir(parents=True)
-        # One writer, and durable only when it is complete: no locks, and one sync at the end.
-        with lmdb.open(str(temporary), map_size=_MAP_SIZE, lock=False, sync=False, metasync=False) as environment:
-            writer = _Writer(environment)
-            yield writer.put
-            writer.transaction.commit()
-            environment.sync(True)
-        for name, text in (texts or {}).items():
-            (temporary / name).write_text(text, encoding="utf-8", errors="surrogateescape")
-        os.rename(temporary, db)
+        yield
     except OSError as error:
         raise DataError(f"cannot write {db}: {error.strerror}") from None
     except lmdb.Error as error:
         # LMDB reports a write that the disk had no room for as an input/output error.
         full = shutil.disk_usage(temporary.parent).free < 1 << 20
         raise DataError(f"cannot write {db}: {'No space left on device' if full else error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class _Writer:
@@ -63,7 +72,10 @@ class _Writer:
         longest = self._environment.max_key_size()
         if len(key) > longest:
             raise DataError(f"path too long for an LMDB's keys ({longest} bytes): {key.decode(errors='replace')}")
-        self.transaction.put(key, value, append=True)
+        if not self.transaction.put(key, value, append=True):
+            raise DataError(
+                f"key {key.decode(errors='replace')!r} is not above the one before it, as an LMDB's must be"
+            )
         self._done += 1
         if self._done % _COMMIT_EVERY == 0:
             self.transaction.commit()

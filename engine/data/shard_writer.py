@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from engine import proto
+from engine.data.appearing import Begin
 from engine.data.example import record, serialise
 from engine.data.members import LABEL, MASKS
 from engine.errors import DataError
@@ -29,7 +29,8 @@ def _tar(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Se
     """As WebDataset's: 00000012.jpg, 00000012.cls, 00000012.mask.png."""
     members = {image_kind(datum.data) or "jpg": datum.data}
     if datum.labels or datum.HasField("label"):
-        members[LABEL] = " ".join(f"{value:.9g}" for value in datum.labels or [datum.label]).encode()
+        text = " ".join(f"{value:.9g}" for value in datum.labels) or str(datum.label)
+        members[LABEL] = text.encode()
     if datum.mask:
         members[MASKS[0]] = datum.mask
     for extension, content in members.items():
@@ -66,7 +67,7 @@ def image_kind(content: bytes) -> str:
 
 @contextlib.contextmanager
 def new_shards(
-    kind: str, names: Sequence[str], count: int, classes: Sequence[str], extra: Mapping[str, str]
+    kind: str, names: Sequence[str], count: int, classes: Sequence[str], extra: Mapping[str, str], begin: Begin
 ) -> Iterator[Callable[[int, str, proto.Datum], None]]:
     """Gives a function that writes a picture: its number, name and Datum of an image file.
 
@@ -74,12 +75,12 @@ def new_shards(
         kind: "tar" or "tfrecord".
         count: of pictures, at most, which are divided evenly, in their order.
         extra: texts that appear with the files, by their names.
+        begin: appearing()'s, with which they appear.
 
-    Raises DataError where they cannot be written; then nothing is left behind.
+    Raises DataError where they cannot be written.
     """
     write, end = _WRITERS[kind]
-    suffix = f".{os.getpid()}.{secrets.token_hex(4)}.partial"
-    temporary = {name: os.path.join(os.path.dirname(name), f".{os.path.basename(name)}{suffix}") for name in names}
+    temporary = {name: begin(name) for name in (*names, *extra)}
     written, file, at = 0, io.BytesIO(), -1
 
     def put(number: int, name: str, datum: proto.Datum) -> None:
@@ -109,14 +110,9 @@ def new_shards(
             turn()
         close()
         for name, text in extra.items():
-            with open(name, "x", encoding="utf-8", errors="surrogateescape") as out:
+            with open(temporary[name], "x", encoding="utf-8", errors="surrogateescape") as out:
                 out.write(text)
-        for name in names:
-            os.rename(temporary[name], name)
     except OSError as error:
         raise DataError(f"cannot write {names[max(0, at)]}: {reason(error)}") from None
     finally:
         file.close()
-        for name in temporary.values():
-            with contextlib.suppress(OSError):
-                os.unlink(name)

@@ -11,6 +11,7 @@ import numpy as np
 from engine import proto
 from engine.comm.world import World
 from engine.config import NetConfig
+from engine.data.appearing import appearing
 from engine.data.feeder import Feeder
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.errors import ConfigError
@@ -93,8 +94,8 @@ def _write_lmdbs(
     paths: Sequence[str], blobs: Sequence[str], features: Iterator[list[np.ndarray]]
 ) -> dict[str, tuple[int, ...]]:
     counts, shapes = [0] * len(blobs), [()] * len(blobs)
-    with contextlib.ExitStack() as stack:
-        puts = [stack.enter_context(new_lmdb(path)) for path in paths]
+    with appearing() as begin, contextlib.ExitStack() as stack:
+        puts = [stack.enter_context(new_lmdb(path, begin=begin)) for path in paths]
         for batch in features:
             for i, values in enumerate(batch):
                 shapes[i] = values.shape[1:]

@@ -1,5 +1,6 @@
 """convert_imageset and compute_image_mean: from files to LMDBs and mean images, whole or not at all."""
 
+import errno
 import io
 import os
 import re
@@ -15,6 +16,7 @@ from engine import proto
 from engine.data.compute_image_mean import compute_image_mean
 from engine.data.convert_imageset import Output, convert_imageset
 from engine.data.decode import as_array, decode
+from engine.data.lmdb_writer import new_lmdb
 from engine.data.mean import read_mean
 from engine.data.registry import open_source
 from engine.data.sources.lmdb import LmdbSource
@@ -161,6 +163,41 @@ def test_interruption_leaves_nothing(image_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         convert_imageset(str(image_folder), None, str(tmp_path / "db"), progress=interrupt)
     assert not (tmp_path / "db").exists() and not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("last", ["x_lmdb", "x_lmdb_val", "x.tar", "x_val.tar"])
+def test_a_failure_at_the_end_leaves_nothing(image_folder, tmp_path, monkeypatch, last):
+    """Neither of the training set nor of what is set aside, whichever of them cannot get its name."""
+    rename = os.rename
+
+    def give_name(path, name):
+        if os.path.basename(name) == last:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(path, name)
+
+    monkeypatch.setattr(os, "rename", give_name)
+    with pytest.raises(DataError, match=f"cannot write .*/{last}: No space left on device"):
+        convert_imageset(str(image_folder), None, f"{tmp_path}/{last.replace('_val', '')}", val_fraction=0.25)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+@pytest.mark.parametrize(("fraction", "name"), [(0.01, "db_val"), (0.99, "db")])
+def test_no_part_may_be_empty(image_folder, tmp_path, fraction, name):
+    with pytest.raises(DataError, match=f"val_fraction {fraction} of 12 pictures leaves none for {tmp_path}/{name}$"):
+        convert_imageset(str(image_folder), None, f"{tmp_path}/db", val_fraction=fraction)
+
+
+def test_large_labels_stay_in_a_tar(image_folder, tmp_path):
+    (tmp_path / "list.txt").write_text("ant/0.png 2147483647\nbee/0.png -1234567891\n")
+    convert_imageset(str(image_folder), str(tmp_path / "list.txt"), str(tmp_path / "x.tar"))
+    assert [label for label, *_ in pictures_of(tmp_path / "x.tar")] == [2147483647, -1234567891]
+
+
+def test_keys_that_do_not_ascend(tmp_path):
+    with pytest.raises(DataError, match="key 'a' is not above the one before it"), new_lmdb(f"{tmp_path}/x") as put:
+        put(b"b", b"")
+        put(b"a", b"")
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_input(image_folder, tmp_path):

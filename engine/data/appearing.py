@@ -1,0 +1,53 @@
+"""New files and folders, which appear under their names together, when all of them are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from engine.errors import DataError
+from engine.files import unfinished
+
+Begin: TypeAlias = Callable[[str], Path]
+
+
+@contextlib.contextmanager
+def appearing() -> Iterator[Begin]:
+    """Gives a function: the name that a file or folder will have -> the path where it is written until then.
+
+    At the end all get their names. After an error, also one of giving a name, nothing is left of any.
+    Raises DataError where a name cannot be given.
+    """
+    unnamed: dict[str, Path] = {}
+    named: list[Path] = []
+
+    def begin(name: str) -> Path:
+        unnamed[name] = unfinished(Path(name), "partial")
+        return unnamed[name]
+
+    try:
+        yield begin
+        for name, path in unnamed.items():
+            try:
+                os.rename(path, name)
+            except OSError as error:
+                raise DataError(f"cannot write {name}: {error.strerror}") from None
+            named.append(Path(name))
+    except BaseException:
+        _remove(named)
+        raise
+    finally:
+        _remove(unnamed.values())
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
