@@ -129,6 +129,7 @@ class Prefetcher:
         self._asked = 0  # and those that it has waited for
         self._released = 0  # batches whose buffers may be filled again
         self._exhausted = False
+        self._failed: BaseException | None = None  # why there are no more shares, where it is no end
         self._closed = False
         self._cores = helper_cores()
         self._threads: list[threading.Thread] = []
@@ -162,7 +163,7 @@ class Prefetcher:
             self._changed.wait_for(lambda: self._closed or self._ready(slot) or self._at_end())
             self.wait_seconds += time.perf_counter() - begin
             if self._closed or not self._ready(slot):
-                raise StopIteration
+                raise self._failed if self._failed and not self._closed else StopIteration
             if slot.error is not None:
                 raise slot.error[1]
             self._taken += 1
@@ -238,7 +239,14 @@ class Prefetcher:
         return None
 
     def _begin_batch(self) -> None:
-        share = next(self._shares, None)
+        share = None
+        try:
+            share = next(self._shares, None)
+        except MemoryError as raised:
+            what = f"the order of its {self._reader.size} samples"
+            self._failed = DataError(f"layer '{self._layer}': {what}: {reason(raised)}")
+        except BaseException as raised:
+            self._failed = raised
         if share is None:
             self._exhausted = True
         else:

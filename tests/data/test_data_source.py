@@ -12,6 +12,7 @@ from engine import proto
 from engine.data import open_data, shapes_without_data
 from engine.data.convert_imageset import convert_imageset
 from engine.data.mean import write_mean
+from engine.data.sampler import Sampler
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import bgr, encoded_datum, random_pixels, raw_datum
 
@@ -198,6 +199,21 @@ def test_no_memory_for_an_item_without_a_key(lmdb_path, open_layer, monkeypatch)
     monkeypatch.setattr(source.reader, "load", load)
     with source.batches(2) as prefetcher, pytest.raises(DataError, match=r"^layer 'data': item 0: it is too large for"):
         prefetcher.next()
+
+
+def test_no_memory_for_an_order(lmdb_path, open_layer, monkeypatch):
+    order = Sampler._order
+
+    def first_only(sampler, epoch):
+        if epoch:
+            raise MemoryError
+        return order(sampler, epoch)
+
+    monkeypatch.setattr(Sampler, "_order", first_only)
+    with open_layer(lmdb_path, "", "shuffle: true").batches(5, threads=2) as prefetcher:
+        assert [prefetcher.next().size for _ in range(2)] == [5, 5]
+        with pytest.raises(DataError, match=r"^layer 'data': the order of its 12 samples: it is too large for the mem"):
+            prefetcher.next()
 
 
 def test_what_ranks_compare(lmdb_path, open_layer):
