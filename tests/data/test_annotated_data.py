@@ -71,6 +71,12 @@ def test_boxes_of_a_batch_stand_one_after_the_other(database):
     assert np.array_equal(data[1], bgr(random_pixels(1)))
 
 
+def test_the_fullest_picture_of_wider_face(make_lmdb):
+    crowd = make_lmdb({"0": annotated(0, np.repeat(BOXES[:1], 1968, axis=0))}, "crowd")
+    _, label = batch_of(layer_of(crowd))
+    assert (label[0, 0, :, 0] >= 0).sum() == 3 * 1968
+
+
 def test_mirrored_pictures_have_mirrored_boxes(database):
     seen = set()
     for seed in range(8):
@@ -117,8 +123,8 @@ def test_shapes_without_data():
 def test_what_cannot_be_used(database, make_lmdb):
     with pytest.raises(ConfigError, match="FIT_SMALL_SIZE: AnnotatedData supports WARP only"):
         open_data(layer_of(database, "resize_param { height: 3 width: 3 resize_mode: FIT_SMALL_SIZE }"), proto.TRAIN)
-    crowd = make_lmdb({"0": annotated(0, np.repeat(BOXES, 50, axis=0))}, "crowd")
-    with pytest.raises(DataError, match="key '0': the picture has 150 boxes, at most 128 are held"):
+    crowd = make_lmdb({"0": annotated(0, np.repeat(BOXES, 683, axis=0))}, "crowd")
+    with pytest.raises(DataError, match="key '0': the picture has 2049 boxes, at most 2048 are held"):
         open_data(layer_of(crowd), proto.TRAIN)
     plain = make_lmdb({"0": raw_datum(random_pixels(0))}, "plain")
     for message in (layer_of(plain), proto.LayerParameter(name="data", type="Data")):

@@ -395,7 +395,7 @@ DOCTYPE = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><annotation>&
         ),
         ("Annotations/b.xml", xml(voc_object("a", 17, 1, 20, 2)), "object 1: expected a box in the picture, 16 x 12"),
         ("Annotations/b.xml", xml(voc_object("a", 1, 1, 2, 2, "maybe")), "difficult: expected 0 or 1, got 'maybe'"),
-        ("Annotations/b.xml", xml(*[voc_object("a", 1, 1, 2, 2)] * 129), "b.png has 129 boxes, at most 128"),
+        ("Annotations/b.xml", xml(*[voc_object("a", 1, 1, 2, 2)] * 2049), "b.png has 2049 boxes, at most 2048"),
         ("JPEGImages/c.png", b"no picture", r"JPEGImages/c\.png: cannot decode 10 bytes as an image"),
     ],
 )
