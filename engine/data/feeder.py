@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from engine.data.hdf5_writer import HDF5Writer
 from engine.data.host_lock import beating
 from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
+from engine.data.registry import find_reader
 from engine.data.staging import Share
 from engine.errors import ConfigError, DataError
 from engine.host.cores import all_hosts_and_cores
@@ -33,6 +35,18 @@ if TYPE_CHECKING:
 class _Opened:
     source: DataSource
     batch_size: int
+    reads: proto.LayerParameter  # all that tells what, and what becomes of it
+
+
+def _reads(message: proto.LayerParameter) -> proto.LayerParameter:
+    reads = proto.LayerParameter()
+    reads.CopyFrom(message)
+    for name in ("name", "top", "include", "exclude", "phase"):
+        reads.ClearField(name)
+    field = find_reader(message.type or "Data").field
+    if reads.HasField(field):
+        getattr(reads, field).ClearField("batch_size")
+    return reads
 
 
 class Feeder:
@@ -78,7 +92,7 @@ class Feeder:
                     ranks=self._ranks,
                     share=share,
                 )
-            self._opened[message.name] = _Opened(source, size)
+            self._opened[message.name] = _Opened(source, size, _reads(message))
             self._paths[message.name] = source_of(message)
             self._refuse_torn_pairs(message.name, where)
         opened = self._opened[message.name]
@@ -95,6 +109,13 @@ class Feeder:
                     "one of them alone: put both into one source, or leave --skip_bad_images out",
                     where,
                 )
+
+    def twins(self) -> Iterator[tuple[str, str, str]]:
+        """(layer, layer, source) where two layers read the same samples and change them alike: what is random depends
+        on the seed, the epoch and the sample only."""
+        for one, other in combinations(self._opened, 2):
+            if self._paths[one] and self._opened[one].reads == self._opened[other].reads:
+                yield one, other, self._paths[one]
 
     def regroup(self) -> None:
         """After World.shrink(): this rank's share is another one from the next start() on."""

@@ -31,6 +31,11 @@ def log_plan(solver: Solver) -> None:
         log(line)
     for doubt in outline.doubts() if solver.world.rank == 0 else ():
         warn(doubt)
+    for one, other, source in solver.feeder.twins() if solver.world.rank == 0 else ():
+        warn(
+            f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
+            "different samples give each a list of its own: lines of one number go together"
+        )
     if solver.world.rank == 0 and slow_jpegs():
         warn(slow_jpegs())
     for note in notes(solver.given) if solver.world.rank == 0 else ():

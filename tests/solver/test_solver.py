@@ -17,7 +17,7 @@ from engine.report.timeline import Timeline
 from engine.solver.signals import EFFECTS, STOP, Signals
 from engine.weights import read_caffemodel, read_solverstate, write_caffemodel
 from tests.mpi import run_ranks
-from tests.solver.harness import all_fine, different, digits_net, learned, make_solver, solve
+from tests.solver.harness import DIGITS, all_fine, different, digits_net, learned, make_solver, solve
 
 # One batch that never changes: an inner product and its loss. Tests set x and the label.
 SMALL_NET = """
@@ -524,6 +524,28 @@ def test_test_data_with_other_classes_are_told(tmp_path, caplog, lacking, told):
     make_solver("test_iter: 1 test_interval: 1", net).close()
     found = [text for text in caplog.messages if "differ in their classes" in text]
     assert len(found) == bool(told) and all(told in text for text in found)
+
+
+@pytest.mark.parametrize(
+    "change, told", [("", True), (f'source: "{DIGITS}/digits_test_lmdb"', False), ("rand_skip: 9", False)]
+)
+def test_two_layers_that_give_the_same_are_told(caplog, change, told):
+    """As both halves of a siamese net may: the order and the crops of a source depend on the seed alone."""
+    layers = [
+        f"""layer {{ name: "{name}" type: "Data" top: "{name}" top: "{name}_label" transform_param {{ crop_size: 6 }}
+          data_param {{ source: "{DIGITS}/digits_train_lmdb" batch_size: 16 shuffle: true {changed} }} }}
+        layer {{ name: "no_{name}_label" type: "Silence" bottom: "{name}_label" }}"""
+        for name, changed in (("left", ""), ("right", change))
+    ]
+    net = (
+        "".join(layers)
+        + """layer { name: "ip" type: "InnerProduct" bottom: "left" top: "ip" inner_product_param { num_output: 36 } }
+        layer { name: "flat" type: "Flatten" bottom: "right" top: "flat" }
+        layer { name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "flat" top: "loss" }"""
+    )
+    make_solver("max_iter: 0", net).solve()
+    words = f"Layers 'left' and 'right' read the same samples of {DIGITS}/digits_train_lmdb and change them alike"
+    assert (words in caplog.text) == told
 
 
 def test_a_run_without_iterations_ends_well(tmp_path):
