@@ -259,6 +259,9 @@ def convert_imageset(
                 progress(done, len(order))
         if not conversion.images:
             raise DataError(f"none of its {len(order)} pictures can be decoded", list_file or root)
+        for name in names:
+            if not conversion.outputs[name]:
+                raise DataError(f"none of the pictures for {name} can be decoded", list_file or root)
     return conversion
 
 

@@ -187,6 +187,15 @@ def test_no_part_may_be_empty(image_folder, tmp_path, fraction, name):
         convert_imageset(str(image_folder), None, f"{tmp_path}/db", val_fraction=fraction)
 
 
+def test_no_part_may_be_all_undecodable(image_folder, tmp_path):
+    convert_imageset(str(image_folder), None, f"{tmp_path}/a", val_fraction=0.1)
+    (key,) = items(tmp_path / "a_val")
+    (image_folder / key[9:]).write_bytes(b"no picture")
+    with pytest.raises(DataError, match=f"images: none of the pictures for {tmp_path}/b_val can be decoded"):
+        convert_imageset(str(image_folder), None, f"{tmp_path}/b", val_fraction=0.1, skip_bad_images=True)
+    assert not (tmp_path / "b").exists()
+
+
 def test_large_labels_stay_in_a_tar(image_folder, tmp_path):
     (tmp_path / "list.txt").write_text("ant/0.png 2147483647\nbee/0.png -1234567891\n")
     convert_imageset(str(image_folder), str(tmp_path / "list.txt"), str(tmp_path / "x.tar"))
