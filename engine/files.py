@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from engine.errors import FILE, EngineError
 
 if TYPE_CHECKING:
+    import zipfile
     from hashlib import _Hash
 
 # What atomic_path() writes to; by the name that it would take. The random part: another host may have this pid, too.
@@ -68,6 +69,14 @@ def read_bytes(
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise ValueError(f"it has {size} bytes, more than {most}")
         return file.read()
+
+
+def check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """Raises ValueError where the members of a zip file of `size` bytes have more than that, and so share bytes: few
+    would then stand for many. Not every release of Python refuses them."""
+    packed = sum(member.compress_size for member in archive.infolist())
+    if packed > size:
+        raise ValueError(f"its members have {packed} bytes, the file {size}: they lie in each other")
 
 
 def _opener(path: str, flags: int) -> int:

@@ -131,6 +131,7 @@ def open_tree(root: str) -> Tree:
 def _open_zip(path: Path, inside: str) -> ZipTree:
     with _reading(path, "neither a folder nor a zip file that can be read"):
         archive = zipfile.ZipFile(path)
+        files.check_members(archive, os.path.getsize(path))
     if inside != ".":
         tree = ZipTree(path, archive, f"{inside}/")
         if not tree.names():

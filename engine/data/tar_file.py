@@ -131,16 +131,15 @@ def _clean(name: bytes) -> str:
 
 def _pax(shards: Shards, shard: int, at: int, text: bytes) -> dict[bytes, bytes]:
     """Records `length key=value` and a newline."""
-    records = {}
-    while text:
-        digits, _, _ = text.partition(b" ")
-        length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
-        record = text[len(digits) + 1 : length - 1]
-        key, equals, value = record.partition(b"=")
-        if length > len(text) or text[length - 1 : length] != b"\n" or not equals:
+    records, begin = {}, 0
+    while begin < len(text):
+        digits, _, _ = text[begin : begin + 8].partition(b" ")
+        end = begin + int(digits) if digits.isdigit() and len(digits) < 8 else 0
+        key, equals, value = text[begin + len(digits) + 1 : end - 1].partition(b"=")
+        if not begin < end <= len(text) or text[end - 1 : end] != b"\n" or not equals:
             raise shards.error(shard, f"it is a damaged tar: the pax header at byte {at} is not one")
         records[key] = value
-        text = text[length:]
+        begin = end
     return records
 
 

@@ -15,14 +15,15 @@ import pickle
 import pickletools
 import struct
 import zipfile
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from engine.errors import WeightsError
-from engine.files import atomic_write, opened, reason
+from engine.files import atomic_write, check_members, opened, reason
 from engine.weights.shapes import checked_shape
 
 BF16 = "bf16"  # which NumPy does not have
@@ -52,6 +53,11 @@ _SAFE = {
 }
 _MAGIC = 0x1950A86A20F9469CFC6C  # of files before PyTorch 1.6
 _ZIP = b"PK\x03\x04"
+_DEEPEST = 100  # tuples within each other; PyTorch's own go to 3. Python's hash() of a million of them ends the process
+
+# Tensors may share values, as tied weights do: a file of n bytes may give as many as this for each, and a few more.
+_BYTES_FOR_EACH = 16
+_BYTES_MORE = 64 << 20
 
 
 class _Storage(NamedTuple):
@@ -101,7 +107,7 @@ def read_state(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise WeightsError("has no tensors", str(path))
     if all(name.startswith("module.") for name in found):
         found = {name.removeprefix("module."): values for name, values in found.items()}
-    return {name: np.array(values, np.float32, order="C") for name, values in found.items()}
+    return found
 
 
 # .pth
@@ -113,22 +119,45 @@ def _rebuild_tensor(
 ) -> _Lazy:  # fmt: skip
     if not isinstance(storage, _Storage):
         raise _Refused("a tensor of no storage")
+    if len(stride) != len(size):
+        raise ValueError(f"a tensor of {len(size)} axes with {len(stride)} strides")
     return _Lazy(storage, int(offset), checked_shape(size), tuple(int(step) for step in stride))
 
 
 def _rebuild_parameter(data: _Lazy, requires_grad: bool = False, hooks: Any = None) -> _Lazy:
+    if not isinstance(data, _Lazy):
+        raise _Refused("a parameter that is no tensor")
     return data
 
 
+class _Dictionary(OrderedDict):
+    """Without the versions of its modules, which PyTorch keeps as an attribute."""
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
 class _Unpickler(pickle.Unpickler):
-    """Knows dictionaries and tensors, nothing else."""
+    """Knows dictionaries and tensors, nothing else. room: items that dictionaries may be made of in one piece."""
+
+    def __init__(self, file: BinaryIO, room: int, **options: Any):
+        super().__init__(file, **options)
+        self._room = room
+
+    def _dictionary(self, items: Iterable = ()) -> _Dictionary:
+        """From a list of pairs where Python 2 wrote it. A pickle can name one list many times."""
+        result = _Dictionary(items)
+        self._room -= len(result)
+        if self._room < 0:
+            raise ValueError("dictionaries of more items than it has bytes")
+        return result
 
     def find_class(self, module: str, name: str) -> Any:
         known: dict[tuple[str, str], Any] = {
-            ("collections", "OrderedDict"): OrderedDict,
+            ("collections", "OrderedDict"): self._dictionary,
             ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
             ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
-            ("torch", "Size"): tuple,
+            ("torch", "Size"): checked_shape,
         }
         if (module, name) in known:
             return known[module, name]
@@ -145,18 +174,51 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(file: BinaryIO, **options: Any) -> Any:
-    """The next object of a file. Opcodes that take memory for numbers that they give, whatever follows, are looked for
-    first; a memo's number is never larger than the opcodes before it are many."""
+    """The next object of a file, whose opcodes are looked at first."""
     begin = file.tell()
-    for opcode, argument, place in pickletools.genops(file):
-        if opcode.name == "BYTEARRAY8" or (opcode.name == "LONG_BINPUT" and (argument or 0) > (place or 0)):
-            raise ValueError(f"the opcode {opcode.name} at byte {place}")
+    _check_opcodes(file)
+    room = file.tell() - begin
     file.seek(begin)
-    return _Unpickler(file, **options).load()
+    return _Unpickler(file, room, **options).load()
+
+
+def _check_opcodes(file: BinaryIO) -> None:
+    """Raises ValueError for opcodes that take memory for numbers that they give, whatever follows (a memo's number is
+    never larger than the opcodes before it are many), and for tuples too deep within each other.
+
+    The unpickler's stack and memo are followed, with the depth of each object in its place.
+    """
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
+    for opcode, argument, place in pickletools.genops(file):
+        name, before = opcode.name, opcode.stack_before
+        if name == "BYTEARRAY8" or (name == "LONG_BINPUT" and (argument or 0) > (place or 0)):
+            raise ValueError(f"the opcode {name} at byte {place}")
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name == "POP" and marks and marks[-1] == len(stack):
+            marks.pop()
+        elif name.endswith("GET"):
+            stack.append(memo[argument])
+        elif name.endswith("PUT"):
+            memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        else:
+            marked = pickletools.markobject in before
+            first = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
+            if first < (marks[-1] if marks else 0):
+                raise ValueError(f"the opcode {name} at byte {place} finds too few objects")
+            depth = max(stack[first:], default=0) + name.startswith("TUPLE")
+            if depth > _DEEPEST:
+                raise ValueError(f"more than {_DEEPEST} tuples within each other")
+            stack[first:] = [depth] * len(opcode.stack_after)
 
 
 def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(file) as archive:
+        check_members(archive, _size(file))
         stored = {info.filename: info for info in archive.infolist()}
         pickles = [name for name in stored if name.endswith("/data.pkl")]
         if len(pickles) != 1 or any(info.compress_type != zipfile.ZIP_STORED for info in stored.values()):
@@ -165,7 +227,7 @@ def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
         if f"{folder}byteorder" in stored and archive.read(f"{folder}byteorder") != b"little":
             raise ValueError("its numbers are of the other byte order")
         found = _unpickled(io.BytesIO(archive.read(pickles[0])), encoding="utf-8")
-        return _values(found, lambda storage: archive.read(f"{folder}data/{storage.key}"))
+        return _values(found, lambda storage: archive.read(f"{folder}data/{storage.key}"), _size(file))
 
 
 def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
@@ -185,13 +247,22 @@ def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
         contents[key] = file.read(size)
         if count < 0 or len(contents[key]) != size:
             raise ValueError(f"storage {key} ends early")
-    return _values(found, lambda storage: contents[storage.key])
+    return _values(found, lambda storage: contents[storage.key], _size(file))
 
 
-def _values(found: Any, read: Callable[[_Storage], bytes]) -> dict[str, np.ndarray]:
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _values(found: Any, read: Callable[[_Storage], bytes], size: int) -> dict[str, np.ndarray]:
+    """The tensors of a file of `size` bytes, whose storages are read as they are met."""
     storages: dict[str, np.ndarray] = {}
     result = {}
-    for name, lazy in _tensors(found).items():
+    tensors = _tensors(found)
+    values = sum(math.prod(lazy.shape) for lazy in tensors.values())
+    if 4 * values > _BYTES_MORE + _BYTES_FOR_EACH * size:
+        raise ValueError(f"tensors of {values} values in a file of {size} bytes")
+    for name, lazy in tensors.items():
         if lazy.storage.key not in storages:
             storages[lazy.storage.key] = _numbers(read(lazy.storage), lazy.storage.dtype)
         result[name] = _strided(storages[lazy.storage.key], lazy)
@@ -207,14 +278,14 @@ def _strided(numbers: np.ndarray, lazy: _Lazy) -> np.ndarray:
     if lazy.offset < 0 or min(lazy.stride, default=0) < 0 or last >= len(numbers) or math.prod(lazy.shape) > room:
         raise ValueError(f"a tensor of {last + 1} values in a storage of {len(numbers)}")
     steps = [step * numbers.itemsize for step in lazy.stride]
-    return np.array(np.lib.stride_tricks.as_strided(numbers[lazy.offset :], lazy.shape, steps))
+    return np.array(np.lib.stride_tricks.as_strided(numbers[lazy.offset :], lazy.shape, steps), np.float32, order="C")
 
 
 def _tensors(found: Any) -> dict[str, _Lazy]:
     """The dictionary of tensors: what was saved itself, or an entry of it such as "state_dict"."""
-    waiting, seen = [found], set()
+    waiting, seen = deque([found]), set()
     while waiting:
-        each = waiting.pop(0)
+        each = waiting.popleft()
         if not isinstance(each, dict) or id(each) in seen:
             continue
         seen.add(id(each))
@@ -229,7 +300,7 @@ def _bytes_of(dtype: str) -> int:
     return 2 if dtype == BF16 else np.dtype(dtype).itemsize
 
 
-def _numbers(content: bytes, dtype: str) -> np.ndarray:
+def _numbers(content: bytes | memoryview, dtype: str) -> np.ndarray:
     if dtype != BF16:
         return np.frombuffer(content, dtype)
     return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -283,21 +354,27 @@ def _whole_numbers(values: Any) -> bytes:
 
 
 def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
-    size = os.fstat(file.fileno()).st_size
+    size = _size(file)
     (length,) = struct.unpack("<Q", file.read(8))
     if length > size - 8:
         raise ValueError(f"a header of {length} bytes in a file of {size}")
     header = json.loads(file.read(length))
-    content = file.read()
-    found = {}
+    content = memoryview(file.read())
+    found: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         shape, dtype, (begin, end) = checked_shape(entry["shape"]), _SAFE[entry["dtype"]], entry["data_offsets"]
         if not 0 <= begin <= end <= len(content) or end - begin != math.prod(shape) * _bytes_of(dtype):
             raise ValueError(f"tensor '{name}' of shape {shape} from byte {begin} to {end} of {len(content)}")
-        found[name] = _numbers(content[begin:end], dtype).reshape(shape)
-    return found
+        found[name] = begin, end, dtype, shape
+    ranges = sorted((begin, end) for begin, end, *_ in found.values() if begin < end)
+    if any(begin < end for (_, end), (begin, _) in pairwise(ranges)):
+        raise ValueError("tensors that share bytes")
+    return {
+        name: np.array(_numbers(content[begin:end], dtype), np.float32).reshape(shape)
+        for name, (begin, end, dtype, shape) in found.items()
+    }
 
 
 def _write_safetensors(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:

@@ -67,6 +67,7 @@ def test_damaged_members(tmp_path, changes, reason):
         ({"central": {0: b"XX"}}, "Bad magic number for central directory"),
         ({"central": {6: b"\xff\0"}}, "zip file version 25.5"),
         ({"central": {8: b"\0\x08", 46: b"\xff"}}, "'utf-8' codec can't decode"),
+        ({"central": {20: b"\xff\xff\0\0"}}, "its members have 65535 bytes, the file [0-9]+: they lie in each other"),
         ({"end": {12: b"\xff\xff\xff\x7f"}}, "."),
         ({"end": {0: b"XX"}}, "File is not a zip file"),
     ],

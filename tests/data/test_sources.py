@@ -25,6 +25,8 @@ from engine import proto
 from engine.data import index, open_data
 from engine.data.example import record, serialise
 from engine.data.registry import open_source, recognised
+from engine.data.shards import Shards
+from engine.data.tar_file import list_tar
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import image_bytes, random_pixels
 from tests.mpi import REPO
@@ -445,6 +447,19 @@ def test_names_of_all_kinds_of_tars(image_folder, tmp_path, form):
     assert [tar.item(i) for i in range(12)] == [folder.item(i) for i in range(12)]
 
 
+def test_a_pax_header_is_read_in_linear_time(tmp_path):
+    """A million bytes of it, copied for each of their records, would be a minute."""
+    records = b"6 a=b\n" * 170_000 + b"12 path=c/a\n" + b"5012 size=%s\n" % (b"9" * 5001)
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    member = tarfile.TarInfo("x")
+    content = header.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512)
+    (tmp_path / "x.tar").write_bytes(content + member.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+    begin = time.process_time()
+    (found,) = list_tar(Shards([str(tmp_path / "x.tar")], None), 0)
+    assert found.name == "c/a" and time.process_time() - begin < 5
+
+
 def test_sparse_members_are_refused(image_folder, tmp_path):
     with open(image_folder / "ant/0.png", "ab") as file:
         file.truncate(1 << 20)
@@ -524,6 +539,9 @@ def test_damaged_zips(made):
     assert "no zip file that can be read" in message_of(path)
     made("zip")
     data = Path(path).read_bytes()
+    damaged(path, data.index(b"PK\1\2") + 20, b"\xff\xff\xff\0")
+    assert "a.zip: no zip file that can be read: its members have " in message_of(path)
+    damaged(path, data.index(b"PK\1\2") + 20, data[data.index(b"PK\1\2") + 20 :][:4])
     damaged(path, data.index(b"PK\1\2") + 10, b"\x63\0")
     assert "it is packed by method 99, expected deflate or none" in message_of(path)
     with pytest.raises(DataError, match=r"a.zip: it has no folder none"):

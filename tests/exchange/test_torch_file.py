@@ -6,7 +6,10 @@ import collections
 import io
 import json
 import pickle
+import re
 import struct
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from engine.exchange.torch_export import export_torch
 from engine.exchange.torch_file import read_state, write_state
 from engine.exchange.torch_import import import_torch
 from tests.exchange import harness
+from tests.mpi import REPO
 
 RANDOM = np.random.default_rng(9)
 STATE = {
@@ -129,6 +133,62 @@ def enlarged(content: bytes) -> bytes:
         return as_zip(archive.read("archive/data.pkl"), **{"data/0": archive.read("archive/data/0")[:-4]})
 
 
+def of_one_storage(content: bytes) -> bytes:
+    """All tensors have the values of the first one."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        pickled, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
+    return as_zip(re.sub(rb"X.\0\0\0\d+(?=X\x03\0\0\0cpu)", b"X\x01\0\0\x000", pickled), **{"data/0": values})
+
+
+def test_tensors_may_share_values_but_not_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.exchange.torch_file._BYTES_MORE", 0)
+    values = np.arange(4000, dtype=np.float32)
+    for count in (3, 100):
+        write_state(tmp_path / "x.pth", {f"x{i}": values + i for i in range(count)})
+        (tmp_path / f"{count}.pth").write_bytes(of_one_storage((tmp_path / "x.pth").read_bytes()))
+    tied = read_state(tmp_path / "3.pth")
+    assert list(tied) == ["x0", "x1", "x2"] and all(np.array_equal(each, values) for each in tied.values())
+    with pytest.raises(EngineError, match=r"tensors of 400000 values in a file of [0-9]+ bytes"):
+        read_state(tmp_path / "100.pth")
+
+
+def test_tuples_within_each_other_do_not_end_the_process(tmp_path):
+    (tmp_path / "x.pth").write_bytes(as_zip(b"\x80\x02})" + b"\x85q\x00h\x00" * 500_000 + b"Ns."))
+    command = [sys.executable, "-m", "engine", "import", "x.pth", "x.prototxt", "x.caffemodel"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done
+    assert "x.pth: truncated or no state dictionary (more than 100 tuples within each other)" in done.stderr
+
+
+MANY = b"(" + b"".join(b"K%cK\x01\x86" % i for i in range(99)) + b"l"  # pairs
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (b"ctorch\nSize\n", "a shape of 99 axes, expected at most 32"),
+        (b"ccollections\nOrderedDict\n", "dictionaries of more items than it has bytes"),
+    ],
+)
+def test_what_stands_in_a_pickle_once_is_not_copied_without_end(what, message, tmp_path):
+    pickled = MANY + b"q\x000" + what + b"q\x010(" + b"h\x01h\x00\x85R" * 99 + b"t."
+    (tmp_path / "x.pth").write_bytes(as_zip(b"\x80\x02" + pickled))
+    with pytest.raises(EngineError, match=message):
+        read_state(tmp_path / "x.pth")
+
+
+def test_versions_of_modules_are_left_out(tmp_path):
+    """PyTorch's dictionaries have them as an attribute."""
+    write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
+    with zipfile.ZipFile(tmp_path / "x.pth") as archive:
+        pickled, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
+    versions = pickled.removesuffix(b".") + b"}X\x09\0\0\0_metadata}sb."
+    (tmp_path / "x.pth").write_bytes(as_zip(versions, **{"data/0": values}))
+    assert list(read_state(tmp_path / "x.pth")) == ["conv.bias"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -158,6 +218,14 @@ def one_tensor(shape: list[int], end: int) -> bytes:
     return struct.pack("<Q", len(header)) + header
 
 
+def two_tensors(second: int) -> bytes:
+    """Of two values each, the second from a byte on."""
+    begins = {"x": 0, "y": second}
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for name, at in begins.items()}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(16)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -167,8 +235,9 @@ def one_tensor(shape: list[int], end: int) -> bytes:
         one_tensor([4], 16),
         one_tensor([2], 16) + bytes(16),
         one_tensor([-1], 0),
+        two_tensors(4),
     ],
-    ids=["empty", "huge header", "no JSON", "values missing", "shape and values differ", "negative shape"],
+    ids=["empty", "huge header", "no JSON", "values missing", "shape and values differ", "negative shape", "shared"],
 )
 def test_a_damaged_safetensors_is_one_line(content, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(content)

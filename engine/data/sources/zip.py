@@ -13,7 +13,7 @@ from engine.data.members import Member, MemberSource, without_top
 from engine.data.registry import source
 from engine.data.shards import Shards
 from engine.errors import DamagedItem, DataError
-from engine.files import is_regular, reason
+from engine.files import check_members, is_regular, reason
 
 _MAGIC = b"PK\3\4"
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field, whose lengths are its last two numbers
@@ -46,6 +46,7 @@ class ZipSource(MemberSource):
         """Places: offset of the header, bytes packed and unpacked, checksum, method."""
         try:
             with zipfile.ZipFile(self._file) as archive:
+                check_members(archive, self._shards.size(0))
                 entries = [each for each in archive.infolist() if not each.filename.endswith("/")]
         except Exception as error:  # of nearly any type, for a damaged archive
             if not zipfile.is_zipfile(self._file):
