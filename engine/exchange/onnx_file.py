@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,11 @@ OPSET, IR_VERSION = 21, 10  # ONNX Runtime has no kernel for some later versions
 WHOLE_TYPES = (2, 3, 4, 5, 6, 7, 9, 12, 13)  # TensorProto's numbers of those of whole numbers, truth values among them
 EXTERNAL_FROM = 1024  # bytes of a weight that lies in a file of its own, where there is one
 MOST_BYTES = 2**31 - 1  # of a protobuf message
+
+# What comes of functions, a few of which, calling each other, may stand for any number of nodes.
+_DEEPEST_CALLS = 100  # of functions by functions; exporters' go to about 10
+_MOST_NODES = 1_000_000  # and attributes of nodes
+_MOST_CALLED_BYTES = 1 << 29
 
 
 def import_onnx_package() -> ModuleType:
@@ -56,10 +61,78 @@ def inlined(model: onnx.ModelProto, path: str) -> onnx.ModelProto:
         return model
     import onnx.inliner
 
+    _check_functions(model, path)
+
     try:
         return onnx.inliner.inline_local_functions(model)
     except Exception as error:  # whatever the package's C++ says of it
         raise EngineError(f"its functions cannot be resolved ({reason(error)})", path) from None
+
+
+def _check_functions(model: onnx.ModelProto, path: str) -> None:
+    """Raises EngineError where functions call themselves, or would be written out without end."""
+    functions = {_called(function, function.name): function for function in model.functions}
+    if len(functions) < len(model.functions):
+        raise EngineError("two of its functions have one name", path)
+    callees = {
+        name: {called for node in _nodes(function.node) if (called := _called(node, node.op_type)) in functions}
+        for name, function in functions.items()
+    }
+    known: dict[tuple[str, str, str], _Extent] = {}
+    for _ in range(_DEEPEST_CALLS):  # those that call nothing first, then those that call only these, and so on
+        ready = [name for name, called in callees.items() if name not in known and called <= known.keys()]
+        for name in ready:
+            function = functions[name]
+            inside = _written_out(function.node, known, path)
+            defaults = sum(each.ByteSize() for each in function.attribute_proto)
+            known[name] = _Extent(inside.nodes, inside.size + function.ByteSize() + inside.nodes * defaults)
+    if len(known) < len(functions):
+        raise EngineError(f"its functions call themselves, or each other more than {_DEEPEST_CALLS} deep", path)
+    nodes, size = _written_out(model.graph.node, known, path)
+    if nodes > _MOST_NODES or size > _MOST_CALLED_BYTES:
+        raise EngineError(
+            f"with its functions written out it would have {nodes} nodes and attributes, {size} bytes of them from "
+            f"functions; expected at most {_MOST_NODES} and {_MOST_CALLED_BYTES}",
+            path,
+        )
+
+
+class _Extent(NamedTuple):
+    """How many nodes and attributes something has, and at most how many bytes those of functions are."""
+
+    nodes: int
+    size: int
+
+
+def _called(part: onnx.NodeProto | onnx.FunctionProto, name: str) -> tuple[str, str, str]:
+    """What tells functions apart."""
+    return "" if part.domain == "ai.onnx" else part.domain, name, part.overload
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of the graphs that are attributes of them."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                waiting += graph.node
+
+
+def _written_out(
+    nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, str], _Extent], path: str
+) -> _Extent:
+    """What nodes become: each of a function may have the attributes of its call, which so may hold no graph."""
+    count = size = 0
+    for node in _nodes(nodes):
+        count += 1 + len(node.attribute)
+        if function := functions.get(_called(node, node.op_type)):
+            if any(each.HasField("g") or each.graphs for each in node.attribute):
+                raise EngineError(f"a call of its function '{node.op_type}' has a graph as an attribute", path)
+            count += function.nodes
+            size += function.size + function.nodes * node.ByteSize()
+    return _Extent(count, size)
 
 
 def evaluate(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opsets: Sequence[Any], most: int) -> list[np.ndarray]:

@@ -399,6 +399,52 @@ def test_models_that_make_no_sense(made, message, tmp_path):
     assert refused(tmp_path, made()).startswith(message)
 
 
+def function(number: int, *calls: str):
+    """Of a domain of its own: these, one after the other."""
+    nodes = [
+        node(call, f"v{i}", f"v{i + 1}", **({} if call == "Relu" else {"domain": "d"})) for i, call in enumerate(calls)
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+    return helper.make_function("d", f"f{number}", ["v0"], [f"v{len(calls)}"], nodes, opsets)
+
+
+def with_functions(functions, **attributes):
+    """A model that calls the last one."""
+    made = model([node(functions[-1].name, "x", "y", domain="d", **attributes)], {"x": SHAPE})
+    made.opset_import.append(helper.make_opsetid("d", 1))
+    made.functions.extend(functions)
+    return made
+
+
+def test_functions_are_written_out(tmp_path):
+    net = check(with_functions([function(0, "Relu", "Relu"), function(1, "f0", "f0")]), {"x": SHAPE}, tmp_path)
+    assert net.count("ReLU") == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: [function(0, "Relu"), *(function(i, *[f"f{i - 1}"] * 2) for i in range(1, 20))],
+         "with its functions written out it would have 1572863 nodes and attributes"),
+        (lambda: [function(0, "f1"), function(1, "f0")], "its functions call themselves, or each other more than 100"),
+        (lambda: [function(0, "Relu"), *(function(i, f"f{i - 1}") for i in range(1, 200))],
+         "its functions call themselves, or each other more than 100 deep"),
+        (lambda: [function(0, "Relu"), function(0, "Relu")], "two of its functions have one name"),
+    ],
+)  # fmt: skip
+def test_functions_without_end(made, message, tmp_path):
+    assert refused(tmp_path, with_functions(made())).startswith(message)
+
+
+def test_the_attributes_of_a_call_are_not_multiplied_without_end(tmp_path):
+    """Each node of the function may have them."""
+    functions = [function(0, *["Relu"] * 10_000)]
+    large = with_functions(functions, table="x" * 80_000)
+    assert "would have 10002 nodes and attributes, 800" in refused(tmp_path, large)
+    graph = with_functions(functions, body=model([node("Relu", "x", "y")], {"x": SHAPE}).graph)
+    assert refused(tmp_path, graph) == "a call of its function 'f0' has a graph as an attribute"
+
+
 def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
     (tmp_path / "x.onnx").write_bytes(good().SerializeToString())
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
