@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Sequence
 
 LONGEST = 600  # characters of a message; what a file holds may be of any length
+MOST_ERRORS = 100  # that are told of one file
 FILE, CODE = "file", "code"  # what can be absent
 
 
@@ -44,10 +45,11 @@ class ConfigError(EngineError):
 
 
 class ConfigErrors(ConfigError):
-    """Several ConfigErrors of one file, found in one go. str() holds one line for each."""
+    """Several ConfigErrors of one file, found in one go. str() holds one line for each of the first MOST_ERRORS."""
 
     def __init__(self, errors: list[ConfigError]):
-        Exception.__init__(self, "\n".join(str(error) for error in errors))
+        more = ["... and more errors"] if len(errors) > MOST_ERRORS else []
+        Exception.__init__(self, "\n".join([*map(str, errors[:MOST_ERRORS]), *more]))
         self.where, self.absent, self.errors = None, "", errors
 
 

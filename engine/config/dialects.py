@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from engine.config.numbers import whole
 from engine.config.prototext import Node, layer_label, scalar
-from engine.errors import ConfigError
+from engine.errors import MOST_ERRORS, ConfigError
 
 TABLE = Path(__file__).with_name("dialects.tsv")
 
@@ -76,6 +76,8 @@ class Review:
         if name == "LayerParameter" and any(node.name not in fields for node in nodes):
             self._layer(nodes, label)
         for node in nodes:
+            if len(self.errors) > MOST_ERRORS:
+                return
             described = fields.get(node.name)
             if described is None or (kind and not any(word in kind for word in _READERS.get(node.name, ("",)))):
                 continue

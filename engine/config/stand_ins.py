@@ -19,7 +19,7 @@ _NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]*)?|\.[0-9]{1,9})"
 
 def _numbers(text: str, name: str) -> list[float]:
     """One number, or a list of them, that a param_str gives to a name."""
-    found = re.search(rf"{name}\D*?({_NUMBER}(?:[\s,]+{_NUMBER})*)", text)
+    found = re.search(rf"{name}\D{{0,200}}?({_NUMBER}(?:[\s,]+{_NUMBER})*)", text)
     return [float(number) for number in re.split(r"[\s,]+", found[1])] if found else []
 
 

@@ -14,7 +14,7 @@ from typing import cast
 from engine import proto
 from engine.config import NetConfig
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError, ConfigErrors
+from engine.errors import MOST_ERRORS, ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
@@ -123,6 +123,8 @@ def build(
         except ConfigError as error:
             errors.append(error)
             connect.broken(message)
+            if len(errors) > MOST_ERRORS:
+                break
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
     graph.all_params = [parameter for layer in graph.layers for parameter in layer.params]

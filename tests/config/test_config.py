@@ -1,16 +1,19 @@
 """Reading nets and solvers: upgrades, errors with their places, overrides, and the zoo of public files."""
 
+import itertools
 import os
+import time
+import warnings
 
 import pytest
-from google.protobuf import text_format
+from google.protobuf import text_encoding, text_format
 
 from engine import proto
 from engine.config.config import net_of_solver, nets_of_solver, parse_net, parse_solver, read, read_net, read_solver
-from engine.config.prototext import fill, scan
+from engine.config.prototext import fill, scan, unescaped
 from engine.config.stand_ins import stand_in
 from engine.config.upgrade import upgrade_net, upgrade_solver
-from engine.errors import ConfigError, ConfigErrors
+from engine.errors import MOST_ERRORS, ConfigError, ConfigErrors
 from tests.shared import SHARED, needs_shared
 
 NET = """name: "tiny"
@@ -165,6 +168,49 @@ def test_all_errors_of_a_file_at_once():
         parse_net(text, "x.prototxt")
     assert [error.where for error in caught.value.errors] == ["x.prototxt:1:1", "x.prototxt:5:35"]
     assert "did you mean 'name'" in str(caught.value) and "did you mean 'batch_size'" in str(caught.value)
+
+
+def test_escapes_are_those_of_protobuf():
+    pieces = ["\\", "x", "4", "f", "g", "u00e9", "U0001f600", "N{DASH}", "777", "n", "é", "中", "\U0001f600"]
+
+    def result(unescape, text):
+        try:
+            return unescape(text)
+        except ValueError as error:
+            return str(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of escapes that are none, and keeps them
+        for text in map("".join, itertools.product(pieces, repeat=4)):
+            assert result(unescaped, text) == result(text_encoding.CUnescape, text), text
+
+
+PROPOSAL = (
+    'layer { type: "Python" python_param { module: "rpn.proposal_layer" layer: "ProposalLayer" param_str: "%s" } }'
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'name: "{200_000 * chr(92)}"',
+        "name: " + f'"{40 * "a"}" ' * 200_000,
+        PROPOSAL % ("feat_stride " * 40_000),
+        "".join(f"nane{i}: 1 " for i in range(100_000)),
+        "layer {" + "".join(f"nane{i}: 1 " for i in range(100_000)) + "}",
+        "layer { pooling_param { torch_pooling: true } } " * 20_000,
+        f"{'n' * 100_000}: 1",
+    ],
+    ids=["backslashes", "neighbours", "a layer's text", "errors", "errors of a layer", "refusals", "long name"],
+)
+def test_texts_are_read_in_linear_time(text):
+    begin = time.process_time()
+    try:
+        parse_net(text, "x.prototxt")
+    except ConfigErrors as errors:
+        lines = str(errors).splitlines()
+        assert len(lines) == 1 or (len(lines), lines[-1]) == (MOST_ERRORS + 1, "... and more errors")
+    assert time.process_time() - begin < 10
 
 
 def test_files_that_are_something_else(tmp_path):

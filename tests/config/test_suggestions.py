@@ -60,6 +60,12 @@ def test_other_words_are_looked_for_as_before():
     assert suggestion("linear", ["max_iter", "min_iter"]) == "; known: max_iter, min_iter"
 
 
+def test_the_nearest_of_very_many_is_not_looked_for():
+    assert suggestion("blab", [f"blob{i}" for i in range(10_000)]) == ""
+    text = "".join(map(chr, range(256, 756))) * 100
+    assert suggestion(text + "a", [text]) == f"; known: {text}"
+
+
 def test_a_swish_is_near_a_gelu():
     """As the hint says."""
     from math import erf, sqrt
