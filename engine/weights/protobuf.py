@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from engine import proto
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 MessageT = TypeVar("MessageT", bound=Message)
 AnyT = TypeVar("AnyT")
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
+_MOST_MESSAGES = 200_000  # within one: 3 bytes of a file may be a layer, of 1.3 KB. Inception-ResNet v2 has 10,000
 _RAW_TYPES = {proto.DOUBLE: "<f8", proto.FLOAT: "<f4", proto.FLOAT16: "<f2"}
 _LEGACY_AXES = ("num", "channels", "height", "width")
 
@@ -167,10 +170,64 @@ def read_message(path: str | os.PathLike, kind: type[MessageT], word: str) -> Me
     content = read_bytes(path, WeightsError)
     if not content:
         raise WeightsError(f"truncated or not a {word} (0 bytes)", str(path))
+    if _has_too_many_messages(content, cast("Descriptor", kind.DESCRIPTOR)):
+        raise WeightsError(f"not a {word}: it has more than {_MOST_MESSAGES} layers, blobs and the like", str(path))
     try:
         return kind.FromString(content)
     except DecodeError:
         raise WeightsError(f"truncated or not a {word} ({len(content)} bytes)", str(path)) from None
+
+
+def _has_too_many_messages(content: bytes, descriptor: Descriptor) -> bool:
+    """Whether a message has more than _MOST_MESSAGES within it. Values are passed over by their lengths; of what is
+    damaged, protobuf tells."""
+    count, waiting = 0, [(0, len(content), descriptor)]
+    while waiting:
+        at, end, descriptor = waiting.pop()
+        inner = _messages_in(descriptor)
+        try:
+            while at < end:
+                tag, at = _varint(content, at)
+                number, wire_type = tag >> 3, tag & 7
+                if wire_type == 0:
+                    _, at = _varint(content, at)
+                elif wire_type == 2:
+                    length, at = _varint(content, at)
+                    if number in inner:
+                        count += 1
+                        if count > _MOST_MESSAGES:
+                            return True
+                    if length and (kind := inner.get(number)) is not None:
+                        waiting.append((at, min(at + length, end), kind))
+                    at += length
+                else:  # groups, of which forks have none, are taken for what is in them
+                    at += {1: 8, 5: 4}.get(wire_type, 0)
+        except IndexError:
+            continue
+    return False
+
+
+@functools.cache
+def _messages_in(descriptor: Descriptor) -> dict[int, Descriptor | None]:
+    """The numbers of a message's fields that are messages; with the type of those within which any number of messages
+    may be. The others have each of theirs once: blobs are among them, and may have their values one by one."""
+    inner = {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
+    return {number: kind if any(map(_is_repeated_message, kind.fields)) else None for number, kind in inner.items()}
+
+
+def _is_repeated_message(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and not field.has_presence
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """A number in the bytes from `at` on, and where it ends. Raises IndexError where it does not."""
+    value = 0
+    for index in range(10):
+        byte = content[at + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, at + index + 1
+    raise IndexError
 
 
 def write_message(path: str | os.PathLike, message: Message, digest: _Hash | None = None) -> None:

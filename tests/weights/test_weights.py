@@ -239,6 +239,22 @@ def test_truncated_files(tmp_path, net, blobs, suffix):
         read_solverstate(path)
 
 
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (read_caffemodel, b"\xa2\x06\x00" * 200_001),
+        (read_caffemodel, b"\xa2\x06\x80\xea\x30" + b"\x3a\x00" * 400_000),
+        (read_caffemodel, b"\x0b" + b"\x12\x00" * 200_001 + b"\x0c"),
+        (read_solverstate, b"\x08\x01" + b"\x1a\x00" * 200_001),
+    ],
+    ids=["layers", "blobs of a layer", "layers in a group", "history"],
+)
+def test_few_bytes_that_stand_for_very_many_messages(tmp_path, read, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"x: not a \w+: it has more than 200000 layers, blobs and the like"):
+        read(tmp_path / "x")
+
+
 def test_files_that_are_something_else(tmp_path, net, blobs):
     path = tmp_path / "x"
     for content in (b"", b'name: "a text"\n'):
