@@ -6,10 +6,12 @@ import csv
 import io
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import accumulate, chain
 from pathlib import Path
 
 from engine.errors import DataError
@@ -17,10 +19,12 @@ from engine.files import atomic_write, opened
 
 _NUMBER = r"([-+]?(?:[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf))"
 _COUNT = "[0-9]{1,18}"
+_MOST_NETS = 1000  # that are tested
+_MOST_EMPTY = 1_000_000  # fields of a table without a value: its outputs may change where a log is of several runs
 _STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})", re.ASCII)
 _ITERATION = re.compile(rf"\bIteration ({_COUNT})\b")
 _TESTING = re.compile(rf"\bTesting net \(#({_COUNT})\)")
-_LOSS = re.compile(rf"\bIteration {_COUNT}(?: \([^)]*\))?, loss = {_NUMBER}")
+_LOSS = re.compile(rf"\bIteration {_COUNT}(?: \([^)\n]{{0,200}}\))?, loss = {_NUMBER}")
 _RATE = re.compile(rf"\bIteration {_COUNT}, lr = {_NUMBER}")
 _OUTPUT = re.compile(rf"\b(Train|Test) net output #{_COUNT}: (\S+) = {_NUMBER}(.*)")
 
@@ -93,6 +97,8 @@ def read_log(path: str) -> RunLog:
         run = parse(io.TextIOWrapper(file, encoding="utf-8", errors="replace"))
     if not run.train and not run.tests:
         raise DataError("no log of a training run: it has no line 'Iteration N, ...'", path)
+    if len(run.tests) > _MOST_NETS:
+        raise DataError(f"it tests {len(run.tests)} nets, expected at most {_MOST_NETS}", path)
     return run
 
 
@@ -130,10 +136,11 @@ def _train_row(run: RunLog, iteration: int, clock: _Clock) -> Row:
 def _rates_of_tests(run: RunLog) -> None:
     """A test has the rate of the last display before it or at it, the first one that of the first."""
     known = [row for row in run.train if row.rate is not None]
-    for rows in run.tests.values():
-        for row in rows:
-            before = [each.rate for each in known if each.iteration <= row.iteration]
-            row.rate = before[-1] if before else known[0].rate if known else None
+    # The least iteration from each display on, for a log of several runs may begin again.
+    least = list(accumulate((row.iteration for row in reversed(known)), min))[::-1]
+    for row in chain.from_iterable(run.tests.values()):
+        before = bisect_right(least, row.iteration)
+        row.rate = known[max(before - 1, 0)].rate if known else None
 
 
 def write_csv(path: str, folder: str, delimiter: str = ",") -> list[Path]:
@@ -146,13 +153,18 @@ def write_csv(path: str, folder: str, delimiter: str = ",") -> list[Path]:
     for suffix, rows in tables.items():
         target = Path(folder) / (Path(path).name + suffix)
         with atomic_write(target) as file:
-            file.write(_csv(rows, delimiter, smoothed=suffix == ".train").encode())
+            file.write(_csv(path, rows, delimiter, smoothed=suffix == ".train").encode())
         written.append(target)
     return written
 
 
-def _csv(rows: list[Row], delimiter: str, smoothed: bool) -> str:
+def _csv(path: str, rows: list[Row], delimiter: str, smoothed: bool) -> str:
     outputs = list(dict.fromkeys(name for row in rows for name in row.outputs))
+    empty = len(rows) * len(outputs) - sum(len(row.outputs) for row in rows)
+    if empty > _MOST_EMPTY:
+        raise DataError(
+            f"a table of {len(rows)} rows and {len(outputs)} outputs would be nearly empty: each has others", path
+        )
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(["NumIters", "Seconds", "LearningRate", *outputs, *(["SmoothedLoss"] if smoothed else [])])

@@ -12,6 +12,8 @@ from engine.errors import ConfigError, DataError
 from engine.report.parse_log import RunLog, read_log
 from engine.report.plot import KINDS, CurvePoints, Panel, write_panels
 
+_MOST_CURVES = 1000  # which nobody tells apart, and of which each takes its time
+
 
 def plot_logs(paths: Sequence[str], target: str) -> None:
     """Writes a .png, .svg or .pdf. Raises ConfigError for a target that is no picture, DataError, EngineError."""
@@ -29,6 +31,9 @@ def plot_logs(paths: Sequence[str], target: str) -> None:
                 if len(paths) > 1:
                     series.name = f"{name}: {series.name}"
             panels.setdefault(panel.title, Panel(panel.title, [])).series.extend(panel.series)
+    curves = sum(len(panel.series) for panel in panels.values())
+    if curves > _MOST_CURVES:
+        raise DataError(f"{curves} curves, expected at most {_MOST_CURVES}", ", ".join(paths))
     if not panels:
         raise DataError("nothing to draw: no loss, no test", ", ".join(paths))
     write_panels(target, ", ".join(names), list(panels.values()))

@@ -3,6 +3,7 @@
 import csv
 import math
 import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -131,6 +132,35 @@ def test_numbers_that_are_none():
     lines = ["I1341 25:61:61.123456  7 a.py:1] Iteration 1, loss = 2", f"Iteration {'1' * 5000}, loss = 2"]
     run = parse([*lines, "Iteration \u0663, loss = 2", "Iteration 2, loss = \u0663"])
     assert [(row.iteration, row.loss) for row in run.train] == [(1, 2)] and math.isnan(run.train[0].seconds)
+
+
+def test_the_rate_of_a_test_in_a_log_that_begins_again():
+    rates = [(0, 0.1), (10, 0.2), (20, 0.3), (5, 0.4), (15, 0.5)]
+    lines = [f"Iteration {iteration}, lr = {rate}" for iteration, rate in rates]
+    run = parse([*lines, *(f"Iteration {i}, Testing net (#0)" for i in (0, 4, 5, 14, 15, 100))])
+    assert [row.rate for row in run.tests[0]] == [0.1, 0.1, 0.4, 0.4, 0.5, 0.5]
+
+
+def test_logs_are_read_in_linear_time():
+    lines = [f"Iteration {i}, lr = 1\nIteration {i}, Testing net (#0)" for i in range(20_000)]
+    begin = time.process_time()
+    assert len(parse([*"\n".join(lines).splitlines(), "Iteration 1 (" * 50_000]).tests[0]) == 20_000
+    assert time.process_time() - begin < 10
+
+
+def test_logs_that_would_give_endless_tables_or_pictures(tmp_path):
+    path = tmp_path / "x.log"
+    outputs = [f"Iteration {i}, lr = 1\n Train net output #0: x{i} = 1" for i in range(1500)]
+    path.write_text("\n".join(outputs))
+    with pytest.raises(DataError, match=r"x\.log: a table of 1500 rows and 1500 outputs would be nearly empty"):
+        write_csv(str(path), str(tmp_path))
+    path.write_text("\n".join(f"Iteration 0, Testing net (#{i})" for i in range(1001)))
+    with pytest.raises(DataError, match=r"x\.log: it tests 1001 nets, expected at most 1000"):
+        read_log(str(path))
+    path.write_text("Iteration 0, Testing net (#0)\n" + " Test net output #0: a = 1\n" * 1001)
+    with pytest.raises(DataError, match=r"x\.log: 1001 curves, expected at most 1000"):
+        plot_logs([str(path)], str(tmp_path / "x.png"))
+    assert [each.name for each in tmp_path.iterdir()] == ["x.log"]
 
 
 def test_something_else(tmp_path):
