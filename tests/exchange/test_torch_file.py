@@ -76,6 +76,18 @@ def test_weights_of_a_net_go_out_and_come_back(name, tmp_path):
         harness.assert_close(after[top], before[top], 1e-5)
 
 
+def test_files_from_before_zip_are_read(tmp_path):
+    """PyTorch before 1.6: pickles one after the other, then the values."""
+    write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
+    with zipfile.ZipFile(tmp_path / "x.pth") as archive:
+        state, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
+    begin, keys = (pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, ["0"]))
+    sizes = pickle.dumps({"little_endian": True, "type_sizes": {"short": 2}}, 2)
+    content = begin + pickle.dumps(1001, 2) + sizes + state + keys + struct.pack("<q", 4) + values
+    (tmp_path / "old.pth").write_bytes(content)
+    np.testing.assert_array_equal(read_state(tmp_path / "old.pth")["conv.bias"], STATE["conv.bias"])
+
+
 def test_bfloat16_and_half_are_read(tmp_path):
     values = np.array([1.5, -2.25, 1024], np.float32)
     brain = (values.view("<u4") >> 16).astype("<u2")
