@@ -449,7 +449,7 @@ def test_names_of_all_kinds_of_tars(image_folder, tmp_path, form):
 
 def test_a_pax_header_is_read_in_linear_time(tmp_path):
     """A million bytes of it, copied for each of their records, would be a minute."""
-    records = b"6 a=b\n" * 170_000 + b"12 path=c/a\n" + b"5012 size=%s\n" % (b"9" * 5001)
+    records = b"6 a=b\n" * 170_000 + b"12 path=c/a\n"
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, len(records)
     member = tarfile.TarInfo("x")
