@@ -21,9 +21,12 @@ static Array get(const Tensor& tensor) {
     return values;
 }
 
-// The bytes themselves as an array that keeps `owner` alive; None where they are laid out for a kernel.
-static std::optional<py::array_t<float>> view(const Tensor& tensor, const py::object& owner) {
+// The bytes themselves as an array that keeps them alive; None where they are laid out for a kernel.
+static std::optional<py::array_t<float>> view(const Tensor& tensor) {
     if (!tensor.dense()) return std::nullopt;
+    using Keeper = std::shared_ptr<void>;
+    const py::capsule owner(new Keeper(tensor.buffer->keeper()),
+                            [](void* keeper) { delete static_cast<Keeper*>(keeper); });
     const std::vector<py::ssize_t> shape(tensor.shape.begin(), tensor.shape.end());
     return py::array_t<float>(shape, tensor.data(), owner);
 }
@@ -35,19 +38,33 @@ static void set(Tensor& tensor, const Array& values) {
     tensor.write(values.data());
 }
 
-// Points an input at the caller's array, which must stay alive until it is attached elsewhere.
+// Points an input at the caller's array.
 static void attach(Tensor& tensor, const py::array_t<float>& values) {
     if (tensor.home != Home::external) throw py::value_error("tensor '" + tensor.name + "' is not an input");
     if (values.size() != tensor.count() || !(values.flags() & py::array::c_style))
         throw py::value_error("input '" + tensor.name + "' wants " + std::to_string(tensor.count()) +
                               " contiguous float32 values, got " + std::to_string(values.size()));
-    tensor.buffer->place(const_cast<float*>(values.data()));
+    const auto release = [](py::object* object) {
+        py::gil_scoped_acquire gil;
+        delete object;
+    };
+    tensor.buffer->place(const_cast<float*>(values.data()),
+                         std::shared_ptr<py::object>(new py::object(values), release));
 }
 
-static void place(Tensor& tensor, Arena& arena, size_t offset) {
-    if (offset + tensor.buffer->bytes() > arena.bytes())
+static void place(Tensor& tensor, const std::shared_ptr<Arena>& arena, size_t offset) {
+    if (offset + tensor.buffer->bytes() > arena->bytes())
         throw py::value_error("'" + tensor.name + "' does not fit into the arena");
-    tensor.buffer->place(arena.data() + offset);
+    tensor.buffer->place(arena->data() + offset, arena);
+}
+
+// Between two blobs that have memory of their own, laid out alike; false, and nothing done, where they do not.
+static bool swap_memory(Tensor& tensor, Tensor& other) {
+    const auto owned = [](const Tensor& each) { return each.decided() && each.buffer->home() == Home::owned; };
+    if (!owned(tensor) || !owned(other) || tensor.layout != other.layout) return false;
+    if (tensor.buffer->bytes() != other.buffer->bytes()) return false;
+    tensor.buffer->swap_memory(*other.buffer);
+    return true;
 }
 
 // Into the layout and the precision of a tensor of the same shape.
@@ -61,7 +78,8 @@ static void convert(const Tensor& from, Tensor& to) {
 }
 
 void bind_tensor(py::module_& m) {
-    py::class_<Arena>(m, "Arena", py::buffer_protocol(), "Bytes allocated and touched once; a buffer of float32.")
+    py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena", py::buffer_protocol(),
+                                              "Bytes allocated and touched once; a buffer of float32.")
         .def(py::init<size_t>(), "bytes"_a)
         .def_property_readonly("nbytes", &Arena::bytes)
         .def_buffer([](Arena& arena) {
@@ -82,12 +100,13 @@ void bind_tensor(py::module_& m) {
         .def_readonly("diff", &Tensor::diff)
         .def_readwrite("accumulate", &Tensor::accumulate)
         .def("get", &get, "A dense row-major float32 copy.")
-        .def("view", &view, "owner"_a,
-             "The values in place, as an array that keeps `owner` (who has the memory) alive; None if not row-major.")
+        .def("view", &view, "The values in place, as an array that keeps the memory alive; None if not row-major.")
         .def("set", &set, "values"_a, "Copies dense row-major values in; raises ValueError on another count.")
         .def("convert", &convert, "to"_a, "Copies the values into a tensor of the same shape, laid out its own way.")
         .def("attach", &attach, "values"_a.noconvert())
-        .def("place", &place, "arena"_a, "offset"_a, py::keep_alive<1, 2>())
+        .def("place", &place, "arena"_a, "offset"_a)
+        .def("swap_memory", &swap_memory, "other"_a,
+             "Takes another blob's memory for its own, where both have their own, laid out alike; returns whether so.")
         .def(
             "like",
             [](const Tensor& t, const std::string& name) {
@@ -98,6 +117,10 @@ void bind_tensor(py::module_& m) {
             },
             "name"_a, "Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).")
         .def("without_diff", &Tensor::without_diff, "The same values, for readers that send no gradient.")
+        .def("with_own_diff", &Tensor::with_own_diff, "The same values, with a gradient of its own, to be placed.")
+        .def_property_readonly(
+            "origin", [](const TensorPtr& t) { return t->origin ? t->origin : t; },
+            "The tensor that had these values first: another one after with_own_diff().")
         .def("decide_plain", [](Tensor& t) {
             if (!t.decided()) t.decide(plain_layout(t.shape));
         });

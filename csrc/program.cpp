@@ -120,8 +120,8 @@ void Program::join(int output, int input) { buffers_.at(input)->join(buffers_.at
 
 void Program::place(const std::vector<int64_t>& offsets, int64_t bytes) {
     if (offsets.size() != buffers_.size()) throw std::invalid_argument("the plan must place every activation buffer");
-    arena_ = std::make_unique<Arena>(bytes);
-    for (size_t i = 0; i < offsets.size(); i++) buffers_[i]->place(arena_->data() + offsets[i]);
+    arena_ = std::make_shared<Arena>(bytes);
+    for (size_t i = 0; i < offsets.size(); i++) buffers_[i]->place(arena_->data() + offsets[i], arena_);
     scratch_ = std::make_unique<Arena>(scratch_bytes());
     for (const auto& op : ops_) op->place_scratch(scratch_->data());
     spans_.assign(4 * ops_.size(), 0);
@@ -131,8 +131,8 @@ void Program::own(const TensorPtr& tensor) {
     const auto give = [&](const TensorPtr& each) {
         if (!each || !each->decided() || each->buffer->home() != Home::activation) return;
         each->buffer->set_home(Home::owned);
-        owned_.push_back(std::make_unique<Arena>(each->buffer->bytes()));
-        each->buffer->place(owned_.back()->data());
+        const auto arena = std::make_shared<Arena>(each->buffer->bytes());
+        each->buffer->place(arena->data(), arena);
     };
     give(tensor);
     give(tensor->diff);

@@ -100,8 +100,8 @@ private:
     std::vector<TensorPtr> parameters_;
     std::vector<BufferPtr> buffers_;  // activations, numbered in order of first touch
     std::unordered_map<const Buffer*, int> ids_;
-    std::vector<std::unique_ptr<Arena>> owned_;
-    std::unique_ptr<Arena> arena_, scratch_;
+    std::shared_ptr<Arena> arena_;
+    std::unique_ptr<Arena> scratch_;
     std::shared_ptr<ReadyQueue> queue_;
     std::vector<Gate> gates_;
     bool mark_ready_ = true;

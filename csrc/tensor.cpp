@@ -14,11 +14,19 @@ const dnnl::engine& cpu() {
     return instance;
 }
 
-void Buffer::place(void* address) {
+void Buffer::place(void* address, std::shared_ptr<void> keeper) {
     Buffer* const all = root();
+    all->keeper_ = std::move(keeper);
     if (address == all->address_) return;
     all->address_ = address;
     for (auto& memory : all->followers_) memory.set_data_handle(address);
+}
+
+void Buffer::swap_memory(Buffer& other) {
+    void* const address = this->address();
+    std::shared_ptr<void> keeper = this->keeper();
+    place(other.address(), other.keeper());
+    other.place(address, std::move(keeper));
 }
 
 void Buffer::follow(const dnnl::memory& memory) {
@@ -87,6 +95,15 @@ TensorPtr Tensor::without_diff() const {
     return tensor;
 }
 
+TensorPtr Tensor::with_own_diff(const TensorPtr& tensor) {
+    auto other = std::make_shared<Tensor>(*tensor);
+    other->origin = tensor->origin ? tensor->origin : tensor;
+    other->diff = std::make_shared<Tensor>(tensor->name, tensor->shape, Home::gradient);
+    other->diff->plain_override = tensor->diff->plain_override;
+    other->diff->decide(tensor->diff->layout);
+    return other;
+}
+
 int64_t Tensor::count() const { return count_of(shape); }
 
 void Tensor::decide(const Layout& wanted) { decide(wanted, std::make_shared<Buffer>(wanted.get_size(), home)); }
@@ -130,7 +147,7 @@ void Tensor::read(float* plain) const { copy(memory, dnnl::memory(outside(*this)
 
 void Tensor::write(const float* plain) {
     copy(dnnl::memory(outside(*this), cpu(), const_cast<float*>(plain)), memory);
-    writes_++;
+    buffer->count_write();
 }
 
 }  // namespace engine

@@ -31,21 +31,28 @@ public:
     Buffer(size_t bytes, Home home) : bytes_(bytes), home_(home) {}
     Buffer(const Buffer&) = delete;
 
-    void place(void* address);
+    // keeper: what has the memory, and lives at least as long as this buffer points there.
+    void place(void* address, std::shared_ptr<void> keeper);
+    void swap_memory(Buffer& other);
     void follow(const dnnl::memory& memory);
     void join(const std::shared_ptr<Buffer>& other);  // this one's home wins over an activation's
     const Buffer* root() const { return joined_ ? joined_->root() : this; }
     Buffer* root() { return joined_ ? joined_->root() : this; }
 
     void* address() const { return root()->address_; }
+    std::shared_ptr<void> keeper() const { return root()->keeper_; }
     size_t bytes() const { return root()->bytes_; }
     Home home() const { return root()->home_; }
     void set_home(Home home) { root()->home_ = home; }
+    void count_write() { root()->writes_++; }
+    uint64_t writes() const { return root()->writes_; }
 
 private:
     size_t bytes_;
     Home home_;
     void* address_ = nullptr;
+    std::shared_ptr<void> keeper_;
+    uint64_t writes_ = 0;
     std::vector<dnnl::memory> followers_;
     std::shared_ptr<Buffer> joined_;
 };
@@ -65,6 +72,8 @@ struct Tensor {
 
     // The same values without the gradient, for readers that send none.
     TensorPtr without_diff() const;
+    // The same values with a gradient of its own, which is to be placed.
+    static TensorPtr with_own_diff(const TensorPtr& tensor);
 
     // The same bytes described differently; the caller vouches that the layouts agree.
     dnnl::memory as(const Layout& other) const;
@@ -77,7 +86,7 @@ struct Tensor {
     // Copies to and from a dense row-major float32 array of `shape`.
     void read(float* plain) const;
     void write(const float* plain);
-    uint64_t writes() const { return writes_; }  // how often write() has been called
+    uint64_t writes() const { return buffer->writes(); }  // how often write() has been called, for any view of them
 
     std::string name;
     Dims shape;  // Caffe's; () for a scalar
@@ -88,10 +97,8 @@ struct Tensor {
     BufferPtr buffer;
     dnnl::memory memory;
     TensorPtr diff;
+    TensorPtr origin;         // of with_own_diff(): the first tensor that had these values
     bool accumulate = false;  // of a parameter's diff: writers add to it (iter_size, shared parameters)
-
-private:
-    uint64_t writes_ = 0;
 };
 
 Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)

@@ -7,6 +7,7 @@ arrays that it hands out are copies, which that LiveNet takes over: they stay li
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from engine.net import Counters, Net
 
 if TYPE_CHECKING:
     from engine.caffe.live import LiveNet
+    from engine.host._core import Tensor
 
 
 def may_fuse(config: NetConfig, phase: int) -> bool:
@@ -63,8 +65,11 @@ class FusedNet:
 
     def shows(self, name: str) -> bool:
         """Whether data() has this blob."""
+        return name in self.inputs or self._is_output(name)
+
+    def _is_output(self, name: str) -> bool:
         blob = self._blobs[name]
-        return name in self.inputs or (blob in self.net.graph.outputs and blob in self.net.tensors)
+        return blob in self.net.graph.outputs and blob in self.net.tensors
 
     def data(self, name: str) -> np.ndarray:
         if name in self.inputs:
@@ -84,6 +89,11 @@ class FusedNet:
     def keep_parameters_of(self, before: LiveNet | FusedNet) -> None:
         """Arrays of parameters that the caller may hold stay live."""
         self.parameters.adopt(before.parameters)
+
+    def keep_arrays_of(self, before: FusedNet) -> None:
+        """Arrays of outputs that the caller may hold stay live, of those whose shapes both nets have."""
+        outputs = {name: self.net.tensors[self._blobs[name]] for name in self._blobs if self._is_output(name)}
+        self._outputs = before._arrays_as(outputs)
 
     def push(self) -> None:
         """Before a run: takes what was written into arrays of parameters."""
@@ -124,6 +134,12 @@ class FusedNet:
 
     def arrays_for(self, other: Net) -> Views:
         """The arrays of outputs that somebody may hold, as those of another net's tensors."""
-        tensor_of = {blob.name: other.tensors[blob] for blob in other.graph.outputs if blob in other.tensors}
-        tensors = {self.net.tensors[self._blobs[name]]: tensor for name, tensor in tensor_of.items()}
-        return self._outputs.of(tensors)
+        return self._arrays_as(
+            {blob.name: other.tensors[blob] for blob in other.graph.outputs if blob in other.tensors}
+        )
+
+    def _arrays_as(self, outputs: Mapping[str, Tensor]) -> Views:
+        mine = {name: self.net.tensors[self._blobs[name]] for name in outputs if self._is_output(name)}
+        return self._outputs.of(
+            {tensor: outputs[name] for name, tensor in mine.items() if tensor.shape == outputs[name].shape}
+        )

@@ -1,12 +1,15 @@
 """A net that runs layer by layer and whose blobs are live arrays: what caffe.Net needs beyond engine.net.Net.
 
 Where layers work in place, the graph has several versions of a blob, and Caffe one array that they overwrite in turn.
-The name therefore stands for the version that the last run left there; a run that starts elsewhere takes its values.
+The name therefore stands for the version that the last run left there, and its array is a copy that goes with it from
+version to version; a run that starts elsewhere takes its values.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +17,10 @@ from engine.caffe.fused import FusedNet
 from engine.caffe.views import Views
 from engine.layers.base import Blob, Layer, Parameter
 from engine.net import ALL, Counters, Net
+from engine.proto import TRAIN
+
+if TYPE_CHECKING:
+    from engine.host._core import Tensor
 
 
 @dataclass
@@ -39,10 +46,11 @@ class LiveNet:
         self._places = [i for i, layer in enumerate(graph) if layer.name in named]
         self.layers: list[Layer] = [graph[i] for i in self._places]
         self._versions = self._find_versions()
-        self._last_forward = len(self.layers) - 1
-        self._diff_of: dict[str, _Version] = {}  # where it is not the last version
+        self._data_of = {name: versions[-1] for name, versions in self._versions.items()}  # what the names stand for
+        self._diff_of = dict(self._data_of)
         self._stand_ins: dict[object, np.ndarray] = {}  # for what is never computed
         self.step = 0
+        self._runs = net.runs
         for layer in net.self_fed:  # constants stay as they are, unless somebody writes into them
             for blob, values in layer.feed(self.step, net.seed).items():
                 net.feed(blob, values)
@@ -59,7 +67,8 @@ class LiveNet:
                 last.reader = number if last.reader is None else last.reader
             for top in layer.tops:
                 if not top.name.startswith("(automatic)"):
-                    outside = top in self.net.builder.inputs
+                    given = layer.type == "Input" or layer in self.net.self_fed  # by scripts, perhaps
+                    outside = given and top in self.net.builder.inputs
                     versions.setdefault(top.name, []).append(_Version(top, -1 if outside else number))
         return versions
 
@@ -69,34 +78,48 @@ class LiveNet:
         return list(self._versions)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._current(name).blob.shape
+        return self._data_of[name].blob.shape
 
     def data(self, name: str) -> np.ndarray:
-        return self._data(self._current(name).blob)
+        return self._data(self._data_of[name].blob)
 
     def diff(self, name: str) -> np.ndarray:
-        return self._diff(self._current_diff(name).blob)
-
-    def _current(self, name: str) -> _Version:
-        versions = self._versions[name]
-        return next((v for v in reversed(versions) if v.maker <= self._last_forward), versions[0])
-
-    def _current_diff(self, name: str) -> _Version:
-        return self._diff_of.get(name) or self._current(name)
+        return self._diff(self._diff_of[name].blob)
 
     def _data(self, blob: Blob) -> np.ndarray:
         if blob in self.net.fed:
             return self.net.fed[blob].reshape(blob.shape)
         if blob in self.net.tensors:
-            return self._views.array(self.net.tensors[blob], blob.shape, self.net)
+            return self._array(self.net.tensors[blob], blob)
         return self._stand_in((blob, "data"), blob.shape)  # of a layer without ops
 
-    def _diff(self, blob: Blob) -> np.ndarray:
+    def _array(self, tensor: Tensor, blob: Blob) -> np.ndarray:
+        in_place = len(self._versions.get(blob.name, ())) > 1
+        return (self._views.copy if in_place else self._views.array)(tensor, blob.shape)
+
+    def _diff_tensor(self, blob: Blob) -> Tensor | None:
         tensor = self.net.tensors.get(blob)
-        if tensor is not None and tensor.diff is not None:
-            return self._views.array(tensor.diff, blob.shape, self.net)
+        return tensor and tensor.diff
+
+    def _diff(self, blob: Blob) -> np.ndarray:
+        tensor = self._diff_tensor(blob)
+        if tensor is not None:
+            return self._array(tensor, blob)
         weight = next((w for _, top, w in self.net.losses() if top == blob.name), 0.0)
         return self._stand_in(blob, blob.shape, weight)
+
+    def _let_data_be(self, name: str, version: _Version) -> None:
+        """What the name stands for; its array, unless an input has one of its own, shows it from the next pull on."""
+        old, new = self._data_of[name].blob, version.blob
+        self._data_of[name] = version
+        if old in self.net.tensors and new in self.net.tensors and not {old, new} & self.net.fed.keys():
+            self._views.move(self.net.tensors[old], self.net.tensors[new])
+
+    def _let_diff_be(self, name: str, version: _Version) -> None:
+        old, new = self._diff_tensor(self._diff_of[name].blob), self._diff_tensor(version.blob)
+        self._diff_of[name] = version
+        if old is not None and new is not None:
+            self._views.move(old, new)
 
     def _stand_in(self, key: object, shape: tuple[int, ...], value: float = 0.0) -> np.ndarray:
         if key not in self._stand_ins:
@@ -106,14 +129,14 @@ class LiveNet:
     # Parameters
 
     def parameter(self, parameter: Parameter) -> np.ndarray:
-        tensor = self.net.tensor_of[parameter.owner or parameter]
-        return self.parameters.array(tensor, parameter.shape, self.net)
+        tensor = self.net.tensor_of[parameter.owner or parameter].origin
+        return self.parameters.array(tensor, parameter.shape)
 
     def parameter_diff(self, parameter: Parameter) -> np.ndarray:
         """Zeros where lr_mult is 0, so that it is not computed."""
         diff = self.net.tensor_of[parameter.owner or parameter].diff
         if diff is not None:
-            return self.parameters.array(diff, parameter.shape, self.net)
+            return self.parameters.array(diff, parameter.shape)
         return self._stand_in(parameter, parameter.shape)
 
     def clear_parameter_diffs(self) -> None:
@@ -131,13 +154,40 @@ class LiveNet:
         self.parameters.push()
 
     def pull(self) -> None:
-        """After a run, or after another change of tensors that followed a push()."""
+        """After a run, also somebody else's, or after another change of tensors that followed a push()."""
+        if self.net.runs != self._runs:
+            self._ran_through()
         self._views.pull()
         self.parameters.pull()
 
     def keep_parameters_of(self, before: LiveNet | FusedNet) -> None:
         """Arrays of parameters that the caller may hold stay live, of those that both nets have."""
         self.parameters.adopt(before.parameters)
+
+    def keep_arrays_of(self, before: LiveNet) -> None:
+        """Arrays of blobs that the caller may hold stay live, and values stay, of those whose shapes both nets have."""
+        tensors: dict[Tensor, Tensor] = {}
+        theirs = _in_order(before.net)
+        for key, blob in _in_order(self.net).items():
+            other = theirs.get(key)
+            if other is None or other.shape != blob.shape:
+                continue
+            for mine, its in (
+                (self.net.tensors.get(blob), before.net.tensors.get(other)),
+                (self._diff_tensor(blob), before._diff_tensor(other)),
+            ):
+                if mine is None or its is None or mine in self.net.builder.inputs.values():
+                    continue
+                if not mine.swap_memory(its):
+                    mine.set(its.get())
+                tensors[its] = mine
+            for old, new in (((other, "data"), (blob, "data")), (other, blob)):
+                if old in before._stand_ins:
+                    self._stand_ins[new] = before._stand_ins[old]
+        self._views = before._views.of(tensors)
+        for name, versions in self._versions.items():
+            self._data_of[name] = versions[before._versions[name].index(before._data_of[name])]
+            self._diff_of[name] = versions[before._versions[name].index(before._diff_of[name])]
 
     def take_place_of(self, fused: FusedNet) -> None:
         """Computes what the last forward of that net has, whose arrays stay live."""
@@ -149,33 +199,38 @@ class LiveNet:
 
     def forward(self, start: int, end: int) -> None:
         """Layers start to end, both included."""
-        for versions in self._versions.values():
+        for name, versions in self._versions.items():
             wanted = next((v for v in reversed(versions) if v.maker < start), None)
-            current = self._current(versions[0].blob.name)
-            if wanted not in (None, current):
-                self._data(wanted.blob)[...] = self._data(current.blob)
+            if wanted not in (None, self._data_of[name]):
+                self._data(wanted.blob)[...] = self.data(name)
+                self._let_data_be(name, wanted)
         self.push()
         self.net.run_forward(Counters(self.step), self._slice(start, end))
+        self._runs = self.net.runs
+        for name, versions in self._versions.items():
+            self._let_data_be(name, next((v for v in reversed(versions) if v.maker <= end), versions[0]))
         self.pull()
         self.step += 1
-        self._last_forward = end
 
     def backward(self, start: int, end: int) -> None:
         """Layers start down to end, both included; gradients of parameters are added to what they are."""
+        written: dict[str, _Version] = {}
         for name, versions in self._versions.items():
             wanted = next((v for v in reversed(versions) if v.maker <= start), None)
-            current = self._current_diff(name)
             if wanted is None:
                 continue
             unwritten = wanted.reader is None or wanted.reader > start
-            if unwritten and wanted is not current:
-                self._diff(wanted.blob)[...] = self._diff(current.blob)
-            self._diff_of[name] = self._first_written(versions, wanted, end)
+            if unwritten and wanted is not self._diff_of[name]:
+                self._diff(wanted.blob)[...] = self.diff(name)
+            self._let_diff_be(name, wanted)
+            written[name] = self._first_written(versions, wanted, end)
         self.push()
         if self.net.has_backward:
             self.net.program.mark_ready(False)  # to a solver
             self.net.program.backward(*self.net.ops_of(self._slice(end, start)))
             self._add_up_gradients(end)
+        for name, version in written.items():
+            self._let_diff_be(name, version)
         self.pull()
 
     def _add_up_gradients(self, end: int) -> None:
@@ -187,12 +242,13 @@ class LiveNet:
             if graph[index].type == "Split" and graph[index] not in self.layers:
                 self.net.program.backward(*self.net.ops_of(slice(index, index + 1)))
 
-    def ran_through(self) -> None:
-        """Somebody else has run all layers, forward and backward."""
-        last = len(self.layers) - 1
-        self._last_forward = last
+    def _ran_through(self) -> None:
+        """A solver has run all layers forward and, unless it was a test, backward."""
+        self._runs = self.net.runs
         for name, versions in self._versions.items():
-            self._diff_of[name] = self._first_written(versions, versions[-1], 0)
+            self._let_data_be(name, versions[-1])
+            if self.net.phase == TRAIN:
+                self._let_diff_be(name, self._first_written(versions, versions[-1], 0))
 
     @staticmethod
     def _first_written(versions: list[_Version], start: _Version, end: int) -> _Version:
@@ -207,3 +263,13 @@ class LiveNet:
         if (first, last) == (0, len(self.layers) - 1):
             return ALL
         return slice(self._places[first], self._places[last] + 1)
+
+
+def _in_order(net: Net) -> dict[tuple[str, int], Blob]:
+    """The blobs by name and version, which are the same ones in a net that is built again in other shapes."""
+    seen, result = Counter[str](), {}
+    for layer in net.graph.layers:
+        for blob in layer.tops:
+            result[blob.name, seen[blob.name]] = blob
+            seen[blob.name] += 1
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 _DEFAULT_SEED = 1
-_seed = _DEFAULT_SEED
+_seed: int | None = None
 
 
 def set_random_seed(seed: int) -> None:
@@ -14,8 +14,12 @@ def set_random_seed(seed: int) -> None:
     _seed = int(seed)
 
 
+def has_seed() -> bool:
+    return _seed is not None
+
+
 def seed() -> int:
-    return _seed
+    return _DEFAULT_SEED if _seed is None else _seed
 
 
 def set_mode_cpu() -> None:

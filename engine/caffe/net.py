@@ -151,7 +151,7 @@ class Net:
         )
         self.blobs = OrderedDict((name, NetBlob(self, name)) for name in net.names())
         self.layers = [self._layer_view(layer) for layer in net.layers]
-        self._inputs = [top.name for layer in net.layers if layer.type == "Input" for top in layer.tops]
+        self._input_names = [top.name for layer in net.layers if layer.type == "Input" for top in layer.tops]
         self._layer_names = [layer.name for layer in net.layers]
         self._blob_names = list(self.blobs)
 
@@ -172,7 +172,7 @@ class Net:
     @property
     def inputs(self) -> list[str]:
         """Names of the blobs of Input layers."""
-        return list(self._inputs)
+        return list(self._input_names)
 
     @property
     def outputs(self) -> list[str]:
@@ -198,6 +198,16 @@ class Net:
     def _top_ids(self, layer: int) -> list[int]:
         """Places in _blob_names."""
         return [self._blob_names.index(name) for name in self._net.layers[layer].message.top]
+
+    @property
+    def _inputs(self) -> list[int]:
+        """Places in _blob_names."""
+        return [self._blob_names.index(name) for name in self.inputs]
+
+    @property
+    def _outputs(self) -> list[int]:
+        """Places in _blob_names."""
+        return [self._blob_names.index(name) for name in self.outputs]
 
     @property
     def blob_loss_weights(self) -> OrderedDict[str, float]:
@@ -246,7 +256,7 @@ class Net:
         for layer in self._live.layers[first : culprit + 1]:
             if isinstance(layer, Python):
                 layer.repeat()
-        self._replace(self._config, self._live, keep=self.blobs if first else self.inputs)
+        self._replace(self._config, self._live)
 
     @whole()
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
@@ -261,6 +271,17 @@ class Net:
         self._live.backward(first, last)
         bottoms = self.bottom_names[end] if end is not None else self.inputs
         return {name: self.blobs[name].diff for name in dict.fromkeys([*bottoms, *(diffs or ())])}
+
+    def _forward(self, first: int, last: int) -> float:
+        """Runs the layers of these numbers, both included; returns what they have lost."""
+        names = self._layer_names[first : last + 1]
+        self.forward(start=names[0], end=names[-1])
+        losses = [(top, weight) for layer, top, weight in self._net.net.losses() if layer.name in names]
+        return float(sum(weight * self.blobs[top].data.sum() for top, weight in losses))
+
+    def _backward(self, first: int, last: int) -> None:
+        """Runs the layers of these numbers, the first down to the last, both included."""
+        self.backward(start=self._layer_names[first], end=self._layer_names[last])
 
     def _fill(
         self, names: list[str], given: Mapping[str, ArrayLike], word: str, array_of: Callable[[str], np.ndarray]
@@ -366,12 +387,11 @@ class Net:
                 del layer.input_param.shape[:]
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
-        self._replace(self._config.with_message(message), self._net, keep=self.inputs)
+        self._replace(self._config.with_message(message), self._net)
 
-    def _replace(self, config: NetConfig, share: LiveNet | FusedNet, keep: Iterable[str]) -> None:
-        """Builds the net again, with the weights of `share` and the values of the blobs `keep`, where shapes stay."""
-        values = {name: np.array(self._data(name)) for name in keep}
-        before = self._net
+    def _replace(self, config: NetConfig, share: LiveNet | FusedNet) -> None:
+        """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay."""
+        before, pending = self._net, self._pending
         before.push()
         share.push()
         fused = isinstance(before, FusedNet)
@@ -381,11 +401,14 @@ class Net:
         after = FusedNet(net, share) if fused else LiveNet(net, share)
         self._open(after)
         after.keep_parameters_of(before)
+        after.keep_arrays_of(cast(Any, before))  # a net of the same kind
         after.step = before.step
         self.blobs, self.params = blobs, params  # those that the caller may hold
-        for name, array in values.items():
-            if self._shape(name) == array.shape:
-                after.data(name)[...] = array
+        arrays = {blob.name: before.net.fed[blob] for blob in before.net.inputs} | pending
+        for blob in net.inputs:
+            if blob.name in arrays and arrays[blob.name].shape == blob.shape:
+                net.feed(blob, arrays[blob.name])
+        self._pending = {name: array for name, array in pending.items() if array.shape != after.shape(name)}
 
     # Weights
 
@@ -396,11 +419,12 @@ class Net:
         Raises EngineError for a net of a solver, unless it does so already (a test net, of the solver's net).
         """
         if self._rebuild:
-            if {*self._live.net.tensor_of.values()} <= {*other._live.net.tensor_of.values()}:
+            mine, its = ({tensor.origin for tensor in net._live.net.tensor_of.values()} for net in (self, other))
+            if mine <= its:
                 return
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
         self._look_inside()  # neither net could tell when the other changes the weights
-        self._replace(self._config, other._live, keep=self.blobs)
+        self._replace(self._config, other._live)
 
     def _before_weights_change(self) -> LiveNet | FusedNet:
         """The net, once it has taken what was written into parameters. A fused one ends if it has run: with other

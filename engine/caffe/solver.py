@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from engine import proto
+from engine.caffe import mode
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks
@@ -95,6 +96,8 @@ class Solver:
             _leave_open(config)
         world = ranks()
         config.rank, config.ranks = world.rank, world.size
+        if config.message.random_seed < 0 and mode.has_seed():
+            config.message.random_seed = mode.seed()
         self._solver = _Solver(config, world, every_blob=True)
         if config.message.weights:
             self._solver.load_weights(list(config.message.weights))
@@ -167,7 +170,6 @@ class Solver:
     def _pull(self) -> None:
         self._solver.optimizer.wait()
         for net in (self.net, *self.test_nets):
-            net._live.ran_through()
             net._live.pull()
 
     def _follow(self, change: ShapesChanged) -> None:

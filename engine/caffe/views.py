@@ -25,9 +25,9 @@ class Views:
     def __init__(self):
         self._copies: dict[Tensor, np.ndarray] = {}  # by tensor
 
-    def array(self, tensor: Tensor, shape: tuple[int, ...], owner: object) -> np.ndarray:
-        """float32 of `shape`, the tensor's values. `owner`: the object that keeps the memory alive."""
-        values = None if tensor in self._copies else tensor.view(owner)
+    def array(self, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 of `shape`, the tensor's values."""
+        values = None if tensor in self._copies else tensor.view()
         return self.copy(tensor, shape) if values is None else values.reshape(shape)
 
     def copy(self, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
@@ -44,8 +44,13 @@ class Views:
     def of(self, tensors: Mapping[Tensor, Tensor]) -> Views:
         """The same copies, as those of the tensors that stand in place of these."""
         result = Views()
-        result._copies = {tensors[tensor]: values for tensor, values in self._copies.items()}
+        result._copies = {tensors[tensor]: values for tensor, values in self._copies.items() if tensor in tensors}
         return result
+
+    def move(self, tensor: Tensor, other: Tensor) -> None:
+        """The copy of the one, if there is one, is the other's from now on."""
+        if tensor is not other and tensor in self._copies:
+            self._copies[other] = self._copies.pop(tensor)
 
     def push(self) -> None:
         """Before a run: what was written into copies goes to the tensors; copies that nobody holds are dropped."""

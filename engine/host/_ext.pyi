@@ -44,9 +44,17 @@ class Tensor:
         """
         Copies dense row-major values in; raises ValueError on another count.
         """
-    def view(self, owner: typing.Any) -> numpy.typing.NDArray[numpy.float32] | None:
+    def swap_memory(self, other: Tensor) -> bool:
         """
-        The values in place, as an array that keeps `owner` (who has the memory) alive; None if not row-major.
+        Takes another blob's memory for its own, where both have their own, laid out alike; returns whether so.
+        """
+    def view(self) -> numpy.typing.NDArray[numpy.float32] | None:
+        """
+        The values in place, as an array that keeps the memory alive; None if not row-major.
+        """
+    def with_own_diff(self) -> Tensor:
+        """
+        The same values, with a gradient of its own, to be placed.
         """
     def without_diff(self) -> Tensor:
         """
@@ -76,6 +84,11 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         ...
+    @property
+    def origin(self) -> Tensor:
+        """
+        The tensor that had these values first: another one after with_own_diff().
+        """
     @property
     def shape(self) -> tuple[int, ...]:
         ...

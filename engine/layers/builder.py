@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engine.errors import ConfigError, EngineError
 from engine.layers.base import Attribute, Blob, Layer, Parameter, Shape
 from engine.layers.kernels import PASSES, Asked, Choices, candidates, key_of
@@ -27,20 +25,21 @@ class Builder:
         shared: dict[tuple[str, int], Tensor] | None = None,
         summed: Collection[Parameter] = (),
         plain_parameters: bool = False,
-        fed: Mapping[Blob, np.ndarray] = MappingProxyType({}),
         kernels: Choices = MappingProxyType({}),
+        own_gradients: bool = False,
     ):
-        """fed: the memory that inputs are pointed at, as soon as they are. kernels: those that are chosen."""
+        """kernels: those that are chosen. own_gradients: shared parameters have their values alone in common."""
         self.program = program
         self.shared = shared or {}
         self.summed = summed
         self.plain_parameters = plain_parameters
-        self.fed = fed
         self.kernels = kernels
+        self.own_gradients = own_gradients
         self.asked: list[Asked] = []  # the ops whose kernels can be chosen
         self.tensors: dict[Blob, Tensor] = {}
         self.params: dict[Parameter, Tensor] = {}
         self.taken: set[Parameter] = set()  # of the shared
+        self.lent: list[Tensor] = []  # of the shared, those with a gradient of this net's own
         self.inputs: dict[Blob, Tensor] = {}
         self.op_params: list[list[Parameter]] = []  # owners, op by op
         self.layer_of_op: list[Layer] = []
@@ -73,7 +72,12 @@ class Builder:
                         f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
                         f"shares has {tuple(known.shape)}"
                     )
-                known = known.without_diff() if owner.frozen else known
+                if owner.frozen:
+                    known = known.without_diff()
+                elif self.own_gradients and known.diff is not None:
+                    known = known.with_own_diff()
+                    known.diff.accumulate = owner in self.summed
+                    self.lent.append(known)
                 self.program.share(known)
                 self.params[owner] = known
                 self.taken.add(owner)

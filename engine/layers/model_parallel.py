@@ -83,4 +83,4 @@ def _by_sample(blocks: tuple[int, ...]) -> tuple[int, ...]:
 
 def _values(tensor: Tensor) -> np.ndarray:
     """What a row-major tensor holds, to be read and written in place."""
-    return cast(np.ndarray, tensor.view(tensor))
+    return cast(np.ndarray, tensor.view())

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from engine.layers.python_layer import Blobs, LayerBlob, PythonLayer, users_trac
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
+    from engine.host._core import Tensor
     from engine.layers.builder import Builder
 
 
@@ -61,13 +62,17 @@ class ShapesChanged(EngineError):
 class Python(Layer):
     """Bottoms, tops: any. python_param names a module, found where Python finds it or beside the file, and in it a
     class that derives from caffe.Layer (engine.layers.python_layer.PythonLayer). It is imported only after somebody has
-    called allow_modules(): opening a net runs nobody's code."""
+    called allow_modules(): opening a net runs nobody's code.
+
+    A top that has a bottom's name is one blob with it for the user's code, as in Caffe. Its values are copied from the
+    bottom before a forward, and its gradient to the bottom after a backward: others may read either."""
 
     bottom_range = (0, None)
     top_range = (0, None)
     _is_set_up = False
     _known: list[Shape] | None = None  # shapes of the tops, from before the net was built again
     _computed: list[np.ndarray] | None = None  # tops for the next forward
+    _before: tuple[list[LayerBlob], list[LayerBlob]] | None = None  # bottoms and tops, from before it was built again
 
     @property
     def remembers(self) -> bool:
@@ -84,12 +89,14 @@ class Python(Layer):
         return user
 
     def succeed(self, before: Layer) -> None:
-        """The user's object stays, and with it what it knows, and the tops that it has computed for the coming run."""
+        """The user's object stays, and with it what it knows, its blobs, and the tops that it has computed for the
+        coming run."""
         before = cast(Python, before)
         self.user = before.user
         self._is_set_up = True
         self._known = before._known or [blob.shape for blob in before._top]
         self._computed = before._computed
+        self._before = before._bottom, before._top
 
     def repeat(self) -> None:
         """The next forward takes the tops as they are now, instead of the user's code."""
@@ -152,11 +159,28 @@ class Python(Layer):
         self._bottom = [LayerBlob(shape) for shape in self.shapes]
         shapes = self._known or [()] * len(self.message.top)
         self._top = [LayerBlob(shape, weight) for shape, weight in zip(shapes, weights)]
+        for top, bottom in self._in_place:
+            self._top[top] = self._bottom[bottom]
         if not self._is_set_up:
             self._guard("setup", self.user.setup, self._bottom, self._top)
         if self._computed is None:
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
+        self._check_in_place()
         return [blob.shape for blob in self._top]
+
+    @property
+    def _in_place(self) -> list[tuple[int, int]]:
+        """Numbers of tops, and of the bottoms whose names they have."""
+        bottoms = list(self.message.bottom)
+        return [(top, bottoms.index(name)) for top, name in enumerate(self.message.top) if name in bottoms]
+
+    def _check_in_place(self) -> None:
+        for top, bottom in self._in_place:
+            if self._top[top].shape != self.shapes[bottom]:
+                raise self.error(
+                    f"works in place on '{self.message.top[top]}' {self.shapes[bottom]}, and cannot give it the shape "
+                    f"{self._top[top].shape}; give the top another name"
+                )
 
     def make_params(self) -> list[Parameter]:
         return [Parameter(blob.shape, values=blob.data) for blob in self.user.blobs]
@@ -169,24 +193,38 @@ class Python(Layer):
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
         outputs = builder.op("Python", self, inputs, {"run": self._run})
         params = [builder.parameter(parameter) for parameter in self.params]
-        for blobs, tensors in ((self._bottom, inputs), (self._top, outputs), (self.user.blobs, params)):
-            for blob, tensor in zip(blobs, tensors, strict=True):
-                blob.place(tensor, builder.program)
-        for blob, bottom in zip(self._bottom, self.bottoms, strict=True):
-            blob.source = partial(builder.fed.get, bottom)
+        tops = list(outputs)
+        self._copied: list[tuple[LayerBlob, float, Tensor, Tensor]] = []
+        if self._before:
+            self._bottom, self._top = self._before
+        for top, bottom in self._in_place:
+            self._copied.append((self._top[top], self.loss_weights[top], inputs[bottom], outputs[top]))
+            tops[top] = outputs[top].without_diff()  # which may be others' memory, too
+        shapes = (self.shapes, [blob.shape for blob in self.tops], [each.shape for each in self.params])
+        for blobs, tensors, its in zip((self._bottom, self._top, self.user.blobs), (inputs, tops, params), shapes):
+            for blob, tensor, shape in zip(blobs, tensors, its, strict=True):
+                blob.place(tensor, shape)
         self._propagate_down = [tensor.diff is not None for tensor in inputs]
 
     def _run(self, backward: bool) -> None:
         """Called by the executor."""
         if backward:
+            for blob, weight, _, top in self._copied:
+                blob.diff[...] = weight if top.diff is None else _values(top.diff, blob)
             self._guard("backward", self.user.backward, self._top, self._propagate_down, self._bottom)
+            for blob, _, bottom, _ in self._copied:
+                if bottom.diff is not None:
+                    _values(bottom.diff, blob)[...] = blob.diff
         elif self._computed is not None:
             for blob, values in zip(self._top, self._computed):
                 blob.data[...] = values
             self._known = self._computed = None
         else:
+            for blob, _, bottom, _ in self._copied:
+                blob.data[...] = _values(bottom, blob)
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
             self._guard("forward", self.user.forward, self._bottom, self._top)
+            self._check_in_place()
             settled = [blob.settle() for blob in self._top]
             if not all(settled):
                 raise ShapesChanged(self, [blob.shape for blob in self._top])
@@ -200,3 +238,8 @@ class Python(Layer):
     def _failure(self, what: str, error: BaseException) -> EngineError:
         param = self.message.python_param
         return self.error(f"{what} of {param.module}.{param.layer} failed", users_traceback(error, __file__))
+
+
+def _values(tensor: Tensor, blob: LayerBlob) -> np.ndarray:
+    """Of a row-major tensor of the blob's size, in place."""
+    return cast(np.ndarray, tensor.view()).reshape(blob.shape)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import math
 import traceback
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 if TYPE_CHECKING:
     from engine import proto
-    from engine.host._core import Program, Tensor
+    from engine.host._core import Tensor
 
 Shape = tuple[int, ...]
 
@@ -74,17 +73,14 @@ class LayerBlob(Blob):
         self._shape, self._value = tuple(shape), diff
         self._planned = self._shape
         self._tensor: Tensor | None = None
-        self._program: Callable[[], Program | None] = lambda: None  # weak: it holds the layer, and the layer this blob
-        self.source: Callable[[], np.ndarray | None] = lambda: None  # of an input: the array that it is pointed at
         self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
 
-    def place(self, tensor: Tensor, program: Program) -> None:
-        """tensor: row-major, of this blob's size. program: has its memory, where it is neither a parameter's nor an
-        input's. Arrays that the user's code keeps keep all of them."""
-        self._tensor, self._planned, self._loose = tensor, self._shape, False
-        self._program = weakref.ref(program)
+    def place(self, tensor: Tensor, shape: Shape) -> None:
+        """tensor: row-major, of the size of `shape`. Arrays that the user's code keeps have its memory."""
+        self._tensor, self._loose = tensor, False
+        self._shape = self._planned = shape
         self._data = self._diff = None
 
     def settle(self) -> bool:
@@ -117,8 +113,7 @@ class LayerBlob(Blob):
         return self._diff
 
     def _view(self, tensor: Tensor) -> np.ndarray:
-        owner = (tensor, self._program(), self.source())
-        return cast(np.ndarray, tensor.view(owner)).reshape(self._shape)
+        return cast(np.ndarray, tensor.view()).reshape(self._shape)
 
     def reshape(self, *shape: int) -> None:
         wanted = dims(shape)

@@ -85,12 +85,11 @@ class Net:
         self._batch_size = self.graph.batch_size
         self.name = self.graph.name
         self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
-        self._lower(share)
+        self.runs = 0  # forward passes, whole ones and of a slice
+        self._lower(share, own_gradients=self.has_backward and before is not share)
         self._own = [parameter for parameter in self.tensor_of if parameter not in self.builder.taken]
         self._place()
         self._place_parameters()
-        if share is not None:  # which this net may outlive
-            self._arenas += share._arenas
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
             self.feed(blob, np.zeros(blob.shape, np.float32))
@@ -102,7 +101,7 @@ class Net:
         """Of fillers and of what is random in a pass."""
         return self.options.seed
 
-    def _lower(self, share: Net | None) -> None:
+    def _lower(self, share: Net | None, own_gradients: bool) -> None:
         from engine.host import _core
 
         self.program = _core.Program(self.has_backward)
@@ -120,7 +119,7 @@ class Net:
         if self.options.accumulate:
             summed.update(self.graph.params)
         self.builder = Builder(
-            self.program, shared, summed, self.options.plain_parameters, self.fed, self.options.kernels
+            self.program, shared, summed, self.options.plain_parameters, self.options.kernels, own_gradients
         )
         for layer in self.graph.layers:
             with layer.arithmetic():
@@ -131,6 +130,7 @@ class Net:
             tensor.decide_plain()
         self.inputs = list(self.builder.inputs)
         self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
+        self._runs_python = any(layer.type == "Python" for layer in self.graph.layers)
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
     def _place(self) -> None:
@@ -190,7 +190,8 @@ class Net:
             self.tensor_of[parameter].place(self.fixed, int(at))
             if parameter.statistics:
                 self._statistics.append((int(at) // 4, parameter.count))
-        self._arenas = [self.weights, self.gradients, self.fixed] if mine else []
+        for tensor in self.builder.lent:
+            tensor.diff.place(_core.Arena(tensor.diff.nbytes), 0)
         for parameter in mine:  # counted from the seed: the same on every rank
             self.tensor_of[parameter].set(fill_parameter(parameter, self.seed))
 
@@ -323,12 +324,16 @@ class Net:
                 for blob, values in layer.feed(step, self.seed, first_sample).items():
                     self.feed(blob, values)
         self.program.set_counter(self.seed, iteration, first_sample, self._batch_size)
+        statistics = [np.array(values) for values in self.statistics()] if self._runs_python else []
         try:
             self.program.forward(*self.ops_of(layers))
-        except EngineError:  # of a layer written in Python
+        except EngineError:  # of a layer written in Python, perhaps that the net is to run again in other shapes
+            for values, before in zip(self.statistics(), statistics, strict=False):
+                values[...] = before
             raise
         except RuntimeError as error:  # what an op found in its input
             raise self._input_error(str(error)) from None
+        self.runs += 1
         if self.on_forward:
             self.on_forward(self)
 

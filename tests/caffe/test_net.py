@@ -107,6 +107,34 @@ def test_backward_from_an_output(deploy, images):
     assert (gradient * direction).sum() == pytest.approx((up - down) / (2 * step), rel=2e-2, abs=1e-4)
 
 
+def test_arrays_of_a_blob_in_place_are_one_each(deploy, images):
+    data, diff = deploy.blobs["conv"].data, deploy.blobs["conv"].diff
+    for given in (images, -images):
+        before = deploy.forward(end="conv", data=given)["conv"].copy()
+        np.testing.assert_array_equal(data, before)
+        deploy.forward(start="relu")
+        np.testing.assert_array_equal(data, np.maximum(before, 0))
+        diff[...] = 3
+        deploy.backward(start="relu", end="conv")
+        np.testing.assert_array_equal(diff, 3 * (before > 0))
+
+
+def test_a_layer_in_place_on_a_data_layer_s_top(tmp_path):
+    net = caffe.Net(
+        write(
+            tmp_path,
+            """layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                 memory_data_param { batch_size: 2 channels: 1 height: 1 width: 2 } }
+               layer { name: "double" type: "Power" bottom: "data" top: "data" power_param { scale: 2 } }""",
+        ),
+        caffe.TRAIN,
+    )
+    images = np.arange(8, dtype=np.float32).reshape(4, 1, 1, 2)
+    net.set_input_arrays(images, np.zeros(4, np.float32))
+    for begin in (0, 2, 0):
+        np.testing.assert_array_equal(net.forward()["data"], 2 * images[begin : begin + 2])
+
+
 def test_backward_from_a_blob_in_the_middle(deploy, images):
     """As "deep dreams" do: the gradient of a hidden blob is set, and the input's comes out."""
     for _ in range(2):  # the second time the diff shows the other version of the blob in place
@@ -200,6 +228,37 @@ def test_reshape(deploy, images):
         deploy.blobs["conv"].reshape(1, 1)
 
 
+def test_an_array_from_before_a_reshape_is_the_net_s(deploy, images):
+    expected = probabilities(deploy, convolved(deploy, images))
+    deploy.blobs["data"].reshape(1, 3, 6, 6)
+    data = deploy.blobs["data"].data
+    for image, row in zip(images, expected):
+        data[...] = image
+        np.testing.assert_allclose(deploy.forward()["prob"][0], row, atol=1e-5)
+
+
+def test_arrays_outlive_a_reshape_that_leaves_their_shape(tmp_path):
+    text = DEPLOY.replace("dim: 6 dim: 6", "dim: 7 dim: 7")
+    for force in (True, False):  # every blob is kept, or the net is fused
+        path = write(tmp_path, text if force else text.replace("force_backward: true", ""))
+        net, other = caffe.Net(path, caffe.TEST), caffe.Net(path, caffe.TEST)
+        other.blobs["data"].reshape(2, 3, 9, 5)
+        held = {name: net.blobs[name].data for name in ("prob", "ip", "pool")[: 3 if force else 1]}
+        gradient = net.blobs["ip"].diff if force else None
+        for size in ((7, 7), (9, 5), (7, 7)):
+            net.blobs["data"].reshape(2, 3, *size)
+            other.blobs["data"].reshape(2, 3, *size)
+            image = np.random.default_rng(sum(size)).normal(size=(2, 3, *size))
+            expected = {name: values.copy() for name, values in other.forward([*held], data=image).items()}
+            net.forward(data=image)
+            for name, array in held.items():
+                np.testing.assert_allclose(array, expected[name], atol=1e-6)
+            if gradient is not None:
+                net.backward(prob=image[:, 0, 0, :4])
+                assert gradient.any() and (gradient == net.blobs["ip"].diff).all()
+                gradient[...] = 0
+
+
 def test_reshape_that_the_weights_do_not_fit(tmp_path):
     net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
     net.blobs["data"].reshape(4, 6)
@@ -259,6 +318,38 @@ def test_share_with(deploy, images, tmp_path):
     np.testing.assert_array_equal(weights, 3)
 
 
+def test_share_with_leaves_inputs_and_gradients_alone(deploy, images, tmp_path):
+    text = write(tmp_path, DEPLOY)
+    other = caffe.Net(text, caffe.TEST)
+    data = other.blobs["data"].data
+    other.share_with(deploy)
+    data[...] = images
+    np.testing.assert_allclose(other.forward()["prob"], deploy.forward(data=images)["prob"], atol=1e-6)
+    mine, its = (net.params["conv"][0].diff for net in (deploy, other))
+    other.backward(prob=np.eye(2, 4))
+    assert its.any() and not mine.any()
+    once = its.copy()
+    deploy.clear_param_diffs()
+    deploy.backward(prob=np.eye(2, 4))
+    np.testing.assert_allclose(mine, once, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(its, once)
+    reshaped = caffe.Net(text, caffe.TEST)
+    reshaped.blobs["data"].reshape(1, 3, 6, 6)
+    one = reshaped.blobs["data"].data
+    reshaped.share_with(other)
+    one[...] = images[0]
+    np.testing.assert_allclose(reshaped.forward()["prob"][0], deploy.forward()["prob"][0], atol=1e-6)
+
+
+def test_a_gradient_from_before_share_with_has_memory(deploy, tmp_path):
+    held = deploy.params["conv"][0].diff  # in a layout of oneDNN's
+    deploy.share_with(caffe.Net(write(tmp_path, DEPLOY), caffe.TEST))
+    gc.collect()
+    held[...] = 1
+    deploy.forward()
+    assert (held == 1).all()
+
+
 def test_all_samples(deploy):
     images = np.random.default_rng(3).normal(size=(5, 3, 6, 6)).astype(np.float32)
     expected = probabilities(deploy, convolved(deploy, images))
@@ -268,6 +359,17 @@ def test_all_samples(deploy):
     blobs, diffs = deploy.forward_backward_all(data=images, prob=np.ones((5, 4)), diffs=["conv"])
     np.testing.assert_allclose(blobs["prob"], expected, atol=1e-5)
     assert (diffs["data"].shape, diffs["conv"].shape) == (images.shape, (5, 16, 6, 6))
+
+
+def test_layers_by_number(tmp_path):
+    net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
+    assert [net._blob_names[i] for i in (*net._inputs, *net._outputs)] == ["data", "label", "loss"]
+    net.blobs["data"].data[...] = 1
+    net._forward(0, 3)
+    assert not net.blobs["loss"].data
+    assert net._forward(4, 4) == net.blobs["loss"].data != 0
+    net._backward(4, 0)
+    assert net.params["ip"][0].diff.any()
 
 
 def test_wrong_inputs(deploy):

@@ -197,7 +197,7 @@ def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
         assert solver.net.blobs["data"].shape == (1, 1, 1 + numbers[-1] % 3, 2)
     solver.step(3)
     solver.snapshot()
-    losses = [solver.test_nets[0].forward()["loss"] for _ in range(3)]
+    losses = [solver.test_nets[0].forward()["loss"].item() for _ in range(3)]
     np.testing.assert_allclose(losses, [0, weights.item(), 2 * weights.item()], rtol=1e-5)
 
 
