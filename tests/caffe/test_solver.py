@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import engine.caffe as caffe
+from engine.caffe import mode
 from engine.errors import ConfigError, ConfigErrors, EngineError
 from engine.solver.update import solver_types
 from tests.layers.harness import needs_bf16
@@ -199,6 +200,44 @@ def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
     solver.snapshot()
     losses = [solver.test_nets[0].forward()["loss"].item() for _ in range(3)]
     np.testing.assert_allclose(losses, [0, weights.item(), 2 * weights.item()], rtol=1e-5)
+
+
+def test_arrays_outlive_a_change_of_shapes(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    loss, gradient = solver.net.blobs["loss"].data, solver.net.params["ip"][0].diff
+    for size in (8, 4, 8):
+        solver.net.blobs["data"].reshape(size, 5)
+        solver.net.blobs["label"].reshape(size)
+        solver.net.blobs["data"].data[...] = 0.1 * size
+        solver.step(1)
+        assert loss == solver.net.blobs["loss"].data != 0
+        np.testing.assert_array_equal(gradient, solver.net.params["ip"][0].diff)
+
+
+def test_a_test_net_shows_its_own_last_run(tmp_path):
+    net = INPUT_NET + 'layer { name: "relu" type: "ReLU" bottom: "ip" top: "ip" }'
+    text = PLAIN_SGD + " test_iter: 1 test_interval: 2 test_initialization: false"
+    solver = with_input(caffe.SGDSolver(write(tmp_path, text, net)))
+    test = solver.test_nets[0]
+    before = test.forward(end="ip", data=np.ones((8, 5)), label=np.zeros(8))["ip"].copy()
+    assert before.min() < 0
+    solver.step(1)
+    np.testing.assert_array_equal(test.blobs["ip"].data, before)
+    solver.step(2)  # with a test
+    assert test.blobs["ip"].data.min() >= 0
+
+
+def test_the_seed_of_the_script_is_the_solver_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(mode, "_seed", None)
+
+    def weights(text=""):
+        return caffe.SGDSolver(write(tmp_path, f"{PLAIN_SGD} {text}", INPUT_NET)).net.params["ip"][0].data
+
+    default = weights()
+    caffe.set_random_seed(5)
+    assert (weights() != default).any()
+    np.testing.assert_array_equal(weights(), weights("random_seed: 5"))
+    np.testing.assert_array_equal(weights("random_seed: 1"), default)
 
 
 CORRECTED = 'base_lr: 0.5 lr_policy: "exp" gamma: 0.5 max_iter: 100 momentum: 0.9 momentum_correction: true'

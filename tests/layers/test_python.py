@@ -1,5 +1,6 @@
 """Python layers: user code inside the program, in shapes, gradients, training, and in its errors."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -112,6 +113,37 @@ class Chosen(caffe.Layer):
         bottom[0].diff[bottom[0].data > 0.5] = top[0].diff
 
 
+class Triple(caffe.Layer):
+    """In place."""
+
+    def reshape(self, bottom, top):
+        if self.param_str:
+            top[0].reshape(1)
+
+    def forward(self, bottom, top):
+        top[0].data[...] *= 3
+        assert (bottom[0].data == top[0].data).all()
+
+    def backward(self, top, propagate_down, bottom):
+        bottom[0].diff[...] *= 3
+
+
+class Keeper(caffe.Layer):
+    """y = 2 x, of blobs that it has kept."""
+
+    def setup(self, bottom, top):
+        self.bottom, self.top = bottom[0], top[0]
+
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].shape)
+
+    def forward(self, bottom, top):
+        self.top.data[...] = 2 * self.bottom.data
+
+    def backward(self, top, propagate_down, bottom):
+        self.bottom.diff[...] = 2 * self.top.diff
+
+
 class Faulty(caffe.Layer):
     def setup(self, bottom, top):
         if self.param_str == "setup":
@@ -222,6 +254,56 @@ def test_the_object_is_in_net_layers(tmp_path):
     assert net.layers[1] is user
     user.blobs[0].data[...] = 1
     assert net.params["user"][0].data == [1]
+
+
+def test_a_layer_in_place(tmp_path):
+    """Behind another layer and on an input; what else reads the blob before has it as it was."""
+    power = 'layer { name: "%s" type: "Power" bottom: "%s" top: "%s" power_param { scale: 2 } }'
+    user = layer("Triple").replace('"y"', '"x"')
+    other = user.replace('"x"', '"a"').replace('"user"', '"other"')
+    total = 'layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }'
+    text = user + power % ("a", "x", "a") + power % ("b", "a", "b") + other + total
+    (tmp_path / "net.prototxt").write_text("force_backward: true " + net_text(text, x=(2,)))
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TRAIN)
+    for _ in range(2):
+        np.testing.assert_array_equal(net.forward(x=[1, 2])["sum"], [30, 60])
+        np.testing.assert_array_equal(net.backward(sum=[1, 10])["x"], [30, 300])
+        np.testing.assert_array_equal(net.blobs["x"].data, [3, 6])
+        np.testing.assert_array_equal(net.blobs["a"].data, [18, 36])
+    message = error_of(layer("Triple", param_str="1").replace('"y"', '"x"'), x=(2,))
+    assert "works in place on 'x' (2,), and cannot give it the shape (1,)" in message
+
+
+def test_blobs_that_a_layer_keeps(tmp_path):
+    (tmp_path / "net.prototxt").write_text("force_backward: true " + net_text(layer("Keeper"), x=(2,)))
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TRAIN)
+    for x in ([1, 2], [3, 4, 5], [6]):
+        net.blobs["x"].reshape(len(x))
+        np.testing.assert_array_equal(net.forward(x=x)["y"], 2 * np.array(x))
+        np.testing.assert_array_equal(net.backward(y=x)["x"], 2 * np.array(x))
+    blob = net.layers[1].top
+    del net
+    gc.collect()
+    assert blob.data == blob.diff * 2 == [12]
+
+
+def test_gradients_of_parameters_outlive_the_net(tmp_path):
+    (tmp_path / "net.prototxt").write_text(net_text(layer("Scale", param_str="1"), x=(2,)))
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TRAIN)
+    user = net.layers[1]
+    del net
+    gc.collect()
+    user.blobs[0].diff[...] = 3
+    assert (user.blobs[0].diff, user.blobs[0].data) == (3, 2)
+
+
+def test_running_sums_count_once_where_the_net_is_built_again(tmp_path):
+    norm = 'layer { name: "norm" type: "BatchNorm" bottom: "x" top: "n" }'
+    power = 'layer { name: "power" type: "Power" bottom: "n" top: "p" power_param { scale: 1e-3 shift: 1 } }'
+    (tmp_path / "net.prototxt").write_text(net_text(norm + power + layer("Chosen", "p"), x=(4, 1)))
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TRAIN)
+    assert net.forward(x=np.arange(4).reshape(4, 1))["y"].shape == (4,)
+    assert net.params["norm"][2].data == 1
 
 
 @pytest.mark.parametrize("where", ["reshape", "forward"])
