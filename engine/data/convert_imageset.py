@@ -189,6 +189,7 @@ def convert_imageset(
     seed: int = 1,
     shards: int = 0,
     val_fraction: float = 0.0,
+    check_size: bool = False,
     skip_bad_images: bool = False,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -200,11 +201,13 @@ def convert_imageset(
         list_file: lines as read_list() reads them.
         shards: files that a tar or TFRecord is written to, db-000000 and so on; 0: one, of the name db.
         val_fraction: of the pictures, chosen by the seed, which are written to val_name(db) instead.
+        check_size: pictures that are stored as pixels have to be of one size.
         threads: None for as many as there are cores.
         progress: is called with (done, total) now and then.
 
     Keys are "%08d_path", counted after the shuffle. What is written appears under its name only when it is complete.
-    Raises DataError: db exists, a file is missing or cannot be decoded (unless skip_bad_images), the disk is full.
+    Raises DataError: db exists, a file is missing or cannot be decoded (unless skip_bad_images), pictures differ in
+    size where check_size is set, the disk is full.
     Raises ConfigError for sizes that no picture can have, and other values that cannot be.
     """
     output = output or Output()
@@ -249,7 +252,15 @@ def convert_imageset(
         ]
         conversion.outputs, conversion.labels = Counter(names), {name: Counter() for name in names}
         conversion.outputs.subtract(names)
+        shapes: set[tuple[int, ...]] = set()
         for done, (number, index, name, datum) in enumerate(items, start=1):
+            if check_size and not datum.encoded:
+                shapes.add((datum.channels, datum.height, datum.width))
+                if len(shapes) > 1:
+                    raise DataError(
+                        f"{root}/{name}: differs in size from those before it: {sorted(shapes)}; resize_height and "
+                        "resize_width make them alike"
+                    )
             to = int(aside[index])
             writers[to](number, name, datum)
             conversion.outputs[names[to]] += 1

@@ -23,6 +23,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = verb_names()
     if words and words[0] in names:
         parser = parser_of(words[0])
+        words[1:] = parser.without_booleans(words[1:])
         parser.check_flags(words[1:])
         options = parser.parse_args(words[1:])
         options.verb = words[0]
@@ -96,12 +97,29 @@ class _Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
         self.exit(2)
 
+    def without_booleans(self, words: Sequence[str]) -> list[str]:
+        """Caffe's switches may say --shuffle=true, --shuffle=false and --noshuffle, too."""
+        switches = {name for name, action in self._option_string_actions.items() if action.const is True}
+        result = []
+        for number, word in enumerate(words):
+            if word == "--" or (self._passes_on and not word.startswith("-")):  # the rest are names, or other verbs'
+                return result + list(words[number:])
+            flag, _, value = word.partition("=")
+            denied = word.startswith("--no") and f"--{word[4:]}" in switches
+            if not denied and not (flag in switches and value in ("false", "0")):
+                result.append(flag if flag in switches and value in ("true", "1") else word)
+        return result
+
+    @property
+    def _passes_on(self) -> bool:
+        """Whether what follows the first name is for another verb."""
+        return any(action.nargs == argparse.REMAINDER for action in self._actions)
+
     def check_flags(self, words: Sequence[str]) -> None:
         """Ends with the nearest flag at one that is unknown; argparse would first ask for what it stands for."""
         known = self._option_string_actions
-        passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for word in words:
-            if passes_on and not word.startswith("-"):  # from here on, flags are other verbs'
+            if self._passes_on and not word.startswith("-"):  # from here on, flags are other verbs'
                 return
             flag = word.partition("=")[0]
             if word == "--":  # the rest are names

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from engine.verbs.options import add_backend
+
 ORDER = 100
 SUMMARY = "average the images of an LMDB"
 EXAMPLES = [
@@ -16,6 +18,7 @@ EXAMPLES = [
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("db", metavar="DB", help="an LMDB, or any other source of pictures")
     parser.add_argument("out", nargs="?", metavar="OUT", help="the .binaryproto to write (default: print only)")
+    add_backend(parser, ("lmdb", "leveldb"))
 
 
 def run(options: Namespace) -> int:

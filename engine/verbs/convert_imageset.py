@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_output, number, positive, uint32
+from engine.verbs.options import add_backend, add_output, number, positive, uint32
 
 ORDER = 90
 SUMMARY = "make an LMDB, a tar or TFRecords of images"
@@ -30,6 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--shuffle", action="store_true", help="write the images in a random order")
     parser.add_argument("--seed", type=uint32, default=1, help="seed of --shuffle (default: 1)")
     add_output(parser)
+    add_backend(parser, ("lmdb",))
+    parser.add_argument("--check_size", action="store_true", help="end with an error if pictures differ in size")
     parser.add_argument(
         "--shards", type=positive, default=0, metavar="N", help="write N files x-000000.tar ... of a .tar or .tfrecord"
     )
@@ -66,6 +68,7 @@ def run(options: Namespace) -> int:
             seed=options.seed,
             shards=options.shards,
             val_fraction=options.val_fraction,
+            check_size=options.check_size,
             skip_bad_images=options.skip_bad_images,
             progress=progress.update,
         )

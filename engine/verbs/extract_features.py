@@ -4,7 +4,8 @@ them to one .npz, with an array of shape (samples, ...) under each blob's name.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from engine.verbs.options import add_common, add_consent, comma_separated, positive
 
@@ -14,6 +15,12 @@ EXAMPLES = [
     "engine extract_features x.caffemodel net.prototxt fc7,prob fc7_lmdb,prob_lmdb 10 lmdb",
     "engine extract_features x.caffemodel net.prototxt fc7 features.npz 10",
 ]
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"CPU|GPU|(DEVICE_ID=)?\d+", text):
+        raise ArgumentTypeError(f"expected CPU or GPU, got {text!r}")
+    return text
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,6 +34,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "db_type", nargs="?", choices=["lmdb"], help="Caffe's word for what OUT is; lmdb is the only one"
     )
+    parser.add_argument(
+        "device", nargs="*", type=_device, metavar="CPU|GPU", help="Caffe's words for what computes; have no effect"
+    )
     add_consent(parser)
     add_common(parser)
 
@@ -39,6 +49,8 @@ def run(options: Namespace) -> int:
     from engine.verbs.runtime import asked_net
 
     set_up()
+    if options.device:
+        log(f"{' '.join(options.device)} is ignored: engine computes on processors")
     config = asked_net(options, options.model)
     with Progress("Extracting", line="Extracted features of {done} of {total} batches.") as progress:
         shapes = extract_features(

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Sequence
 
 from engine.errors import printable, shortened
 
@@ -208,6 +209,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="format of --encoded: jpg, png, bmp (default: each file's own)",
     )
+
+
+def add_backend(parser: argparse.ArgumentParser, kinds: Sequence[str]) -> None:
+    """Caffe's flag for the kind of DB, of which the name or the content of DB tells enough."""
+
+    def backend(text: str) -> str:
+        if text not in kinds:
+            raise argparse.ArgumentTypeError(f"expected {' or '.join(kinds)}, got {text!r}")
+        return text
+
+    parser.add_argument("--backend", type=backend, metavar="lmdb", help="Caffe's word for what DB is; has no effect")
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -49,6 +49,14 @@ def test_class_folders(image_folder, tmp_path):
     assert (tmp_path / "db/labels.txt").read_text() == "ant\nbee\ncat\n"
 
 
+def test_sizes_that_differ_are_told_where_asked(image_folder, tmp_path):
+    Image.new("RGB", (5, 4)).save(image_folder / "cat/odd.png")
+    with pytest.raises(DataError, match=r"cat/odd.png: differs in size .*\(3, 4, 5\), \(3, 12, 16\)"):
+        convert_imageset(str(image_folder), None, str(tmp_path / "db"), check_size=True)
+    assert not (tmp_path / "db").exists()
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(height=8, width=8), check_size=True)
+
+
 def test_list_with_spaces_in_names(image_folder, tmp_path):
     shutil.copy(image_folder / "ant/0.png", image_folder / "my ant.png")
     (tmp_path / "list.txt").write_text("my ant.png 7\n\ncat/1.png -1\n")

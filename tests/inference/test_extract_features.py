@@ -42,7 +42,7 @@ def test_an_npz_holds_what_the_weights_say(trained, tmp_path):
 def test_lmdbs_as_caffe_writes_them(trained, tmp_path):
     weights = str(trained / "net_iter_3.caffemodel")
     arguments = ["extract_features", weights, str(trained / "net.prototxt"), "conv,ip2"]
-    assert main([*arguments, f"{tmp_path}/conv_lmdb,{tmp_path}/ip2_lmdb", "1", "lmdb"]) == 0
+    assert main([*arguments, f"{tmp_path}/conv_lmdb,{tmp_path}/ip2_lmdb", "1", "lmdb", "GPU", "0"]) == 0
     assert main([*arguments, f"{tmp_path}/x.npz", "1"]) == 0
     expected = np.load(tmp_path / "x.npz")
     for blob in ("conv", "ip2"):

@@ -139,6 +139,15 @@ def test_flags_in_caffes_forms(form):
     assert options.set == ["max_iter=1", "base_lr=-2"]
 
 
+def test_switches_and_backends_in_caffes_forms():
+    options = parse(
+        ["convert_imageset", "-backend=lmdb", "--shuffle=true", "--gray=false", "--noencoded", "root/", "db"]
+    )
+    assert (options.shuffle, options.gray, options.encoded) == (True, False, False)
+    assert parse(["compute_image_mean", "-backend", "leveldb", "db", "mean.binaryproto"]).out == "mean.binaryproto"
+    assert parse(["convert_imageset", "root", "--", "--noshuffle"]).paths == ["--noshuffle"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -158,6 +167,9 @@ def test_flags_in_caffes_forms(form):
         ["time", "--model", "x", "--memory_budget", "9" * 5000],
         ["check", "x", "--level", str(2**31)],
         ["convert_imageset", "a", "b", "--seed", "-1"],
+        ["convert_imageset", "a", "b", "--backend", "leveldb"],
+        ["convert_imageset", "a", "b", "--shuffle=maybe"],
+        ["extract_features", "a", "b", "c", "d", "1", "lmdb", "TPU"],
         ["convert_imageset", "a", "b", "--seed", str(2**32)],
         ["convert_imageset", "a", "b", "--resize_height", "-1"],
         ["convert_imageset", "a", "b", "--resize_width", "65537"],
