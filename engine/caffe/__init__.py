@@ -77,9 +77,10 @@ RMSPropSolver: type[Solver]
 SGDSolver: type[Solver]
 
 
-def init_log(level: int = 0) -> None:
-    """Sends the log to stderr, as solvers do by themselves."""
-    set_up(solver_rank())
+def init_log(level: int = 0, to_stderr: bool = True) -> None:
+    """Sends the log to stderr, as solvers do by themselves. level: the least of glog's that is shown, 0 for all, 1 for
+    warnings, 2 for errors. to_stderr: ignored; it goes nowhere else."""
+    set_up(solver_rank(), level)
 
 
 def has_nccl() -> bool:

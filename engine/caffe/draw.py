@@ -11,16 +11,22 @@ from engine.graph.build import kept
 from engine.report.draw_net import draw_layers
 
 
-def draw_net(caffe_net: proto.NetParameter, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
+def draw_net(
+    caffe_net: proto.NetParameter, rankdir: str, ext: str = "png", phase: int | None = None, display_lrm: bool = False
+) -> bytes:
     """The picture as the content of a file of the kind `ext`; the rest as draw_net_to_file()."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"net.{ext}"
-        draw_net_to_file(caffe_net, str(path), rankdir, phase)
+        draw_net_to_file(caffe_net, str(path), rankdir, phase, display_lrm)
         return path.read_bytes()
 
 
 def draw_net_to_file(
-    caffe_net: proto.NetParameter, filename: str, rankdir: str = "LR", phase: int | None = None
+    caffe_net: proto.NetParameter,
+    filename: str,
+    rankdir: str = "LR",
+    phase: int | None = None,
+    display_lrm: bool = False,
 ) -> None:
     """Writes a picture of a net, which is not built: its data and its users' code need not be there.
 
@@ -28,6 +34,7 @@ def draw_net_to_file(
         filename: a .png, .svg, .pdf or .dot.
         rankdir: LR or TB (downwards).
         phase: that of the layers that it has (default: those of all phases).
+        display_lrm: ignored: the picture does not show the layers' learning rates.
 
     Raises:
         ConfigError: a layer has both include and exclude rules.

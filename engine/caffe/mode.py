@@ -9,7 +9,7 @@ _seed: int | None = None
 
 
 def set_random_seed(seed: int) -> None:
-    """Of fillers and dropout in nets that are built from now on. Solvers take random_seed of their file first."""
+    """Of fillers and dropout in nets, and in solvers whose files have no random_seed, that are made from now on."""
     global _seed
     _seed = int(seed)
 

@@ -139,13 +139,23 @@ class Console(logging.StreamHandler):
             self._bars.remove(bar)
 
 
-def set_up(rank: int = 0) -> Console:
-    """Sends the log to stderr: everything on rank 0, errors only elsewhere. Returns the console."""
+_LEVELS = logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL  # glog's 0 to 3
+
+
+def set_up(rank: int = 0, level: int | None = None) -> Console:
+    """Sends the log to stderr: everything on rank 0, errors only elsewhere. Returns the console.
+
+    level: the least of glog's levels that is shown; by default GLOG_minloglevel of the environment, as for Caffe.
+    """
+    if level is None:
+        given = os.environ.get("GLOG_minloglevel", "")
+        level = int(given) if given.isdecimal() else 0
     for handler in list(_logger.handlers):
         _logger.removeHandler(handler)
     console = Console()
     _logger.addHandler(console)
-    _logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    least = _LEVELS[min(max(level, 0), len(_LEVELS) - 1)]
+    _logger.setLevel(least if rank == 0 else max(least, logging.ERROR))
     _logger.propagate = False
     return console
 

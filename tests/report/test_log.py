@@ -118,6 +118,18 @@ def test_other_ranks_are_silent(lines):
     assert lines() == []
 
 
+@pytest.mark.parametrize(("level", "letters"), [("", "IWE"), ("0", "IWE"), ("1", "WE"), ("2", "E"), ("3", "")])
+def test_glogs_least_level(level, letters, lines, monkeypatch):
+    monkeypatch.setenv("GLOG_minloglevel", level)
+    for given in (None, int(level or 0)):
+        set_up(level=given)
+        log("I")
+        warn("W")
+        logging.getLogger("engine").error("E")
+        assert [line[0] for line in lines()] == list(letters)
+        monkeypatch.setenv("GLOG_minloglevel", "0")
+
+
 def test_set_up_twice_prints_once(lines):
     set_up()
     set_up()
