@@ -1,4 +1,7 @@
 // Arenas and tensors, whose values Python reads and writes.
+#include <algorithm>
+#include <set>
+
 #include "arena.h"
 #include "bind.h"
 #include "tensor.h"
@@ -58,13 +61,21 @@ static void place(Tensor& tensor, const std::shared_ptr<Arena>& arena, size_t of
     tensor.buffer->place(arena->data() + offset, arena);
 }
 
-// Between two blobs that have memory of their own, laid out alike; false, and nothing done, where they do not.
-static bool swap_memory(Tensor& tensor, Tensor& other) {
-    const auto owned = [](const Tensor& each) { return each.decided() && each.buffer->home() == Home::owned; };
-    if (!owned(tensor) || !owned(other) || tensor.layout != other.layout) return false;
-    if (tensor.buffer->bytes() != other.buffer->bytes()) return false;
-    tensor.buffer->swap_memory(*other.buffer);
-    return true;
+// Blobs of a net take the memory of those of another in exchange for their own, where both are laid out alike, and else
+// their values. Several tensors may look into one buffer.
+static void take_over(const std::vector<TensorPtr>& tensors, const std::vector<TensorPtr>& others) {
+    const auto owned = [](const Tensor& each) { return each.buffer->home() == Home::owned; };
+    std::set<std::pair<Buffer*, Buffer*>> alike;
+    for (size_t i = 0; i < std::min(tensors.size(), others.size()); i++) {
+        Tensor &tensor = *tensors[i], &other = *others[i];
+        if (!tensor.decided() || !other.decided()) continue;
+        Buffer *const to = tensor.buffer->root(), *const from = other.buffer->root();
+        if (owned(tensor) && owned(other) && tensor.layout == other.layout && to->bytes() == from->bytes())
+            alike.insert({to, from});
+        else
+            set(tensor, get(other));
+    }
+    for (const auto& [to, from] : alike) to->swap_memory(*from);
 }
 
 // Into the layout and the precision of a tensor of the same shape.
@@ -105,8 +116,6 @@ void bind_tensor(py::module_& m) {
         .def("convert", &convert, "to"_a, "Copies the values into a tensor of the same shape, laid out its own way.")
         .def("attach", &attach, "values"_a.noconvert())
         .def("place", &place, "arena"_a, "offset"_a)
-        .def("swap_memory", &swap_memory, "other"_a,
-             "Takes another blob's memory for its own, where both have their own, laid out alike; returns whether so.")
         .def(
             "like",
             [](const Tensor& t, const std::string& name) {
@@ -124,6 +133,8 @@ void bind_tensor(py::module_& m) {
         .def("decide_plain", [](Tensor& t) {
             if (!t.decided()) t.decide(plain_layout(t.shape));
         });
+    m.def("take_over", &take_over, "tensors"_a, "others"_a,
+          "Blobs get the memory of others, in exchange, where they are laid out alike, else their values.");
 }
 
 }  // namespace engine

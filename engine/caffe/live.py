@@ -166,24 +166,22 @@ class LiveNet:
 
     def keep_arrays_of(self, before: LiveNet) -> None:
         """Arrays of blobs that the caller may hold stay live, and values stay, of those whose shapes both nets have."""
+        from engine.host import _core
+
         tensors: dict[Tensor, Tensor] = {}
-        theirs = _in_order(before.net)
+        theirs, inputs = _in_order(before.net), {*self.net.builder.inputs.values()}
         for key, blob in _in_order(self.net).items():
             other = theirs.get(key)
             if other is None or other.shape != blob.shape:
                 continue
-            for mine, its in (
-                (self.net.tensors.get(blob), before.net.tensors.get(other)),
-                (self._diff_tensor(blob), before._diff_tensor(other)),
-            ):
-                if mine is None or its is None or mine in self.net.builder.inputs.values():
-                    continue
-                if not mine.swap_memory(its):
-                    mine.set(its.get())
-                tensors[its] = mine
+            data = self.net.tensors.get(blob), before.net.tensors.get(other)
+            for mine, its in (data, (self._diff_tensor(blob), before._diff_tensor(other))):
+                if mine is not None and its is not None and mine not in inputs:
+                    tensors[its] = mine
             for old, new in (((other, "data"), (blob, "data")), (other, blob)):
                 if old in before._stand_ins:
                     self._stand_ins[new] = before._stand_ins[old]
+        _core.take_over([*tensors.values()], [*tensors])
         self._views = before._views.of(tensors)
         for name, versions in self._versions.items():
             self._data_of[name] = versions[before._versions[name].index(before._data_of[name])]

@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'jpeg_scans', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'take_over', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -43,10 +43,6 @@ class Tensor:
     def set(self, values: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
         """
         Copies dense row-major values in; raises ValueError on another count.
-        """
-    def swap_memory(self, other: Tensor) -> bool:
-        """
-        Takes another blob's memory for its own, where both have their own, laid out alike; returns whether so.
         """
     def view(self) -> numpy.typing.NDArray[numpy.float32] | None:
         """
@@ -321,8 +317,6 @@ def hold_stderr(on: bool) -> None:
     """
 def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
     ...
-def jpeg_scans(data: bytes) -> int:
-    ...
 def load_jpeg_library(path: str) -> str:
     ...
 def measure_stages(on: bool) -> None:
@@ -364,6 +358,10 @@ def sum_bf16_rows(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.
 def sum_rows(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray) -> None:
     """
     Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.
+    """
+def take_over(tensors: collections.abc.Sequence[Tensor], others: collections.abc.Sequence[Tensor]) -> None:
+    """
+    Blobs get the memory of others, in exchange, where they are laid out alike, else their values.
     """
 def threads() -> int:
     """

@@ -196,13 +196,9 @@ class Net:
             self.tensor_of[parameter].set(fill_parameter(parameter, self.seed))
 
     def _take_place_of(self, before: Net) -> None:
-        """Takes over parameters, arenas and inputs: whoever trains that net continues with this one."""
+        """Takes over parameters and arenas: whoever trains that net continues with this one."""
         self.parameters, self.arena_size, self._statistics = before.parameters, before.arena_size, before._statistics
         self.weights, self.gradients, self.fixed = before.weights, before.gradients, before.fixed
-        fed = {blob.name: values for blob, values in before.fed.items()}
-        for blob in self.inputs:
-            if blob.name in fed and fed[blob.name].shape == blob.shape:
-                self.feed(blob, fed[blob.name])
 
     def first_uses(self) -> dict[Parameter, int]:
         """The first op that reads each parameter: the last one whose backward writes its gradient."""

@@ -260,6 +260,32 @@ def test_arrays_outlive_a_reshape_that_leaves_their_shape(tmp_path):
                 gradient[...] = 0
 
 
+def test_arrays_of_blobs_that_are_one_memory_outlive_a_reshape(tmp_path):
+    power = 'layer { name: "%s" type: "Power" bottom: "%s" top: "%s" power_param { scale: 2 } }'
+    net = caffe.Net(
+        write(
+            tmp_path,
+            """force_backward: true
+               layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 } } }
+               layer { name: "sum" type: "Reduction" bottom: "x" top: "sum" reduction_param { axis: 1 } }
+               layer { name: "flat" type: "Flatten" bottom: "sum" top: "flat" flatten_param { axis: 0 } }
+               layer { name: "drop" type: "Dropout" bottom: "flat" top: "drop" }"""
+            + power % ("a", "drop", "a")
+            + power % ("b", "flat", "b"),
+        ),
+        caffe.TEST,
+    )
+    held = {name: (net.blobs[name].data, net.blobs[name].diff) for name in list(net.blobs)[1:]}
+    for size in (6, 3, 6):
+        net.blobs["x"].reshape(2, size)
+        net.forward(x=np.full((2, size), size))
+        net.backward(a=[1, 2], b=[size, 3])
+        gradient = np.array([2 + 2 * size, 10])
+        for name, factor, diff in (("sum", 1, gradient), ("flat", 1, gradient), ("drop", 1, [2, 4]), ("a", 2, [1, 2])):
+            np.testing.assert_array_equal(held[name][0], np.full(2, factor * size**2))
+            np.testing.assert_array_equal(held[name][1], diff)
+
+
 def test_reshape_that_the_weights_do_not_fit(tmp_path):
     net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
     net.blobs["data"].reshape(4, 6)
