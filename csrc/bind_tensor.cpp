@@ -61,16 +61,16 @@ static void place(Tensor& tensor, const std::shared_ptr<Arena>& arena, size_t of
     tensor.buffer->place(arena->data() + offset, arena);
 }
 
-// Blobs of a net take the memory of those of another in exchange for their own, where both are laid out alike, and else
-// their values. Several tensors may look into one buffer.
+// Blobs and gradients of a net take the memory of those of another in exchange for their own, where both are laid out
+// alike, and else their values. Several tensors may look into one buffer.
 static void take_over(const std::vector<TensorPtr>& tensors, const std::vector<TensorPtr>& others) {
-    const auto owned = [](const Tensor& each) { return each.buffer->home() == Home::owned; };
+    const auto fixed = [](const Buffer& each) { return each.home() == Home::owned || each.home() == Home::gradient; };
     std::set<std::pair<Buffer*, Buffer*>> alike;
     for (size_t i = 0; i < std::min(tensors.size(), others.size()); i++) {
         Tensor &tensor = *tensors[i], &other = *others[i];
         if (!tensor.decided() || !other.decided()) continue;
         Buffer *const to = tensor.buffer->root(), *const from = other.buffer->root();
-        if (owned(tensor) && owned(other) && tensor.layout == other.layout && to->bytes() == from->bytes())
+        if (fixed(*to) && fixed(*from) && tensor.layout == other.layout && to->bytes() == from->bytes())
             alike.insert({to, from});
         else
             set(tensor, get(other));

@@ -139,6 +139,11 @@ class LiveNet:
             return self.parameters.array(diff, parameter.shape)
         return self._stand_in(parameter, parameter.shape)
 
+    def _gradients(self) -> dict[tuple[str, int], Tensor]:
+        """By layer and index."""
+        tensors = {(p.layer, p.index): self.net.tensor_of[p.owner or p].diff for p in self.net.all_params()}
+        return {key: diff for key, diff in tensors.items() if diff is not None}
+
     def clear_parameter_diffs(self) -> None:
         self.push()
         for tensor in self.net.tensor_of.values():
@@ -165,7 +170,8 @@ class LiveNet:
         self.parameters.adopt(before.parameters)
 
     def keep_arrays_of(self, before: LiveNet) -> None:
-        """Arrays of blobs that the caller may hold stay live, and values stay, of those whose shapes both nets have."""
+        """Arrays of blobs and gradients that the caller may hold stay live, and values stay, of those whose shapes both
+        nets have."""
         from engine.host import _core
 
         tensors: dict[Tensor, Tensor] = {}
@@ -181,6 +187,12 @@ class LiveNet:
             for old, new in (((other, "data"), (blob, "data")), (other, blob)):
                 if old in before._stand_ins:
                     self._stand_ins[new] = before._stand_ins[old]
+        gradients = before._gradients()
+        for key, mine in self._gradients().items():
+            its = gradients.get(key)
+            if its is not None and its is not mine and its.shape == mine.shape:
+                tensors[its] = mine
+                self.parameters.move(its, mine)
         _core.take_over([*tensors.values()], [*tensors])
         self._views = before._views.of(tensors)
         for name, versions in self._versions.items():

@@ -368,13 +368,17 @@ def test_share_with_leaves_inputs_and_gradients_alone(deploy, images, tmp_path):
     np.testing.assert_allclose(reshaped.forward()["prob"][0], deploy.forward()["prob"][0], atol=1e-6)
 
 
-def test_a_gradient_from_before_share_with_has_memory(deploy, tmp_path):
-    held = deploy.params["conv"][0].diff  # in a layout of oneDNN's
+def test_gradients_from_before_share_with_stay_live(deploy, images, tmp_path):
+    weights, bias = (blob.diff for blob in deploy.params["conv"])  # the first in a layout of oneDNN's
+    weights[...] = bias[...] = 1
     deploy.share_with(caffe.Net(write(tmp_path, DEPLOY), caffe.TEST))
     gc.collect()
-    held[...] = 1
-    deploy.forward()
-    assert (held == 1).all()
+    deploy.forward(data=images)
+    assert (weights == 1).all() and (bias == 1).all()
+    deploy.backward(prob=np.eye(2, 4))
+    for held, blob in zip((weights, bias), deploy.params["conv"]):
+        np.testing.assert_array_equal(held, blob.diff)
+        assert not (held == 1).any()
 
 
 def test_all_samples(deploy):
