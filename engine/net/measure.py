@@ -17,7 +17,7 @@ from engine.graph.passes.recompute import choose
 from engine.layers.kernels import DATA, FORWARD, WEIGHTS, Asked, Choice
 
 if TYPE_CHECKING:
-    from engine.host._core import Arena, Program, Tensor
+    from engine.host._core import Program, Tensor
 
 MARGIN = 0.97  # of the time by the rules of thumb: what is closer may be noise
 HOPELESS = 2.0  # times the best so far: one run is enough
@@ -53,7 +53,8 @@ class Trial:
         (self.top,) = self.program.op(asked.type, "measured", inputs, params, attributes, [shape], [asked.trains])
         for tensor in [*inputs, self.top]:
             self.program.own(tensor)
-        self._arenas = [self._place(tensor) for tensor in params]
+        for tensor in params:
+            self._place(tensor)
         memory_plan.place(self.program, choose(self.program, None)[1])
         self._given = asked.top
 
@@ -65,16 +66,13 @@ class Trial:
             tensor.decide_plain()
         return tensor
 
-    def _place(self, tensor: Tensor) -> list[Arena]:
+    def _place(self, tensor: Tensor) -> None:
         from engine.host import _core
 
-        found = []
         for each in (tensor, tensor.diff):
             if each is not None:
                 each.decide_plain()
-                found.append(_core.Arena(each.nbytes))
-                each.place(found[-1], 0)
-        return found
+                each.place(_core.Arena(each.nbytes), 0)
 
     def forward(self) -> float:
         """Runs it; returns the seconds."""
