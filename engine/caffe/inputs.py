@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import numpy as np
@@ -25,7 +25,10 @@ class FedBySolver:
     def __init__(self, feeder: Feeder, start: Callable[[], None], position: Callable[[], int]):
         self._feeder, self._start, self._position = feeder, start, position
 
-    def next(self, net: Net) -> None:
+    def next(self, net: Net, layers: Collection[str]) -> None:
+        """As Inputs'."""
+        if not _includes_first(self._feeder, layers):
+            return
         if not self._feeder.running:
             self._start()
         self._feeder.next(net)
@@ -61,9 +64,10 @@ class Inputs:
         self._feeder.stop()
         self._empty.discard(layer)
 
-    def next(self, net: Net) -> None:
-        """The next batch of every data layer. Raises DataError for a MemoryData layer that has nothing yet."""
-        if not self._feeder.batch_size:
+    def next(self, net: Net, layers: Collection[str]) -> None:
+        """The next batch of every data layer, if the first of them is among `layers`. Raises DataError for a MemoryData
+        layer that has nothing yet."""
+        if not self._feeder.batch_size or not _includes_first(self._feeder, layers):
             return
         for name in self._empty:
             raise DataError(f"layer '{name}' (MemoryData) has no data; call net.set_input_arrays() first")
@@ -73,6 +77,11 @@ class Inputs:
         for layer in net.graph.layers:
             for top, values in zip(layer.tops, arrays.get(layer.name, ())):
                 np.copyto(net.fed[top], values.reshape(top.shape))
+
+
+def _includes_first(feeder: Feeder, layers: Collection[str]) -> bool:
+    """Of the data layers, which go on together."""
+    return next(iter(feeder.batch_sizes), None) in {None, *layers}
 
 
 def _memory_layer(net: Net) -> str:

@@ -229,8 +229,7 @@ class Net:
         outputs = self.top_names[end] if end is not None else self.outputs
         inside = (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, (*outputs, *(blobs or ()))))
         net = self._live if inside else self._net
-        if first == 0:
-            self._inputs_of.next(net.net)
+        self._inputs_of.next(net.net, self._layer_names[first : last + 1])
         if isinstance(net, FusedNet):
             net.forward()
         else:

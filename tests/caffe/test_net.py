@@ -440,6 +440,24 @@ def test_input_arrays(tmp_path):
         net.set_input_arrays(data[:, :, :1], np.arange(4))
 
 
+def test_a_part_of_a_forward_takes_a_batch_where_it_has_the_data_layer(tmp_path):
+    net = caffe.Net(
+        write(
+            tmp_path,
+            """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 } } }
+               layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                 memory_data_param { batch_size: 1 channels: 1 height: 1 width: 1 } }
+               layer { name: "double" type: "Power" bottom: "data" top: "double" power_param { scale: 2 } }""",
+        ),
+        caffe.TEST,
+    )
+    net.set_input_arrays(np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1), np.zeros(4, np.float32))
+    for number in range(3):
+        net.forward(end="x")
+        assert net.forward(start="data")["double"] == 2 * number
+        assert net.forward(start="double")["double"] == 2 * number
+
+
 def test_fresh_randomness_at_every_forward(tmp_path, monkeypatch):
     monkeypatch.setattr(mode, "_seed", None)
     caffe.set_random_seed(7)
