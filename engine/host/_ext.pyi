@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'take_over', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'jpeg_scans', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'take_over', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -316,6 +316,8 @@ def hold_stderr(on: bool) -> None:
     Whether what C libraries write to stderr waits, and is lost in a fault.
     """
 def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
+    ...
+def jpeg_scans(data: bytes) -> int:
     ...
 def load_jpeg_library(path: str) -> str:
     ...
