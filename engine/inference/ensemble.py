@@ -120,7 +120,7 @@ class Ensemble(Evaluator):
         for view in self._views.of(batch):
             for net, given in zip(members, answers, strict=True):
                 self.feeder.feed(net, view)
-                given.append(net.forward(counters))
+                given.append(net.evaluate(counters))
         scored = [self._scored(head, given) for given in answers]
         if len(members) > 1:
             scored.append(self._scored(head, [each for given in answers for each in given]))

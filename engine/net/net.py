@@ -310,6 +310,18 @@ class Net:
         self.run_forward(counters)
         return self.outputs()
 
+    def evaluate(self, counters: Counters = FIRST) -> dict[str, np.ndarray]:
+        """forward() that leaves the weights as they were: layers that scale theirs do so for this pass alone. Another
+        net may train them, and each rank tests as many batches as are its own."""
+        scaled = [layer.params[0] for layer in self.graph.layers if layer.rescales_weights and layer.params]
+        tensors = [self.tensor_of[parameter.owner or parameter] for parameter in scaled]
+        before = [tensor.get() for tensor in tensors]
+        try:
+            return self.forward(counters)
+        finally:
+            for tensor, values in zip(tensors, before, strict=True):
+                tensor.set(values)
+
     def run_forward(self, counters: Counters = FIRST, layers: slice = ALL) -> None:
         """forward() without looking at the outputs, of a slice of graph.layers. Raises DataError for input that an op
         cannot take."""

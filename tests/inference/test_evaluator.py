@@ -15,8 +15,10 @@ from engine.errors import ConfigError
 from engine.inference.ensemble import Ensemble
 from engine.inference.evaluator import Evaluator
 from engine.inference.trained import load
+from engine.net import Net
 from engine.weights import write_caffemodel
 from tests.mpi import run_ranks
+from tests.solver.harness import DIGITS, all_fine
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -163,3 +165,52 @@ world().close()
     assert len(results) == ranks and all(result == results[0] for result in results)
     for name, value in results[0].items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
+
+
+SCALED = {  # layers that scale the rows of their weights in each forward
+    "InnerProduct": "inner_product_param { num_output: 10 normalize: true",
+    "InnerDistance": 'inner_distance_param { num_output: 10 normalize: true distance_type: "product"',
+    "MarginInnerProduct": "margin_inner_product_param { num_output: 10",
+}
+
+
+def scaled_net(kind: str) -> str:
+    labels = 'bottom: "label"' if kind == "MarginInnerProduct" else ""
+    return f"""
+layer {{ name: "data" type: "Data" top: "data" top: "label"
+  data_param {{ source: "{DIGITS}/digits_train_lmdb" backend: LMDB batch_size: 8 }} }}
+layer {{ name: "ip" type: "{kind}" bottom: "data" {labels} top: "ip"
+  {SCALED[kind]} weight_filler {{ type: "gaussian" std: 2 }} }} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+"""
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_weights_that_are_scaled_are_after_a_test_what_they_were(kind):
+    config = parse_net(scaled_net(kind))
+    with closing(Evaluator(config, World())) as first:
+        train = Net(config, options=first._options.replace(shapes_of=first.feeder.shapes_of))
+    before = train.params["ip"][0].get()
+    with closing(Evaluator(config, World(), share=train)) as tested:
+        losses = []
+        for _ in range(3):
+            tested.samples = 0
+            losses.append(tested.run(2)["loss"][0])
+    assert len(set(losses)) == 1
+    assert train.params["ip"][0].get().tobytes() == before.tobytes()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", SCALED)
+def test_ranks_keep_the_same_weights_whoever_tests_them(kind):
+    """An odd number of batches: one rank tests once more than the other."""
+    program = f"""
+from engine.comm.world import world
+from tests.inference.test_evaluator import scaled_net
+from tests.solver.harness import solve
+text = "max_iter: 4 test_interval: 2 test_iter: 3 comm_param {{ drift_check: 1 }} ema: 0.9"
+solve(text, scaled_net({kind!r}), world=world())
+world().close()
+print("fine")
+"""
+    all_fine(2, program)
