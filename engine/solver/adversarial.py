@@ -9,7 +9,7 @@ import numpy as np
 from engine.net import Counters, Net, NetOptions
 from engine.report.log import log
 from engine.report.observer import Figures
-from engine.solver.adversarial_param import describe, of_discriminator
+from engine.solver.adversarial_param import describe, of_discriminator, updates_of_discriminator
 from engine.solver.finite import check_loss
 from engine.solver.optimizer import Optimizer
 from engine.solver.solver import Solver
@@ -84,9 +84,8 @@ class AdversarialSolver(Solver):
 
     def restore(self, path: str) -> None:
         super().restore(path)
-        adversarial, state = self.param.adversarial, self.opponent_state
-        turns = -(-self.iteration // adversarial.generator_steps)
-        state.iteration = turns * adversarial.discriminator_steps
+        state = self.opponent_state
+        state.iteration = updates_of_discriminator(self.param, self.iteration)
         if state.iteration:
             state.last_rate = self.opponent.rate(state.iteration - 1)
 

@@ -114,17 +114,25 @@ def describe(param: proto.SolverParameter) -> str:
 
 def of_discriminator(param: proto.SolverParameter) -> proto.SolverParameter:
     """The solver of the discriminator's updates: the solver's own fields, and what discriminator_solver has instead.
-    It counts its own updates, so max_iter is theirs; each is the mean of two passes."""
+    It counts its own updates, so max_iter is theirs; each is the mean of two passes, whose sum has twice the limit of
+    clip_gradients."""
     result, other = type(param)(), param.adversarial.discriminator_solver
     result.CopyFrom(param)
     for field, _ in other.ListFields():  # a list takes the place of the other's
         result.ClearField(field.name)
-    steps = param.adversarial.discriminator_steps
-    if not other.HasField("max_iter") and steps > 1:
-        result.max_iter = steps * param.max_iter
+    if param.HasField("max_iter") and not other.HasField("max_iter"):
+        result.max_iter = updates_of_discriminator(param, param.max_iter)
     if other.HasField("type") and not other.HasField("momentum"):
         result.ClearField("momentum")  # which not every type has
     result.MergeFrom(other)
     result.iter_size = 2
+    if result.clip_gradients > 0:
+        result.clip_gradients *= 2
     result.ClearField("adversarial")
     return result
+
+
+def updates_of_discriminator(param: proto.SolverParameter, iteration: int) -> int:
+    """In so many iterations of the generator: the discriminator's turn comes first."""
+    steps = param.adversarial
+    return -(-iteration // max(1, steps.generator_steps)) * steps.discriminator_steps

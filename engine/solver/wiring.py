@@ -39,6 +39,8 @@ def wire(solver: SolverConfig) -> Wiring:
     generator, discriminator = nets.train, nets.discriminator
     if generator is None or discriminator is None:
         raise ConfigError("adversarial needs two nets: net and adversarial.discriminator", solver.path)
+    for net in (generator, discriminator):
+        _refuse_parts(net)
     layers = data_layers(solver)
     batch = batch_size_of(layers[0]) if layers else 0
     generator, discriminator = _copy(generator), _copy(discriminator)
@@ -57,6 +59,15 @@ def wire(solver: SolverConfig) -> Wiring:
         config.message.layer[-1].adversarial_loss_param.loss = param.loss
     joint.message.layer[-1].loss_weight.append(param.loss_weight)
     return Wiring(generator, discriminator, joint, behind, tuple(param.meet))
+
+
+def _refuse_parts(config: NetConfig) -> None:
+    """Raises ConfigError for model parallelism: the two nets share weights and a snapshot, which hold whole layers."""
+    found = [config.where(i) for i, layer in enumerate(config.message.layer) if layer.HasField("multinode")]
+    if config.message.HasField("multinode"):
+        found.insert(0, config.where(path="multinode"))
+    if found:
+        raise ConfigError("multinode: model parallelism does not go with adversarial; take it out", found[0])
 
 
 def _copy(config: NetConfig) -> NetConfig:

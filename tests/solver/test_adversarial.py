@@ -205,6 +205,29 @@ def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path, fields):
     assert (tmp_path / "solver_iter_20.caffemodel").read_bytes() == files
 
 
+@pytest.mark.parametrize(("fields", "updates"), [("", 20), ("discriminator_steps: 3", 60), ("generator_steps: 3", 7)])
+def test_the_discriminators_schedule_ends_with_the_run(tmp_path, fields, updates):
+    solver = make(tmp_path, fields, overrides=["lr_policy=poly", "power=1", "snapshot_after_train=false"])
+    assert solver.solve()
+    assert solver.opponent_state.iteration == updates
+    assert solver.opponent_state.last_rate == pytest.approx(0.001 / updates)
+    solver.close()
+
+
+@pytest.mark.parametrize("overrides", [(), ["adversarial.discriminator_solver.clip_gradients=1e-3"]])
+def test_gradients_of_the_discriminator_are_clipped_as_the_mean_of_two_passes(tmp_path, overrides):
+    """By plain descent at a rate of 1 its weights go as far as their gradient is long."""
+    plain = ["type=SGD", "momentum=0", "base_lr=1", "clip_gradients=1e-3", *overrides]
+    solver = ready(make(tmp_path, overrides=plain))
+    before = everything(solver)
+    solver.step()
+    after = everything(solver)
+    for name in ("generator weights", "discriminator weights"):
+        assert np.linalg.norm(after[name] - before[name]) == pytest.approx(1e-3, rel=1e-3)
+    solver.feeder.close()
+    solver.close()
+
+
 def test_one_snapshot_holds_both_nets_and_both_states(tmp_path):
     solver = make(tmp_path, RULES, overrides=["max_iter=3"])
     assert solver.solve()
@@ -333,6 +356,18 @@ STILL = DISCRIMINATOR.replace(
         wrong(
             "blob 'g2' is in the generator, too",
             discriminator=DISCRIMINATOR.replace('"d1"', '"g2"').replace('name: "g2"', 'name: "d1"'),
+        ),
+        wrong(
+            "multinode: model parallelism does not go with",
+            generator=GENERATOR.replace('"g1" type', '"g1" multinode { model_parts: 2 } type'),
+        ),
+        wrong(
+            "generator.prototxt:1:1: multinode: model",
+            generator='multinode { model_parallel { layer_from: "g1" } }' + GENERATOR,
+        ),
+        wrong(
+            "discriminator.prototxt:1:1: multinode: model",
+            discriminator='multinode { model_parallel { layer_from: "d2" } }' + DISCRIMINATOR,
         ),
         wrong(
             "takes the sigmoid itself; name the Sigmoid's bottom, 'd'",
