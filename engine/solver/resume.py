@@ -202,6 +202,13 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     steps = max(1, config.message.iter_size)
     before = snapshot.global_batch or (snapshot.ranks or world.size) * batch * steps
     size, new_steps = share(before, world.size, batch, steps, adjustable=bool(layers))
+    if new_steps > 1 and config.message.HasField("adversarial"):  # which trains on one batch at a time
+        fitting = [ranks for ranks in range(1, before + 1) if before % ranks == 0 and before // ranks <= batch]
+        raise ConfigError(
+            f"--resume auto: {world.size} rank{'s' if world.size > 1 else ''} of batch_size {batch} cannot hold the "
+            f"snapshot's global batch of {before}, for adversarial goes without iter_size; ranks that can: "
+            f"{', '.join(map(str, fitting[:8]))}; --snapshot goes on with another global batch"
+        )
     if snapshot.ranks not in (None, world.size) and any("%#" in str(layer) for layer in layers):
         warn("The data of each rank is a source of its own (%#): with another number of ranks their order is another")
     if (size, new_steps) == (batch, steps):

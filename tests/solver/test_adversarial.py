@@ -15,7 +15,7 @@ from engine.examine.check import check_file, to_text
 from engine.net import Counters, Net
 from engine.report.table import human
 from engine.solver.adversarial import AdversarialSolver, solver_of
-from engine.solver.resume import newest
+from engine.solver.resume import Snapshot, hold_global_batch, newest
 from engine.solver.solver import Solver
 from engine.solver.wiring import LOSS
 from engine.weights import read_caffemodel, read_solverstate
@@ -226,6 +226,13 @@ def test_gradients_of_the_discriminator_are_clipped_as_the_mean_of_two_passes(tm
         assert np.linalg.norm(after[name] - before[name]) == pytest.approx(1e-3, rel=1e-3)
     solver.feeder.close()
     solver.close()
+
+
+def test_fewer_ranks_cannot_hold_the_batch(tmp_path):
+    config = read_solver(write(tmp_path))
+    with pytest.raises(ConfigError, match=r"1 rank of batch_size 16 cannot hold .* of 48, .* ranks that can: 3, 4, "):
+        hold_global_batch(config, World(), Snapshot("", 1, ranks=3, global_batch=48))
+    assert config.message.iter_size == 1
 
 
 def test_one_snapshot_holds_both_nets_and_both_states(tmp_path):
