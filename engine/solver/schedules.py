@@ -428,7 +428,7 @@ def _multifixed(param: proto.SolverParameter) -> Rate:
 def _plateau(param: proto.SolverParameter) -> LossRate:
     """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
     loss (Intel's Caffe), all of them in float32, as a snapshot has the minimum."""
-    windows = list(param.plateau_winsize)
+    gamma, windows = _gamma(param), list(param.plateau_winsize)
 
     def rate(iteration: int, loss: float, seen: PlateauState) -> float:
         loss = float(np.float32(loss))
@@ -437,6 +437,6 @@ def _plateau(param: proto.SolverParameter) -> LossRate:
         if seen.current_step < len(windows) and iteration >= seen.iter_last_event + windows[seen.current_step]:
             seen.current_step += 1
             seen.iter_last_event = iteration
-        return param.base_lr * param.gamma**seen.current_step
+        return param.base_lr * gamma**seen.current_step
 
     return rate

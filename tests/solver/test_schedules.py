@@ -191,7 +191,11 @@ def test_formulas_without_a_value(text, at):
 
 
 @pytest.mark.parametrize(
-    "policy", ["step stepsize: 100", "exp", "inv power: 1", "multistep stepvalue: 5", "sigmoid stepsize: 100"]
+    "policy",
+    [
+        *("step stepsize: 100", "exp", "inv power: 1", "multistep stepvalue: 5", "sigmoid stepsize: 100"),
+        "plateau plateau_winsize: 5",
+    ],
 )
 def test_gamma_below_0_is_caffe_s_error(policy):
     name, _, fields = policy.partition(" ")
