@@ -90,6 +90,18 @@ class _Solver(Solver):
     def _require_finite(self, loss: float) -> None:
         pass
 
+    def _check_weights(self) -> None:
+        """On all ranks at once, of which each may hold a part of the weights."""
+        mine: NumericalError | None = None
+        try:
+            super()._check_weights()
+        except NumericalError as error:
+            mine = error
+        failed = np.array([mine is not None], np.int64)
+        self.world.allreduce(failed)
+        if failed[0]:
+            raise mine or NumericalError("the weights of another rank are not finite")
+
 
 class _Losses(Observer):
     """The loss of every iteration."""
@@ -135,7 +147,7 @@ def find_rates(
         for iteration in range(iterations):
             try:
                 solver.run(iteration + 1)
-            except NumericalError:  # of weights, which are the same on all ranks
+            except NumericalError:  # of weights, on all ranks
                 diverged = True
                 break
             smoothed = smooth(watch.losses)

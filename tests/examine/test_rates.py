@@ -128,6 +128,32 @@ def test_ranks_find_what_one_finds_and_stop_together(tmp_path, solver):
     np.testing.assert_allclose(two["losses"][:5], one["losses"][:5], rtol=1e-4)
 
 
+@pytest.mark.mpi
+def test_ranks_that_hold_parts_stop_together(tmp_path, solver):
+    """Of which one is no number any more."""
+    net = digits_net(8).replace('type: "InnerProduct"', 'type: "InnerProduct" multinode { model_parts: 2 }')
+    (tmp_path / "net.prototxt").write_text(net)
+    program = f"""
+import sys
+import numpy as np
+from engine.cli import main
+from engine.comm.world import world
+from engine.examine import rates
+class Broken(rates._Solver):
+    def step(self):
+        super().step()
+        if self.iteration == 7 and self.world.rank == 1:
+            self.optimizer.wait()
+            self.optimizer.weights[-1] = np.nan
+rates._Solver = Broken
+sys.exit(main({[*solver, "--iterations", "20", "--json", f"{tmp_path}/two.json"]}))
+"""
+    done = run_ranks(2, program, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "two.json").read_text())
+    assert found["diverged"] and len(found["losses"]) == 7
+
+
 @pytest.mark.parametrize("mode", ["ASYNC", "LOCAL"])
 def test_modes_in_which_ranks_see_different_losses(solver, capfd, mode):
     assert main([*solver, "--set", f"comm_param.mode={mode}"]) == 1
