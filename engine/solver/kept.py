@@ -27,7 +27,7 @@ class KeptSnapshots:
     def __init__(self, prefix: str, keep: int, needed: Iterable[str], world: World):
         """keep: so many snapshots; 0: all. needed: files that later stages begin with. world: whose rank 0
         removes files."""
-        self._prefix, self._keep, self._world = prefix, keep, world
+        self.prefix, self._keep, self._world = prefix, keep, world
         self._needed = {os.path.abspath(path) for path in needed}
         self.iterations: list[int] = []  # of the snapshots, ascending
         self._bests: set[int] = set()  # iterations of the files of best weights
@@ -35,7 +35,7 @@ class KeptSnapshots:
 
     def restore(self, path: str, state: SolverState) -> None:
         """From a snapshot. One of another prefix is another run's."""
-        own = {os.path.abspath(f"{self._prefix}_iter_{state.iteration}.solverstate{suffix}") for suffix in SUFFIXES}
+        own = {os.path.abspath(f"{self.prefix}_iter_{state.iteration}.solverstate{suffix}") for suffix in SUFFIXES}
         if os.path.abspath(path) not in own:
             return
         self.iterations = sorted({*(at for at in state.kept_snapshots if at < state.iteration), state.iteration})
@@ -52,7 +52,7 @@ class KeptSnapshots:
             if each == iteration:  # a run that has gone back
                 continue
             # The state goes first: nothing goes on from one without its weights.
-            states = [f"{self._prefix}_iter_{each}.solverstate{suffix}" for suffix in SUFFIXES]
+            states = [f"{self.prefix}_iter_{each}.solverstate{suffix}" for suffix in SUFFIXES]
             self._remove([*states, *self._models(each)])
             self.iterations.remove(each)
             removed += self._models(each)
@@ -68,7 +68,7 @@ class KeptSnapshots:
         return [each for each in old if not self._needed & set(map(os.path.abspath, self._models(each)))]
 
     def _models(self, iteration: int) -> list[str]:
-        stem = f"{self._prefix}_iter_{iteration}"
+        stem = f"{self.prefix}_iter_{iteration}"
         return [f"{stem}{kind}.caffemodel{suffix}" for kind in ("", "_ema") for suffix in SUFFIXES]
 
     def add_best(self, path: Path, iteration: int) -> list[str]:
@@ -82,7 +82,7 @@ class KeptSnapshots:
         """Removes all but the best, and that to which a run that goes on from the last snapshot would come back."""
         removed = []
         for each in sorted(self._bests - {best, self._saved_best}):
-            files = [f"{self._prefix}_iter_{each}_best.caffemodel{suffix}" for suffix in SUFFIXES]
+            files = [f"{self.prefix}_iter_{each}_best.caffemodel{suffix}" for suffix in SUFFIXES]
             if not self._needed & set(map(os.path.abspath, files)):
                 self._remove(files)
                 removed += files
@@ -98,7 +98,7 @@ class KeptSnapshots:
 
     def link_best(self, path: Path) -> None:
         """Points `<prefix>_best.caffemodel` to the best weights."""
-        link = Path(f"{self._prefix}_best.caffemodel{path.suffix if path.suffix == '.h5' else ''}")
+        link = Path(f"{self.prefix}_best.caffemodel{path.suffix if path.suffix == '.h5' else ''}")
         if link.exists() and not link.is_symlink():
             warn(f"{link} is a file of its own and stays; the best weights are in {path}")
             return

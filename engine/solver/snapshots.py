@@ -221,6 +221,7 @@ class Snapshots:
     def take_over(self) -> None:
         """After the rank that wrote has died: rank 0 of those that are left has the snapshot_prefix, at the latest when
         it writes: the system takes it from the dead, from those of another host perhaps after a while."""
+        self.kept.prefix = self.prefix()  # in which %# or %* may stand
         if self._world.rank == 0 and saves(self._param):
             try:
                 lock_prefix(self.prefix(), RESTART_SECONDS)

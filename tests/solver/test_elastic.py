@@ -5,10 +5,11 @@ import re
 import pytest
 
 from engine import proto
+from engine.comm.world import World
 from engine.solver.calendar import Calendar
 from engine.solver.elastic_param import divide
 from tests.mpi import outliving, run_ranks
-from tests.solver.harness import assert_refused, different, digits_net, distance, in_files, solve
+from tests.solver.harness import assert_refused, different, digits_net, distance, in_files, make_solver, solve
 
 HOLD, SHRINK = proto.ElasticParameter.HOLD, proto.ElasticParameter.SHRINK
 ITERATIONS = 60
@@ -123,6 +124,16 @@ def test_where_mpi_ends_all_ranks_with_one_the_log_says_so(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("a rank that dies ends this run, to go on by --resume auto") == 1
     assert "mpiexec has --with-ft ulfm" in done.stderr
+
+
+def test_snapshots_go_on_under_the_prefix_of_the_ranks_that_are_left(tmp_path):
+    world = World()
+    solver = make_solver(f'snapshot_prefix: "{tmp_path}/%#_of_%*" snapshot_keep: 1', digits_net(), world=world)
+    world.size = 3
+    solver.snapshots.take_over()
+    solver.snapshots.kept.add(10, None)
+    assert f"{tmp_path}/0_of_3_iter_10.caffemodel" in solver.snapshots.kept.add(20, None)
+    solver.close()
 
 
 def test_one_rank_needs_nobody(tmp_path):
