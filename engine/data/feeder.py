@@ -270,18 +270,18 @@ class Feeder:
             return Batch(self._begin + (self._taken - 1) * self._ranks + self._rank, 0)
         return replace(taken[0], arrays={name: tops for each in taken for name, tops in each.arrays.items()})
 
-    def feed(self, net: Net, batch: Batch) -> None:
-        """Points the net's inputs at a batch, which the executor reads in place."""
+    def feed(self, net: Net, batch: Batch) -> int:
+        """Points the net's inputs at a batch, which the executor reads in place; returns its first sample's number.
+        That of a net without data layers counts the rows of its batches, each of which counts as one in start()."""
         for layer in net.graph.layers:
             for top, values in zip(layer.tops, batch.arrays.get(layer.name, ()), strict=False):
                 net.feed(top, values)
         self._keys, self.decoded = batch.keys, batch.decoded
+        return batch.first_sample if self._opened else batch.first_sample * max(1, net.graph.batch_size)
 
     def next(self, net: Net) -> int:
         """Feeds the next of the endless batches; returns its first sample's number."""
-        batch = cast(Batch, self.take())  # endless: never None
-        self.feed(net, batch)
-        return batch.first_sample
+        return self.feed(net, cast(Batch, self.take()))  # endless: never None
 
     @property
     def keys(self) -> list[str]:

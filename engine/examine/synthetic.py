@@ -63,8 +63,9 @@ class SyntheticFeeder(Feeder):
         self._taken += 1
         return Batch(self._taken - 1, self._size)
 
-    def feed(self, net: Net, batch: Batch) -> None:
+    def feed(self, net: Net, batch: Batch) -> int:
         _feed(net, self._generator)
+        return batch.first_sample
 
     def connect(self, net: Net) -> None:
         """Writes nothing."""

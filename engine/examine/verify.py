@@ -71,9 +71,9 @@ class KeepingFeeder(Feeder):
         super().__init__(*args, **options)
         self.batches: list[list[str]] = []  # keys; whoever compares them empties it
 
-    def feed(self, net: Net, batch: Batch) -> None:
-        super().feed(net, batch)
+    def feed(self, net: Net, batch: Batch) -> int:
         self.batches.append(list(batch.keys))
+        return super().feed(net, batch)
 
 
 def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:

@@ -115,12 +115,11 @@ class Ensemble(Evaluator):
             shapes_of = self.feeder.shapes_for(size)
             self._built[size] = self._with_head([self._make_net(shapes_of, net) for net in self._members])
         members, head = self._built[size]
-        counters = Counters(k, batch.first_sample)
         answers: list[list[Outputs]] = [[] for _ in members]  # by member and view
         for view in self._views.of(batch):
             for net, given in zip(members, answers, strict=True):
-                self.feeder.feed(net, view)
-                given.append(net.evaluate(counters))
+                first_sample = self.feeder.feed(net, view)
+                given.append(net.evaluate(Counters(k, first_sample)))
         scored = [self._scored(head, given) for given in answers]
         if len(members) > 1:
             scored.append(self._scored(head, [each for given in answers for each in given]))

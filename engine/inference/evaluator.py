@@ -153,9 +153,9 @@ class Evaluator:
 
     def _forward(self, batch: Batch, k: int) -> Outputs:
         net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
-        self.feeder.feed(net, batch)
+        first_sample = self.feeder.feed(net, batch)
         try:
-            outputs = net.evaluate(Counters(k, batch.first_sample))
+            outputs = net.evaluate(Counters(k, first_sample))
         except DataError as error:
             raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch(error.item)}".strip()) from None
         if self.on_forward is not None:

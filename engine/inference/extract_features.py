@@ -68,10 +68,7 @@ def features(
                 raise ConfigError(f"no blob '{blob}'; known: {', '.join(known)}", config.path)
         feeder.start()
         for batch in itertools.count() if batches is None else range(batches):
-            first_sample = feeder.next(net)
-            if not feeder.batch_size:  # a net of noise alone, whose samples nobody counts
-                first_sample = batch * max((blob.shape[0] for blob in net.inputs if blob.shape), default=1)
-            net.forward(Counters(batch, first_sample))
+            net.forward(Counters(batch, feeder.next(net)))
             views = [net.blobs[blob] for blob in blobs]
             yield [view.data.reshape(view.shape or (1,)) for view in views]
             if progress and batches:

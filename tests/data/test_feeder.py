@@ -13,7 +13,7 @@ from engine.data import open_data
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, EngineError
 from engine.graph.build import TEST, TRAIN
-from engine.net import Net, NetOptions
+from engine.net import Counters, Net, NetOptions
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -114,8 +114,26 @@ def test_a_net_without_data_layers_counts_its_samples():
     feeder = Feeder(config, TRAIN, 1, rank(1, 2))
     net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(10)
-    assert [feeder.next(net), feeder.next(net)] == [11, 13]
+    assert [feeder.next(net), feeder.next(net)] == [4 * 11, 4 * 13]  # batches of 4 rows
     assert (feeder.batch_size, feeder.size) == (0, 0)
+
+
+def noise(world: World, batch_size: int, batches: int = 2) -> np.ndarray:
+    """What the rank of a net of noise alone makes from its 5th batch on."""
+    config = parse_net(
+        f"""layer {{ name: "z" type: "DummyData" top: "z" dummy_data_param {{ shape {{ dim: {batch_size} dim: 3 }}
+        data_filler {{ type: "gaussian" }} per_sample: true }} }}"""
+    )
+    feeder = Feeder(config, TRAIN, 1, world)
+    net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+    feeder.start(4 * world.size)
+    return np.stack([net.forward(Counters(k, feeder.next(net)))["z"] for k in range(batches)])
+
+
+def test_no_two_batches_nor_ranks_share_noise():
+    alone = noise(World(), 8)  # (batches, samples, 3)
+    assert len(np.unique(alone)) == 2 * 8 * 3
+    np.testing.assert_array_equal(np.concatenate([noise(rank(number, 4), 2) for number in range(4)], axis=1), alone)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def twice(self, net, fed):
     if self._ranks > 1 and self._rank == 1:
         for values in fed.arrays["data"]:
             values[1] = values[0]
-    feed(self, net, fed)
+    return feed(self, net, fed)
 Feeder.feed = twice
 """
 # The update of several ranks decays twice as much.
