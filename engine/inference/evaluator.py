@@ -11,7 +11,7 @@ from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError, DataError, shape_text
-from engine.graph.build import TEST, ShapesOf
+from engine.graph.build import TEST, Graph, ShapesOf
 from engine.inference.by_sample import BySample
 from engine.layers.kernels import Choices
 from engine.net import DEFAULT, Counters, Net, NetOptions
@@ -71,11 +71,7 @@ class Evaluator:
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self.ap_version, self._show_per_class = ap_version, show_per_class
         self.detections: dict[str, Detections] = {}  # of the last test, by the detector's top; on rank 0
-        self.detectors = {
-            layer.tops[0].name: layer
-            for layer in self.net.graph.layers
-            if layer.type in _ADD_DETECTIONS and layer.tops[0] in self.net.graph.outputs
-        }
+        self.detectors = detectors_of(self.net.graph)
 
     def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None) -> Net:
         net = Net(self._config, TEST, self._options.replace(shapes_of=shapes_of), share=share, before=before)
@@ -219,6 +215,15 @@ class Evaluator:
 
     def close(self) -> None:
         self.feeder.close()
+
+
+def detectors_of(graph: Graph) -> dict[str, Layer]:
+    """By their tops' names, the layers whose outputs are detections, of which a test makes an average precision."""
+    return {
+        layer.tops[0].name: layer
+        for layer in graph.layers
+        if layer.type in _ADD_DETECTIONS and layer.tops[0] in graph.outputs
+    }
 
 
 _ADD_DETECTIONS: dict[str, Callable[[Detections, Layer, np.ndarray], None]] = {

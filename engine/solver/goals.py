@@ -3,6 +3,7 @@ any more (`early_stopping`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from engine.config.suggestions import suggestion
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError
 from engine.graph.build import build
+from engine.inference.evaluator import detectors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,7 @@ class Goal:
         self, field: str, output: str, best_is: int | None, tested: Sequence[Graph], left_out: Collection[int] = ()
     ):
         """tested: the test nets. left_out: the numbers of those with a test_iter of 0. Raises ConfigError, without a
-        place, where none of them has the output."""
+        place, where none of them has the output, or where it has several values."""
         self.field, self.output = field, output
         outputs = [[blob.name for blob in graph.outputs] for graph in tested]
         having = [index for index, names in enumerate(outputs) if output in names]
@@ -44,6 +46,9 @@ class Goal:
         if not usable:
             raise ConfigError(f"{field}: output '{output}' is of test net #{having[0]}, whose test_iter is 0")
         self.index = usable[0]
+        count = _least_values(tested[self.index], output)
+        if count > 1:
+            raise ConfigError(f"{field}: output '{output}' has {count} values, a goal is one number")
         layers = tested[self.index].layers
         losses = {top.name for layer in layers for top, weight in zip(layer.tops, layer.loss_weights) if weight}
         self.sign = -1 if (output in losses if best_is is None else best_is == proto.LOWEST) else 1
@@ -59,6 +64,14 @@ class Goal:
     def gains(self, value: float, best: float | None, by: float = 0.0) -> bool:
         """Whether a value is better by more than `by` than the best so far. NaN is never better."""
         return not np.isnan(value) and (best is None or self.sign * (value - best) > by)
+
+
+def _least_values(graph: Graph, output: str) -> int:
+    """Of an output in a test, as far as its shape tells: it may be averaged over the samples of a batch."""
+    shape = next(blob.shape for blob in graph.outputs if blob.name == output)
+    if output in detectors_of(graph):
+        return 1
+    return math.prod(shape[1:] if shape[:1] == (graph.batch_size,) else shape)
 
 
 class Goals:
