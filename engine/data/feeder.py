@@ -242,16 +242,20 @@ class Feeder:
             raise
 
     def start_epoch(self) -> None:
-        """Every item exactly once over all ranks, then take() gives None. Raises ConfigError if the layers disagree."""
+        """Every item exactly once over all ranks, then take() gives None. Raises as require_epoch() does."""
         self.stop()
+        self.require_epoch()
+        for name, opened in self._opened.items():
+            self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
+
+    def require_epoch(self) -> None:
+        """Raises ConfigError for a net whose data layers do not end together."""
         extents = {(opened.source.size, opened.batch_size) for opened in self._opened.values()}
         if len(extents) > 1:
             raise ConfigError(
                 f"the net's data layers differ in size or batch size, so that it has no epoch: {sorted(extents)}",
                 self._config.path,
             )
-        for name, opened in self._opened.items():
-            self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
 
     @property
     def running(self) -> bool:

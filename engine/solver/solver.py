@@ -163,6 +163,8 @@ class Solver:
             for index, config in enumerate(configs)
         ]
         check_tests(param, [bool(evaluator.feeder.batch_size) for evaluator in found], self.config.place)
+        for evaluator in found if not param.test_iter else ():
+            evaluator.feeder.require_epoch()
         return found
 
     def _find_losses(self) -> None:

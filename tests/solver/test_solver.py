@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.errors import CommError, EngineError, NumericalError, WeightsError
+from engine.errors import CommError, ConfigError, EngineError, NumericalError, WeightsError
 from engine.report.log import GlogFormatter
 from engine.report.observer import Observer
 from engine.report.timeline import Timeline
@@ -546,6 +546,19 @@ def test_two_layers_that_give_the_same_are_told(caplog, change, told):
     make_solver("max_iter: 0", net).solve()
     words = f"Layers 'left' and 'right' read the same samples of {DIGITS}/digits_train_lmdb and change them alike"
     assert (words in caplog.text) == told
+
+
+def test_a_whole_test_set_has_one_end():
+    """Which is refused before the first iteration, not at the first test."""
+    source = f'data_param {{ source: "{DIGITS}/digits_test_lmdb" backend: LMDB batch_size: 30 }}'
+    net = (
+        digits_net()
+        + f"""layer {{ name: "more" type: "Data" top: "more" include {{ phase: TEST }} {source} }}
+        layer {{ name: "silence" type: "Silence" bottom: "more" include {{ phase: TEST }} }}"""
+    )
+    with pytest.raises(ConfigError, match="data layers differ in size or batch size, so that it has no epoch"):
+        make_solver("test_interval: 10 test_initialization: false", net)
+    make_solver("test_interval: 10 test_iter: 2", net).close()
 
 
 def test_a_run_without_iterations_ends_well(tmp_path):
