@@ -105,6 +105,18 @@ def _states(prefix: str) -> list[tuple[int, str]]:
     return found
 
 
+def warn_of_later(config: SolverConfig, world: World, iteration: int) -> None:
+    """Of the rank that writes, where a run begins after `iteration`: snapshots of another one with the same prefix
+    that go further, which newest() would find before this run's."""
+    later = sorted(each for each in _states(snapshot_prefix(config, world)) if each[0] > iteration)
+    if later and saves(config.message):
+        more = f" (and {len(later) - 1} more)" if len(later) > 1 else ""
+        warn(
+            f"{later[-1][1]}{more} is of a later iteration than this run begins with, {iteration}, and --resume auto "
+            "goes on from the highest: move it away, or give another snapshot_prefix"
+        )
+
+
 def _identity(path: str) -> Identity:
     found = os.stat(path)
     return path, found.st_ino, found.st_mtime_ns, found.st_size

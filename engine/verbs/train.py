@@ -196,6 +196,7 @@ def _train(
     from engine.report.summary import Summary
     from engine.report.timeline import Timeline
     from engine.solver.adversarial import solver_of
+    from engine.solver.resume import warn_of_later
 
     config = configs[position.index]
     snapshot = position.snapshot or options.snapshot
@@ -232,6 +233,8 @@ def _train(
         solver.restore(snapshot)
     elif position.weights:
         solver.load_weights(position.weights)
+    if world.rank == 0 and position.index == 0 and not options.resume:  # of later stages only their own snapshots count
+        warn_of_later(config, world, solver.iteration)
     finished = solver.solve()
     if not finished and config.message.snapshot_after_train:
         log("Continue with --resume auto")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import proto
+from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_solver
 from engine.errors import ConfigError, WeightsError
@@ -195,6 +196,15 @@ def test_snapshots_of_before_a_supervised_run_do_not_count(two_snapshots, monkey
         assert resume_stages([config], World(), []).snapshot == str(two_snapshots / "net_iter_6.solverstate")
     finally:
         unlock_prefix(f"{two_snapshots}/net")
+
+
+def test_a_run_that_goes_back_tells_of_the_snapshots_that_it_leaves(tmp_path, capfd):
+    solver = ["train", "--solver", str(files(tmp_path) / "solver.prototxt"), "--set", "snapshot=5"]
+    assert main(solver) == 0 and "is of a later iteration" not in capfd.readouterr().err
+    assert main([*solver, "--snapshot", f"{tmp_path}/net_iter_10.solverstate", "--set", "max_iter=11"]) == 0
+    told = f"{tmp_path}/net_iter_20.solverstate (and 1 more) is of a later iteration than this run begins with, 10, and"
+    assert told in capfd.readouterr().err
+    assert main([*solver, "--resume", "auto"]) == 0 and "is of a later iteration" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
