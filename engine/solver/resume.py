@@ -40,7 +40,8 @@ Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file
 class Snapshot:
     """path: of a solverstate. global_batch: samples in an iteration of all ranks. model: the path of its weights.
     samples_seen: the position in the sequence of samples. max_iter: where its run was to end. None: the state tells
-    not. tests_without_gain: of early_stopping."""
+    not. tests_without_gain: of early_stopping. last_judged: the iteration of the last test of that, or of
+    snapshot_best."""
 
     path: str
     iteration: int
@@ -50,6 +51,7 @@ class Snapshot:
     samples_seen: int | None = None
     max_iter: int | None = None
     tests_without_gain: int = 0
+    last_judged: int | None = None
 
 
 def snapshot_prefix(config: SolverConfig, world: World) -> str:
@@ -90,6 +92,7 @@ def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None
             state.samples_seen,
             state.max_iter,
             state.tests_without_gain or 0,
+            state.last_judged,
         )
     return None
 

@@ -21,7 +21,7 @@ from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log
-from engine.solver.goals import check_goals
+from engine.solver.goals import check_goals, wanted
 from engine.solver.resolve import divided, is_given, shorten
 from engine.solver.resume import Snapshot, data_batch, hold_global_batch, known, newest, snapshot_prefix
 from engine.solver.validate import saves, validate
@@ -210,7 +210,8 @@ def _find(
         if before is not None:
             position = next_position(configs, position, before.model, before.samples_seen or 0)
         own = newest(snapshot_prefix(config, world), old, position.begun_from if index else None)
-        if own is None or not _is_over(config, own) or index == len(configs) - 1:
+        is_last = index == len(configs) - 1
+        if own is None or is_last or not _is_over(config, own) or _lacks_test(configs, world, position, own):
             _tell_of_later(configs[index + 1 :], world)
             return replace(position, snapshot=own.path if own else None), own, before
         log(f"Stage {index + 1} of {len(configs)} is done: {own.path}")
@@ -232,6 +233,19 @@ def _is_over(config: SolverConfig, snapshot: Snapshot) -> bool:
         return True
     last = config.message.max_iter if is_given(config.message, "max_iter") else snapshot.max_iter
     return last is not None and snapshot.iteration >= last
+
+
+def _lacks_test(configs: Sequence[SolverConfig], world: World, at: Position, last: Snapshot) -> bool:
+    """Whether a stage has ended before its last test, which follows the last snapshot and may find the best weights:
+    nothing has begun with what it leaves."""
+    param = configs[at.index].message
+    if last.last_judged == last.iteration or not (wanted(param, "snapshot_best") or wanted(param, "early_stopping")):
+        return False
+    try:
+        following = next_position(configs, at, last.model, last.samples_seen or 0)
+    except WeightsError:  # no test has left the weights with which the next begins
+        return True
+    return newest(snapshot_prefix(configs[following.index], world), known(), following.begun_from) is None
 
 
 def first_position(configs: Sequence[SolverConfig], weights: Sequence[str]) -> Position:

@@ -11,11 +11,12 @@ from engine import weights
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, parse_solver
-from engine.errors import ConfigError, WeightsError
+from engine.errors import ConfigError, EngineError, WeightsError
 from engine.inference.evaluator import Evaluator
 from engine.inference.trained import load
 from engine.report.observer import Observer
 from engine.report.summary import Summary
+from engine.solver.solver import Solver
 from engine.solver.stages import check_stages
 from engine.watchdog import board
 from engine.weights import SolverState, read_caffemodel, read_solverstate, write_solverstate
@@ -85,8 +86,8 @@ def snapshot(iteration):
     return {f"net_iter_{iteration}.caffemodel", f"net_iter_{iteration}.solverstate"}
 
 
-def content(folder, iteration, kind=""):
-    model = read_caffemodel(folder / f"net_iter_{iteration}{kind}.caffemodel")
+def content(folder, iteration, kind="", prefix="net"):
+    model = read_caffemodel(folder / f"{prefix}_iter_{iteration}{kind}.caffemodel")
     return {
         (layer, index): np.asarray(blob).tobytes() for layer, blobs in model.items() for index, blob in enumerate(blobs)
     }
@@ -266,6 +267,31 @@ def test_a_stage_that_ends_early_is_over(tmp_path, capfd):
     assert main(["train", "--solver", solvers, "--resume", "auto"]) == 0
     assert f"Stage 1 of 2 is done: {tmp_path}/a_iter_10.solverstate" in capfd.readouterr().err
     assert {path.name: path.read_bytes() for path in tmp_path.glob("b_iter_4.*")} == whole
+
+
+@pytest.mark.parametrize("initial", ["", "test_initialization: false test_interval: 10"])
+def test_a_stage_that_is_killed_in_its_last_test_makes_it(tmp_path, monkeypatch, initial):
+    """Which finds the best weights, with which the next stage begins; without a test before it there are none yet."""
+    first = f'max_iter: 10 base_lr: 0.01 random_seed: 3 snapshot_best: "loss" {initial or "test_interval: 5"}'
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+    assert main(["train", "--solver", files(folders[0], first, SECOND)]) == 0
+    assert (folders[0] / "a_best.caffemodel").resolve().name == "a_iter_10_best.caffemodel"
+    solvers, test = files(folders[1], first, SECOND), Solver.test
+
+    def killed(solver):
+        if solver.iteration == 10:
+            raise EngineError("killed")
+        test(solver)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Solver, "test", killed)
+        assert main(["train", "--solver", solvers]) == 1
+    assert "a_iter_10.solverstate" in names(folders[1])
+    for _ in range(2):  # once more where the second stage has begun
+        assert main(["train", "--solver", solvers, "--resume", "auto"]) == 0
+    assert content(folders[0], 4, prefix="b") == content(folders[1], 4, prefix="b")
 
 
 def test_what_a_later_stage_begins_with_stays(tmp_path):
