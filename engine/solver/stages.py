@@ -110,13 +110,10 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
                 earlier = "; earlier stages leave " + " or ".join(f"{prefix}_iter_N.caffemodel" for prefix in prefixes)
                 what = f"weights '{path}' of stage {number} are not there{earlier if prefixes else ''}"
                 yield ConfigError(what, config.place("weights"))
-            elif stage is not None and not _leaves(configs[stage].message, path):
-                last, every = configs[stage].message.max_iter, configs[stage].message.snapshot
-                often = f"every {every} iterations and " if every else ""
-                what = (
-                    f"weights '{path}' of stage {number}: stage {stage + 1} takes snapshots {often}at its end, {last}"
+            elif stage is not None and (why := _why_not_left(configs[stage].message, prefixes[stage], path)):
+                yield ConfigError(
+                    f"weights '{path}' of stage {number}: stage {stage + 1} {why}", config.place("weights")
                 )
-                yield ConfigError(what, config.place("weights"))
         prefixes.append(snapshot_prefix(config, world))
 
 
@@ -130,13 +127,28 @@ def _leaver(prefixes: Sequence[str], path: str) -> int | None:
     return next(named, None)
 
 
-def _leaves(param: proto.SolverParameter, path: str) -> bool:
-    """Whether a stage takes a snapshot at the iteration of these weights; True where that is not known."""
-    iteration = _iteration(path)
-    if iteration is None or not is_given(param, "max_iter") or param.HasField("snapshot_epoch"):
-        return True
-    every = param.snapshot
-    return iteration == param.max_iter or (iteration < param.max_iter and every > 0 and not iteration % every)
+def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str | None:
+    """What keeps the stage of this prefix from leaving these weights; None if nothing does, or if that is not known."""
+    found = re.fullmatch(r"_(?:iter_([0-9]+)(_best|_ema)?|best)\.caffemodel(\.h5)?", path[len(prefix) :])
+    if not found:
+        return "leaves no file of such a name"
+    number, kind, suffix = found.groups()
+    wanted_format = "HDF5" if suffix else "BINARYPROTO"
+    if param.snapshot_format != proto.SolverParameter.SnapshotFormat.Value(wanted_format):
+        return f"leaves no file of that format; give it snapshot_format: {wanted_format}"
+    if kind == "_best" or number is None:
+        return None if param.snapshot_best else "has no snapshot_best"
+    if kind == "_ema" and not param.ema:
+        return "has no ema"
+    if not is_given(param, "max_iter") or param.HasField("snapshot_epoch"):
+        return None
+    iteration, last, every = int(number), param.max_iter, param.snapshot
+    if iteration == last and param.HasField("early_stopping"):
+        return "may end before, by early_stopping; without weights a stage begins with what the one before it leaves"
+    if iteration == last or (0 < iteration < last and every > 0 and not iteration % every):
+        return None
+    often = f"every {every} iterations and " if every else ""
+    return f"takes snapshots {often}at its end, {last}"
 
 
 def _iteration(path: str) -> int | None:

@@ -205,6 +205,29 @@ BAD = {
         {"three": STAGES["three"].replace("one_iter_4", "one_iter_3")},
         "stage 1 takes snapshots every 2 iterations and at its end, 6",
     ),
+    "no best": (
+        {"three": STAGES["three"].replace("one_iter_4", "one_best")},
+        "of stage 3: stage 1 has no snapshot_best",
+    ),
+    "no average": (
+        {"three": STAGES["three"].replace("one_iter_4", "one_iter_4_ema")},
+        "of stage 3: stage 1 has no ema",
+    ),
+    "format": (
+        {"three": STAGES["three"].replace(".caffemodel", ".caffemodel.h5")},
+        "stage 1 leaves no file of that format; give it snapshot_format: HDF5",
+    ),
+    "no weights": (
+        {"three": STAGES["three"].replace(".caffemodel", ".solverstate")},
+        "stage 1 leaves no file of such a name",
+    ),
+    "an early end": (
+        {
+            "one": STAGES["one"] + ' test_interval: 2 early_stopping { output: "accuracy" }',
+            "three": STAGES["three"].replace("one_iter_4", "one_iter_6"),
+        },
+        "stage 1 may end before, by early_stopping; without weights",
+    ),
     "prefixes": ({}, "stages 1 and 2 have the same snapshot_prefix"),
     "no end": ({"one": STAGES["one"] + " snapshot_after_train: false"}, "stage 2 begins with what stage 1 leaves, and"),
     "weights": ({"three": STAGES["three"].replace("one_iter_4", "on_iter_4")}, "of stage 3 are not there; earlier st"),
