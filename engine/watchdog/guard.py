@@ -167,8 +167,9 @@ class Guard:
     def stop_in_order(self) -> None:
         """Nobody would start this run again, or knows of it: it ends now, with a snapshot."""
         self.supervisor = ""
-        if self.rank == 0:
+        if self.hub:
             say("engine: the process that has started this run was killed: stopping it\n")
+            self.hub.told = self.watch.board.is_starting()  # SIGTERM ends it at once
         if self.watch.board.is_ending():  # another rank's signal has stopped it already
             return
         with contextlib.suppress(OSError):

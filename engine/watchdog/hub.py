@@ -34,6 +34,7 @@ class Hub:
         self.saved = ""  # the last snapshot
         self.complete = False  # nobody has anything left to do but to end
         self.outlives = False  # the others go on when a rank dies
+        self.told = False  # it has been said why the ranks die
         self.ended = False  # somebody has failed, died or made no progress
         self.stop_at: float | None = None
         self.asked_at: float | None = None  # where everybody is
@@ -169,7 +170,8 @@ class Hub:
         if self.outlives:
             say(f"engine: {rank} died, killed or crashed: the others go on without it\n")
             return
-        if self.joined >= self.expected:  # else the first to die may be one that has not come: the launcher tells
+        # Before all have come, the first to die may be one that has not: the launcher tells.
+        if self.joined >= self.expected and not self.told:
             safe = f"; {self.safe()}" if self.safe() else ""
             say(f"engine: {rank} died, killed or crashed: stopping all ranks{safe}\n")
         self.end(0)

@@ -205,6 +205,16 @@ w.close()
     assert done.stdout.split() == ["0", "127.0.0.1"], done.stdout + done.stderr
 
 
+def test_deaths_of_which_the_reason_has_been_told_are_no_news(running, capfd):
+    running.hub.expected, running.hub.told = 1, True
+    dies, guard = running.enrol(0), running.enrol(kind="guard")
+    assert dies and guard
+    dies.close()
+    guard.settimeout(10)
+    assert guard.recv(16) == b"stop\n" and capfd.readouterr().err == ""
+    guard.close()
+
+
 @pytest.mark.parametrize("outlives, word", [(False, "stop"), (True, None)])
 def test_the_others_are_stopped_when_a_rank_dies_unless_they_outlive_it(running, outlives, word, capfd):
     running.hub.expected, running.hub.outlives = 2, outlives
