@@ -246,7 +246,7 @@ SETTINGS = {
             "> chestxray14/densenet121": "| sed 's/crop_size: 224/crop_size: 64/' > chestxray14/densenet121",
             "autoencoder/solver.prototxt": "autoencoder/solver.prototxt --set max_iter=2 --set test_interval=2",
             "table/solver.prototxt": "table/solver.prototxt --set max_iter=2 --set test_interval=2",
-            "make_shapes.py shapes\n": "make_shapes.py shapes --train 32 --test 20\n",
+            "make_shapes.py shapes\n": "make_shapes.py shapes --train 16 --test 10\n",
             "shapes/fcn_solver.prototxt": "shapes/fcn_solver.prototxt --set max_iter=2",
             "shapes/ssd_solver.prototxt": "shapes/ssd_solver.prototxt --set max_iter=2 --set test_interval=2",
             "volumes/solver.prototxt": "volumes/solver.prototxt --set max_iter=2",

@@ -117,7 +117,16 @@ def test_a_public_net_has_as_many_parameters_and_as_much_work(name):
     assert (ours.parameters, ours.flops / ours.batch) == (theirs.parameters, pytest.approx(theirs.flops / theirs.batch))
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"resnet101", "resnet152", "resnet56"}))
+LARGE = {"vgg16", "wide_resnet50", "inception_resnet_v2"}  # the others have every kind of their layers
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name
+        for name in sorted(PARAMETERS.keys() - {"resnet101", "resnet152", "resnet56"})
+    ],
+)
 def test_nets_train(name):
     """One step on noise: with weights that are hardly trained, each loss is about that of a guess. The nets that are
     left out have the blocks of others, and more of them."""

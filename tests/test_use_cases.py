@@ -101,6 +101,7 @@ def shapes(count, *kinds):
         assert main(["convert_annotations", *words]) == 0
 
 
+@pytest.mark.slow
 def test_shapes_are_segmented_and_scored_as_voc_does(folder):
     shapes(240, "masks")
     train("examples/shapes/fcn_solver.prototxt", 120, "base_lr=0.005")
@@ -121,6 +122,7 @@ def test_shapes_are_segmented_and_scored_as_voc_does(folder):
     assert found["names"] == ["background", "disc", "square", "triangle"]
 
 
+@pytest.mark.slow
 def test_shapes_are_found_and_scored_as_coco_does(folder):
     pytest.importorskip("pycocotools", reason="pycocotools is not installed")
     from pycocotools.coco import COCO

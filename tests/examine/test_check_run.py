@@ -150,8 +150,8 @@ def test_our_own_small_nets(name, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        "bvlc/examples/mnist/lenet_train_test.prototxt",
-        "bvlc/examples/mnist/mnist_autoencoder.prototxt",
+        pytest.param("bvlc/examples/mnist/lenet_train_test.prototxt", marks=pytest.mark.slow),
+        pytest.param("bvlc/examples/mnist/mnist_autoencoder.prototxt", marks=pytest.mark.slow),
         "bvlc/examples/siamese/mnist_siamese_train_test.prototxt",
         "bvlc/examples/cifar10/cifar10_full_sigmoid_solver_bn.prototxt",
         "bvlc/examples/hdf5_classification/nonlinear_train_val.prototxt",
@@ -163,6 +163,7 @@ def test_a_handful_of_public_nets(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs_shared("zoo")
 def test_public_nets_run_or_say_why_not():
     rows = run(*sorted((SHARED / "zoo").rglob("*.prototxt")))

@@ -10,7 +10,7 @@ from engine.config import parse_net
 from engine.errors import EngineError
 from engine.net import Counters, Net, NetOptions
 from tests.graph.test_passes import NETS, randomise
-from tests.layers.harness import PRECISIONS
+from tests.layers.harness import needs_bf16
 
 # The plan packs no tighter than arenas round up to: huge pages.
 HUGE_PAGE = 2 << 20
@@ -31,7 +31,7 @@ def results(net: Net) -> list[np.ndarray]:
     return [*found, *(np.array(each) for each in net.statistics()), *net.outputs().values()]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=[needs_bf16, pytest.mark.slow])])
 def test_same_bits_in_less_memory(precision):
     free = make(precision, None)
     assert not free.repeats

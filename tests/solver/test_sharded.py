@@ -76,7 +76,12 @@ def run(ranks: int, program: str, **environ: str) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("ranks", "hosts", "again"), [(2, 1, "servers: 1 priority: true"), (4, 1, "servers: 0"), (4, 2, "servers: 3")]
+    ("ranks", "hosts", "again"),
+    [
+        (2, 1, "servers: 1 priority: true"),
+        pytest.param(4, 1, "servers: 0", marks=pytest.mark.slow),
+        (4, 2, "servers: 3"),
+    ],
 )
 def test_sharded_updates_train_as_whole_ones(ranks, hosts, again):
     """By every rule, with every option that needs norms or moments; the same bits in another run with other servers.

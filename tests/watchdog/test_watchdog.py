@@ -45,7 +45,9 @@ def wait_for(process: subprocess.Popen, text: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "victim", "servers"), [(2, 0, 2), (2, 1, 0), (4, 2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "victim", "servers"), [(2, 0, 2), pytest.param(2, 1, 0, marks=pytest.mark.slow), (4, 2, 2)]
+)
 def test_a_stopped_rank_is_named(tmp_path, ranks, victim, servers):
     process = train(tmp_path, ranks, servers, "--watchdog", str(SECONDS))
     try:
