@@ -19,7 +19,7 @@ void Buffer::place(void* address, std::shared_ptr<void> keeper) {
     all->keeper_ = std::move(keeper);
     if (address == all->address_) return;
     all->address_ = address;
-    for (auto& memory : all->followers_) memory.set_data_handle(address);
+    for (auto& memory : all->views_) memory.set_data_handle(address);
 }
 
 void Buffer::swap_memory(Buffer& other) {
@@ -29,10 +29,11 @@ void Buffer::swap_memory(Buffer& other) {
     other.place(address, std::move(keeper));
 }
 
-void Buffer::follow(const dnnl::memory& memory) {
+dnnl::memory Buffer::view(const Layout& layout) {
     Buffer* const all = root();
-    all->followers_.push_back(memory);
-    all->followers_.back().set_data_handle(all->address_);
+    for (const auto& memory : all->views_)
+        if (memory.get_desc() == layout) return memory;
+    return all->views_.emplace_back(layout, cpu(), all->address_);
 }
 
 void Buffer::join(const std::shared_ptr<Buffer>& other) {
@@ -42,8 +43,11 @@ void Buffer::join(const std::shared_ptr<Buffer>& other) {
     if (into->home_ == Home::activation && from->home_ != Home::activation) std::swap(into, from);
     if (from->home_ != Home::activation) throw std::logic_error("two buffers with homes of their own cannot be joined");
     into->bytes_ = std::max(into->bytes_, from->bytes_);
-    for (auto& memory : from->followers_) into->follow(memory);
-    from->followers_.clear();
+    for (auto& memory : from->views_) {
+        memory.set_data_handle(into->address_);
+        into->views_.push_back(memory);
+    }
+    from->views_.clear();
     from->joined_ = into->shared_from_this();
 }
 
@@ -111,16 +115,11 @@ void Tensor::decide(const Layout& wanted) { decide(wanted, std::make_shared<Buff
 void Tensor::decide(const Layout& wanted, const BufferPtr& shared) {
     layout = wanted;
     buffer = shared;
-    memory = dnnl::memory(layout, cpu(), DNNL_MEMORY_NONE);
-    buffer->follow(memory);
+    memory = buffer->view(layout);
     if (diff && !diff->decided()) diff->decide(wanted);
 }
 
-dnnl::memory Tensor::as(const Layout& other) const {
-    dnnl::memory view(other, cpu(), DNNL_MEMORY_NONE);
-    buffer->follow(view);
-    return view;
-}
+dnnl::memory Tensor::as(const Layout& other) const { return buffer->view(other); }
 
 // Row-major on both sides is a plain copy; anything else is a reorder that oneDNN compiles for the pair.
 static void copy(const dnnl::memory& from, const dnnl::memory& to) {

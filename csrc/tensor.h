@@ -23,7 +23,7 @@ enum class Home {
     owned,       // this buffer alone; lives as long as its program (outputs that Python reads)
 };
 
-// A range of bytes. Every dnnl::memory that looks into it follows when the buffer is placed. Buffers can be joined:
+// A range of bytes. Every dnnl::memory that looks into it moves along when the buffer is placed. Buffers can be joined:
 // they are then one range with several names (views, sums whose gradients are all the same, results written over their
 // inputs).
 class Buffer : public std::enable_shared_from_this<Buffer> {
@@ -34,7 +34,7 @@ public:
     // keeper: what has the memory, and lives at least as long as this buffer points there.
     void place(void* address, std::shared_ptr<void> keeper);
     void swap_memory(Buffer& other);
-    void follow(const dnnl::memory& memory);
+    dnnl::memory view(const Layout& layout);          // the same one each time, so that there are no more than layouts
     void join(const std::shared_ptr<Buffer>& other);  // this one's home wins over an activation's
     const Buffer* root() const { return joined_ ? joined_->root() : this; }
     Buffer* root() { return joined_ ? joined_->root() : this; }
@@ -53,7 +53,7 @@ private:
     void* address_ = nullptr;
     std::shared_ptr<void> keeper_;
     uint64_t writes_ = 0;
-    std::vector<dnnl::memory> followers_;
+    std::vector<dnnl::memory> views_;
     std::shared_ptr<Buffer> joined_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -69,6 +70,8 @@ struct Constant {
     std::string field;
     double least, below;
 };
+
+constexpr double above_zero = std::numeric_limits<float>::denorm_min();  // the least value of what is divided by
 
 // What a rule is, said once: the solver, its checks, snapshots, Caffe's solver classes and the messages go by it.
 struct UpdateRule {

@@ -22,7 +22,7 @@ const RegisterUpdateRule registered({"AdaDelta",
                                      "AdaDelta",
                                      false,
                                      {"AdaDelta's mean of squared gradients", "AdaDelta's mean of squared updates"},
-                                     {{"momentum", 0, 1}, {"delta", 0, INFINITY}},
+                                     {{"momentum", 0, 1}, {"delta", above_zero, INFINITY}},
                                      adadelta});
 
 }  // namespace

@@ -17,7 +17,7 @@ ENGINE_VECTORISED void adagrad(const Arrays& arrays, const Factors& factors) {
 }
 
 const RegisterUpdateRule registered(
-    {"AdaGrad", "AdaGrad", false, {"AdaGrad's sum of squared gradients"}, {{"delta", 0, INFINITY}}, adagrad});
+    {"AdaGrad", "AdaGrad", false, {"AdaGrad's sum of squared gradients"}, {{"delta", above_zero, INFINITY}}, adagrad});
 
 }  // namespace
 }  // namespace engine

@@ -39,7 +39,7 @@ ENGINE_VECTORISED void adamw(const Arrays& arrays, const Factors& factors) {
     });
 }
 
-const std::vector<Constant> constants = {{"momentum", 0, 1}, {"momentum2", 0, 1}, {"delta", 0, INFINITY}};
+const std::vector<Constant> constants = {{"momentum", 0, 1}, {"momentum2", 0, 1}, {"delta", above_zero, INFINITY}};
 const RegisterUpdateRule registered_adam(
     {"Adam", "Adam", false, {"Adam's first moment", "Adam's second moment"}, constants, adam});
 const RegisterUpdateRule registered_adamw(

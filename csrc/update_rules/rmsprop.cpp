@@ -20,7 +20,7 @@ const RegisterUpdateRule registered({"RMSProp",
                                      "RMSProp",
                                      false,
                                      {"RMSProp's mean of squared gradients"},
-                                     {{"rms_decay", 0, 1}, {"delta", 0, INFINITY}},
+                                     {{"rms_decay", 0, 1}, {"delta", above_zero, INFINITY}},
                                      rmsprop});
 
 }  // namespace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,9 @@ from engine.solver.update import buckets_for, local_ratio, make_updater, rule_of
 
 if TYPE_CHECKING:
     from engine import proto
+    from engine.comm.world import Channel
     from engine.host._core import Updater
+    from engine.watchdog.board import Board
 
 
 class Optimizer:
@@ -126,13 +129,8 @@ class Optimizer:
         net.program.set_queue(self.queue, gates(net, buckets_of(self.buckets)))
         net.set_board(self.world.board, self._number, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
-            net.program.set_ranks(self.world.size, self._add_up)
-
-    def _add_up(self, values: np.ndarray) -> None:
-        """Over the ranks, in the middle of forward and backward: the watchdog is to know that this one waits."""
-        assert self._sync_channel is not None
-        with self.world.board.waiting():
-            self._sync_channel.allreduce(values)
+            # Not a method of this optimizer, which has the net: a program in C++ that held it would be freed by nobody.
+            net.program.set_ranks(self.world.size, partial(_add_up, self.world.board, self._sync_channel))
 
     def weights_are_read(self) -> None:
         """After the net's weights were read from a file: training is to begin with all of them."""
@@ -325,3 +323,9 @@ class Optimizer:
         self.strategy.close()
         if self._sync_channel is not None:
             self._sync_channel.close()
+
+
+def _add_up(board: Board, channel: Channel, values: np.ndarray) -> None:
+    """Over the ranks, in the middle of forward and backward: the watchdog is to know that this one waits."""
+    with board.waiting():
+        channel.allreduce(values)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
 LARC_POLICIES = ("scale", "clip")
+LEAST_FLOAT = 2.0**-149  # above zero
 Complaint = tuple[str, str]  # field, what is wrong with it
 
 # Fields that must lie in [least, below). The constants of an update rule are declared with it.
@@ -226,7 +227,9 @@ def _ranges(param: proto.SolverParameter, ranges: Mapping[str, tuple[float, floa
     for field, (least, below) in ranges.items():
         value = getattr(param, field)
         if param.HasField(field) and not least <= value < below:
-            wanted = f"{least:g} or more" if below == float("inf") else f"{least:g} or more and less than {below:g}"
+            wanted = "more than 0" if least == LEAST_FLOAT else f"{least:g} or more"
+            if below < float("inf"):
+                wanted += f" and less than {below:g}"
             yield field, f"{field}: expected {wanted}, got {value:g}"
 
 
