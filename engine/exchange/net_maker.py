@@ -11,7 +11,7 @@ import numpy as np
 
 from engine import proto
 from engine.config.upgrade_files import write_text
-from engine.errors import WeightsError, shape_text
+from engine.errors import EngineError, WeightsError, shape_text
 from engine.files import check_writable
 from engine.graph.build import TEST
 from engine.layers.base import Blob, Shape
@@ -128,10 +128,23 @@ class NetMaker:
 
     def write(self, net: str | os.PathLike, weights: str | os.PathLike) -> None:
         """Writes the net as prototxt, and its weights. Raises EngineError."""
-        check_writable(net)
-        check_writable(weights)
+        check_outputs(net, weights)
         write_caffemodel(weights, self.message, self.weights)
         write_text(net, self.message)
+
+
+def check_outputs(net: str | os.PathLike, weights: str | os.PathLike, onto: bool = False) -> None:
+    """Raises EngineError where an import could not write its files, or would write over a net: better before long work
+    than after. onto: the net is there, and stays."""
+    check_writable(weights)
+    if os.path.abspath(net) == os.path.abspath(weights):
+        raise EngineError("expected two names, one for the net and one for its weights", str(net))
+    if onto:
+        return
+    check_writable(net)
+    if os.path.lexists(net):
+        raise EngineError("exists already; remove it, choose another name, or give --onto to write weights for it",
+                          str(net))  # fmt: skip
 
 
 def unique(wanted: str, taken: set[str]) -> str:

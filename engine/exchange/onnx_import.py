@@ -15,10 +15,10 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.exchange.from_onnx.registry import Unsupported, Value, import_of
-from engine.exchange.net_maker import NetMaker, Padded
+from engine.exchange.net_maker import NetMaker, Padded, check_outputs
 from engine.exchange.onnx_file import WHOLE_TYPES, Tensors, evaluate, import_onnx_package, inlined, read_model
 from engine.exchange.onto import transfer
-from engine.files import check_writable, reason
+from engine.files import reason
 from engine.layers.base import Blob, Shape
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ def import_onnx(
         batch_size: of inputs whose first axis alone is open.
     Raises:
         EngineError: the file is no model, has operators that no layer computes (one line names them all), or the onnx
-            package is not installed.
+            package is not installed; see also check_outputs().
     """
-    check_writable(weights)
+    check_outputs(net, weights, onto)
     reader = Reader(source, shapes or {}, batch_size)
     reader.read()
     if onto:
-        transfer(reader.maker, net, weights)
+        reader.notes += transfer(reader.maker, net, weights)
     else:
         reader.maker.write(net, weights)
     return reader.notes

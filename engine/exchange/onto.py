@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from engine import proto
 from engine.config import NetConfig, read_net
-from engine.errors import WeightsError
+from engine.errors import WeightsError, shortened
 from engine.exchange.deploy_graph import DeployGraph, deploy_graph
 from engine.exchange.net_maker import NetMaker
 from engine.layers.base import Blob, Layer
 from engine.layers.weighted import Weighted
 from engine.weights import write_caffemodel
+
+_SHOWN = 200  # characters of a list of layers
 
 # Layers that leave values as they are, or that a net ends in or not.
 _NOTHING = frozenset({"Dropout", "SpatialDropout", "Split", "Cast", "Flatten", "Softmax"})
@@ -31,8 +33,9 @@ _NOT_OPTIONS = (
 )
 
 
-def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike) -> None:
-    """Writes the caffemodel `weights` for the prototxt `net`, of another net's weights.
+def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike) -> list[str]:
+    """Writes the caffemodel `weights` for the prototxt `net`, of another net's weights; returns notes on what of these
+    the net has no place for.
 
     A layer takes the weights of the one that computes the same function of the same input, for the same readers.
     Layers that only training has, such as auxiliary classifiers, get none.
@@ -53,6 +56,7 @@ def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike
     for layer, mark in theirs.whole.items():
         by_mark[mark].append(layer)
     found: dict[str, list[np.ndarray]] = {}
+    placed: set[str] = set()
     for layer, mark in ours.whole.items():
         if layer.params:
             if len(by_mark[mark]) != 1:
@@ -62,7 +66,15 @@ def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike
                     maker.source,
                 )
             found[layer.name] = maker.weights[by_mark[mark][0].name]
+            placed.add(by_mark[mark][0].name)
     write_caffemodel(weights, config.message, found)
+    rest = [name for name in maker.weights if name not in placed]
+    return [left_out(rest, net)] if rest else []
+
+
+def left_out(names: Sequence[str], net: str | os.PathLike) -> str:
+    """A note on layers or modules of the source."""
+    return f"left out, for {net} has no such layer: {shortened(', '.join(names), _SHOWN)}"
 
 
 class _Marks:

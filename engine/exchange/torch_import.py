@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
+
+import numpy as np
 
 from engine.config import read_net
+from engine.errors import WeightsError
 from engine.exchange import torchvision
 from engine.exchange.deploy_graph import deploy_graph
-from engine.exchange.onto import transfer
+from engine.exchange.net_maker import check_outputs
+from engine.exchange.onto import left_out, transfer
 from engine.exchange.torch_file import read_state
 from engine.exchange.torch_names import from_state, modules
-from engine.files import check_writable
 from engine.weights import write_caffemodel
-
-LEFT_OUT = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def import_torch(
@@ -27,7 +29,7 @@ def import_torch(
     """Writes the caffemodel `weights` of a state dictionary, and the prototxt `net` of its architecture.
 
     Args:
-        source: .pth or .safetensors.
+        source: .pth or .safetensors, whatever its name ends in.
         onto: `net` is there. Its layers take the tensors of their names, or, of a dictionary of torchvision's, those of
             the layers that compute the same.
         batch_size: of the net that is written.
@@ -35,23 +37,46 @@ def import_torch(
         Notes on what was left out.
     Raises:
         WeightsError: the dictionary cannot be read, is of no known architecture, or does not fit the net.
+        EngineError: see check_outputs().
     """
-    check_writable(weights)
+    check_outputs(net, weights, onto)
     state = read_state(source)
-    left = sorted({name.split(".")[0] for name in state if name.startswith(LEFT_OUT)})
+    architecture = torchvision.architecture_of(state)
+    auxiliary = architecture.auxiliary if architecture else ()
+    left = sorted({name.split(".")[0] for name in state}.intersection(auxiliary))
     notes = [f"{', '.join(left)}: auxiliary classifiers, which only training has, are left out"] if left else []
     if not onto:
-        check_writable(net)
         torchvision.build(state, str(source), batch_size).write(net, weights)
         return notes
     config = read_net(net)
     graph = deploy_graph(config)
     named = modules(graph)
     known = {name.rpartition(".")[0] for name in state}
-    if torchvision.architecture_of(state) and not known.issuperset(named.values()):
+    if architecture and not known.issuperset(named.values()):
         side = graph.inputs[0].shape[-1] if graph.inputs else 0
-        transfer(torchvision.build(state, str(source), batch_size, side), net, weights)
-        return notes
-    blobs = {layer.name: from_state(layer, module, state, str(source)) for layer, module in named.items()}
+        return notes + transfer(torchvision.build(state, str(source), batch_size, side), net, weights)
+    placed: set[str] = set()
+    blobs = {layer.name: from_state(layer, module, state, str(source), placed) for layer, module in named.items()}
+    notes += _others(state, placed, set(named.values()), auxiliary, net, str(source))
     write_caffemodel(weights, config.message, blobs)
     return notes
+
+
+def _others(
+    state: Mapping[str, np.ndarray],
+    placed: Collection[str],
+    named: Collection[str],
+    auxiliary: Collection[str],
+    net: str | os.PathLike,
+    source: str,
+) -> list[str]:
+    """Notes on modules of which the net has no layer. Raises WeightsError for tensors of a layer's own module that it
+    has no place for: it would compute something else."""
+    rest = [name for name in state if name not in placed and name.split(".")[0] not in auxiliary]
+    owners = {name: name.rpartition(".")[0] for name in rest}
+    wrong = [name for name in rest if owners[name] in named and not name.endswith(".num_batches_tracked")]
+    if wrong:
+        raise WeightsError(f"layers of these names in {net} have no place for {torchvision.described(wrong, state)}",
+                           source)  # fmt: skip
+    strange = dict.fromkeys(owners[name] or name for name in rest if owners[name] not in named)
+    return [left_out(list(strange), net)] if strange else []

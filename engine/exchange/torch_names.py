@@ -66,8 +66,13 @@ def _gates(array: np.ndarray) -> np.ndarray:
     return np.concatenate([np.split(array, 4)[i] for i in _GATES])
 
 
-def from_state(layer: Layer, module: str, state: Mapping[str, np.ndarray], source: str) -> list[np.ndarray]:
-    """The parameters of a layer from the tensors of its module; what to_state() undoes. Raises WeightsError."""
+def from_state(
+    layer: Layer, module: str, state: Mapping[str, np.ndarray], source: str, placed: set[str]
+) -> list[np.ndarray]:
+    """The parameters of a layer from the tensors of its module; what to_state() undoes. Raises WeightsError.
+
+    placed: takes in the names of these tensors.
+    """
     shapes = [parameter.shape for parameter in layer.params]
     example = to_state(layer, [np.ones(shape, np.float32) for shape in shapes])
     example.pop("num_batches_tracked", None)
@@ -83,6 +88,7 @@ def from_state(layer: Layer, module: str, state: Mapping[str, np.ndarray], sourc
                 source,
             )
         tensors[name] = state[key]
+        placed.add(key)
     arrays = list(tensors.values())
     if layer.type == "BatchNorm":
         arrays.insert(2, np.ones(1, np.float32))

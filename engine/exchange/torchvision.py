@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.errors import WeightsError
+from engine.errors import WeightsError, shape_text
 from engine.exchange.net_maker import NetMaker
 from engine.layers.base import Blob
 
 State = Mapping[str, np.ndarray]
+Wanted = tuple[int | None, ...]  # a shape
+Pair = int | tuple[int, int]  # of height and width
+_SHOWN = 5  # tensors of a list of them
 
 
 class Modules:
@@ -27,62 +30,89 @@ class Modules:
 
     def __init__(self, maker: NetMaker, state: State, eps: float):
         self.maker, self.state, self.eps = maker, state, eps
+        self.placed: set[str] = set()  # tensors that the net so far has
 
     def has(self, name: str) -> bool:
         """Whether there is a module of that name with weights of its own."""
         return f"{name}.weight" in self.state
 
-    def tensor(self, name: str) -> np.ndarray:
+    def tensor(self, name: str, shape: Wanted) -> np.ndarray:
+        """A tensor of that shape, in which None is any size but 0, and one that the net has a place for."""
         if name not in self.state:
             raise WeightsError(f"has no '{name}', which its architecture needs", self.maker.source)
+        found = self.state[name].shape
+        if len(found) != len(shape) or any(size != (want or size or -1) for size, want in zip(found, shape)):
+            expected = ", ".join("any" if size is None else str(size) for size in shape)
+            raise WeightsError(
+                f"'{name}' has the shape {found}, expected for {self.maker.message.name} ({expected})",
+                self.maker.source,
+            )
+        self.placed.add(name)
         return self.state[name]
 
-    def matrix(self, name: str, axes: int, inputs: int) -> np.ndarray:
-        """Weights of so many axes, the second of which is for inputs of so many channels."""
-        weights = self.tensor(name)
-        if weights.ndim != axes or not weights.shape[1] or inputs % weights.shape[1]:
-            raise WeightsError(f"'{name}' has the shape {weights.shape} for {inputs} channels", self.maker.source)
-        return weights
-
-    def conv(self, name: str, x: Blob, stride: int = 1, pad: int | tuple[int, int] = 0) -> Blob:
-        weights = self.matrix(f"{name}.weight", 4, x.shape[1])
+    def conv(
+        self, name: str, x: Blob, stride: int = 1, pad: Pair = 0, *, kernel: int | None = None, group: int | None = 1
+    ) -> Blob:
+        """kernel: by default the one whose outputs, with this padding, lie at the inputs' places. group: None for as
+        many as the weights say."""
+        pads = pad if isinstance(pad, tuple) else (pad, pad)
+        sides = (kernel, kernel) if kernel else (2 * pads[0] + 1, 2 * pads[1] + 1)
+        weights = self.tensor(f"{name}.weight", (None, x.shape[1] // group if group else None, *sides))
+        if x.shape[1] % weights.shape[1]:
+            raise WeightsError(
+                f"'{name}.weight' has the shape {weights.shape}, for groups of {weights.shape[1]} of {x.shape[1]} "
+                "channels",
+                self.maker.source,
+            )
         param: dict[str, Any] = {"num_output": len(weights)}
-        kernel, group = weights.shape[2:], x.shape[1] // weights.shape[1]
-        if kernel[0] == kernel[1]:
-            param["kernel_size"] = [kernel[0]]
+        if sides[0] == sides[1]:
+            param["kernel_size"] = [sides[0]]
         else:
-            param["kernel_h"], param["kernel_w"] = kernel
+            param["kernel_h"], param["kernel_w"] = sides
         if isinstance(pad, tuple):
             param["pad_h"], param["pad_w"] = pad
         elif pad:
             param["pad"] = [pad]
+        groups = x.shape[1] // weights.shape[1]
         param |= {"stride": [stride]} if stride > 1 else {}
-        param |= {"group": group} if group > 1 else {}
+        param |= {"group": groups} if groups > 1 else {}
         arrays = [weights]
         if f"{name}.bias" in self.state:
-            arrays.append(self.state[f"{name}.bias"])
+            arrays.append(self.tensor(f"{name}.bias", (len(weights),)))
         else:
             param["bias_term"] = False
         return self.maker.layer(name, "Convolution", [x], arrays, convolution_param=param)
 
     def norm(self, name: str, x: Blob, in_place: bool = True) -> Blob:
-        mean, variance = self.tensor(f"{name}.running_mean"), self.tensor(f"{name}.running_var")
+        mean, variance, *affine = (
+            self.tensor(f"{name}.{each}", (x.shape[1],)) for each in ("running_mean", "running_var", "weight", "bias")
+        )
         param = {} if self.eps == 1e-5 else {"eps": self.eps}
         y = self.maker.layer(
             name, "BatchNorm", [x], [mean, variance, np.ones(1)], in_place=in_place, batch_norm_param=param
         )
-        arrays = [self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias")]
-        return self.maker.layer(f"{name}/scale", "Scale", [y], arrays, in_place=True, scale_param={"bias_term": True})
+        self.placed.add(f"{name}.num_batches_tracked")  # which no layer of Caffe's has
+        return self.maker.layer(f"{name}/scale", "Scale", [y], affine, in_place=True, scale_param={"bias_term": True})
 
     def relu(self, x: Blob, type: str = "ReLU") -> Blob:
         return self.maker.layer(f"{x.name}/relu", type, [x], in_place=True)
 
-    def conv_norm(self, conv: str, norm: str, x: Blob, stride: int = 1, pad: int | tuple[int, int] = 0) -> Blob:
-        return self.norm(norm, self.conv(conv, x, stride, pad))
+    def conv_norm(
+        self,
+        conv: str,
+        norm: str,
+        x: Blob,
+        stride: int = 1,
+        pad: Pair = 0,
+        *,
+        kernel: int | None = None,
+        group: int | None = 1,
+    ) -> Blob:
+        return self.norm(norm, self.conv(conv, x, stride, pad, kernel=kernel, group=group))
 
-    def basic(self, name: str, x: Blob, stride: int = 1, pad: int | tuple[int, int] = 0) -> Blob:
+    def basic(self, name: str, x: Blob, stride: int = 1, pad: Pair = 0, *, kernel: int | None = None) -> Blob:
         """BasicConv2d of GoogLeNet and Inception-v3."""
-        return self.relu(self.conv_norm(f"{name}.conv", f"{name}.bn", x, stride, pad))
+        return self.relu(self.conv_norm(f"{name}.conv", f"{name}.bn", x, stride, pad, kernel=kernel))
 
     def max_pool(self, name: str, x: Blob, kernel: int, stride: int, pad: int = 0, up: bool = False) -> Blob:
         """up: ceil_mode, which is Caffe's own rule."""
@@ -100,8 +130,8 @@ class Modules:
         return self.maker.layer(name, "Pooling", [x], pooling_param={"pool": "AVE", "global_pooling": True})
 
     def linear(self, name: str, x: Blob) -> Blob:
-        weights = self.matrix(f"{name}.weight", 2, math.prod(x.shape[1:]))
-        arrays = [weights, self.tensor(f"{name}.bias")]
+        weights = self.tensor(f"{name}.weight", (None, math.prod(x.shape[1:])))
+        arrays = [weights, self.tensor(f"{name}.bias", (len(weights),))]
         return self.maker.layer(name, "InnerProduct", [x], arrays, inner_product_param={"num_output": len(weights)})
 
     def dropout(self, name: str, x: Blob, ratio: float) -> Blob:
@@ -129,7 +159,7 @@ def _resnet_block(net: Modules, name: str, x: Blob, stride: int) -> Blob:
     """Three convolutions, the middle one with the stride, or two, of which the first has it."""
     deep = net.has(f"{name}.conv3")
     y = net.relu(net.conv_norm(f"{name}.conv1", f"{name}.bn1", x, 1 if deep else stride, 0 if deep else 1))
-    y = net.conv_norm(f"{name}.conv2", f"{name}.bn2", y, stride if deep else 1, 1)
+    y = net.conv_norm(f"{name}.conv2", f"{name}.bn2", y, stride if deep else 1, 1, group=None if deep else 1)
     if deep:
         y = net.conv_norm(f"{name}.conv3", f"{name}.bn3", net.relu(y))
     shortcut = x
@@ -141,11 +171,11 @@ def _resnet_block(net: Modules, name: str, x: Blob, stride: int) -> Blob:
 def _vgg(net: Modules, x: Blob) -> None:
     """Numbers of modules tell where pooling is: a convolution, its norm if it has one, ReLU, and sometimes pooling."""
     found = {name.split(".")[1] for name in net.state if name.startswith("features.")}
-    numbers = sorted(int(number) for number in found if number.isdecimal())
-    convs = [number for number in numbers if net.tensor(f"features.{number}.weight").ndim == 4]
+    numbers = {int(number) for number in found if number.isdecimal()}
+    convs = [n for n in sorted(numbers) if net.has(f"features.{n}") and net.state[f"features.{n}.weight"].ndim == 4]
     for number, following in zip(convs, [*convs[1:], None]):
         x = net.conv(f"features.{number}", x, pad=1)
-        normed = number + 1 in numbers and number + 1 not in convs
+        normed = number + 1 in numbers and number + 1 != following
         if normed:
             x = net.norm(f"features.{number + 1}", x)
         x = net.relu(x)
@@ -205,10 +235,10 @@ def _googlenet_block(net: Modules, name: str, x: Blob) -> Blob:
 
 
 def _inception_v3(net: Modules, x: Blob) -> None:
-    x = net.basic("Conv2d_1a_3x3", x, stride=2)
-    x = net.basic("Conv2d_2b_3x3", net.basic("Conv2d_2a_3x3", x), pad=1)
+    x = net.basic("Conv2d_1a_3x3", x, stride=2, kernel=3)
+    x = net.basic("Conv2d_2b_3x3", net.basic("Conv2d_2a_3x3", x, kernel=3), pad=1)
     x = net.max_pool("maxpool1", x, 3, 2)
-    x = net.basic("Conv2d_4a_3x3", net.basic("Conv2d_3b_1x1", x))
+    x = net.basic("Conv2d_4a_3x3", net.basic("Conv2d_3b_1x1", x), kernel=3)
     x = net.max_pool("maxpool2", x, 3, 2)
     kinds: tuple[tuple[Callable[[Modules, str, Blob], list[Blob]], str], ...] = (
         (_inception_a, "5b 5c 5d"),
@@ -240,8 +270,8 @@ def _inception_a(net: Modules, name: str, x: Blob) -> list[Blob]:
 def _inception_b(net: Modules, name: str, x: Blob) -> list[Blob]:
     double = net.basic(f"{name}.branch3x3dbl_2", net.basic(f"{name}.branch3x3dbl_1", x), pad=1)
     return [
-        net.basic(f"{name}.branch3x3", x, stride=2),
-        net.basic(f"{name}.branch3x3dbl_3", double, stride=2),
+        net.basic(f"{name}.branch3x3", x, stride=2, kernel=3),
+        net.basic(f"{name}.branch3x3dbl_3", double, stride=2, kernel=3),
         net.max_pool(f"{name}.pool", x, 3, 2),
     ]
 
@@ -263,8 +293,8 @@ def _inception_d(net: Modules, name: str, x: Blob) -> list[Blob]:
     seven = net.basic(f"{name}.branch7x7x3_2", net.basic(f"{name}.branch7x7x3_1", x), pad=(0, 3))
     seven = net.basic(f"{name}.branch7x7x3_3", seven, pad=(3, 0))
     return [
-        net.basic(f"{name}.branch3x3_2", net.basic(f"{name}.branch3x3_1", x), stride=2),
-        net.basic(f"{name}.branch7x7x3_4", seven, stride=2),
+        net.basic(f"{name}.branch3x3_2", net.basic(f"{name}.branch3x3_1", x), stride=2, kernel=3),
+        net.basic(f"{name}.branch7x7x3_4", seven, stride=2, kernel=3),
         net.max_pool(f"{name}.pool", x, 3, 2),
     ]
 
@@ -284,16 +314,16 @@ def _inception_e(net: Modules, name: str, x: Blob) -> list[Blob]:
     ]
 
 
-STRIDED = frozenset({2, 4, 7, 14})  # blocks of MobileNet-v2 whose stride is 2 (Sandler et al. 2018, table 2)
+# Of MobileNet-v2's blocks, and which of them have a stride of 2 (Sandler et al. 2018, table 2).
+BLOCKS, STRIDED = 17, frozenset({2, 4, 7, 14})
 
 
 def _mobilenet_v2(net: Modules, x: Blob) -> None:
     x = net.relu(net.conv_norm("features.0.0", "features.0.1", x, stride=2, pad=1), "ReLU6")
-    block = 1
-    while net.has(f"features.{block}.conv.0.0"):
+    for block in range(1, BLOCKS + 1):
         x = _inverted_residual(net, f"features.{block}", x, 2 if block in STRIDED else 1)
-        block += 1
-    x = net.relu(net.conv_norm(f"features.{block}.0", f"features.{block}.1", x), "ReLU6")
+    last = f"features.{BLOCKS + 1}"
+    x = net.relu(net.conv_norm(f"{last}.0", f"{last}.1", x), "ReLU6")
     net.linear("classifier.1", net.dropout("classifier.0", net.global_pool("avgpool", x), 0.2))
 
 
@@ -303,13 +333,15 @@ def _inverted_residual(net: Modules, name: str, x: Blob, stride: int) -> Blob:
     if net.has(f"{name}.conv.3"):
         y, last = net.relu(net.conv_norm(f"{name}.conv.0.0", f"{name}.conv.0.1", x), "ReLU6"), 2
     depthwise = f"{name}.conv.{last - 1}"
-    y = net.relu(net.conv_norm(f"{depthwise}.0", f"{depthwise}.1", y, stride, 1), "ReLU6")
+    y = net.conv_norm(f"{depthwise}.0", f"{depthwise}.1", y, stride, 1, group=y.shape[1])
+    y = net.relu(y, "ReLU6")
     y = net.conv_norm(f"{name}.conv.{last}", f"{name}.conv.{last + 1}", y)
     return net.sum(name, x, y) if stride == 1 and x.shape == y.shape else y
 
 
 class Architecture(NamedTuple):
-    """mark: a name that only its state dictionaries have. first: that of the first convolution. side: of pictures."""
+    """mark: a name that only its state dictionaries have. first: that of the first convolution. side: of pictures.
+    auxiliary: modules that only training has."""
 
     name: str
     mark: str
@@ -317,13 +349,17 @@ class Architecture(NamedTuple):
     side: int
     build: Callable[[Modules, Blob], None]
     eps: float = 1e-5
+    auxiliary: tuple[str, ...] = ()
 
 
 ARCHITECTURES = (
     Architecture("ResNet", "layer1.0.conv1.weight", "conv1", 224, _resnet),
     Architecture("DenseNet", "features.denseblock1.denselayer1.norm1.weight", "features.conv0", 224, _densenet),
-    Architecture("GoogLeNet", "inception3a.branch1.conv.weight", "conv1.conv", 224, _googlenet, 1e-3),
-    Architecture("Inception-v3", "Mixed_5b.branch1x1.conv.weight", "Conv2d_1a_3x3.conv", 299, _inception_v3, 1e-3),
+    Architecture("GoogLeNet", "inception3a.branch1.conv.weight", "conv1.conv", 224, _googlenet, 1e-3, ("aux1", "aux2")),
+    Architecture(
+        *("Inception-v3", "Mixed_5b.branch1x1.conv.weight", "Conv2d_1a_3x3.conv", 299, _inception_v3, 1e-3),
+        auxiliary=("AuxLogits",),
+    ),
     Architecture("MobileNet-v2", "features.1.conv.0.0.weight", "features.0.0", 224, _mobilenet_v2),
     Architecture("VGG", "classifier.6.weight", "features.0", 224, _vgg),
 )
@@ -337,7 +373,7 @@ def architecture_of(state: State) -> Architecture | None:
 def build(state: State, source: str, batch_size: int, side: int = 0) -> NetMaker:
     """The net of a state dictionary, with its weights. side: of pictures; 0: as the architecture has them.
 
-    Raises WeightsError where it is none of torchvision's, or lacks something.
+    Raises WeightsError where it is none of torchvision's, lacks something, or has what the net has no place for.
     """
     # As files of DenseNet's first version have them.
     state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", name): each for name, each in state.items()}
@@ -350,7 +386,16 @@ def build(state: State, source: str, batch_size: int, side: int = 0) -> NetMaker
         )
     maker = NetMaker(found.name, source)
     modules = Modules(maker, state, found.eps)
-    channels = modules.matrix(f"{found.first}.weight", 4, 0).shape[1]
+    channels = modules.tensor(f"{found.first}.weight", (None,) * 4).shape[1]
     x = maker.input("data", (batch_size, channels, side or found.side, side or found.side))
     found.build(modules, x)
+    rest = [each for each in state if each not in modules.placed and each.split(".")[0] not in found.auxiliary]
+    if rest:
+        raise WeightsError(f"{found.name} has no place for {described(rest, state)}", source)
     return maker
+
+
+def described(names: Sequence[str], state: State) -> str:
+    """Tensors with their shapes, of many the first few."""
+    shown = ", ".join(f"'{name}' ({shape_text(state[name].shape)})" for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -45,6 +45,7 @@ def check(made, shapes: dict, folder, **options) -> str:
     """Compares engine with ONNX Runtime, on inputs of these shapes; returns the prototxt."""
     harness.runtime()
     onnx.save(made, folder / "x.onnx")
+    (folder / "x.prototxt").unlink(missing_ok=True)
     import_onnx(folder / "x.onnx", folder / "x.prototxt", folder / "x.caffemodel", **options)
     inputs = harness.random_inputs(shapes)
     text = (folder / "x.prototxt").read_text()
@@ -263,6 +264,7 @@ def test_a_cast_to_whole_numbers_is_told_of_unless_they_are(tmp_path):
     def notes(*nodes) -> list[str]:
         onnx.save(model([*nodes, node("Cast", "a", "b", to=7), node("Cast", "b", "y", to=1)], {"x": SHAPE}),
                   tmp_path / "x.onnx")  # fmt: skip
+        (tmp_path / "x.prototxt").unlink(missing_ok=True)
         return import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
 
     assert notes(node("Relu", "x", "a")) == [

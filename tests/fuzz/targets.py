@@ -193,7 +193,11 @@ def safetensors(folder: Path) -> Run:
 
 @target(300, seeds=seeds.onnx_models)
 def onnx_model(folder: Path) -> Run:
-    return of_file(folder / "x.onnx", lambda path: import_onnx(path, f"{folder}/net", f"{folder}/weights"))
+    def run(path: str) -> None:
+        (folder / "net").unlink(missing_ok=True)
+        import_onnx(path, folder / "net", folder / "weights")
+
+    return of_file(folder / "x.onnx", run)
 
 
 @target(1500, seeds=seeds.means)
