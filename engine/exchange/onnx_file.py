@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from engine.errors import EngineError
-from engine.files import atomic_write, opened, read_bytes, reason
+from engine.files import atomic_write, check_writable, opened, read_bytes, reason
 
 if TYPE_CHECKING:
     import onnx
@@ -205,18 +206,22 @@ class Tensors:
 
 
 def write_model(path: str | os.PathLike, model: onnx.ModelProto) -> None:
-    """Writes a model; weights of more than protobuf holds go to a file beside it. Raises EngineError."""
+    """Writes a model; weights of more than protobuf holds go to a file beside it. Both take their names when both are
+    whole. Raises EngineError."""
     onnx = import_onnx_package()
-    if model.ByteSize() > MOST_BYTES:
-        data = Path(f"{path}.data")
-        with atomic_write(data) as file:
+    check_writable(path)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(atomic_write(path))
+        if model.ByteSize() > MOST_BYTES:
+            data = Path(f"{path}.data")
+            check_writable(data)
+            beside = stack.enter_context(atomic_write(data))
             for tensor in model.graph.initializer:
                 if len(tensor.raw_data) >= EXTERNAL_FROM:
-                    place = {"location": data.name, "offset": file.tell(), "length": len(tensor.raw_data)}
-                    file.write(tensor.raw_data)
+                    place = {"location": data.name, "offset": beside.tell(), "length": len(tensor.raw_data)}
+                    beside.write(tensor.raw_data)
                     tensor.ClearField("raw_data")
                     tensor.data_location = onnx.TensorProto.EXTERNAL
                     for key, value in place.items():
                         tensor.external_data.add(key=key, value=str(value))
-    with atomic_write(path) as file:
         file.write(model.SerializeToString())

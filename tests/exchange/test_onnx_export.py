@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from engine.cli import main
 from engine.config import parse_net
 from engine.errors import EngineError
+from engine.exchange import onnx_file
 from engine.exchange.onnx_export import export_onnx
 from tests.exchange import harness
 from tests.shared import SHARED, needs_shared
@@ -278,3 +282,38 @@ def test_the_size_of_regions_in_intel_s_words(tmp_path):
         (pool,) = [each for each in harness.nodes(tmp_path / name / "x.onnx") if each.op_type == "MaxRoiPool"]
         shapes.append(next(list(each.ints) for each in pool.attribute if each.name == "pooled_shape"))
     assert shapes[0] == shapes[1] == [3, 3]
+
+
+def test_a_large_model_has_its_weights_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_file, "MOST_BYTES", 100)
+    monkeypatch.setattr(onnx_file, "EXTERNAL_FROM", 16)
+    _, weights = export(CLASSIFIER, tmp_path)
+    assert (tmp_path / "x.onnx.data").exists()
+    scores = harness.engine_outputs(CLASSIFIER, weights, {})
+    found = harness.onnx_outputs(tmp_path / "x.onnx", {"data": scores["data"]})["prob"]
+    expected = np.exp(scores["ip"]) / np.exp(scores["ip"]).sum(1, keepdims=True)
+    harness.assert_close(found, expected)
+
+
+def test_nothing_takes_its_name_before_model_and_weights_are_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_file, "MOST_BYTES", 100)
+    (tmp_path / "x.onnx").write_text("old")
+    (tmp_path / "x.onnx.data").mkdir()
+    with pytest.raises(EngineError, match=r"x\.onnx\.data: cannot be written: it is a folder"):
+        export(CLASSIFIER, tmp_path)
+    (tmp_path / "x.onnx.data").rmdir()
+    (tmp_path / "x.onnx.data").write_text("old")
+
+    class Broken:
+        graph = SimpleNamespace(initializer=[])
+
+        def ByteSize(self) -> int:
+            return 101
+
+        def SerializeToString(self) -> bytes:
+            raise ValueError("too large")
+
+    with pytest.raises(EngineError, match="cannot be written: too large"):
+        onnx_file.write_model(tmp_path / "x.onnx", cast("Any", Broken()))
+    assert (tmp_path / "x.onnx").read_text() == (tmp_path / "x.onnx.data").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.caffemodel", "x.onnx", "x.onnx.data"]
