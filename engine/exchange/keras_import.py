@@ -26,6 +26,7 @@ from engine.config import read_net
 from engine.errors import EngineError, WeightsError, shape_text
 from engine.exchange.deploy_graph import DeployGraph, deploy_graph
 from engine.exchange.keras_order import UNKNOWN, channels_of, fits, in_caffes_order, is_flat
+from engine.exchange.kinds import KERAS_WEIGHTS
 from engine.files import check_writable, is_regular, reason
 from engine.layers.affine import Affine
 from engine.layers.base import Layer
@@ -40,8 +41,6 @@ from engine.weights.h5_file import H5File, import_h5py, most_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-_WEIGHTS = "model.weights.h5"  # of a .keras archive
 
 # What Keras calls a layer's arrays, in the order of its vars.
 _KERNEL = ("kernel", "bias")
@@ -90,11 +89,11 @@ def _unpacked(source: str | os.PathLike) -> Iterator[str | os.PathLike]:
         yield source
         return
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, _WEIGHTS)
+        target = Path(folder, KERAS_WEIGHTS)
         try:
             _unpack(source, target)
         except KeyError:
-            raise WeightsError(f"the archive has no {_WEIGHTS}", str(source)) from None
+            raise WeightsError(f"the archive has no {KERAS_WEIGHTS}", str(source)) from None
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError) as error:
             raise WeightsError(f"truncated or no .keras archive ({reason(error)})", str(source)) from None
         yield target
@@ -102,11 +101,11 @@ def _unpacked(source: str | os.PathLike) -> Iterator[str | os.PathLike]:
 
 def _unpack(source: str | os.PathLike, target: Path) -> None:
     with zipfile.ZipFile(source) as archive:
-        member = archive.getinfo(_WEIGHTS)
+        member = archive.getinfo(KERAS_WEIGHTS)
         if member.file_size > most_bytes(source):
-            raise WeightsError(f"{_WEIGHTS} in it is far larger than the archive", str(source))
+            raise WeightsError(f"{KERAS_WEIGHTS} in it is far larger than the archive", str(source))
         if member.flag_bits & 1:
-            raise WeightsError(f"{_WEIGHTS} in it is encrypted", str(source))
+            raise WeightsError(f"{KERAS_WEIGHTS} in it is encrypted", str(source))
         with archive.open(member) as packed, open(target, "wb") as file:
             shutil.copyfileobj(packed, file)
 

@@ -52,7 +52,9 @@ _SAFE = {
     "BOOL": "?",
 }
 _MAGIC = 0x1950A86A20F9469CFC6C  # of files before PyTorch 1.6
-_ZIP = b"PK\x03\x04"
+ZIP = b"PK\x03\x04"  # how files begin
+PICKLE = b"\x80"  # its first opcode, which says the version
+_MODELS = ("state_dict", "model", "model_state_dict")  # how training scripts call it beside what else they keep
 _DEEPEST = 100  # tuples within each other; PyTorch's own go to 3. Python's hash() of a million of them ends the process
 
 # Tensors may share values, as tied weights do: a file of n bytes may give as many as this for each, and a few more.
@@ -82,18 +84,20 @@ class _Refused(Exception):
 
 
 def read_state(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The tensors of a state dictionary by name, float32, without "module." before all names.
+    """The tensors of a state dictionary by name, float32, without "module." before all names. The file may have any
+    name: its first bytes tell of which format it is.
 
     Raises WeightsError for a file that is missing, damaged, something else, or would run code.
     """
     with opened(path, WeightsError) as file:
-        begin = file.read(len(_ZIP))
+        begin = file.read(len(ZIP))
+        safe = is_safetensors(file)
         file.seek(0)
         try:
-            if str(path).endswith(".safetensors"):
-                found = _read_safetensors(file)
-            elif begin == _ZIP:
+            if begin == ZIP:
                 found = _read_zip(file)
+            elif safe or (str(path).endswith(".safetensors") and begin[:1] != PICKLE):
+                found = _read_safetensors(file)
             else:
                 found = _read_old(file)
         except _Refused as error:
@@ -282,18 +286,22 @@ def _strided(numbers: np.ndarray, lazy: _Lazy) -> np.ndarray:
 
 
 def _tensors(found: Any) -> dict[str, _Lazy]:
-    """The dictionary of tensors: what was saved itself, or an entry of it such as "state_dict"."""
+    """The dictionary of tensors: what was saved itself, or an entry of it such as "state_dict", beside which there may
+    be tensors, too, such as the best accuracy so far."""
     waiting, seen = deque([found]), set()
+    beside: dict[str, _Lazy] = {}
     while waiting:
         each = waiting.popleft()
         if not isinstance(each, dict) or id(each) in seen:
             continue
         seen.add(id(each))
         own = {str(name): value for name, value in each.items() if isinstance(value, _Lazy)}
-        if own:
+        models = [each[name] for name in _MODELS if isinstance(each.get(name), dict)]
+        if own and not models:
             return own
-        waiting += [each.get("state_dict"), each.get("model"), *each.values()]
-    return {}
+        beside = beside or own
+        waiting += [*models, *each.values()]
+    return beside
 
 
 def _bytes_of(dtype: str) -> int:
@@ -351,6 +359,13 @@ def _whole_numbers(values: Any) -> bytes:
 
 
 # .safetensors
+
+
+def is_safetensors(file: BinaryIO) -> bool:
+    """Whether a file begins as these do: with the length of a header, which is JSON."""
+    file.seek(0)
+    begin = file.read(9)
+    return begin[8:] == b"{" and struct.unpack("<Q", begin[:8])[0] <= _size(file) - 8
 
 
 def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Makes a net and its weights of another framework's: an ONNX model (.onnx), a state dictionary of torchvision's
 ResNet, VGG, DenseNet, GoogLeNet, Inception-v3 or MobileNet-v2 (.pth, .safetensors), or the weights of a Keras model
-(.h5, .keras), for which the net must be there (--onto).
+(.h5, .keras), for which the net must be there (--onto). The first bytes of a file tell of which kind it is, whatever
+its name ends in.
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from engine.exchange.kinds import KERAS, TORCH, kind_of
     from engine.report.log import log, set_up
 
     set_up()
-    if options.source.endswith((".pth", ".pt", ".bin", ".safetensors")):
+    kind = kind_of(options.source)
+    if kind == TORCH:
         from engine.exchange.torch_import import import_torch
 
         notes = import_torch(
             options.source, options.model, options.weights, onto=options.onto, batch_size=options.batch_size
         )
-    elif options.source.endswith((".h5", ".hdf5", ".keras")):
+    elif kind == KERAS:
         from engine.exchange.keras_import import import_keras
 
         notes = import_keras(options.source, options.model, options.weights, onto=options.onto)

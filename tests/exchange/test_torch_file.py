@@ -19,6 +19,7 @@ import pytest
 from engine.cli import main
 from engine.config import parse_net, read_net
 from engine.errors import EngineError
+from engine.exchange.kinds import KERAS, ONNX, TORCH, kind_of
 from engine.exchange.torch_export import export_torch
 from engine.exchange.torch_file import read_state, write_state
 from engine.exchange.torch_import import import_torch
@@ -76,16 +77,20 @@ def test_weights_of_a_net_go_out_and_come_back(name, tmp_path):
         harness.assert_close(after[top], before[top], 1e-5)
 
 
-def test_files_from_before_zip_are_read(tmp_path):
-    """PyTorch before 1.6: pickles one after the other, then the values."""
-    write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
-    with zipfile.ZipFile(tmp_path / "x.pth") as archive:
+def write_old(path: Path) -> None:
+    """As PyTorch before 1.6: pickles one after the other, then the values."""
+    write_state(path, {"conv.bias": STATE["conv.bias"]})
+    with zipfile.ZipFile(path) as archive:
         state, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
     begin, keys = (pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, ["0"]))
     sizes = pickle.dumps({"little_endian": True, "type_sizes": {"short": 2}}, 2)
     content = begin + pickle.dumps(1001, 2) + sizes + state + keys + struct.pack("<q", 4) + values
-    (tmp_path / "old.pth").write_bytes(content)
-    np.testing.assert_array_equal(read_state(tmp_path / "old.pth")["conv.bias"], STATE["conv.bias"])
+    path.write_bytes(content)
+
+
+def test_files_from_before_zip_are_read(tmp_path):
+    write_old(tmp_path / "x.pth")
+    np.testing.assert_array_equal(read_state(tmp_path / "x.pth")["conv.bias"], STATE["conv.bias"])
 
 
 def test_bfloat16_and_half_are_read(tmp_path):
@@ -320,3 +325,50 @@ def test_a_norm_with_a_scale_of_its_own(tmp_path):
     first, second = (harness.engine_outputs(net.read_text(), path, inputs)["y"]
                      for path in (weights, str(tmp_path / "y.caffemodel")))  # fmt: skip
     harness.assert_close(second, first)
+
+
+@pytest.mark.parametrize("name", ["x.pth.tar", "x.ckpt", "weights", "x.safetensors", "x.onnx"])
+@pytest.mark.parametrize("written_as", ["new.pth", "new.safetensors", "old.pth"])
+def test_the_first_bytes_tell_the_format_whatever_the_name_is(written_as, name, tmp_path):
+    if written_as == "old.pth":
+        write_old(tmp_path / written_as)
+    else:
+        write_state(tmp_path / written_as, {"conv.bias": STATE["conv.bias"]})
+    (tmp_path / written_as).rename(tmp_path / name)
+    assert kind_of(tmp_path / name) == TORCH
+    np.testing.assert_array_equal(read_state(tmp_path / name)["conv.bias"], STATE["conv.bias"])
+
+
+def test_kinds_of_files(tmp_path):
+    def kind(name: str, content: bytes) -> str:
+        (tmp_path / name).write_bytes(content)
+        return kind_of(tmp_path / name)
+
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("model.weights.h5", b"x")
+    assert kind("weights", b"\x89HDF\r\n\x1a\nand so on") == KERAS
+    assert kind("weights", archive.getvalue()) == KERAS
+    assert kind("weights", b"\x08\x0a\x12\x06engine") == ONNX
+    assert kind("x.pth", b"") == kind("x.pth", b"PK\x03\x04") == TORCH
+    assert kind("x.h5", b"") == kind("x.keras", b"PK\x03\x04") == KERAS
+    assert kind("x", b"") == ONNX
+    with pytest.raises(EngineError, match="gone: cannot be read: No such file"):
+        kind_of(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("model", ["state_dict", "model_state_dict"])
+def test_tensors_that_a_script_keeps_beside_the_model_are_not_the_model(model, tmp_path):
+    """As PyTorch's ImageNet example keeps its best accuracy."""
+    write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
+    with zipfile.ZipFile(tmp_path / "x.pth") as archive:
+        pickled, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
+    state = pickled.removeprefix(b"\x80\x02").removesuffix(b".")
+    tensor = state[state.index(b"ctorch._utils") : -1]
+    pickled = b"\x80\x02}(" + text("best_acc1") + tensor + text(model) + state + b"u."
+    (tmp_path / "x.pth.tar").write_bytes(as_zip(pickled, **{"data/0": values}))
+    assert list(read_state(tmp_path / "x.pth.tar")) == ["conv.bias"]
+
+
+def text(name: str) -> bytes:
+    return b"X" + struct.pack("<I", len(name)) + name.encode()

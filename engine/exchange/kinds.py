@@ -1,0 +1,41 @@
+"""Which framework a file is of, by how it begins: names end in whatever their owners like (.pth.tar, .ckpt, .bin)."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+
+from engine.errors import WeightsError
+from engine.exchange.torch_file import PICKLE, ZIP, is_safetensors
+from engine.files import opened
+
+TORCH, KERAS, ONNX = "PyTorch", "Keras", "ONNX"
+KERAS_WEIGHTS = "model.weights.h5"  # of a .keras archive
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_SUFFIXES = {
+    **dict.fromkeys((".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors"), TORCH),
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), KERAS),
+}
+
+
+def kind_of(path: str | os.PathLike) -> str:
+    """TORCH, KERAS or ONNX: by the first bytes, and where these say nothing, as those of ONNX, by the name's suffix.
+    Raises WeightsError for a file that cannot be read."""
+    with opened(path, WeightsError) as file:
+        begin = file.read(len(_HDF5))
+        if begin == _HDF5:
+            return KERAS
+        if is_safetensors(file) or begin.startswith(PICKLE):
+            return TORCH
+        if begin.startswith(ZIP):
+            file.seek(0)
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    names = archive.namelist()
+            except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+                names = []  # whoever reads it says what is wrong
+            if any(name.endswith("/data.pkl") for name in names):
+                return TORCH
+            if KERAS_WEIGHTS in names:
+                return KERAS
+    return _SUFFIXES.get(os.path.splitext(path)[1], ONNX)
