@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from engine.errors import EngineError
-from engine.exchange.from_onnx.registry import Unsupported, Value, import_of
+from engine.exchange.from_onnx.registry import Budget, Unsupported, Value, import_of
 from engine.exchange.net_maker import NetMaker, Padded, check_outputs
 from engine.exchange.onnx_file import WHOLE_TYPES, Tensors, evaluate, import_onnx_package, inlined, read_model
 from engine.exchange.onto import transfer
@@ -69,6 +69,7 @@ class Reader:
         self.maker = NetMaker(self.graph.name or Path(source).stem, source)
         self.values: dict[str, Value | None] = {"": None}
         self.notes: list[str] = []
+        self.budget = Budget(0)
         self._shapes, self._batch_size = shapes, batch_size
         self._unknown: dict[str, str] = {}  # operator -> where, and why it cannot be read
         self._lost: set[str] = set()  # values of such nodes, and what depends on them
@@ -87,6 +88,7 @@ class Reader:
         """Makes the whole net. Raises EngineError."""
         for tensor in self.graph.initializer:
             self.values[tensor.name] = self.tensors.array(tensor)
+        self.budget = Budget(sum(value.size for value in self.values.values() if isinstance(value, np.ndarray)))
         for info in self.graph.input:
             if info.name not in self.values:
                 self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
@@ -240,6 +242,8 @@ class Reader:
         self, type: str, bottoms: Sequence[Value | None], arrays: Sequence[np.ndarray] = (), **fields: Any
     ) -> Blob:
         """Adds a layer for this node."""
+        for array in arrays:
+            self.budget.take(array.size, array.size)
         blobs = [self.blob(value) for value in bottoms]
         return self.maker.layer(self._layer_name(type), type, blobs, arrays, **fields)
 
@@ -265,6 +269,7 @@ class Reader:
             raise Unsupported("an input that is left out")
         if value.dtype.kind in "OSU":
             raise Unsupported("a constant of texts")
+        self.budget.take(value.size, value.size)
         array = np.asarray(value, np.float32)
         shape = {"shape": {"dim": array.shape}}
         return self.maker.layer(name or self._layer_name("constant"), "Parameter", [], [array], parameter_param=shape)

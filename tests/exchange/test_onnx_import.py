@@ -91,6 +91,19 @@ CASES = {
         {},
     ),
     "AveragePool ceil": ([node("AveragePool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)], {}),
+    **{
+        f"AveragePool with gaps, {name}": (
+            [node("AveragePool", "x", "y", kernel_shape=[1, 2], strides=[3, 4], **attributes)], {}
+        )
+        for name, attributes in {
+            "floor": {},
+            "ceil": {"ceil_mode": 1},
+            "padded": {"pads": [0, 1, 0, 0]},
+            "padded, ceil": {"pads": [0, 1, 0, 1], "ceil_mode": 1},
+            "counted": {"pads": [0, 1, 0, 1], "ceil_mode": 1, "count_include_pad": 1},
+        }.items()
+    },
+    "MaxPool with gaps": ([node("MaxPool", "x", "y", kernel_shape=[1, 2], strides=[3, 4], ceil_mode=1)], {}),
     "ConvTranspose, output_padding": (
         [node("ConvTranspose", "x,w", "y", strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1])],
         {"w": W},
@@ -399,6 +412,82 @@ def test_external_data_that_is_missing_or_short(place, message, tmp_path):
 )  # fmt: skip
 def test_models_that_make_no_sense(made, message, tmp_path):
     assert refused(tmp_path, made()).startswith(message)
+
+
+POOLED = {"kernel_shape": [3, 3]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([node("MaxPool", "x", "y", **POOLED, pads=[1 << 40] * 4)], "pads"),
+        ([node("MaxPool", "x", "y", **POOLED, strides=[0, 1])], "strides [0, 1], exp"),
+        ([node("MaxPool", "x", "y", **POOLED, strides=[-1, 1])], "strides [-1, 1], "),
+        ([node("MaxPool", "x", "y", **POOLED, dilations=[0, 1])], "dilations [0, 1]"),
+        ([node("MaxPool", "x", "y", kernel_shape=[3])], "kernel_shape [3], expected 2"),
+        ([node("MaxPool", "x", "y", strides=[1, 1])], "no kernel_shape)"),
+        ([node("MaxPool", "x", "y", **POOLED, pads=[1, 1])], "pads [1, 1], expected 4"),
+        (
+            [node("MaxPool", "x", "y", kernel_shape=[1 << 40, 1])],
+            "kernel_shape [1099511627776, 1]: expected 1048576 at most)",
+        ),
+        (
+            [node("MaxPool", "x", "y", kernel_shape=[1, 1], pads=[1 << 20, 0, 0, 0])],
+            "1048583 windows along an axis: expected 1048576 at most)",
+        ),
+        (
+            [node("AveragePool", "x", "y", kernel_shape=[1 << 20, 1 << 20], pads=[1, 1, (1 << 20) - 2, (1 << 20) - 2])],
+            "a constant of too many values)",
+        ),
+        (
+            [node("AveragePool", "x", "y", kernel_shape=[1, 1], pads=[3, 0, 0, 0])],
+            "a window that lies within the padding)",
+        ),
+        ([node("Conv", "x,w", "y", pads=[1 << 40, 0, 0, 0])], "pads [1099511"),
+        (
+            [node("Conv", "x,w", "y", pads=[1 << 20, 1 << 20, 0, 0])],
+            "a constant of too many values)",
+        ),
+        (
+            [node("ConvTranspose", "x,w", "y", output_padding=[1 << 19, 1 << 19])],
+            "a constant of too many values)",
+        ),
+        ([node("ConvTranspose", "x,w", "y", output_padding=[1])], "output_padd"),
+        ([node("Split", "x", "y", axis=1, num_outputs=2**31)], "2147483648 p"),
+        ([node("Split", "x", "y", axis=1, num_outputs=0)], "0 parts of an "),
+        ([node("Split", "x", "y", axis=1, num_outputs=4)], "4 parts for 1 outputs)"),
+        ([node("Split", "x", "y", axis=4)], "axis 4 of 4)"),
+        ([node("Unsqueeze", "x,twice", "y")], "axes [0, 0], one of them twice)"),
+        ([node("Unsqueeze", "x,same", "y")], "axes [1, 1], one of them twice)"),
+        ([node("Unsqueeze", "x,seven", "y")], "axis 7 of 5)"),
+        ([node("Squeeze", "x,seven", "y")], "axis 7 of 4)"),
+        ([node("Squeeze", "x,twice", "y")], "axes [0, 0], one of them twice)"),
+        ([node("Transpose", "x", "y", perm=[0, 1, 1, 3])], "perm [0, 1, 1, 3] of 4"),
+        ([node("Transpose", "x", "y", perm=[0, 1, 2])], "perm [0, 1, 2] of 4 axes)"),
+        ([node("ReduceSum", "x,twice", "y")], "axes [0, 0], one of them twice)"),
+        ([node("ReduceSum", "x,seven", "y")], "axis 7 of 4)"),
+        ([node("Softmax", "x", "y", axis=4)], "axis 4 of 4)"),
+        ([node("Gather", "x,seven", "y")], "a place outside of an axis of 2)"),
+        ([node("Pad", "x,far", "y")], "pads [0, 0, 1099511627776, 0, 0, 0, 0, 0]"),
+        (
+            [node("Resize", "x,,by", "y", nearest_mode="floor", coordinate_transformation_mode="asymmetric")],
+            "a constant of too many values)",
+        ),
+    ],
+)  # fmt: skip
+def test_windows_and_axes_that_cannot_be(nodes, message, tmp_path):
+    constants = {"twice": ints(0, 0), "same": ints(1, -5), "seven": ints(7), "far": ints(0, 0, 1 << 40, 0, 0, 0, 0, 0)}
+    by = np.array([1, 1, 1e5, 1e5], np.float32)
+    assert message in refused(tmp_path, model(nodes, {"x": SHAPE}, opset=18, w=W, by=by, **constants))
+
+
+def test_constants_do_not_become_too_many_in_all(tmp_path, monkeypatch):
+    """Weights of a few bytes, made larger by each of many nodes."""
+    monkeypatch.setattr("engine.exchange.from_onnx.registry._MOST_IN_ALL", 1 << 20)
+    nodes = [node("Conv", "x,w", f"y{i}", pads=[99, 99, 0, 0]) for i in range(9)]
+    made = model([*nodes, node("Relu", "x", "y")], {"x": SHAPE}, w=np.ones((4, 4, 1, 1), np.float32))
+    message = "no layer computes Conv (node 'y3' (Conv): constants of too many values in all)"
+    assert refused(tmp_path, made) == message
 
 
 def function(number: int, *calls: str):

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.exchange.from_onnx.registry import Unsupported, Value, imports
+from engine.exchange.from_onnx.registry import Unsupported, Value, axes_of, imports, surrounded
 from engine.exchange.net_maker import Padded
 from engine.layers.base import Blob
 
 if TYPE_CHECKING:
     from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
+
+MOST_PLACES = 1 << 20  # of a window, from one to the next, or of padding, along an axis
 
 
 @imports("Pad")
@@ -37,7 +39,7 @@ def _pad(
     if given is None or isinstance(given, Blob | Padded):
         raise Unsupported("pads that are computed from data")
     given, rank = [int(each) for each in given], len(x.shape)
-    along = range(rank) if axes is None else [int(axis) % rank for axis in axes]  # type: ignore[union-attr]
+    along = range(rank) if axes is None else axes_of(axes, rank)  # type: ignore[arg-type]
     begins, ends = [0] * rank, [0] * rank
     for axis, begin, end in zip(along, given[: len(given) // 2], given[len(given) // 2 :], strict=True):
         begins[axis], ends[axis] = begin, end
@@ -45,6 +47,8 @@ def _pad(
         return x
     if rank < 3 or any(begins[:2] + ends[:2]) or min(begins + ends) < 0:
         raise Unsupported(f"pads {given}: expected none below zero, and none of batch and channels")
+    if max(begins + ends) > MOST_PLACES:
+        raise Unsupported(f"pads {given}: expected {MOST_PLACES} at most")
     before = x if isinstance(x, Padded) else Padded(reader.blob(x), [0] * (rank - 2), [0] * (rank - 2))
     sums = [[a + b for a, b in zip(*each)] for each in ((before.begins, begins[2:]), (before.ends, ends[2:]))]
     return Padded(before.blob, *sums)
@@ -53,6 +57,7 @@ def _pad(
 def padded(reader: Reader, value: Padded) -> Blob:
     """Makes a layer of padding: a convolution of each channel with the one kernel that changes nothing."""
     axes, channels = len(value.begins), value.blob.shape[1]
+    reader.budget.take(channels)
     weights = np.ones((channels, 1, *[1] * axes), np.float32)
     return convolution(reader, "Convolution", value, weights, None, [1] * axes, [1] * axes, [0] * axes, [0] * axes,
                        channels)  # fmt: skip
@@ -85,7 +90,7 @@ def convolution(
         ((pad - begin) // step, (pad - end) // step)
         for pad, begin, end, step in zip(pads, begins, ends, dilation, strict=True)
     ]
-    weights = np.pad(weights, [(0, 0), (0, 0), *more])
+    weights = surrounded(reader.budget, weights, [(0, 0), (0, 0), *more])
     arrays = [weights] if bias is None else [weights, bias]
     param = {
         "num_output": weights.shape[0],
@@ -112,7 +117,6 @@ def without_defaults(param: dict[str, Any]) -> dict[str, Any]:
 
 def _both(begin: int, end: int, step: int) -> int:
     """The least padding at both ends that a kernel, whose elements lie `step` apart, can take back at either."""
-    for pad in range(max(begin, end), max(begin, end) + step):
-        if (pad - begin) % step == 0 and (pad - end) % step == 0:
-            return pad
-    raise Unsupported(f"pads of {begin} and {end} with a dilation of {step}")
+    if (begin - end) % step:
+        raise Unsupported(f"pads of {begin} and {end} with a dilation of {step}")
+    return max(begin, end)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from engine.exchange.from_onnx.padding import taken
-from engine.exchange.from_onnx.registry import Unsupported, Value, imports
-from engine.exchange.from_onnx.weighted import window
+from engine.exchange.from_onnx.registry import Unsupported, Value, axes_of, imports
+from engine.exchange.from_onnx.weighted import places, window
 from engine.exchange.net_maker import Padded
 from engine.layers.base import Blob
 
@@ -20,34 +21,24 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_import import Reader
 
 
-class Axis(NamedTuple):
-    """Windows along one axis: where each begins and ends within the blob, and how many places an average counts."""
-
-    begins: list[int]
-    ends: list[int]
-    counts: list[int]
+_MOST_WINDOWS = 1 << 20  # along an axis
 
 
-def _windows(size: int, kernel: int, stride: int, first: int, count: int, counted: tuple[int, int]) -> Axis:
-    """The first window begins at `first`; `counted`: the places from one to before the other count."""
-    starts = [first + i * stride for i in range(count)]
-    return Axis(
-        [max(0, start) for start in starts],
-        [min(size, start + kernel) for start in starts],
-        [min(counted[1], start + kernel) - max(counted[0], start) for start in starts],
-    )
+def _places(count: int, kernel: int, stride: int, first: int, counted: tuple[int, int]) -> np.ndarray:
+    """How many places of each window an average divides by. first: where the first window begins. counted: the places
+    that count, from one to before the other."""
+    starts = first + stride * np.arange(count)
+    return np.minimum(counted[1], starts + kernel) - np.maximum(counted[0], starts)
 
 
-def _caffes(size: int, kernel: int, stride: int, pad: int, up: bool, include: bool) -> Axis | None:
-    """By the rules of engine/layers/pooling.py; None where they allow no such pooling."""
-    room = size + 2 * pad - kernel
-    if pad >= kernel or (room < 0 and not up):
-        return None
-    count = 1 + (-(-room // stride) if up else room // stride)
-    if count < 1:
-        return None
-    count -= (count - 1) * stride >= size + pad
-    return _windows(size, kernel, stride, -pad, count, (-pad, size + pad) if include else (0, size))
+def _caffes(pool: _Pool, pads: Sequence[int], up: bool) -> list[int]:
+    """How many windows engine/layers/pooling.py makes along each axis: 0 where it allows no such pooling."""
+    found = []
+    for size, kernel, stride, pad in zip(pool.x.shape[2:], pool.kernel, pool.strides, pads, strict=True):
+        room = size + 2 * pad - kernel
+        count = 0 if pad >= kernel else 1 + (-(-room // stride) if up else room // stride)
+        found.append(max(0, count - (any(pads) and (count - 1) * stride >= size + pad)))
+    return found
 
 
 class _Pool(NamedTuple):
@@ -57,29 +48,42 @@ class _Pool(NamedTuple):
     kernel: list[int]
     strides: list[int]
     begins: list[int]  # padding before
-    wanted: list[Axis]
+    wanted: list[int]  # windows
+    counted: list[tuple[int, int]]  # places of which an average is one: from the first to before the other
+
+    def places(self, counted: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Of each window, along each axis, with these that count."""
+        firsts = [-begin for begin in self.begins]
+        return list(map(_places, self.wanted, self.kernel, self.strides, firsts, counted))
 
 
 def _pool(reader: Reader, node: NodeProto, x: Value, include: bool) -> _Pool:
-    kernel = reader.attribute(node, "kernel_shape")
-    blob, before, behind = taken(x, [0] * len(kernel), [0] * len(kernel))
+    axes = len(x.shape) - 2
+    if not 1 <= axes <= 3:
+        raise Unsupported(f"a blob of {len(x.shape)} axes")
+    if reader.attribute(node, "kernel_shape") is None:
+        raise ValueError("no kernel_shape")
+    kernel = places(reader, node, "kernel_shape", axes, 1)
+    blob, before, behind = taken(x, [0] * axes, [0] * axes)
     blob = reader.blob(blob)
     sizes = [size + a + b for size, a, b in zip(blob.shape[2:], before, behind, strict=True)]
     strides, dilations, begins, ends = window(reader, node, sizes, kernel)
     if set(dilations) != {1}:
         raise Unsupported(f"dilations {dilations}")
     up = bool(reader.attribute(node, "ceil_mode", 0))
-    wanted = []
+    wanted, counted = [], []
     for i, size in enumerate(blob.shape[2:]):
         room = sizes[i] + begins[i] + ends[i] - kernel[i]
         count = 1 + (-(-room // strides[i]) if up else room // strides[i])
         count -= up and (count - 1) * strides[i] >= sizes[i] + begins[i]
         if count < 1:
             raise Unsupported(f"a window of {kernel[i]} over a plane of {sizes[i]}")
+        if count > _MOST_WINDOWS:
+            raise Unsupported(f"{count} windows along an axis: expected {_MOST_WINDOWS} at most")
         first = -before[i] - begins[i]
-        counted = (first, size + behind[i] + ends[i]) if include else (-before[i], size + behind[i])
-        wanted.append(_windows(size, kernel[i], strides[i], first, count, counted))
-    return _Pool(blob, kernel, strides, [a + b for a, b in zip(before, begins)], wanted)
+        counted.append((first, size + behind[i] + ends[i]) if include else (-before[i], size + behind[i]))
+        wanted.append(count)
+    return _Pool(blob, kernel, strides, [a + b for a, b in zip(before, begins)], wanted, counted)
 
 
 def _param(pool: _Pool, method: str, pads: Sequence[int], up: bool) -> dict[str, Any]:
@@ -107,60 +111,51 @@ def _max_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     before = itertools.product(range(3), repeat=len(pool.kernel))  # windows that are cut off, along each axis
     for extra, exact, up in itertools.product(before, (True, False), (True, False)):
         pads = [begin + more * stride for begin, more, stride in zip(pool.begins, extra, pool.strides, strict=True)]
-        found = [
-            _caffes(size, kernel, stride, pad, up, False)
-            for size, kernel, stride, pad in zip(pool.x.shape[2:], pool.kernel, pool.strides, pads, strict=True)
-        ]
-        if all(map(_covers, found, extra, pool.wanted, [exact] * len(found))):
+        needed = [more + count for more, count in zip(extra, pool.wanted, strict=True)]
+        found = _caffes(pool, pads, up)
+        if found == needed or (not exact and all(map(operator.ge, found, needed))):
             top = reader.layer("Pooling", [pool.x], pooling_param=_param(pool, "MAX", pads, up))
-            for axis, (more, wanted) in enumerate(zip(extra, pool.wanted, strict=True), start=2):
-                top = reader.slice(top, axis, more, more + len(wanted.begins))
+            for axis, (more, end) in enumerate(zip(extra, needed, strict=True), start=2):
+                top = reader.slice(top, axis, more, end)
             return top
     raise Unsupported("windows that no padding of Caffe's gives")
-
-
-def _covers(axis: Axis | None, skipped: int, wanted: Axis, exact: bool) -> bool:
-    """Whether the windows from `skipped` on are the wanted ones; unless `exact`, more may follow."""
-    if axis is None:
-        return False
-    part = slice(skipped, skipped + len(wanted.begins))
-    if exact and len(axis.begins) != skipped + len(wanted.begins):
-        return False
-    return (axis.begins[part], axis.ends[part]) == (wanted.begins, wanted.ends)
 
 
 @imports("AveragePool")
 def _average_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     pool = _pool(reader, node, x, bool(reader.attribute(node, "count_include_pad", 0)))
+    reader.budget.take(sum(pool.wanted))
+    wanted = pool.places(pool.counted)
+    if any(places.min() < 1 for places in wanted):
+        raise Unsupported("a window that lies within the padding")
     for up, include in itertools.product((True, False), (True, False)):
-        found = [
-            _caffes(size, kernel, stride, pad, up, include)
-            for size, kernel, stride, pad in zip(pool.x.shape[2:], pool.kernel, pool.strides, pool.begins, strict=True)
-        ]
-        if found == pool.wanted:
+        sides = zip(pool.x.shape[2:], pool.begins, strict=True)
+        counted = [(-pad, size + pad) if include else (0, size) for size, pad in sides]
+        if _caffes(pool, pool.begins, up) == pool.wanted and all(map(np.array_equal, pool.places(counted), wanted)):
             param = _param(pool, "AVE", pool.begins, up) | ({} if include else {"avg_include_pad": False})
             return reader.layer("Pooling", [pool.x], pooling_param=param)
-    return _summed(reader, pool)
+    return _summed(reader, pool, wanted)
 
 
-def _summed(reader: Reader, pool: _Pool) -> Blob:
+def _summed(reader: Reader, pool: _Pool, places: Sequence[np.ndarray]) -> Blob:
     """The sum of each window, by a convolution of each channel with ones, over the number of its places."""
     from engine.exchange.from_onnx.padding import convolution
 
     axes, channels = len(pool.kernel), pool.x.shape[1]
     ends = [
-        max(0, (len(axis.begins) - 1) * stride + kernel - size - begin)
-        for axis, size, kernel, stride, begin in zip(
+        max(0, (count - 1) * stride + kernel - size - begin)
+        for count, size, kernel, stride, begin in zip(
             pool.wanted, pool.x.shape[2:], pool.kernel, pool.strides, pool.begins, strict=True
         )
     ]
+    reader.budget.take(channels * math.prod(pool.kernel) + math.prod(pool.wanted))
     ones = np.ones((channels, 1, *pool.kernel), np.float32)
     sums = convolution(reader, "Convolution", pool.x, ones, None, pool.strides, [1] * axes, pool.begins, ends, channels)
-    for axis, wanted in enumerate(pool.wanted, start=2):
-        sums = reader.slice(sums, axis, 0, len(wanted.begins))
+    for axis, count in enumerate(pool.wanted, start=2):
+        sums = reader.slice(sums, axis, 0, count)
     counts = np.ones(())
-    for wanted in pool.wanted:
-        counts = np.multiply.outer(counts, np.array(wanted.counts, np.float64))
+    for each in places:
+        counts = np.multiply.outer(counts, each.astype(np.float64))
     return reader.layer("Scale", [sums], [1 / counts], scale_param={"axis": 2, "num_axes": axes})
 
 
@@ -189,7 +184,7 @@ def _reduce(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None
     given = () if given is None else given
     if not len(given) and reader.attribute(node, "noop_with_empty_axes", 0):
         return x
-    reduced = sorted({int(axis) % rank for axis in (given if len(given) else range(rank))})
+    reduced = sorted(axes_of(given if len(given) else range(rank), rank))
     others = [axis for axis in range(rank) if axis not in reduced]
     shape = [1 if axis in reduced else size for axis, size in enumerate(blob.shape) if keep or axis not in reduced]
     if reduced == list(range(2, rank)) and rank == 4 and kind in ("Mean", "Max"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,11 +21,54 @@ Value: TypeAlias = "np.ndarray | Blob | Padded"
 # (reader, node, the values that the node reads; None for one left out) -> the values that it makes.
 Import: TypeAlias = Callable[..., "Value | Sequence[Value]"]
 
+MOST_VALUES = 1 << 26  # of a constant that is computed
+_MOST_IN_ALL = 1 << 28  # of a model, besides four times what is in its file
+
 _imports: dict[str, Import] = {}
 
 
 class Unsupported(Exception):
     """Raised by the function of an operator for what no layer does; says in a few words what that is."""
+
+
+class Budget:
+    """How many values the constants of one model may become: computed, with zeros around them, read again and again."""
+
+    def __init__(self, given: int):
+        """given: how many are in its file, and beside it."""
+        self._left = _MOST_IN_ALL + 4 * given
+
+    def take(self, count: int, given: int = 0) -> None:
+        """For one constant, made of `given` values. Raises Unsupported where that is too much."""
+        if count > max(MOST_VALUES, given):
+            raise Unsupported("a constant of too many values")
+        self._left -= count
+        if self._left < 0:
+            raise Unsupported("constants of too many values in all")
+
+
+def surrounded(budget: Budget, array: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
+    """A constant with so many zeros before and behind along each axis. Raises Unsupported where they are too many."""
+    if not any(map(any, widths)):
+        return array
+    sides = zip(array.shape, widths, strict=True)
+    budget.take(math.prod(size + before + behind for size, (before, behind) in sides), array.size)
+    return np.pad(array, widths)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the first. Raises ValueError where there is none of this number."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of {rank}")
+    return int(axis) % rank
+
+
+def axes_of(axes: Iterable[int], rank: int) -> list[int]:
+    """The same of several, which differ."""
+    found = [axis_of(int(axis), rank) for axis in axes]
+    if len(set(found)) < len(found):
+        raise ValueError(f"axes {found}, one of them twice")
+    return found
 
 
 def imports(*operators: str) -> Callable[[Import], Import]:

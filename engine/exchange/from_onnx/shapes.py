@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.exchange.from_onnx.elementwise import expanded
-from engine.exchange.from_onnx.registry import Unsupported, Value, imports
+from engine.exchange.from_onnx.registry import Unsupported, Value, axes_of, axis_of, imports
 from engine.exchange.from_onnx.weighted import constant
 from engine.layers.base import Blob
 
@@ -44,8 +44,8 @@ def _reshape(reader: Reader, node: NodeProto, x: Value, shape: Value | None = No
 @imports("Squeeze")
 def _squeeze(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None) -> Value:
     given = reader.attribute(node, "axes") if axes is None else constant(axes, "axes")
-    rank = len(x.shape)
-    gone = {i for i, size in enumerate(x.shape) if size == 1} if given is None else {int(axis) % rank for axis in given}
+    sizes = enumerate(x.shape)
+    gone = {i for i, size in sizes if size == 1} if given is None else set(axes_of(given, len(x.shape)))
     return reader.reshape(x, [size for i, size in enumerate(x.shape) if i not in gone])
 
 
@@ -53,7 +53,7 @@ def _squeeze(reader: Reader, node: NodeProto, x: Value, axes: Value | None = Non
 def _unsqueeze(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None) -> Value:
     given = reader.attribute(node, "axes") if axes is None else constant(axes, "axes")
     rank = len(x.shape) + len(given)
-    new, sizes = {int(axis) % rank for axis in given}, iter(x.shape)
+    new, sizes = set(axes_of(given, rank)), iter(x.shape)
     return reader.reshape(x, [1 if i in new else next(sizes) for i in range(rank)])
 
 
@@ -61,25 +61,31 @@ def _unsqueeze(reader: Reader, node: NodeProto, x: Value, axes: Value | None = N
 def _transpose(reader: Reader, node: NodeProto, x: Value) -> Value:
     rank = len(x.shape)
     order = reader.attribute(node, "perm", list(range(rank))[::-1])
+    if sorted(order) != list(range(rank)):
+        raise ValueError(f"perm {order} of {rank} axes")
     return x if order == list(range(rank)) else reader.layer("Permute", [x], permute_param={"order": order})
 
 
 @imports("Concat")
 def _concat(reader: Reader, node: NodeProto, *parts: Value) -> Value:
     blobs = [reader.blob(each) for each in parts]
-    axis = reader.attribute(node, "axis", 1) % len(blobs[0].shape)
+    axis = axis_of(reader.attribute(node, "axis", 1), len(blobs[0].shape))
     return reader.layer("Concat", blobs, concat_param={"axis": axis} if axis != 1 else {})
 
 
 @imports("Split")
 def _split(reader: Reader, node: NodeProto, x: Value, sizes: Value | None = None) -> Value | Sequence[Value]:
     blob = reader.blob(x)
-    axis = reader.attribute(node, "axis", 0) % len(blob.shape)
+    axis = axis_of(reader.attribute(node, "axis", 0), len(blob.shape))
     given = reader.attribute(node, "split") if sizes is None else constant(sizes, "sizes").tolist()
     if given is None:
         count = reader.attribute(node, "num_outputs", len(node.output))
+        if not 1 <= count <= blob.shape[axis]:
+            raise Unsupported(f"{count} parts of an axis of {blob.shape[axis]}")
         each = -(-blob.shape[axis] // count)
         given = [min(each, blob.shape[axis] - i * each) for i in range(count)]
+    if len(given) != len(node.output):
+        raise ValueError(f"{len(given)} parts for {len(node.output)} outputs")
     points = np.cumsum(given)
     if min(given) < 1 or points[-1] != blob.shape[axis]:
         raise Unsupported(f"sizes {given} of an axis of {blob.shape[axis]}")
@@ -100,11 +106,10 @@ def _slice(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
         starts, ends, axes, steps = ([*(constant(each, "places") for each in given), None, None])[:4]
     else:
         starts, ends, axes, steps = (*(reader.attribute(node, name) for name in ("starts", "ends", "axes")), None)
-    axes = range(len(starts)) if axes is None else axes
+    axes = axes_of(range(len(starts)) if axes is None else axes, len(blob.shape))
     if steps is not None and any(step != 1 for step in steps):
         raise Unsupported(f"steps {[int(step) for step in steps]}")
     for axis, start, end in zip(axes, starts, ends, strict=True):
-        axis = int(axis) % len(blob.shape)
         size = blob.shape[axis]
         begin, stop = (min(max(int(place) + size if place < 0 else int(place), 0), size) for place in (start, end))
         blob = reader.slice(blob, axis, begin, stop)
@@ -132,7 +137,7 @@ def _softmax(reader: Reader, node: NodeProto, x: Value) -> Value:
     """Before opset 13, along all axes from `axis` on together."""
     blob = reader.blob(x)
     rank, old = len(blob.shape), reader.opset < 13
-    axis = reader.attribute(node, "axis", 1 if old else -1) % rank
+    axis = axis_of(reader.attribute(node, "axis", 1 if old else -1), rank)
     together = old and math.prod(blob.shape[axis + 1 :]) != 1
     if together:
         blob, axis = reader.reshape(blob, (math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:]))), 1
@@ -146,7 +151,7 @@ def _softmax(reader: Reader, node: NodeProto, x: Value) -> Value:
 def _arg_max(reader: Reader, node: NodeProto, x: Value) -> Value:
     """Of equal values ONNX takes the first unless it is told otherwise, Caffe the last."""
     blob = reader.blob(x)
-    axis = reader.attribute(node, "axis", 0) % len(blob.shape)
+    axis = axis_of(reader.attribute(node, "axis", 0), len(blob.shape))
     y = reader.layer("ArgMax", [blob], argmax_param={"axis": axis})
     if reader.attribute(node, "keepdims", 1):
         return y
@@ -160,7 +165,7 @@ def _top_k(reader: Reader, node: NodeProto, x: Value, count: Value | None = None
     top_k = reader.attribute(node, "k") if count is None else int(constant(count, "counts").ravel()[0])
     if not (reader.attribute(node, "largest", 1) and reader.attribute(node, "sorted", 1)):
         raise Unsupported("the smallest values, or values in no order")
-    param = {"axis": reader.attribute(node, "axis", -1) % len(blob.shape), "top_k": top_k}
+    param = {"axis": axis_of(reader.attribute(node, "axis", -1), len(blob.shape)), "top_k": top_k}
     return [
         reader.layer("ArgMax", [blob], argmax_param={**param, "out_max_val": values}) if reader.is_read(name) else blob
         for name, values in zip(node.output, (True, False))
@@ -197,20 +202,20 @@ def _resized(
     given = (None, *given) if node.op_type == "Upsample" or reader.opset < 11 else given
     scales = given[1] if len(given) > 1 else None
     sizes = given[2] if len(given) > 2 else None
-    axes = reader.attribute(node, "axes") or list(range(4))
+    axes = axes_of(reader.attribute(node, "axes") or range(4), 4)
     if (policy := reader.attribute(node, "keep_aspect_ratio_policy", "stretch")) != "stretch":
         raise Unsupported(f"keep_aspect_ratio_policy {policy}")
     dims = list(blob.shape)
     if sizes is not None:
         new = [int(size) for size in constant(sizes, "sizes")]
-        by = [size / dims[int(axis)] for axis, size in zip(axes, new, strict=True)]
+        by = [size / dims[axis] for axis, size in zip(axes, new, strict=True)]
     else:
         said = reader.attribute(node, "scales") if scales is None else constant(scales, "scales")
         by = [float(factor) for factor in said]
-        new = [math.floor(dims[int(axis)] * factor) for axis, factor in zip(axes, by, strict=True)]
+        new = [math.floor(dims[axis] * factor) for axis, factor in zip(axes, by, strict=True)]
     factors = [1.0] * 4
     for axis, size, factor in zip(axes, new, by, strict=True):
-        dims[int(axis)], factors[int(axis)] = size, factor
+        dims[axis], factors[axis] = size, factor
     if tuple(dims[:2]) != blob.shape[:2]:
         raise Unsupported("another batch or other channels")
     return dims[2:], factors[2:]
@@ -228,6 +233,7 @@ def _repeats(factors: list[float], how: str, rounding: str) -> bool:
 def _repeated(reader: Reader, blob: Blob, factors: list[int]) -> Blob:
     """A deconvolution of each channel whose windows do not overlap."""
     channels = blob.shape[1]
+    reader.budget.take(channels * math.prod(factors))
     sides = [factors[0]] if factors[0] == factors[1] else factors
     param = {
         "num_output": channels,

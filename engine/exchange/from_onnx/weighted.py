@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.exchange.from_onnx.padding import convolution, shortest, without_defaults
-from engine.exchange.from_onnx.registry import Unsupported, Value, imports
+from engine.exchange.from_onnx.padding import MOST_PLACES, convolution, shortest, without_defaults
+from engine.exchange.from_onnx.registry import Unsupported, Value, axis_of, imports, surrounded
 from engine.layers.base import Blob
 
 if TYPE_CHECKING:
@@ -23,14 +23,29 @@ def constant(value: Value | None, what: str) -> np.ndarray:
     return value
 
 
+def places(reader: Reader, node: NodeProto, name: str, count: int, default: int, least: int = 1) -> list[int]:
+    """An attribute that has a number for each axis, or for each end of one. Raises ValueError where they are none, and
+    Unsupported where they are too large."""
+    values = reader.attribute(node, name)
+    if values is None:
+        return [default] * count
+    if len(values) != count or not all(isinstance(value, int) for value in values):
+        raise ValueError(f"{name} {values}, expected {count} numbers")
+    if values and min(values) < least:
+        raise ValueError(f"{name} {values}, expected {least} at least")
+    if values and max(values) > MOST_PLACES:
+        raise Unsupported(f"{name} {values}: expected {MOST_PLACES} at most")
+    return values
+
+
 def window(
     reader: Reader, node: NodeProto, sizes: Sequence[int], kernel: Sequence[int]
 ) -> tuple[list, list, list, list]:
     """Strides, dilations, and the padding before and behind, of a convolution or pooling over a plane of `sizes`."""
     axes = len(kernel)
-    strides = reader.attribute(node, "strides", [1] * axes)
-    dilations = reader.attribute(node, "dilations", [1] * axes)
-    pads = reader.attribute(node, "pads", [0] * (2 * axes))
+    strides = places(reader, node, "strides", axes, 1)
+    dilations = places(reader, node, "dilations", axes, 1)
+    pads = places(reader, node, "pads", 2 * axes, 0, least=-MOST_PLACES)
     begins, ends = pads[:axes], pads[axes:]
     auto = reader.attribute(node, "auto_pad", "NOTSET")
     if auto == "VALID":
@@ -44,6 +59,8 @@ def window(
         begins, ends = (less, more) if auto == "SAME_UPPER" else (more, less)
     if min([*begins, *ends]) < 0:
         raise Unsupported(f"pads below zero, {pads}")
+    if max([*begins, *ends]) > MOST_PLACES:
+        raise Unsupported(f"pads of {max([*begins, *ends])}: expected {MOST_PLACES} at most")
     return strides, dilations, begins, ends
 
 
@@ -68,11 +85,11 @@ def _conv_transpose(reader: Reader, node: NodeProto, x: Value, weights: Value, b
     ):
         raise Unsupported("output_shape, or auto_pad that follows from it")
     strides, dilations, begins, ends = window(reader, node, x.shape[2:], weights.shape[2:])
-    more = reader.attribute(node, "output_padding", [0] * axes)
+    more = places(reader, node, "output_padding", axes, 0, least=0)
     if any(added % step for added, step in zip(more, dilations, strict=True)):
         raise Unsupported(f"output_padding {more} with dilations {dilations}")
     added = [(0, each // step) for each, step in zip(more, dilations, strict=True)]
-    weights = np.pad(weights, [(0, 0), (0, 0), *added])
+    weights = surrounded(reader.budget, weights, [(0, 0), (0, 0), *added])
     pads = [min(begin, end) for begin, end in zip(begins, ends, strict=True)]
     arrays = [weights] if bias is None else [weights, constant(bias, "biases")]
     param = {
@@ -133,15 +150,18 @@ def _gather(reader: Reader, node: NodeProto, data: Value, rows: Value) -> Value:
         param = {"num_output": width, "input_dim": count, "bias_term": False}
         return reader.layer("Embed", [rows], [data], embed_param=param)
     blob = reader.blob(data)
-    axis = reader.attribute(node, "axis", 0) % len(blob.shape)
+    axis = axis_of(reader.attribute(node, "axis", 0), len(blob.shape))
+    size = blob.shape[axis]
     if isinstance(rows, Blob) and axis == 0 and len(rows.shape) == 1:
         return reader.layer("BatchReindex", [blob, rows])
-    places = constant(rows, "places")
-    wanted = [int(place) % blob.shape[axis] for place in places.ravel()]
-    if wanted != list(range(wanted[0], wanted[0] + len(wanted))):
+    wanted = constant(rows, "places")
+    if wanted.size and not -size <= int(wanted.min()) <= int(wanted.max()) < size:
+        raise ValueError(f"a place outside of an axis of {size}")
+    first = int(wanted.ravel()[0]) % size
+    if not np.array_equal(wanted.ravel() % size, np.arange(first, first + wanted.size)):
         raise Unsupported("places that are not in a row")
-    part = reader.slice(blob, axis, wanted[0], wanted[-1] + 1)
-    return reader.reshape(part, (*blob.shape[:axis], *places.shape, *blob.shape[axis + 1 :]))
+    part = reader.slice(blob, axis, first, first + wanted.size)
+    return reader.reshape(part, (*blob.shape[:axis], *wanted.shape, *blob.shape[axis + 1 :]))
 
 
 @imports("BatchNormalization")
@@ -164,7 +184,7 @@ def _instance_normalization(reader: Reader, node: NodeProto, x: Value, scale: Va
 @imports("LayerNormalization")
 def _layer_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value, shift: Value | None = None) -> Value:
     blob = reader.blob(x)
-    axis = reader.attribute(node, "axis", -1) % len(blob.shape)
+    axis = axis_of(reader.attribute(node, "axis", -1), len(blob.shape))
     outer, inner = math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:])
     return _scaled(reader, node, blob, (1, outer, inner), axis, scale, shift)
 
@@ -175,6 +195,7 @@ def _scaled(
     """Normalises the rows (1, count, ...) that a blob is reshaped to: to them even where it has that shape, for of a
     larger batch, which the net may be given, a BatchNorm would mix the samples."""
     count = rows[1]
+    reader.budget.take(count)
     statistics = [np.zeros(count), np.ones(count), np.ones(1)]
     eps = reader.attribute(node, "epsilon", 1e-5)
     apart = reader.layer("Reshape", [blob], reshape_param={"shape": {"dim": rows}})
