@@ -281,12 +281,17 @@ class MpiWorld(World):
         for channel in list(self._channels):
             channel.revoke()
 
+    @checked
     def consents(self, well: bool) -> bool:
-        try:
-            return bool(self._comm.Agree(int(well)))
-        except self._mpi.Exception:  # a rank has died; on all others
-            LOSSES.happened = True
-            return False
+        while True:
+            try:
+                return bool(self._comm.Agree(int(well)))
+            except self._mpi.Exception as error:
+                if error.Get_error_class() != self._mpi.ERR_PROC_FAILED:
+                    raise
+                # On all others: a rank has died since they last agreed, which says nothing about how they are.
+                LOSSES.happened = True
+                self._comm.Ack_failed()
 
     @collective
     def shrink(self) -> None:

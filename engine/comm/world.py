@@ -200,7 +200,8 @@ class World:
         """Of one rank: all waits of other ranks in this world end with CommError, and those of other threads."""
 
     def consents(self, well: bool) -> bool:
-        """Collective, also after revoke(), and where ranks have died. Whether all were there, and well."""
+        """Collective, also after revoke(), and where ranks have died: has_lost_ranks tells. Whether all that are left
+        are well."""
         return well
 
     def shrink(self) -> None:

@@ -123,6 +123,8 @@ class Elastic:
                 well = False
                 world.revoke()  # the others meet here, too
             if world.consents(well):  # or some would go on while others have come to the end
+                if world.has_lost_ranks:
+                    self._leave_behind()
                 world.end_with_the_first()
                 return finished
             with self._solver.signals:  # which end the run when it goes on
@@ -131,18 +133,7 @@ class Elastic:
     def _go_on(self) -> None:
         solver, world, begin = self._solver, self._solver.world, time.monotonic()
         reached, before = solver.iteration, self._left
-        while True:
-            try:
-                world.revoke()
-                solver.optimizer.forsake()
-                world.shrink()
-                self._left = self._restore()
-                break
-            except CommError:
-                if not world.has_lost_ranks:
-                    raise
-        if world.rank == 0 and self._number != before[0]:
-            set_up(0)  # it speaks for all now
+        self._regroup(self._restore)
         for observer in solver.observers:
             observer.gone_back(solver.iteration)
         dead = [str(rank) for rank in before if rank not in self._left]
@@ -153,8 +144,35 @@ class Elastic:
             f"({time.monotonic() - begin:.2f} s)"
         )
 
-    def _restore(self) -> list[int]:
-        """Collective. Returns the first numbers of the ranks that are left."""
+    def _leave_behind(self) -> None:
+        """Who has died where all others have come to the end: a stage that follows begins without them."""
+
+        def rejoin() -> None:
+            self._solver.optimizer.rejoin()
+            self._solver.snapshots.take_over()
+
+        self._regroup(rejoin)
+
+    def _regroup(self, rejoin: Callable[[], None]) -> None:
+        """Collective over the ranks that are left, of which another may die meanwhile. rejoin: makes what they have
+        together anew."""
+        solver, world, before = self._solver, self._solver.world, self._left
+        while True:
+            try:
+                world.revoke()
+                solver.optimizer.forsake()
+                world.shrink()
+                rejoin()
+                self._left = world.broadcast_object(world.gather(self._number)) or []
+                break
+            except CommError:
+                if not world.has_lost_ranks:
+                    raise
+        if world.rank == 0 and self._number != before[0]:
+            set_up(0)  # it speaks for all now
+
+    def _restore(self) -> None:
+        """Collective. Back to the newest copy that all have."""
         solver, world = self._solver, self._solver.world
         if world.size < self._param.min_ranks:
             raise CommError(
@@ -182,4 +200,3 @@ class Elastic:
         world.board.net(0)  # a test may have been broken off
         solver.snapshots.take_over()
         solver.find_best()
-        return world.broadcast_object(world.gather(self._number)) or []

@@ -278,6 +278,8 @@ class Solver:
             self.signals.on_stop = self._say_stop
             self.elastic = elastic.make(self)
             finished = self.elastic.outlive(self._train) if self.elastic else self._train()
+            with nullcontext() if finished else self.signals:
+                end_all(self.observers, self._recorder.trace())  # once: who outlives a rank may have more to train
             log("Optimization Done." if finished else "Optimization stopped early.")
             return finished
         except BaseException:
@@ -297,11 +299,9 @@ class Solver:
             if not finished and self.param.snapshot_after_train and self._saved_at != self.iteration:
                 self.snapshot()
             if not finished:
-                log_skipped(self.world, self._feeders)
-                self._end_observing()  # the sentinel's signal may come after another rank's has stopped the run
+                self._come_to_an_end()  # the sentinel's signal may come after another rank's has stopped the run
         if finished:
             self._finish()
-            log_skipped(self.world, self._feeders)
         return finished
 
     def run(self, until: int, until_lost: bool = False) -> bool:
@@ -583,7 +583,7 @@ class Solver:
             check_weights(optimizer.weights, self.iteration, optimizer.net)
 
     def _finish(self) -> None:
-        """The last snapshot and test, and what observers have to say at the end."""
+        """The last snapshot and test."""
         lost = self.goals.are_lost(self.state.goals)
         if lost:
             log(self.goals.describe_stop(self.state.goals))
@@ -599,13 +599,14 @@ class Solver:
                 observer.finished(self.iteration, loss)
         if self.evaluators and self.state.goals.last_judged != self.iteration:
             self.test()
-        self._end_observing()
+        self._come_to_an_end()
 
-    def _end_observing(self) -> None:
+    def _come_to_an_end(self) -> None:
+        """Collective. The last that needs all ranks, but for what observers gather."""
         for optimizer in self.optimizers:
             optimizer.wait()
+        log_skipped(self.world, self._feeders)
         self.world.board.enter(board.END)
-        end_all(self.observers, self._recorder.trace())
 
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""

@@ -14,21 +14,35 @@ from tests.solver.harness import assert_refused, different, digits_net, distance
 HOLD, SHRINK = proto.ElasticParameter.HOLD, proto.ElasticParameter.SHRINK
 ITERATIONS = 60
 
-# Rank R kills itself in iteration I, for each R: I of DEATHS; no layer's random numbers depend on who computes.
+# Rank R kills itself in iteration I, for each R: I of DEATHS, or where I says; no layer's random numbers depend on who
+# computes.
 PROGRAM = """
 import os, signal, sys
 from engine.comm.world import world
 from engine.config import read_solver
 from engine.report.log import set_up
 from engine.report.observer import Observer
+from engine.solver import plan, solver as solver_module
 from engine.solver.solver import Solver
 from engine.solver.resume import take_prefix
 
 class Death(Observer):
     def step(self, record):
-        if record.iteration == %(deaths)r.get(number):
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_if(record.iteration)
 
+    def end(self, trace):
+        print("end", number, flush=True)
+
+def die_if(place):
+    if %(deaths)r.get(number) == place:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def log_skipped(world, feeders):
+    die_if("the last gather")
+    plan.log_skipped(world, feeders)
+    die_if("after the last gather")
+
+solver_module.log_skipped = log_skipped
 number = world().rank
 set_up(number)
 config = read_solver("%(folder)s/solver.prototxt")
@@ -56,7 +70,8 @@ def survived(folder, deaths, text, ranks=4):
     files(folder, text)
     program = PROGRAM % {"deaths": deaths, "folder": folder}
     done = run_ranks(ranks, program, timeout=120, options=outliving())
-    assert done.stdout.count("fine") == ranks - len(deaths), done.stdout + done.stderr[-3000:]
+    for word in ("fine", "end"):  # observers are told once of the end
+        assert done.stdout.count(word) == ranks - len(deaths), done.stdout + done.stderr[-3000:]
     assert done.returncode == 0, done.stderr[-3000:]
     log = done.stderr
     samples = {line.split()[3] for line in done.stdout.splitlines() if line.startswith("fine")}
@@ -105,6 +120,22 @@ def test_ranks_that_die_together_and_one_that_is_left(tmp_path):
     told, samples, _ = survived(tmp_path / "x", {1: 33, 2: 33, 3: 33}, "comm_param { elastic { } }")
     assert told[-1][2] == "1" and "1 x 8 x iter_size 4, at 1 of the rate" in told[-1][4]
     assert samples == ITERATIONS * 32
+
+
+@pytest.mark.mpi
+def test_a_death_in_the_last_gather_is_outlived(tmp_path):
+    """Who has to receive from the dead rank knows of it, and all go back."""
+    told, samples, _ = survived(tmp_path / "x", {2: "the last gather"}, "comm_param { elastic { keep_every: 8 } }", 3)
+    assert [line[:4] for line in told] == [("2", str(ITERATIONS), "2", "56")] and samples == 56 * 24 + 4 * 16
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_death_where_all_have_come_to_the_end_changes_nothing(tmp_path, rank):
+    deaths, text = {rank: "after the last gather"}, "comm_param { elastic { keep_every: 8 } }"
+    told, samples, log = survived(tmp_path / "x", deaths, text, 3)
+    assert told == [] and samples == ITERATIONS * 24 and log.count("Optimization Done.") == 1
+    assert not list((tmp_path / "x").glob(".*"))
 
 
 @pytest.mark.mpi
