@@ -132,6 +132,7 @@ def run(options: Namespace) -> int:
     world = start(watched=True, output=options.timeline)
     from engine.errors import ConfigError
     from engine.solver.stages import next_position
+    from engine.watchdog.board import SET_UP
 
     if options.histograms and not options.tensorboard:
         raise ConfigError("--histograms go into event files: give --tensorboard DIR, too")
@@ -141,6 +142,7 @@ def run(options: Namespace) -> int:
         left = _train(options, configs, position, world, signals)
         if left is None or position.index == len(configs) - 1:
             return 0
+        world.board.enter(SET_UP)  # of the next stage, which may take as long as that of the first
         options.timeline = None  # of the first stage
         gc.collect()  # data sources are closed with their last reader
         position = world.broadcast_object(next_position(configs, position, *left) if world.rank == 0 else position)

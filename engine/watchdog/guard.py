@@ -72,6 +72,7 @@ class Guard:
         self.answered = True
         self.children: list[str] = []  # identities of what the rank has forked
         self.supervisor = os.environ.get("ENGINE_SUPERVISOR", "")
+        self.told_of_supervisor = False
         lines = Lines(0)
         selector.register(0, selectors.EVENT_READ, lambda: self.hear_rank(lines))
 
@@ -166,12 +167,14 @@ class Guard:
 
     def stop_in_order(self) -> None:
         """Nobody would start this run again, or knows of it: it ends now, with a snapshot."""
+        if self.hub and not self.told_of_supervisor:
+            say("engine: the process that has started this run was killed: stopping it\n")
+        self.told_of_supervisor = True
+        if self.watch.board.is_ending():  # another rank's signal has stopped it already, or another stage follows
+            return
         self.supervisor = ""
         if self.hub:
-            say("engine: the process that has started this run was killed: stopping it\n")
             self.hub.told = self.watch.board.is_starting()  # SIGTERM ends it at once
-        if self.watch.board.is_ending():  # another rank's signal has stopped it already
-            return
         with contextlib.suppress(OSError):
             os.kill(self.watch.pid, signal.SIGTERM)
 

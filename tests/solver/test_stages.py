@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from engine.comm.world import World
+from engine.comm.world import World, world
 from engine.config import parse_solver
 from engine.data.feeder import Feeder
 from engine.errors import EngineError
 from engine.net import Net
+from engine.solver import stages
 from engine.solver.stages import check_stages, digest_of
 from engine.weights import read_caffemodel, read_solverstate
 from tests.mpi import ENVIRON, REPO, mpiexec
@@ -97,6 +98,19 @@ def test_the_log_says_where_a_run_begins(tmp_path, capfd):
     assert "Iteration 0 begins with sample 96 (epoch 0.0668058) of the order of seed 7" in told
     assert train("--solver", str(tmp_path / "two.prototxt"), "--weights", f"{tmp_path}/one_iter_6.caffemodel") == 0
     assert "Iteration 0 begins with sample 0 (epoch 0) of the order of seed 7" in capfd.readouterr().err
+
+
+def test_the_set_up_of_a_later_stage_may_take_as_long_as_that_of_the_first(tmp_path, monkeypatch):
+    """The watchdog is to know: the stage before has left its board where its last updates were waited for."""
+    found, next_position = [], stages.next_position
+
+    def asked(*args):
+        found.append(world().board.is_starting())
+        return next_position(*args)
+
+    monkeypatch.setattr(stages, "next_position", asked)
+    assert train("--solver", files(tmp_path, three="", four="")) == 0
+    assert found == [True]
 
 
 def test_no_sample_of_an_epoch_comes_twice(tmp_path, monkeypatch):

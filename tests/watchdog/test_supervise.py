@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import selectors
 import signal
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import pytest
 
 from engine.cli import main
 from engine.host.launch import own_command
+from engine.watchdog import board as places
 from engine.watchdog import supervise
+from engine.watchdog.board import Board
+from engine.watchdog.guard import Guard, Watch
 from engine.watchdog.process import command_of, descendants, has_ended, identity, state_of
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.watchdog.test_dead_rank import SOLVER
@@ -116,6 +120,21 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     while ranks_of(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ranks_of(mark) == []
+
+
+def test_a_run_whose_supervisor_dies_between_two_stages_ends_in_the_set_up_of_the_next(monkeypatch):
+    done = subprocess.Popen([sys.executable, "-c", "pass"])
+    monkeypatch.setenv("ENGINE_SUPERVISOR", identity(done.pid))
+    done.wait()
+    board = Board()
+    rank = subprocess.Popen(["sleep", "60"])
+    guard = Guard(selectors.SelectSelector(), 1, Watch(board, rank.pid, 0), None)
+    board.enter(places.END)
+    guard.tick(time.monotonic())
+    assert rank.poll() is None and guard.interval
+    board.enter(places.SET_UP)
+    guard.tick(time.monotonic())
+    assert rank.wait(10) == -signal.SIGTERM and guard.interval is None
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume", "auto"]])
