@@ -1,5 +1,6 @@
-// scale pi^(1 - power) x^power + bias of an angle, at most pi - 1e-4. Attributes: scale_base, scale_gamma, scale_power,
-// scale_max, of the bias and the power alike (power_min). params: three numbers of files, which nothing reads.
+// scale pi^(1 - power) x^power + bias of an angle, at most pi - 1e-4; the bias in degrees. Attributes: scale_base,
+// scale_gamma, scale_power, scale_max, of the bias and the power alike (power_min). params: three numbers of files,
+// which nothing reads.
 // inputs, outputs, further attributes: see label_specific_op.h.
 #include "ops/common/label_specific_op.h"
 
@@ -19,14 +20,15 @@ protected:
         numbers_[1] = float(std::min(bias, real("bias_max")));
         numbers_[2] = float(std::max(power, real("power_min")));
         scale_ = numbers_[0] * float(std::pow(M_PI, 1 - numbers_[2]));
+        bias_ = float(numbers_[1] / 180 * M_PI);
     }
     float value(float x) const override {
-        return std::min(scale_ * std::pow(x, numbers_[2]) + numbers_[1], float(M_PI - 1e-4));
+        return std::min(scale_ * std::pow(x, numbers_[2]) + bias_, float(M_PI - 1e-4));
     }
     float slope(float x) const override { return scale_ * numbers_[2] * std::pow(x, numbers_[2] - 1); }
 
 private:
-    float scale_ = 1;
+    float scale_ = 1, bias_ = 0;  // both of angles in radians
 };
 
 static const RegisterOp<LabelSpecificAffine> registered("LabelSpecificAffine");

@@ -1,6 +1,8 @@
 // cos(t + margin) of x = cos t. params: the margin in degrees, for `anneal: 0`; attributes: anneal; margin_base, gamma,
 // power; limited, margin_max.
 // inputs, outputs, further attributes: see label_specific_op.h.
+// As in the fork's GPU code, x is bounded by +-(1 - 1e-4) and the slope by 0 and 2: near +-1 it would grow without
+// limit. It is the derivative, cos m + sin m x / root(1 - x^2); the fork has a minus there.
 #include "ops/common/label_specific_op.h"
 
 namespace engine {
@@ -19,11 +21,20 @@ protected:
         cosine_ = float(std::cos(margin / 180 * M_PI));
         sine_ = float(std::sin(margin / 180 * M_PI));
     }
-    float value(float x) const override { return numbers_[0] == 0 ? x : x * cosine_ - root(x) * sine_; }
-    float slope(float x) const override { return numbers_[0] == 0 ? 1 : cosine_ + x / root(x) * sine_; }
+    float value(float x) const override {
+        if (numbers_[0] == 0) return x;
+        const float inside = bounded(x);
+        return inside * cosine_ - root(inside) * sine_;
+    }
+    float slope(float x) const override {
+        if (numbers_[0] == 0) return 1;
+        const float inside = bounded(x);
+        return std::clamp(cosine_ + inside / root(inside) * sine_, 0.f, 2.f);
+    }
 
 private:
-    static float root(float x) { return float(std::sqrt(std::max(1 - double(x) * double(x), 0.) + 1e-12)); }
+    static float bounded(float x) { return std::clamp(x, -1 + 1e-4f, 1 - 1e-4f); }
+    static float root(float x) { return float(std::sqrt(1 - double(x) * double(x))); }
 
     float cosine_ = 1, sine_ = 0;
 };

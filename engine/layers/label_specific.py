@@ -60,7 +60,11 @@ class LabelSpecificAdd(LabelSpecific):
 class LabelSpecificMargin(LabelSpecific):
     """The own score, the cosine of an angle, becomes that of the angle plus m degrees, in TRAIN; m is, where
     `margin_base` is given, margin_base + (1 + gamma (iteration + i))^power - 1, else the parameter, and margin_max at
-    most where that is given; params: the margin (1), which nothing changes."""
+    most where that is given; params: the margin (1), which nothing changes.
+
+    As in the fork's GPU code, x is bounded by +-(1 - 1e-4), and the slope by 0 and 2. The slope is the derivative,
+    cos m + sin m x / sqrt(1 - x^2); the fork subtracts the second term.
+    """
 
     @property
     def param(self):
@@ -85,10 +89,13 @@ class LabelSpecificMargin(LabelSpecific):
 
 @register("LabelSpecificAffine")
 class LabelSpecificAffine(LabelSpecific):
-    """The own score, an angle x, becomes s pi^(1 - p) x^p + b, pi - 1e-4 at most, in TRAIN; s = min(scale_max,
+    """The own score, an angle x, becomes s pi^(1 - p) x^p + b degrees, pi - 1e-4 at most, in TRAIN; s = min(scale_max,
     scale_base (1 + scale_gamma (iteration + i))^scale_power), b = min(bias_max, bias_base + (1 + bias_gamma (iteration
     + i))^bias_power - 1), p = max(power_min, power_base (1 + power_gamma (iteration + i))^power_power); params: three
-    numbers, which nothing reads."""
+    numbers, which nothing reads.
+
+    This is the fork's GPU code; its CPU code has the older s x + b, without degrees.
+    """
 
     numbers = 3
 

@@ -28,7 +28,7 @@ def margin(x, degrees):
 
 
 def affine(x, scale, bias, power):
-    return np.minimum(scale * np.pi ** (1 - power) * x**power + bias, np.pi - 1e-4)
+    return np.minimum(scale * np.pi ** (1 - power) * x**power + np.radians(bias), np.pi - 1e-4)
 
 
 # Layer, parameters, iteration, the step's numbers, the own score, what others are multiplied by.
@@ -50,11 +50,11 @@ CASES = [
     ("LabelSpecificAffine", "scale_base: 1.2 scale_max: 2", 4, [1.2, 0, 1], lambda x: affine(x, 1.2, 0, 1), 1),
     (
         "LabelSpecificAffine",
-        "scale_base: 0.5 scale_gamma: 1 bias_base: 0.1 bias_gamma: 0.1 bias_max: 2 power_base: 1 power_gamma: 0.25 "
+        "scale_base: 0.5 scale_gamma: 1 bias_base: 5 bias_gamma: 2 bias_max: 20 power_base: 1 power_gamma: 0.25 "
         "power_min: 0.1 iteration: 1",
         0,
-        [1, 0.2, 0.8],
-        lambda x: affine(x, 1, 0.2, 0.8),
+        [1, 7, 0.8],
+        lambda x: affine(x, 1, 7, 0.8),
         1,
     ),
     ("LabelSpecificRescale", "positive_weight: 0.5 negative_weight: 1.5", 0, [0.5], lambda x: x / 2, 1.5),
@@ -132,6 +132,23 @@ def test_the_margin_is_a_parameter():
     net.forward()
     rows = np.arange(len(x))
     np.testing.assert_allclose(net.blobs["y"].data[rows, LABELS], margin(x[rows, LABELS], 20), rtol=1e-4, atol=1e-5)
+
+
+def test_the_margin_at_the_ends_of_a_cosine():
+    """Scores of 1, -1 and, by rounding, beyond, and one whose angle the margin makes larger than a half turn."""
+    x = np.zeros((5, 4), np.float32)
+    rows = np.arange(len(x))
+    x[rows, LABELS] = [1, -1, 1.000001, -0.995, 0.9]
+    net = make_net(net_text(layer("LabelSpecificMargin", "margin_base: 20 margin_max: 20"), x=x.shape, t=LABELS.shape))
+    inputs(net)["x"].set(x)
+    inputs(net)["t"].set(LABELS)
+    net.forward((0, 0, None))
+    net.set_top_diff("y", np.ones_like(x))
+    net.backward()
+    inside = np.clip(x[rows, LABELS].astype(np.float64), -1 + 1e-4, 1 - 1e-4)
+    np.testing.assert_allclose(net.blobs["y"].data[rows, LABELS], margin(inside, 20), rtol=1e-4)
+    slope = np.cos(np.radians(20)) + np.sin(np.radians(20)) * 0.9 / np.sqrt(1 - 0.9**2)
+    np.testing.assert_allclose(inputs(net)["x"].diff[rows, LABELS], [2, 0, 2, 0, slope], rtol=1e-5)
 
 
 def test_errors():
