@@ -1,12 +1,11 @@
 // The loss of a detector with prior boxes (Liu et al. 2016, arXiv 1512.02325): of the offsets that priors matched to a
 // box predict, and of the classes that they and the hardest of the others predict.
 // inputs: locations (N, P * 4, or P * classes * 4), confidences (N, P * classes), priors (1, 2, P * 4), ground truth
-// (1, 1, M, 8), all row-major; output: (); attributes: per_prediction (else bipartite only),
-// overlap_threshold, ignore_cross_boundary; code (CORNER, CENTER_SIZE, CORNER_SIZE), variance_in_target; classes,
-// background,
+// (1, 1, M, 8), all row-major; output: (); attributes: per_prediction (else bipartite only), overlap_threshold,
+// ignore_cross_boundary; code (CORNER, CENTER_SIZE, CORNER_SIZE), variance_in_target; classes, background,
 // share_location, use_difficult, agnostic (every box is of the class behind the background), mining, neg_pos_ratio,
-// neg_overlap, inside_only (offsets of priors' corners outside the image do not count), loc_weight, l2, logistic,
-// loss_weight, normalizer (0: the number of matches).
+// neg_overlap, inside_only (offsets of priors' corners outside the image do not count), with_locations, with_classes
+// (whether each has a term in the loss), loc_weight, l2, logistic, loss_weight, normalizer (0: the number of matches).
 #include <algorithm>
 #include <cmath>
 
@@ -32,6 +31,8 @@ public:
         agnostic_ = attributes.flag("agnostic");
         mining_ = attributes.flag("mining");
         inside_only_ = attributes.flag("inside_only");
+        with_locations_ = attributes.flag("with_locations");
+        with_classes_ = attributes.flag("with_classes");
         divide_ = attributes.flag("variance_in_target");
         l2_ = attributes.flag("l2");
         logistic_ = attributes.flag("logistic");
@@ -66,8 +67,8 @@ public:
         double matched = 0, location = 0, classes = 0;  // in the order of images, whatever the number of threads
         for (int64_t n = 0; n < images_; n++) {
             matched += matched_[n];
-            location += location_sums_[n];
-            classes += class_sums_[n];
+            if (with_locations_) location += location_sums_[n];
+            if (with_classes_) classes += class_sums_[n];
         }
         normalizer_ = std::max(1., fixed_normalizer_ > 0 ? fixed_normalizer_ : matched);
         outputs_[0]->data()[0] = float((loc_weight_ * location + classes) / normalizer_);
@@ -190,7 +191,7 @@ private:
     BoxMatcher matcher_;
     BoxCode code_;
     int64_t classes_, background_, location_classes_, images_, priors_;
-    bool use_difficult_, agnostic_, mining_, inside_only_, divide_, l2_, logistic_;
+    bool use_difficult_, agnostic_, mining_, inside_only_, with_locations_, with_classes_, divide_, l2_, logistic_;
     double ratio_, loc_weight_, fixed_normalizer_, normalizer_ = 1;
     float neg_overlap_;
     Truths truths_;

@@ -17,7 +17,8 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
 
     `loc_weight` times the loss of the offsets of matched priors, plus that of the classes of matched priors and, with
     mining_type MAX_NEGATIVE, of the neg_pos_ratio times as many others of the image whose loss is largest; both divided
-    by the number of matches (normalization VALID).
+    by the number of matches (normalization VALID). As in SSD, locations or confidences with `propagate_down: false` add
+    nothing to the loss.
     """
 
     bottom_range = (4, 4)
@@ -59,6 +60,7 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
 
     def attributes(self) -> Attributes:
         param = self.param
+        with_locations, with_classes = [*self.message.propagate_down, True, True][:2]
         return {
             **super().attributes(),
             **self.prediction_attributes(),
@@ -73,6 +75,8 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
             "neg_pos_ratio": param.neg_pos_ratio,
             "neg_overlap": param.neg_overlap,
             "inside_only": param.bp_inside,
+            "with_locations": with_locations,
+            "with_classes": with_classes,
             "loc_weight": param.loc_weight,
             "l2": param.loc_loss_type == param.L2,
             "logistic": param.conf_loss_type == param.LOGISTIC,

@@ -11,9 +11,9 @@ TRUTH = [(0, 1, 0), (0, 2, 0), (1, 3, 0), (1, 1, 1), (1, 2, 0)]
 NORMALIZERS = {"VALID": None, "FULL": N * P, "BATCH_SIZE": N, "NONE": 1}
 
 
-def layer(params="", classes=4, normalization="VALID"):
+def layer(params="", classes=4, normalization="VALID", flags=""):
     return f"""layer {{ name: "layer" type: "MultiBoxLoss" bottom: "loc" bottom: "conf" bottom: "prior" bottom: "truth"
-        top: "loss" loss_weight: 2 loss_param {{ normalization: {normalization} }}
+        top: "loss" loss_weight: 2 {flags} loss_param {{ normalization: {normalization} }}
         multibox_loss_param {{ num_classes: {classes} {params} }} }}"""
 
 
@@ -115,6 +115,22 @@ def test_forward_and_gradients(params, how):
     np.testing.assert_allclose(loss, reference(**values, **how), rtol=1e-4)
     shapes = {name: value.shape for name, value in values.items()}
     check_gradients(net_text(layer(params), **shapes), values, step=3e-3, tolerance=4e-3)
+
+
+@pytest.mark.parametrize("locations", [True, False])
+@pytest.mark.parametrize("confidences", [True, False])
+def test_without_a_gradient_a_term_is_not_in_the_loss(locations, confidences):
+    values = bottoms()
+    flags = [str(flag).lower() for flag in (locations, confidences, False, False)]
+    text = layer(flags=" ".join(f"propagate_down: {flag}" for flag in flags))
+    alone = reference(**values, weight=0)  # of the confidences
+    expected = confidences * alone + locations * (reference(**values) - alone)
+    net = run(text, **values)
+    np.testing.assert_allclose(net.blobs["loss"].data, expected, rtol=1e-4)
+    assert [net.blobs[name].diff is not None for name in ("loc", "conf")] == [locations, confidences]
+    if locations or confidences:
+        shapes = {name: value.shape for name, value in values.items()}
+        check_gradients(net_text(text, **shapes), values, step=3e-3, tolerance=4e-3)
 
 
 @pytest.mark.parametrize("normalization", NORMALIZERS)
