@@ -112,6 +112,8 @@ public:
                 for (int64_t i = 0; i < width_.pooled; i++) {
                     pool_lanes(x, y + i * step, mask + i * step, x_.lanes, x_.inner_stride, width_.size, rows,
                                width_.extent(i));
+                    // Beyond the plane pool_lanes leaves -FLT_MAX; who reads a block expects zeros behind its channels.
+                    std::fill_n(y + i * step + real, x_.lanes - real, 0.f);
                     std::fill_n(mask + i * step + real, x_.lanes - real, 0.f);
                 }
             }

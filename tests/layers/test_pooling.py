@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.host import _core
 from engine.net import PASSES
-from tests.layers.blocked import run_blocked
+from tests.layers.blocked import CONVOLUTION, run_blocked
 from tests.layers.harness import (
+    BLOCK,
     check_golden,
     check_gradients,
     error_of,
@@ -321,3 +323,19 @@ def test_a_window_beyond_the_plane_has_no_place_in_the_mask(layout):
     expected = np.zeros((3, 3))
     expected[0, 0] = found["y"].shape[1]
     assert (np.asarray(inputs(net)["x"].diff)[0, 0] == expected).all()
+
+
+def test_padding_of_blocked_channels_is_zero_beyond_the_plane_too():
+    """Those who read a block expect zeros behind its channels."""
+    below = CONVOLUTION.format(name="c", channels=BLOCK - 3)
+    net = make_net(net_text(below + with_mask("kernel_size: 1 stride: 5", "c"), x=(1, 1, 3, 3)))
+    tensors = [net.blobs[name].tensor for name in ("y", "mask")]
+    memory = [_core.Arena(tensor.nbytes) for tensor in tensors]
+    for tensor, arena in zip(tensors, memory, strict=True):
+        assert not tensor.is_plain
+        tensor.place(arena, 0)
+    y, mask = (np.asarray(arena)[: 4 * BLOCK].reshape(4, BLOCK) for arena in memory)
+    y[:], mask[:] = np.nan, np.nan
+    net.forward()
+    assert (y[1:, :-3] == np.finfo(np.float32).min).all() and (mask[1:, :-3] == -1).all()
+    assert not y[:, -3:].any() and not mask[:, -3:].any()
