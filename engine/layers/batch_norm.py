@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from engine import proto
 from engine.layers.base import Attributes, Layer, Parameter, Shape
 from engine.layers.registry import register
+from engine.weights.intel import keeps_scale
 
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @register("BatchNorm")
 class BatchNorm(Layer):
     """Bottom and top (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1); and,
-    with NVIDIA's `scale_bias` or `scale_filler`, scale (C) and shift (C).
+    with NVIDIA's `scale_bias`, `scale_filler` or `bias_filler`, scale (C) and shift (C).
 
     Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into slices of so many
     samples that are normalised each by itself, one after the other also in the running sums. `sync` (bn_sync of the
@@ -35,8 +36,7 @@ class BatchNorm(Layer):
     @property
     def has_scale(self) -> bool:
         """Whether scale and shift are the layer's own."""
-        param = self.message.batch_norm_param
-        return param.scale_bias or param.HasField("scale_filler")
+        return keeps_scale(self.message.batch_norm_param)
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) < 2:

@@ -13,6 +13,13 @@ MERGED = ("mean sum", "variance sum", "factor", "scale", "shift")
 STATISTICS = 3  # of them, the first, are BatchNorm's own
 
 
+def keeps_scale(param: proto.BatchNormParameter) -> bool:
+    """Whether a BatchNorm itself has scale and shift, as NVIDIA's Caffe says: `scale_bias`, or a filler of one of them.
+    Intel's has a bias_filler, too, beside the `filler` that NVIDIA's does not know."""
+    shift = param.HasField("bias_filler") and not param.HasField("filler")
+    return param.scale_bias or param.HasField("scale_filler") or shift
+
+
 def separated(
     net: proto.NetParameter, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str
 ) -> dict[str, Sequence[np.ndarray | None]]:
@@ -23,8 +30,9 @@ def separated(
     """
     result = dict(blobs)
     for index, layer in enumerate(net.layer):
-        own = layer.batch_norm_param.scale_bias or layer.batch_norm_param.HasField("scale_filler")  # NVIDIA's
-        if layer.type != "BatchNorm" or own or len(blobs.get(layer.name, ())) != len(MERGED):
+        if layer.type != "BatchNorm" or keeps_scale(layer.batch_norm_param):
+            continue
+        if len(blobs.get(layer.name, ())) != len(MERGED):
             continue
         readers = (each for each in list(net.layer)[index + 1 :] if layer.top[0] in each.bottom)
         scale = next(readers, None)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.config import parse_net
 from engine.layers.fillers import fill, keyed_generator
 from engine.weights.intel import separated
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
@@ -43,13 +44,26 @@ def test_scale_within_batch_norm():
     check_gradients(net_text(NORM, x=SHAPE), {"x": x})
 
 
-@pytest.mark.parametrize("params, blobs", [("", 3), ("scale_bias: true", 5), ("scale_filler { value: 3 }", 5)])
-def test_blobs_of_batch_norm(params, blobs):
+@pytest.mark.parametrize(
+    "params, scale, shift",
+    [
+        ("scale_bias: true", 1, 0),
+        ("scale_filler { value: 3 }", 3, 0),
+        ("bias_filler { value: 2 }", 1, 2),
+        ("scale_filler { value: 3 } bias_filler { value: 2 }", 3, 2),
+    ],
+)
+def test_blobs_of_batch_norm(params, scale, shift):
     net = make_net(net_text(layer("BatchNorm", f"batch_norm_param {{ {params} }}"), x=SHAPE))
-    values = [tensor.get() for tensor in net.params["layer"]]
-    assert len(values) == blobs
-    if blobs == 5:
-        assert (values[3] == (3 if "value" in params else 1)).all() and not values[4].any()
+    *statistics, ours, theirs = [tensor.get() for tensor in net.params["layer"]]
+    assert len(statistics) == 3 and (ours == scale).all() and (theirs == shift).all()
+
+
+@pytest.mark.parametrize("params", ["", "filler { value: 3 } bias_filler { value: 2 }"])
+def test_batch_norm_without_scale(params):
+    """Intel's Caffe has the fillers of a Scale that it merges in: the net has one, too."""
+    net = make_net(net_text(layer("BatchNorm", f"batch_norm_param {{ {params} }}"), x=SHAPE))
+    assert len(net.params["layer"]) == 3
 
 
 def test_batch_norm_with_scale_is_folded_into_a_convolution():
@@ -66,9 +80,9 @@ def test_batch_norm_with_scale_is_folded_into_a_convolution():
     np.testing.assert_allclose(*tops, rtol=1e-4, atol=1e-4)
 
 
-def test_files_of_five_blobs_stay_together():
-    net = proto.NetParameter()
-    net.layer.add(name="norm", type="BatchNorm", top=["y"]).batch_norm_param.scale_bias = True
+@pytest.mark.parametrize("params", ["scale_bias: true", "scale_filler { }", "bias_filler { }"])
+def test_files_of_five_blobs_stay_together(params):
+    net = parse_net(f'layer {{ name: "norm" type: "BatchNorm" top: "y" batch_norm_param {{ {params} }} }}').message
     blobs = {"norm": [np.zeros(3)] * 5}
     assert separated(net, blobs, "file") == blobs
 
