@@ -41,6 +41,10 @@ in `WindowData`, are averaged over all pixels, where OpenCV's bilinear filter re
 gradient of `MVN` is the derivative with any `eps`; Caffe's is, where `eps` is small beside the deviation. For detectors
 see [detection.md](detection.md), for Python [python.md](python.md).
 
+Of forks: `SoftmaxFocalLoss` and `SoftmaxWithFocalLoss` have `alpha: 0.25` where a net gives none, `FocalLoss` 1, as in
+happynear's. All three multiply by `alpha`; happynear's has (alpha - p)^gamma instead, which is the same with 1. All are
+divided as `SoftmaxWithLoss` is.
+
 | type | what it does | bottoms, tops | options | parameter blobs | backward | bf16 | kernel |
 |---|---|---|---|---|---|---|---|
 """

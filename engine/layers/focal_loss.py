@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 class FocalLoss(SoftmaxLossBase):
     """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the sum of
     -alpha (1 - p)^gamma log p of the labels' probabilities, or, `type: ONEADDP`, of -(alpha + p)^gamma log p, divided
-    as SoftmaxWithLoss divides its own; the probabilities."""
+    as SoftmaxWithLoss divides its own; the probabilities.
+
+    The default of alpha is that of the forks that have the type: 1 of FocalLoss, which is happynear's, as ONEADDP is,
+    and 0.25 of the others. With another alpha than 1, happynear's has (alpha - p)^gamma where the paper, other forks
+    and this layer have alpha (1 - p)^gamma.
+    """
 
     @property
     def axis(self) -> int:
@@ -27,12 +32,18 @@ class FocalLoss(SoftmaxLossBase):
     def param(self):
         return self.message.focal_loss_param
 
+    @property
+    def alpha(self) -> float:
+        if self.param.HasField("alpha") or self.type == "FocalLoss" or self.param.type == self.param.ONEADDP:
+            return self.param.alpha
+        return 0.25
+
     def infer(self) -> list[Shape]:
         if self.param.type == self.param.LINEAR:
             raise self.error("expected type ORIGIN or ONEADDP, got LINEAR, which no fork computes")
-        if self.param.alpha <= 0 or self.param.gamma < 0:
+        if self.alpha <= 0 or self.param.gamma < 0:
             raise self.error(
-                f"expected alpha above 0 and gamma of at least 0, got {self.param.alpha:g} and {self.param.gamma:g}"
+                f"expected alpha above 0 and gamma of at least 0, got {self.alpha:g} and {self.param.gamma:g}"
             )
         return super().infer()
 
@@ -40,7 +51,7 @@ class FocalLoss(SoftmaxLossBase):
         param = self.param
         return {
             **super().attributes(),
-            "alpha": param.alpha,
+            "alpha": self.alpha,
             "gamma": param.gamma,
             "add": param.type == param.ONEADDP,
         }

@@ -24,9 +24,10 @@ def probabilities(x):
 @pytest.mark.parametrize(
     "params, weight",
     [
-        ("", lambda p: (1 - p) ** 2),
+        ("alpha: 1", lambda p: (1 - p) ** 2),
         ("alpha: 0.25 gamma: 1.5", lambda p: 0.25 * (1 - p) ** 1.5),
-        ("gamma: 0", lambda p: np.ones_like(p)),
+        ("alpha: 1 gamma: 0", lambda p: np.ones_like(p)),
+        ("type: ONEADDP", lambda p: (1 + p) ** 2),
         ("type: ONEADDP alpha: 1.2 gamma: 3", lambda p: (1.2 + p) ** 3),
     ],
 )
@@ -41,6 +42,14 @@ def test_formula_and_gradients(params, weight, kind):
     expected = -(weight(own) * np.log(own))[t != 7].sum() / 7
     np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-5)
     check_gradients(net_text(layer(params, loss, kind), x=x.shape, t=t.shape), {"x": x, "t": t})
+
+
+@pytest.mark.parametrize("kind, alpha", [("FocalLoss", 1), ("SoftmaxFocalLoss", 0.25), ("SoftmaxWithFocalLoss", 0.25)])
+def test_default_alpha(kind, alpha):
+    """That of the forks which have the type."""
+    x, t = RANDOM.normal(size=(4, 3)), RANDOM.integers(0, 3, 4)
+    found, expected = (run(layer(params, kind=kind), x=x, t=t).blobs["y"].data for params in ("", f"alpha: {alpha}"))
+    assert found == expected
 
 
 def test_gamma_0_is_softmax_with_loss():
