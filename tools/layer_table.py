@@ -43,7 +43,9 @@ see [detection.md](detection.md), for Python [python.md](python.md).
 
 Of forks: `SoftmaxFocalLoss` and `SoftmaxWithFocalLoss` have `alpha: 0.25` where a net gives none, `FocalLoss` 1, as in
 happynear's. All three multiply by `alpha`; happynear's has (alpha - p)^gamma instead, which is the same with 1. All are
-divided as `SoftmaxWithLoss` is.
+divided as `SoftmaxWithLoss` is. The gradient of `LabelSpecificMargin` is the derivative, bounded by 0 and 2 as
+happynear's is, which has the other sign before its second term; `bias_base` and `bias_max` of `LabelSpecificAffine` are
+degrees, as in its GPU code.
 
 | type | what it does | bottoms, tops | options | parameter blobs | backward | bf16 | kernel |
 |---|---|---|---|---|---|---|---|
