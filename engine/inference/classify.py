@@ -12,7 +12,7 @@ import numpy as np
 from engine import proto
 from engine.config import NetConfig
 from engine.data.convert_imageset import LABELS, labels_file
-from engine.data.decode import COLOR, GRAY, ImageError, open_image
+from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open_image
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
@@ -32,8 +32,9 @@ _RESIZES = ("resize_param", "random_resize_param", "random_aspect_ratio_param")
 class Preprocessing:
     """What becomes of a picture; of a net with a data layer, what is not said here is that layer's transform_param.
 
-    images_dim: (height, width) to resize to before the centre is cropped; None: the net's input. mean_value: one or one
-    for each channel (B, G, R); a mean_file of another size than images_dim serves by its channels' means.
+    images_dim: (height, width) to resize to before the centre is cropped; None: as the data layer does, else the net's
+    input. mean_value: one or one for each channel (B, G, R); a mean_file of another size than the pictures before the
+    crop serves by its channels' means.
     """
 
     images_dim: tuple[int, int] | None = None
@@ -52,9 +53,13 @@ class Classifier:
         self._net = Net(deploy(config, (1, *self._shape)), proto.TEST)
         load(self._net, weights)
         transform = proto.TransformationParameter()
+        self._size: tuple[int, int] | None = None  # (height, width) that ImageData resizes to before it transforms
         if source is not None:
             transform.CopyFrom(source.transform_param)
-        self._transformer = Transformer(_transform_param(transform, preprocessing, self._shape), proto.TEST)
+            if preprocessing.images_dim is None and source.image_data_param.new_height:
+                self._size = source.image_data_param.new_height, source.image_data_param.new_width
+        param = _transform_param(transform, preprocessing, self._shape, self._size)
+        self._transformer = Transformer(param, proto.TEST)
         if len(self._net.graph.outputs) != 1:
             names = ", ".join(blob.name for blob in self._net.graph.outputs)
             raise ConfigError(f"expected one output, the scores of the classes; got {names}", config.path)
@@ -68,9 +73,11 @@ class Classifier:
         content = read_bytes(picture, DataError, most=MAX_BYTES)
         try:
             pixels = np.empty(self._shape, np.float32)
-            self._transformer.apply(
-                open_image(content, GRAY if self._shape[0] == 1 else COLOR), KeyedRandom(0, 0, 0), pixels
-            )
+            image = open_image(content, GRAY if self._shape[0] == 1 else COLOR)
+            if self._size:
+                height, width = self._size
+                image = as_picture(image).resized((width, height), LINEAR)
+            self._transformer.apply(image, KeyedRandom(0, 0, 0), pixels)
         except ImageError as error:
             raise DataError(str(error), picture) from None
         self._net.feed(self._net.inputs[0], pixels[np.newaxis])
@@ -113,13 +120,15 @@ def _input_shape(config: NetConfig, source) -> tuple[int, ...]:
     return shape
 
 
-def _transform_param(own, asked: Preprocessing, shape: tuple[int, ...]):
-    """The net's own transform_param with what was asked for in its place."""
+def _transform_param(own, asked: Preprocessing, shape: tuple[int, ...], size: tuple[int, int] | None):
+    """The net's own transform_param with what was asked for in its place. size: (height, width) of the pictures that it
+    gets, if they are of one."""
     param = type(own)()
     param.CopyFrom(own)
     _, height, width = shape
     dims = asked.images_dim
-    if dims is None and not any(param.HasField(field) for field in _RESIZES):
+    resizes = any(param.HasField(field) for field in _RESIZES)
+    if dims is None and size is None and not resizes:
         replaced = asked.mean_value or asked.mean_file  # then the net's own file need not be there
         dims = (None if replaced else _own_dims(own)) or (height, width)
     if dims:
@@ -137,11 +146,21 @@ def _transform_param(own, asked: Preprocessing, shape: tuple[int, ...]):
     if mean_file:
         mean = read_mean(mean_file)
         param.ClearField("mean_file")
-        if dims and mean.shape[1:] == tuple(dims):
+        if mean.shape[1:] == (dims or (_resized_dims(own) if resizes else size)):
             param.mean_file = mean_file
         else:
             param.mean_value.extend(float(value) for value in mean.mean(axis=(1, 2)))
     return param
+
+
+def _resized_dims(own) -> tuple[int, int] | None:
+    """The size that a net's own transform_param gives to every picture before the crop; None where it depends on these,
+    or on chance."""
+    resize = own.resize_param
+    others = any(own.HasField(field) for field in _RESIZES[1:])
+    if others or resize.prob < 1 or resize.resize_mode == resize.FIT_SMALL_SIZE:
+        return None
+    return resize.height, resize.width
 
 
 def _own_dims(own) -> tuple[int, int] | None:

@@ -80,6 +80,44 @@ def test_the_net_that_trains_treats_pictures_as_its_data(picture, weights):
     np.testing.assert_allclose(scores, expected(picture, blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["WARP", "FIT_LARGE_SIZE_AND_PAD"])
+def test_a_mean_image_of_the_size_that_resize_param_gives_stays_one(mode, picture, weights, tmp_path):
+    path, blobs = weights
+    mean = np.random.default_rng(1).uniform(90, 130, (3, 8, 9)).astype(np.float32)
+    write_mean(str(tmp_path / "mean"), mean)
+    text = TRAIN.replace("width: 9", f"width: 9 resize_mode: {mode}")
+    own = text.replace("mean_value: 100", f'mean_file: "{tmp_path}/mean"')
+    for config, asked in ((own, Preprocessing()), (text, Preprocessing(mean_file=str(tmp_path / "mean")))):
+        scores = Classifier(parse_net(config), [path], asked).scores(str(picture))
+        np.testing.assert_allclose(scores, expected(picture, blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
+    by_chance = own.replace("width: 9", "width: 9 prob: 0.5").replace(f"resize_mode: {mode}", "")
+    scores = Classifier(parse_net(by_chance), [path], Preprocessing()).scores(str(picture))
+    by_channel = mean.mean(axis=(1, 2)).reshape(3, 1, 1)
+    np.testing.assert_allclose(scores, expected(picture, blobs, by_channel, 0.02), rtol=1e-4, atol=1e-6)
+
+
+def test_pictures_are_resized_as_image_data_does(weights, tmp_path):
+    """To new_height x new_width, then cropped; not to the size of the crop."""
+    path, blobs = weights
+    Image.fromarray(random_pixels(3, 8, 9)).save(tmp_path / "x.png")
+    Image.fromarray(np.kron(random_pixels(3, 8, 9), np.ones((2, 2, 1), np.uint8))).save(tmp_path / "large.png")
+    text = TRAIN.replace('type: "Data"', 'type: "ImageData"').replace("resize_param { height: 8 width: 9 }", "")
+    text = text.replace('data_param { source: "not there"', 'image_data_param { source: "not there"')
+    text = text.replace("batch_size: 5", "batch_size: 5 new_height: 8 new_width: 9")
+    wanted = expected(tmp_path / "x.png", blobs, 100, 0.02)
+    scores = Classifier(parse_net(text), [path], Preprocessing()).scores(str(tmp_path / "large.png"))
+    np.testing.assert_allclose(scores, wanted, rtol=0.2, atol=0.02)  # reduced by half, which mixes neighbours
+    exact = Classifier(parse_net(text), [path], Preprocessing()).scores(str(tmp_path / "x.png"))
+    np.testing.assert_allclose(exact, wanted, rtol=1e-4, atol=1e-6)
+    mean = np.random.default_rng(1).uniform(90, 130, (3, 8, 9)).astype(np.float32)
+    write_mean(str(tmp_path / "mean"), mean)
+    config = parse_net(text.replace("mean_value: 100", f'mean_file: "{tmp_path}/mean"'))
+    scores = Classifier(config, [path], Preprocessing()).scores(str(tmp_path / "x.png"))
+    np.testing.assert_allclose(scores, expected(tmp_path / "x.png", blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
+    asked = Classifier(parse_net(text), [path], Preprocessing((4, 6))).scores(str(tmp_path / "x.png"))
+    assert abs(asked - wanted).max() > 1e-3
+
+
 @pytest.mark.parametrize("name", ["resnet50", "googlenet", "inception_v3", "digits"])
 def test_deployed_nets_have_one_output(name):
     net = deploy(read_net(REPO / f"nets/{name}.prototxt"), (1, 3, 224, 224)).message
