@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import zipfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from engine.data.appearing import appearing
 from engine.data.feeder import Feeder
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.errors import ConfigError
-from engine.files import atomic_write
+from engine.files import atomic_write, check_writable
 from engine.inference.trained import load
 from engine.net import Counters, Net, NetOptions
 
@@ -44,6 +45,8 @@ def extract_features(
             raise ConfigError(f"{len(blobs)} blobs for {len(outputs)} LMDBs; name one for each, or a single .npz")
         for output in outputs:
             check_new(output)
+    else:
+        check_writable(archive)
     with contextlib.closing(features(config, weights, blobs, batches, seed, progress)) as found:
         return _write_npz(archive, blobs, found) if archive else _write_lmdbs(outputs, blobs, found)
 
@@ -82,8 +85,10 @@ def _write_npz(path: str, blobs: Sequence[str], features: Iterator[list[np.ndarr
             blobs, zip(*([v.copy() for v in batch] for batch in features), strict=True), strict=True
         )
     }
-    with atomic_write(path) as file:
-        np.savez(file, **found)  # pyright: ignore[reportArgumentType]  # no blob is named allow_pickle
+    with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:  # np.savez() takes no array named "file"
+        for blob, values in found.items():
+            with archive.open(f"{blob}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values, allow_pickle=False)
     return {blob: values.shape for blob, values in found.items()}
 
 

@@ -9,7 +9,7 @@ import pytest
 from engine import proto
 from engine.cli import main
 from engine.config import parse_net
-from engine.errors import ConfigError, DataError
+from engine.errors import ConfigError, DataError, EngineError
 from engine.inference.extract_features import extract_features
 from tests.solver.harness import digits_net, in_files, solve
 
@@ -39,6 +39,21 @@ def test_an_npz_holds_what_the_weights_say(trained, tmp_path):
     assert found["label"].tolist() == labels[:94]
 
 
+def test_blobs_of_any_name_go_into_an_npz(trained, tmp_path):
+    """np.savez() has parameters of some names."""
+    text = digits_net()
+    for top, name in (("ip1", "file"), ("ip2", "allow_pickle")):
+        text = text.replace(f'top: "{top}"', f'top: "{name}"').replace(f'bottom: "{top}"', f'bottom: "{name}"')
+    weights = str(trained / "net_iter_3.caffemodel")
+    names = ["file", "allow_pickle"]
+    shapes = extract_features(parse_net(text), [weights], names, [str(tmp_path / "x.npz")], 1)
+    extract_features(parse_net(digits_net()), [weights], ["ip1", "ip2"], [str(tmp_path / "y.npz")], 1)
+    with np.load(tmp_path / "x.npz") as found, np.load(tmp_path / "y.npz") as expected:
+        assert found.files == names and {name: found[name].shape for name in names} == shapes
+        for name, usual in zip(names, expected.files, strict=True):
+            np.testing.assert_array_equal(found[name], expected[usual])
+
+
 def test_lmdbs_as_caffe_writes_them(trained, tmp_path):
     weights = str(trained / "net_iter_3.caffemodel")
     arguments = ["extract_features", weights, str(trained / "net.prototxt"), "conv,ip2"]
@@ -62,6 +77,9 @@ def test_what_cannot_be_done(trained, tmp_path):
     with pytest.raises(ConfigError, match=r"x.prototxt: no blob 'ip3'; known: data, label, conv, ip1"):
         extract_features(config, weights, ["ip3"], [str(tmp_path / "a")], 1)
     assert list(tmp_path.iterdir()) == []
+    # Before anything is computed, for which the net would have to be there.
+    with pytest.raises(EngineError, match="x.npz: cannot be written: there is no folder"):
+        extract_features(config, ["not there"], ["ip1"], [str(tmp_path / "gone" / "x.npz")], 1)
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="a exists already"):
         extract_features(config, weights, ["ip1"], [str(tmp_path / "a")], 1)
