@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -213,13 +212,18 @@ def describe(found: Rates) -> str:
     )
 
 
+def table_of(path: str) -> str:
+    """The name of the table that belongs to a curve: its whole name first, for train.png may lie beside a train.csv."""
+    return f"{path}.csv"
+
+
 def write(found: Rates, path: str, title: str) -> None:
-    """Writes the curve, and beside it the table (.csv). Without matplotlib there is no curve, and a warning."""
+    """Writes the curve, and beside it the table. Without matplotlib there is no curve, and a warning."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["rate", "loss", "smoothed loss"])
     rows.writerows(map(repr, row) for row in zip(found.rates, found.losses, found.smoothed))
-    table = Path(path).with_suffix(".csv")
+    table = table_of(path)
     with atomic_write(table) as file:
         file.write(text.getvalue().encode())
     try:

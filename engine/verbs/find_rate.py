@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--iterations", type=positive, default=100, metavar="N", help="how many rates (default: 100)")
     parser.add_argument(
-        "--output", metavar="FILE", help="the curve, .png, .svg or .pdf; its table goes beside it, as .csv"
+        "--output", metavar="FILE", help="the curve, .png, .svg or .pdf; its table goes beside it, as FILE.csv"
     )
     add_json(parser)
     add_budget(parser)
@@ -69,6 +69,7 @@ def run(options: Namespace) -> int:
             raise ConfigError(f"--output: expected a name that ends with {', '.join(KINDS)}, got {options.output}")
         if world.rank == 0:
             check_writable(options.output)
+            check_writable(rates.table_of(options.output))
     weights = options.weights or list(config.message.weights)
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     span = options.lowest, options.highest

@@ -39,8 +39,8 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
     assert rates[0] == pytest.approx(1e-4) and found["diverged"] and 20 < len(rates) < 80
     assert 1e-3 < found["suggestion"] < found["lowest"] < rates[-1]
     assert f"base_lr: {found['suggestion']:.2g}" in told.out and "Testing net" not in told.err
-    assert sorted(os.listdir(tmp_path)) == sorted([*before, "rates.csv", "rates.json", "rates.png"])
-    with open(tmp_path / "rates.csv", newline="") as file:
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "rates.json", "rates.png", "rates.png.csv"])
+    with open(tmp_path / "rates.png.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == found["losses"]
     assert found["smoothed"] == smooth(found["losses"])
@@ -107,11 +107,20 @@ def test_rates_that_float32_does_not_hold(solver, rate, capfd):
 
 
 def test_without_matplotlib_there_is_the_table(tmp_path, solver, monkeypatch, capfd):
+    """Whose name is that of the curve and more: rates.csv may be somebody's."""
+    (tmp_path / "rates.csv").write_text("mine")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*solver, "--iterations", "6", "--output", f"{tmp_path}/rates.png"]) == 0
     assert "The curve is left out" in capfd.readouterr().err
-    assert (tmp_path / "rates.csv").exists() and not (tmp_path / "rates.png").exists()
+    assert (tmp_path / "rates.png.csv").exists() and not (tmp_path / "rates.png").exists()
+    assert (tmp_path / "rates.csv").read_text() == "mine"
+
+
+def test_a_table_that_cannot_be_written_is_told_before_the_test(tmp_path, solver, capfd):
+    (tmp_path / "rates.png.csv").mkdir()
+    assert main([*solver, "--output", f"{tmp_path}/rates.png"]) == 1
+    assert "rates.png.csv: cannot be written: it is a folder" in capfd.readouterr().err
 
 
 @pytest.mark.mpi
