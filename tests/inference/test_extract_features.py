@@ -78,7 +78,7 @@ def test_what_cannot_be_done(trained, tmp_path):
         extract_features(config, weights, ["ip3"], [str(tmp_path / "a")], 1)
     assert list(tmp_path.iterdir()) == []
     # Before anything is computed, for which the net would have to be there.
-    with pytest.raises(EngineError, match="x.npz: cannot be written: there is no folder"):
+    with pytest.raises(EngineError, match=r"x\.npz: cannot be written: there is no folder"):
         extract_features(config, ["not there"], ["ip1"], [str(tmp_path / "gone" / "x.npz")], 1)
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="a exists already"):
