@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from engine.errors import EngineError
+from engine.exchange.folding import folded
 from engine.exchange.from_onnx.registry import Budget, Unsupported, Value, import_of
 from engine.exchange.net_maker import NetMaker, Padded, check_outputs
-from engine.exchange.onnx_file import WHOLE_TYPES, Tensors, evaluate, import_onnx_package, inlined, read_model
+from engine.exchange.onnx_file import WHOLE_TYPES, Tensors, import_onnx_package, inlined, read_model
 from engine.exchange.onto import transfer
 from engine.files import reason
 from engine.layers.base import Blob, Shape
 
 if TYPE_CHECKING:
     from engine.exchange.onnx_file import NodeProto, ValueInfoProto
-
-MOST_FOLDED = 1 << 26  # values of a constant that is computed
-_GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot", "EyeLike")
 
 
 def import_onnx(
@@ -132,12 +130,12 @@ class Reader:
         given = [self.values[name] for name in node.input]
         first = len(self.maker.message.layer)
         try:
-            folded = self._folded(node, given)
-            if folded is None:
+            made = self._folded(node, given)
+            if made is None:
                 read = import_of(operator)
                 if read is None:
                     raise Unsupported("")
-                folded = read(self, node, *given)
+                made = read(self, node, *given)
         except Unsupported as error:
             self._lost.update(node.output)
             self._unknown.setdefault(operator, f"{self.place()}: {error}" if str(error) else self.place())
@@ -146,7 +144,7 @@ class Reader:
             raise EngineError(f"{self.place()}: {str(error).removeprefix(f'{self.source}: ')}", self.source) from None
         except (IndexError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise EngineError(f"{self.place()} makes no sense ({reason(error)})", self.source) from None
-        results: list[Value] = list(folded) if isinstance(folded, list | tuple) else [cast("Value", folded)]
+        results: list[Value] = list(made) if isinstance(made, list | tuple) else [cast("Value", made)]
         for name, value in zip(node.output, results, strict=False):
             if name:
                 self.values[name] = value
@@ -166,32 +164,13 @@ class Reader:
 
     def _folded(self, node: NodeProto, given: Sequence[Value | None]) -> list[np.ndarray] | None:
         """The values of a node that reads constants, or shapes, only; None for others."""
-        if node.op_type in ("Shape", "Size") and given and isinstance(given[0], Blob | Padded):
+        if node.domain not in ("", "ai.onnx"):
+            return None
+        if node.op_type in ("Shape", "Size") and given and given[0] is not None:
             shape = np.array(given[0].shape, np.int64)
             start, end = self.attribute(node, "start", 0), self.attribute(node, "end", len(shape))
             return [shape[start:end]] if node.op_type == "Shape" else [np.array(shape.prod(), np.int64)]
-        if node.op_type == "Constant":
-            return [self._constant(node)]
-        constants = [value for value in given if isinstance(value, np.ndarray)]
-        if len(constants) != sum(value is not None for value in given) or not constants:
-            return None
-        if node.domain not in ("", "ai.onnx") or any(a.HasField("g") for a in node.attribute):
-            return None
-        self._check_size(node, constants)
-        feeds = {name: value for name, value in zip(node.input, given, strict=True) if isinstance(value, np.ndarray)}
-        most = max(MOST_FOLDED, sum(value.size for value in constants))
-        try:
-            return evaluate(node, feeds, self.model.opset_import, most)
-        except Exception as error:  # whatever an operator of NumPy makes of a wrong model
-            raise Unsupported(f"of constants, {reason(error)}") from None
-
-    def _check_size(self, node: NodeProto, constants: Sequence[np.ndarray]) -> None:
-        """Raises Unsupported where a small constant would become an enormous one."""
-        if node.op_type in _GROWING:
-            numbers = [value for value in constants if value.dtype.kind in "iuf" and value.size <= 64]
-            factor = np.prod([float(np.abs(value[value != 0]).prod()) for value in map(np.ravel, numbers)])
-            if not factor * max(value.size for value in constants) <= MOST_FOLDED:
-                raise Unsupported("a constant of too many values")
+        return [self._constant(node)] if node.op_type == "Constant" else folded(self, node, given)
 
     def _constant(self, node: NodeProto) -> np.ndarray:
         for attribute in node.attribute:

@@ -386,7 +386,7 @@ def test_external_data_that_is_missing_or_short(place, message, tmp_path):
         (
             lambda: model([node("Add", "r,c", "a"), node("Add", "x,a", "y")], {"x": SHAPE},
                           r=ints(*range(1 << 14)), c=np.zeros((1 << 14, 1), np.int64)),
-            "no layer computes Add (node 'a' (Add): of constants, a constant of too many values)",
+            "no layer computes Add (node 'a' (Add): a constant of too many values)",
         ),
         (
             lambda: model([node("Resize", "x,,s", "y")], {"x": (1, 2, 3, 3)}, s=np.array([1, 1, 3.3, 3.3], np.float32)),
@@ -412,6 +412,64 @@ def test_external_data_that_is_missing_or_short(place, message, tmp_path):
 )  # fmt: skip
 def test_models_that_make_no_sense(made, message, tmp_path):
     assert refused(tmp_path, made()).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([node("ConstantOfShape", "large", "y")], "a constant of too many values"),
+        ([node("Expand", "one,large", "y")], "a constant of too many values"),
+        ([node("Tile", "k,large", "y")], "a constant of too many values"),
+        ([node("Range", "zero,far,one", "y")], "a constant of too many values"),
+        ([node("Range", "zero,far,zero", "y")], "of constants, division by zero"),
+        ([node("Pad", "k,ends", "y")], "a constant of too many values"),
+        ([node("OneHot", "k,far,k", "y")], "a constant of too many values"),
+        ([node("Gather", "k,zero", "y", axis=3)], "of constants, axis 3 of 1"),
+        ([node("MatMul", "row,column", "a"), node("MatMul", "column,row", "y")], "a constant of too many values"),
+        ([node("Unsqueeze", "k,twice", "y")], "of constants, axes [0, 0], one of them twice"),
+        ([node("Squeeze", "k,one", "y")], "of constants, axis 1 of 1"),
+        ([node("Transpose", "k", "y", perm=[1, 1])], "of constants, "),
+        ([node("Split", "k", "y", num_outputs=1 << 31)], "of constants, 2147483648 parts for 1 outputs"),
+        ([node("Cast", "k", "y", to=8)], "a cast to texts"),
+        ([node("Resize", "k,,k", "y")], "a blob of 1 axes"),
+    ],
+)
+def test_constants_that_are_not_computed(nodes, message, tmp_path):
+    constants = {"k": ints(1, 2), "large": ints(1 << 20, 1 << 20), "far": np.int64(1 << 40), "zero": np.int64(0)}
+    constants |= {"one": np.int64(1), "twice": ints(0, 0), "ends": ints(0, 1 << 40), "row": np.ones((1, 1 << 14), "f")}
+    constants["column"] = np.ones((1 << 14, 1), "f")
+    made = model([*nodes, node("Relu", "x", "z")], {"x": SHAPE}, opset=18, **constants)
+    assert message in refused(tmp_path, made)
+
+
+def test_the_data_of_an_attribute_lies_in_the_folder_too(tmp_path):
+    def made(op: str, location: str):
+        value = onnx.numpy_helper.from_array(np.float32([7]), "v")
+        value.ClearField("raw_data")
+        value.data_location = onnx.TensorProto.EXTERNAL
+        value.external_data.add(key="location", value=location)
+        nodes = [node(op, *(("s", "a") if op != "Constant" else (",", "a")), value=value), node("Mul", "x,a", "y")]
+        if op == "Constant":
+            del nodes[0].input[:]
+        return model(nodes, {"x": (4,)}, s=ints(4))
+
+    for op in ("Constant", "ConstantOfShape"):
+        assert "outside of the model's folder" in refused(tmp_path, made(op, "../seven"))
+    assert "Neg (node 'a' (Neg): of constants, with 'value')" in refused(tmp_path, made("Neg", "../seven"))
+    (tmp_path / "seven").write_bytes(np.float32([7]).tobytes())
+    onnx.save(made("ConstantOfShape", "seven"), tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    inputs = harness.random_inputs({"x": (4,)})
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)
+    harness.assert_close(found["y"], 7 * inputs["x"])
+
+
+def test_many_constants_are_not_too_many_in_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.exchange.from_onnx.registry._MOST_IN_ALL", 1 << 20)
+    nodes = [node("ConstantOfShape", "s", f"c{i}") for i in range(40)]
+    made = model([*nodes, node("Relu", "x", "y")], {"x": SHAPE}, s=ints(1 << 15))
+    message = "no layer computes ConstantOfShape (node 'c32' (ConstantOfShape): constants of too many values in all)"
+    assert refused(tmp_path, made) == message
 
 
 POOLED = {"kernel_shape": [3, 3]}
