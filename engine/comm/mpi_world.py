@@ -203,6 +203,19 @@ class MpiWorld(World):
     def gather(self, value: T) -> list[T] | None:
         return self._comm.gather(value)
 
+    @collective
+    def gather_array(self, values: np.ndarray) -> list[np.ndarray] | None:
+        sizes = self._comm.gather(values.size)
+        if sizes is None:
+            for message in messages(values):
+                self._comm.Send(message, 0)
+            return None
+        found = [values.reshape(-1), *(np.empty(size, values.dtype) for size in sizes[1:])]
+        for rank, theirs in enumerate(found[1:], start=1):
+            for message in messages(theirs):
+                self._comm.Recv(message, rank)
+        return found
+
     @checked
     def agree(self, flags: Callable[[], int]) -> Agreement:
         # Kept, for MPI may still write into it where a rank has died.

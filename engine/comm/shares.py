@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 ALIGNMENT = 32  # floats: bfloat16 in a cache line
 
 
-def bounds_of_shares(count: int, ranks: int) -> list[tuple[int, int]]:
-    """[begin, end) of every rank's share of `count` floats, in whole cache lines; the last ones may be shorter, or
+def bounds_of_share(count: int, ranks: int, rank: int) -> tuple[int, int]:
+    """[begin, end) of one rank's share of `count` floats, in whole cache lines; the last ones may be shorter, or
     empty."""
     share = -(-count // ranks)
     share = -(-share // ALIGNMENT) * ALIGNMENT
-    return [(min(count, rank * share), min(count, (rank + 1) * share)) for rank in range(ranks)]
+    return min(count, rank * share), min(count, (rank + 1) * share)
+
+
+def bounds_of_shares(count: int, ranks: int) -> list[tuple[int, int]]:
+    """Those of every rank."""
+    return [bounds_of_share(count, ranks, rank) for rank in range(ranks)]
 
 
 class Share(NamedTuple):
@@ -43,7 +48,7 @@ class Shares:
 
     def __init__(self, buckets: Sequence[Bucket], chunk_bytes: int, rank: int, ranks: int):
         self.rank, self.ranks, self._buckets, self._chunk_bytes = rank, ranks, list(buckets), chunk_bytes
-        self._of_bucket = [list(shares) for shares in self._of(rank)]
+        self._of_bucket = self._of(rank)
         self._of_chunk = {
             chunk[0]: share
             for bucket, shares in zip(self._buckets, self._of_bucket, strict=True)
@@ -56,11 +61,16 @@ class Shares:
         found, at = [], 0
         for bucket in self._buckets:
             found.append([])
-            for begin, end in chunk_bounds(bucket, self._chunk_bytes):
-                first, last = bounds_of_shares(end - begin, self.ranks)[rank]
-                found[-1].append(Share(begin + first, begin + last, at))
-                at += last - first
+            for begin, end in self._bounds(bucket, rank):
+                found[-1].append(Share(begin, end, at))
+                at += end - begin
         return found
+
+    def _bounds(self, bucket: Bucket, rank: int) -> Iterator[tuple[int, int]]:
+        """[begin, end) of any rank's share of each chunk, in floats of the arena."""
+        for begin, end in chunk_bounds(bucket, self._chunk_bytes):
+            first, last = bounds_of_share(end - begin, self.ranks, rank)
+            yield begin + first, begin + last
 
     def of_bucket(self, index: int) -> list[Share]:
         """This rank's, one for each chunk; some may be empty."""
@@ -83,16 +93,16 @@ class Shares:
 
     def gather(self, world: World, mine: np.ndarray, whole: np.ndarray | None) -> None:
         """Every rank's shares into an arena on rank 0; None elsewhere."""
-        of_ranks = [self._of(rank) for rank in range(self.ranks)] if whole is not None else []
         for bucket, shares in zip(self._buckets, self._of_bucket, strict=True):
             first, last = shares[0].at, shares[-1].at + shares[-1].end - shares[-1].begin
-            found = world.gather(mine[first:last])
+            found = world.gather_array(mine[first:last])
             if found is None or whole is None:
                 continue
-            for theirs, values in zip(of_ranks, found, strict=True):
-                start = theirs[bucket.index][0].at
-                for begin, end, at in theirs[bucket.index]:
-                    whole[begin:end] = values[at - start : at - start + end - begin]
+            for rank, values in enumerate(found):
+                at = 0
+                for begin, end in self._bounds(bucket, rank):
+                    whole[begin:end] = values[at : at + end - begin]
+                    at += end - begin
 
     def scatter(self, world: World, whole: np.ndarray | None, mine: np.ndarray) -> None:
         """The reverse."""

@@ -144,8 +144,12 @@ class World:
         return value
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's Python object by rank, on rank 0; None elsewhere."""
+        """Every rank's Python object by rank, on rank 0; None elsewhere. All travel at once: not for large ones."""
         return [value]
+
+    def gather_array(self, values: np.ndarray) -> list[np.ndarray] | None:
+        """Every rank's C-contiguous array by rank, flat, on rank 0; None elsewhere. They may have any sizes."""
+        return [values.reshape(-1)]
 
     def agree(self, flags: Callable[[], int]) -> Agreement:
         """Starts the bitwise or of `flags()` (63 bits) over the ranks without waiting; one question at a time."""

@@ -52,11 +52,10 @@ class ModelParallel:
         found = {}
         for placed in self.divided:
             parameter = placed.parameter
-            mine = values_of(placed) if self.world.rank < parameter.parts else None
-            parts = self.world.gather(mine)
+            mine = values_of(placed) if self.world.rank < parameter.parts else np.empty(0, np.float32)
+            parts = self.world.gather_array(mine)
             if parts:
-                whole = np.concatenate([part.ravel() for part in parts[: parameter.parts] if part is not None])
-                found[parameter] = whole.reshape(parameter.whole_shape)
+                found[parameter] = np.concatenate(parts).reshape(parameter.whole_shape)
         return found
 
     def weights(self) -> dict[Parameter, np.ndarray]:

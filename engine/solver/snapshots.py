@@ -99,11 +99,11 @@ class Snapshots:
         state.kept_snapshots = self.kept.others(state.iteration)
         model, path = self.names(state.iteration)
         divided, history = self._model_parallel, self._optimizer.history
+        self._world.board.enter(board.SNAPSHOT)  # after all waiting for updates, which enters another place
         if sharding := self._optimizer.sharding:
             whole, histories = sharding.whole_weights(), history.wholes()
         else:
             whole, histories = divided.weights(), divided.histories(history)
-        self._world.board.enter(board.SNAPSHOT)  # after all waiting for updates, which enters another place
         averages = self._write_average(state, model) if self._average and state.iteration else []
         if self._world.rank == 0:
             net, content = self._optimizer.net, hashlib.sha256()
@@ -130,12 +130,12 @@ class Snapshots:
         takes the place of, which have been removed. Raises EngineError."""
         average = self._average if iteration else None  # which begins with the first update
         net, path = self._optimizer.net, self.best_name(iteration)
+        self._world.board.enter(board.SNAPSHOT)
         if average:
             (whole,) = self._model_parallel.histories(average.history)
         else:
             sharding = self._optimizer.sharding
             whole = sharding.whole_weights() if sharding else self._model_parallel.weights()
-        self._world.board.enter(board.SNAPSHOT)
         if self._world.rank == 0:
             lock_prefix(self.prefix())
             with average.in_use() if average else nullcontext():
@@ -183,15 +183,16 @@ class Snapshots:
         """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
         returns the state on all ranks. Raises WeightsError where one of the files is not what was written."""
         found = read_whole(path) if self._world.rank == 0 else None
-        mine = (found.state, found.model) if found else (SolverState(), "")
-        if found and not self._model_parallel:  # the others get their history from rank 0, array by array
-            mine = replace(found.state, history=[]), found.model
+        history = found.state.history if found else []  # array by array: it may be too large for one message
+        mine = (replace(found.state, history=[]), found.model) if found else (SolverState(), "")
         state, model = self._world.broadcast_object(mine)
         log(f"Restoring previous solver status from {path}")
+        if self._model_parallel:  # the others get theirs from rank 0 when the run starts
+            history = self._broadcast(history)
         if found or self._model_parallel:
             blobs = found.blobs if found else weights.read_caffemodel(model)
             self._optimizer.net.load_weights(blobs, model)
-            self._restore_history(found.state if found else state, path)
+            self._restore_history(replace(state, history=history), path)
         elif self._optimizer.sharding:
             self._optimizer.history.from_blobs(None, path)
         if self._average:
@@ -199,6 +200,15 @@ class Snapshots:
         self._optimizer.weights_are_read()
         self.kept.restore(path, state)
         return state
+
+    def _broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Collective. Rank 0's, on all ranks."""
+        shapes = self._world.broadcast_object([array.shape for array in arrays])
+        found = [np.ascontiguousarray(array, np.float32) for array in arrays]
+        found = found or [np.empty(shape, np.float32) for shape in shapes]
+        for array in found:
+            self._world.broadcast(array)
+        return found
 
     def _restore_history(self, state: SolverState, path: str) -> None:
         """The optimizer's sets, and the weights' average, which is the last set; then the sets of the others."""

@@ -66,6 +66,11 @@ assert (means[0] == (w.size - 1) / 2).all() and (means[1] == w.size - 1).all()
 w.allreduce_mean([])
 assert w.broadcast_object([w.rank]) == [0]
 assert w.gather(w.rank) == (list(range(w.size)) if w.rank == 0 else None)
+mine = np.arange((w.size - 1 - w.rank) * 3000, dtype=np.float32)  # the last rank has none
+theirs = w.gather_array(mine)
+assert (theirs is None) == (w.rank > 0)
+for rank, array in enumerate(theirs or []):
+    assert (array == np.arange((w.size - 1 - rank) * 3000)).all()
 assert question.finish() == (1 << w.size) - 1
 assert (w.local_rank, w.local_size) == (w.rank, w.size)
 w.same_on_all_ranks("equal", "x")

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from engine.comm.buckets import make_buckets
-from engine.comm.shares import Shares, bounds_of_shares
+from engine.comm.shares import Shares, bounds_of_share, bounds_of_shares
 from engine.errors import ConfigError
 from engine.weights import read_caffemodel
 from tests.mpi import run_ranks
 from tests.solver.harness import all_fine, different, digits_net, distance, in_files, make_solver, solve
+from tests.solver.test_model_parallel import divided
 from tests.solver.test_restart import start, train
 from tests.watchdog.test_dead_rank import pid_of_rank
 
@@ -126,6 +127,39 @@ def test_snapshots_hold_the_whole(tmp_path):
     assert np.count_nonzero(weights.view(np.uint32) & 0xFFFF) > 0.9 * weights.size
 
 
+PICKLED = """
+import pickle
+from engine.comm.world import world
+from engine.watchdog import board
+from tests.solver.harness import *
+world, pickled = world(), []
+for name in ("gather", "broadcast_object"):
+    def watched(value, *root, method=getattr(world, name)):
+        pickled.append(len(pickle.dumps(value)))
+        return method(value, *root)
+    setattr(world, name, watched)
+in_place, gather_array = [], world.gather_array
+world.gather_array = lambda values: in_place.append(world.board.numbers[board.PLACE]) or gather_array(values)
+tested = "test_iter: 1 test_interval: 2 snapshot_best: 'accuracy'"
+text, net, folder = "max_iter: 2 momentum: 0.9 snapshot: 2 " + tested + {comm!r}, digits_net(8) + {net!r}, {folder!r}
+solve(text, net, folder, world=world)
+assert in_place and set(in_place) == {{board.SNAPSHOT}} or {net!r}  # where tests need the whole, too
+solve(text, net, folder, world=world, restore=folder + "/net_iter_2.solverstate")
+assert max(pickled) < 10_000, max(pickled)  # of weights, 42 KB at a time
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "comm, net", [(f" comm_param {{ shard_updates: true {BF16} }}", ""), ("", divided("conv", "ip2"))]
+)
+def test_weights_and_history_travel_in_messages_of_bounded_size(tmp_path, comm, net):
+    """Not as Python's objects, all of which would be one message; and the watchdog knows that this may take long."""
+    run(2, PICKLED.format(folder=str(tmp_path), comm=comm, net=net))
+
+
 @pytest.mark.mpi
 def test_the_average_is_of_float32_weights(tmp_path):
     """One that keeps nothing of those before: the weights of the last update, not what has travelled of them."""
@@ -177,6 +211,7 @@ def test_every_float_belongs_to_one_rank(ranks):
         counts.append(shares.count)
     inside = np.concatenate([np.arange(bucket.begin, bucket.end) for bucket in buckets])
     assert (owners[inside] == 1).all() and owners.sum() == inside.size == sum(counts)
+    assert [bounds_of_share(5000, ranks, rank) for rank in range(ranks)] == bounds_of_shares(5000, ranks)
     assert bounds_of_shares(20, 3) == [(0, 20), (20, 20), (20, 20)]
 
 
