@@ -16,7 +16,7 @@ from engine.comm.buckets import MESSAGE_BYTES
 from engine.comm.link import Link
 from engine.comm.mpi_faults import LOSSES, checked
 from engine.comm.settings import Reduction, exchanges_directly
-from engine.comm.shares import ALIGNMENT, bounds_of_shares
+from engine.comm.shares import ALIGNMENT, bounds_of_share, bounds_of_shares
 from engine.comm.world import Channel, Scattered
 
 # The least and the longest sleep between two looks at a request. While nothing comes, each is a SLEEP_DIVISOR-th of the
@@ -107,8 +107,7 @@ class MpiChannel(Channel):
         bounds = bounds_of_shares(values.size, comm.size)
         begin, end = bounds[comm.rank]
         if self._packs:
-            sent, received = self._pack_others(values, residual)
-            self._exchange(sent, received)
+            _, received = self._exchange_bf16(values, residual)
             _core.sum_bf16_rows(received, comm.rank, values[begin:end])
         elif self._direct:
             self._sum_share(values)
@@ -123,10 +122,9 @@ class MpiChannel(Channel):
         if not self._packs:
             return self.reduce_scatter(values, residual)
         self._gather_ranks()
-        sent, received = self._pack_others(values, residual)
-        self._exchange(sent, received)
-        begin, end = bounds_of_shares(values.size, self._across.size)[self._across.rank]
-        return Scattered(received, self._across.rank, sent.reshape(-1)[begin:end])
+        packed, received = self._exchange_bf16(values, residual)
+        begin, end = bounds_of_share(values.size, self._across.size, self._across.rank)
+        return Scattered(received, self._across.rank, packed[begin:end])
 
     @checked
     def all_gather(self, values: np.ndarray, mine: np.ndarray | None = None) -> None:
@@ -135,7 +133,7 @@ class MpiChannel(Channel):
         if mine is None:
             self._pass_on(values)
             return
-        begin, end = bounds_of_shares(values.size, self._across.size)[self._across.rank]
+        begin, end = bounds_of_share(values.size, self._across.size, self._across.rank)
         packed = self._rows(1, values.size, np.uint16)[0]  # where scatter() has put Scattered.packed
         if mine.dtype == np.float32:
             _core.pack_bf16(mine, packed[begin:end])
@@ -174,29 +172,30 @@ class MpiChannel(Channel):
         from engine.host import _core
 
         comm = self._across
-        sent, received = self._pack_others(values, residual)
-        self._exchange(sent, received)
-        begin, end = bounds_of_shares(values.size, comm.size)[comm.rank]
+        packed, received = self._exchange_bf16(values, residual)
+        begin, end = bounds_of_share(values.size, comm.size, comm.rank)
         rest = None if residual is None else residual[begin:end]
-        _core.sum_bf16(received, comm.rank, values[begin:end], sent[comm.rank], rest)
-        self._exchange([sent[comm.rank]] * comm.size, sent)
-        return sent.reshape(-1)[: values.size]
+        _core.sum_bf16(received, comm.rank, values[begin:end], packed[begin:end], rest)
+        self._exchange([packed[begin:end]] * comm.size, self._shares_of(packed))
+        return packed
 
-    def _pack_others(self, values: np.ndarray, residual: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (ranks, share) of bfloat16: to send, with the other ranks' shares, and to receive."""
+    def _exchange_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Sends the other ranks their shares. Returns the values as bfloat16, but for this rank's share, for which
+        there is room, and rows (ranks, stride) with what has come."""
         from engine.host import _core
 
-        comm, bounds = self._across, bounds_of_shares(values.size, self._across.size)
-        share = max(end - begin for begin, end in bounds)
+        comm = self._across
+        begin, end = bounds_of_share(values.size, comm.size, comm.rank)
+        share = bounds_of_share(values.size, comm.size, 0)[1]
         share = -(-share // ALIGNMENT) * ALIGNMENT
         sent, received = self._rows(2 * comm.size, share, np.uint16).reshape(2, comm.size, share)
-        flat = sent.reshape(-1)
-        begin, end = bounds[comm.rank]
+        packed = sent.reshape(-1)[: values.size]
         for first, last in ((0, begin), (end, values.size)):  # of the others
             if first < last:
                 rest = None if residual is None else residual[first:last]
-                _core.pack_bf16(values[first:last], flat[first:last], rest)
-        return sent, received
+                _core.pack_bf16(values[first:last], packed[first:last], rest)
+        self._exchange(self._shares_of(packed), received[:, : end - begin])
+        return packed, received
 
     def _sum_direct(self, values: np.ndarray) -> None:
         """The same with float32, in place."""
@@ -208,21 +207,26 @@ class MpiChannel(Channel):
         from engine.host import _core
 
         comm = self._across
-        shares = [values[begin:end] for begin, end in bounds_of_shares(values.size, comm.size)]
+        shares = self._shares_of(values)
         mine = shares[comm.rank]
         received = self._rows(comm.size, shares[0].size, np.float32)
-        self._exchange(shares, [row[: mine.size] for row in received])
+        self._exchange(shares, received[:, : mine.size])
         _core.sum_rows(received, comm.rank, mine)
 
     def _pass_on(self, values: np.ndarray) -> None:
         """This rank's share to all, and theirs into their places."""
-        comm, bounds = self._across, bounds_of_shares(values.size, self._across.size)
+        comm = self._across
         if self._direct:
-            shares = [values[begin:end] for begin, end in bounds]
+            shares = self._shares_of(values)
             self._exchange([shares[comm.rank]] * comm.size, shares)
         else:
+            bounds = bounds_of_shares(values.size, comm.size)
             places = [end - begin for begin, end in bounds], [begin for begin, _ in bounds]
             self._wait(comm.Iallgatherv(self._mpi.IN_PLACE, [values, places]))
+
+    def _shares_of(self, values: np.ndarray) -> list[np.ndarray]:
+        """Views, of every rank."""
+        return [values[begin:end] for begin, end in bounds_of_shares(values.size, self._across.size)]
 
     def _rows(self, count: int, length: int, dtype: type) -> np.ndarray:
         """Room for (count, length) values, used again by the next call."""
@@ -232,12 +236,12 @@ class MpiChannel(Channel):
         return self._room[:nbytes].view(dtype).reshape(count, length)
 
     def _exchange(self, sent: Rows, received: Rows) -> None:
-        """Row r of `sent` to rank r, whose own arrives in row r of `received`. Not MPI's Ialltoall: that goes on by
-        small steps, each of which would wait for the next look at it."""
+        """Row r of `sent` to rank r, whose own arrives in row r of `received`; an empty one needs no message. Not MPI's
+        Ialltoall: that goes on by small steps, each of which would wait for the next look at it."""
         comm = self._across
         others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
-        requests = [comm.Irecv(received[rank], rank) for rank in others]
-        requests += [comm.Isend(sent[rank], rank) for rank in others]
+        requests = [comm.Irecv(received[rank], rank) for rank in others if received[rank].size]
+        requests += [comm.Isend(sent[rank], rank) for rank in others if sent[rank].size]
         try:
             for request in requests:
                 self._wait(request)

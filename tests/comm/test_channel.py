@@ -98,3 +98,37 @@ w.close()
 def test_a_host_of_one_rank_beside_another_of_two():
     done = run_ranks(3, UNEVEN, environ={"MPIR_CVAR_NUM_CLIQUES": "2"})
     assert done.returncode == 0 and done.stdout.count("fine") == 3, done.stdout + done.stderr
+
+
+FEW = """
+import numpy as np
+from engine.comm.settings import Reduction
+from engine.comm.world import world
+
+class Counted:
+    def __init__(self, comm):
+        self.comm, self.count = comm, 0
+    def __getattr__(self, name):
+        self.count += name in ("Isend", "Irecv")
+        return getattr(self.comm, name)
+
+w = world()
+channel = w.channel(Reduction(bf16={bf16}))
+assert channel._direct or {bf16}
+channel._across = counted = Counted(channel._across)
+values = np.full(20, w.rank + 1, np.float32)
+channel.allreduce(values)
+assert (values == 6).all()
+assert counted.count == (4 if w.rank == 0 else 2), counted.count
+channel._across = counted.comm
+channel.close()
+w.close()
+print("fine")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("bf16", [False, True])
+def test_ranks_without_a_share_send_gradients_and_get_sums_and_that_is_all(bf16):
+    done = run_ranks(3, FEW.format(bf16=bf16))
+    assert done.returncode == 0 and done.stdout.count("fine") == 3, done.stdout + done.stderr
