@@ -11,6 +11,7 @@ from engine.files import atomic_write
 from engine.report.log import log
 from engine.report.observer import Observer, Run, StepRecord, Trace
 
+MOST_RANKS = 64  # that are shown: of more, nobody could read the trace, and the file would be too large for viewers
 WARM_UP = 2  # iterations: kernels are generated and memory is touched in the first
 GAP_NS = 20_000  # a shorter pause between two layers is no waiting
 
@@ -19,7 +20,8 @@ class Timeline(Observer):
     """Collects this rank's spans; at the end of the run the ranks' are merged and written.
 
     All times are CLOCK_MONOTONIC nanoseconds (time.monotonic_ns()) of the rank. It shows `iterations` iterations
-    after the first `warm_up` of the run; what was over before the first of these begins is not in the file.
+    after the first `warm_up` of the run, on the first MOST_RANKS ranks; what was over before the first of these begins
+    is not in the file.
     """
 
     def __init__(self, path: str, iterations: int = 4, warm_up: int = WARM_UP):
@@ -34,12 +36,13 @@ class Timeline(Observer):
 
     def begin(self, run: Run) -> None:
         self._world, self._first, self._in_step = run.world, run.first, run.in_step
+        self._is_shown = run.world.rank < MOST_RANKS
         self._buckets = [bucket.name for bucket in run.buckets]
         self._layers = [layer.name for layer in run.net.builder.layer_of_op]
         self._needs_backward = [run.net.program.needs_backward(op) for op in range(len(run.net.program))]
 
     def wants_trace(self, iteration: int) -> bool:
-        return self._warm_up <= iteration - self._first < self._warm_up + self._iterations
+        return self._is_shown and self._warm_up <= iteration - self._first < self._warm_up + self._iterations
 
     def step(self, record: StepRecord) -> None:
         number = record.iteration
@@ -60,6 +63,8 @@ class Timeline(Observer):
         if trace is not None:
             self.communication(trace)
         self.write()
+        if self._world.size > MOST_RANKS:
+            log(f"The timeline shows the first {MOST_RANKS} of {self._world.size} ranks")
         log(f"Timeline in {self.path}: open it in ui.perfetto.dev or chrome://tracing")
 
     def span(self, row: str, name: str, begin: int, end: int, **arguments: object) -> None:
@@ -130,7 +135,7 @@ class Timeline(Observer):
             return
         origin = min((span[2] + offset for offset, spans in gathered for span in spans), default=0)
         events: list[dict] = []
-        for rank, (offset, spans) in enumerate(gathered):
+        for rank, (offset, spans) in enumerate(gathered[:MOST_RANKS]):
             events += _rank_events(rank, spans, offset - origin)
         with atomic_write(self.path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())

@@ -93,6 +93,34 @@ def test_ranks_are_merged(tmp_path):
     assert spans_of(tmp_path / "trace.json", 1) == [("test", "test net 0", 1.0, 4.0)]
 
 
+class ManyRanks(World):
+    """One of 100, which all send the same."""
+
+    size = 100
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def gather(self, value):
+        return None if self.rank else [value] * self.size
+
+
+@pytest.mark.parametrize("rank, shown", [(0, True), (63, True), (64, False)])
+def test_of_many_ranks_the_first_are_shown(tmp_path, rank, shown, monkeypatch):
+    told = []
+    monkeypatch.setattr("engine.report.timeline.log", told.append)
+    timeline = started(tmp_path / "trace.json", ManyRanks(rank), warm_up=0)
+    assert timeline.wants_trace(1) == shown
+    timeline.communication(trace((0, 0, 0, 90_000, 95_000, 120_000, 125_000)))
+    timeline.decoded(0, 10_000, 20_000)
+    assert bool(timeline._spans) == shown
+    timeline.end(None)
+    if rank == 0:
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == set(range(64))
+        assert told[0] == "The timeline shows the first 64 of 100 ranks" and len(told) == 2
+
+
 @pytest.mark.parametrize("first", [0, 50])
 def test_it_wants_a_few_iterations_after_the_warm_up(first):
     timeline = started("x", iterations=2, warm_up=1, first=first)
