@@ -14,7 +14,7 @@ from engine.watchdog.hub import LINGER_SECONDS, Hub, say
 from engine.watchdog.process import has_ended, identity, state_of
 from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
-from engine.watchdog.wire import Lines, addresses_for, connect, send
+from engine.watchdog.wire import JOIN_PAUSE, JOIN_SECONDS, Lines, addresses_for, connect, send
 
 SOON = 0.05
 SUPERVISOR_INTERVAL = 1.0
@@ -68,6 +68,7 @@ class Guard:
         self.gone_at: float | None = None  # when the rank ended, well or not
         self.connection: socket.socket | None = None
         self.joined = False
+        self.calls: tuple[float, str, list[str]] | None = None  # the hub, until when, by what words, and where
         self.told_at: float | None = None  # the hub, that the rank hangs
         self.answered = True
         self.children: list[str] = []  # identities of what the rank has forked
@@ -110,16 +111,31 @@ class Guard:
 
     def join(self, token: str, addresses: list[str]) -> None:
         if self.hub:  # in this very thread: a socket pair takes the place of a connection
-            self.connection, theirs = socket.socketpair()
+            connection, theirs = socket.socketpair()
             self.hub.guards.add(theirs)
             self.hub.listen(theirs)
-        else:
-            self.connection = connect(addresses, f"guard {token}")
+            self.attend(connection)
+        elif addresses:
+            self.calls = time.monotonic() + JOIN_SECONDS, f"guard {token}", addresses
+            self.call()
         self.joined = True
         self.shared_memory.note()
-        if self.connection:
-            lines = Lines(self.connection.fileno())
-            self.selector.register(self.connection, selectors.EVENT_READ, lambda: self.hear_hub(lines))
+
+    def call(self) -> None:
+        """Tries to reach the hub, as long as that makes sense."""
+        if self.calls:
+            until, hello, addresses = self.calls
+            connection = connect(addresses, hello)
+            if connection or time.monotonic() >= until:
+                self.calls = None
+            if connection:
+                self.attend(connection)
+
+    def attend(self, connection: socket.socket) -> None:
+        """From now on, the hub is heard."""
+        self.connection = connection
+        lines = Lines(connection.fileno())
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear_hub(lines))
 
     def hear_hub(self, lines: Lines) -> None:
         heard = lines.read()
@@ -143,6 +159,7 @@ class Guard:
             return
         if not self.joined:  # MPI may come up any moment
             self.shared_memory.note()
+        self.call()
         if self.supervisor and has_ended(self.supervisor):
             self.stop_in_order()
         if not watch.limit:
@@ -181,6 +198,8 @@ class Guard:
     @property
     def interval(self) -> float | None:
         """Seconds between two looks; None: none is needed."""
+        if self.calls:
+            return JOIN_PAUSE
         return self.watch.interval or (SUPERVISOR_INTERVAL if self.supervisor else None)
 
     def give_up(self, reason: str) -> None:

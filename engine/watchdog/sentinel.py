@@ -11,12 +11,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO, cast
 
 from engine.errors import printable
 from engine.watchdog.board import Board
-from engine.watchdog.wire import connect, send
+from engine.watchdog.hub import say
+from engine.watchdog.wire import JOIN_PAUSE, JOIN_SECONDS, connect, send
 
 
 class Sentinel:
@@ -66,10 +68,18 @@ class Sentinel:
         return self._from.readline().strip()
 
     def join(self, hub: str, ranks: int) -> None:
-        """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. No way there: nothing."""
+        """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. Where there is no way the
+        run goes on without."""
         self._tell(f"ranks {ranks}")
         token, *addresses = hub.split() or [""]  # nothing: rank 0's is gone already
-        self._connection = connect(addresses, f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}")
+        hello = f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}"
+        self._connection, until = connect(addresses, hello), time.monotonic() + JOIN_SECONDS
+        if addresses and self._connection is None:
+            where = f"at {' or '.join(addresses)} for {JOIN_SECONDS:g} s, without which nobody notices its death"
+            say(f"engine: rank {self._rank} tries to reach rank 0's sentinel {where}\n")
+            while self._connection is None and time.monotonic() < until:
+                time.sleep(JOIN_PAUSE)
+                self._connection = connect(addresses, hello)
         if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
             self._connection = None
         self._ranks = ranks

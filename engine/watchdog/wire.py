@@ -7,6 +7,9 @@ import socket
 import struct
 
 CONNECT_SECONDS = 2.0
+# How long ranks and sentinels try to reach the hub, and the pause between: of thousands that come at once, its host may
+# refuse some.
+JOIN_SECONDS, JOIN_PAUSE = 20.0, 0.2
 SIOCGIFADDR = 0x8915
 WELCOME = b"welcome\n"
 MOST_BYTES = 64 << 10  # of a line from somebody known; all are shorter

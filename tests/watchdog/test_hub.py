@@ -1,6 +1,7 @@
 """The hub of the sentinels is reached by the ranks, and by nobody else for long."""
 
 import fcntl
+import os
 import resource
 import selectors
 import socket
@@ -12,8 +13,11 @@ import time
 import pytest
 
 from engine.watchdog import hub as hubs
+from engine.watchdog.board import Board
+from engine.watchdog.guard import Guard, Watch
 from engine.watchdog.hub import Hub
-from engine.watchdog.wire import Lines, addresses_for, connect, network
+from engine.watchdog.sentinel import Sentinel
+from engine.watchdog.wire import WELCOME, Lines, addresses_for, connect, network
 from tests.mpi import REPO, run_ranks
 
 
@@ -213,6 +217,68 @@ def test_deaths_of_which_the_reason_has_been_told_are_no_news(running, capfd):
     guard.settimeout(10)
     assert guard.recv(16) == b"stop\n" and capfd.readouterr().err == ""
     guard.close()
+
+
+@pytest.fixture
+def late():
+    """The address of a hub that refuses who comes in its first half second."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+
+    def listen() -> None:
+        time.sleep(0.5)
+        listener.listen()
+        connection, _ = listener.accept()
+        assert connection.recv(100)
+        connection.sendall(WELCOME)
+        connection.recv(1)  # until they hang up
+        connection.close()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    yield "{}:{}".format(*listener.getsockname())
+    thread.join()
+    listener.close()
+
+
+def sentinel_of(rank: int) -> Sentinel:
+    """Without a process."""
+    sentinel = Sentinel.__new__(Sentinel)
+    sentinel._rank, sentinel._tell = rank, lambda line: True
+    return sentinel
+
+
+def test_a_rank_that_is_refused_tries_again_and_says_so_once(late, capfd):
+    sentinel = sentinel_of(3)
+    sentinel.join(f"token {late}", 4)
+    assert sentinel._connection
+    sentinel._connection.close()
+    told = capfd.readouterr().err
+    assert told.startswith(f"engine: rank 3 tries to reach rank 0's sentinel at {late} for 20 s")
+    assert told.count("\n") == 1
+
+
+def test_a_rank_that_is_refused_for_long_goes_on_without(monkeypatch, capfd):
+    monkeypatch.setattr("engine.watchdog.sentinel.JOIN_SECONDS", 0.3)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        sentinel = sentinel_of(3)
+        sentinel.join("token {}:{}".format(*nobody.getsockname()), 4)
+    assert sentinel._connection is None and capfd.readouterr().err.count("\n") == 1
+    sentinel.join("", 4)  # rank 0's is gone
+    assert sentinel._connection is None and capfd.readouterr().err == ""
+
+
+def test_a_guard_that_is_refused_tries_again_and_watches_meanwhile(late):
+    guard = Guard(selectors.SelectSelector(), 3, Watch(Board(), os.getpid(), 0), None)
+    guard.join("token", [late])
+    assert guard.connection is None and guard.interval
+    deadline = time.monotonic() + 10
+    while guard.connection is None and time.monotonic() < deadline:
+        time.sleep(guard.interval or 0)
+        guard.tick(time.monotonic())
+    assert guard.connection and guard.interval is None
+    guard.hang_up()
 
 
 @pytest.mark.parametrize("outlives, word", [(False, "stop"), (True, None)])
