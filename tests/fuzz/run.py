@@ -9,8 +9,8 @@
 What it finds is in build/fuzz/findings/TARGET/, each with the command that repeats it; the exit status is then 1. The
 next run tries it again, and forgets it if it is mended: before that, put it into tests/fuzz/corpus/TARGET/.
 What has reached new lines is in build/fuzz/corpus/TARGET/, and is where the next run begins. build/fuzz/tally.json
-counts the inputs of all runs; --tally prints it. tests/fuzz/tally.json is what campaigns (--inputs) have come to so far:
-copy it to build/fuzz/ to go on from there, and back when you are done.
+counts the inputs of all runs; --tally prints it. tests/fuzz/tally.json is what campaigns (--inputs) have come to so
+far: copy it to build/fuzz/ to go on from there, and back when you are done.
 """
 
 from __future__ import annotations
