@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.exchange.folding import folded
 from engine.exchange.from_onnx.registry import Budget, Unsupported, Value, import_of
 from engine.exchange.net_maker import NetMaker, Padded, check_outputs
@@ -32,7 +32,7 @@ def import_onnx(
     weights: str | os.PathLike,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     onto: bool = False,
 ) -> list[str]:
     """Writes the prototxt `net` and the caffemodel `weights` of an ONNX model; returns notes.
@@ -40,8 +40,9 @@ def import_onnx(
     Args:
         onto: `net` is there, and takes the weights of the layers that compute the same.
         shapes: of inputs, by name, where the model leaves axes open.
-        batch_size: of inputs whose first axis alone is open.
+        batch_size: of inputs whose first axis alone is open; None: 1.
     Raises:
+        ConfigError: there is no input of a name in `shapes`, or none that batch_size is for.
         EngineError: the file is no model, has operators that no layer computes (one line names them all), or the onnx
             package is not installed; see also check_outputs().
     """
@@ -58,7 +59,7 @@ def import_onnx(
 class Reader:
     """One model on its way: the values so far, and the net that is made of it."""
 
-    def __init__(self, source: str | os.PathLike, shapes: Mapping[str, Sequence[int]], batch_size: int):
+    def __init__(self, source: str | os.PathLike, shapes: Mapping[str, Sequence[int]], batch_size: int | None):
         self.onnx: Any = import_onnx_package()
         self.source = str(source)
         self.model = inlined(read_model(source), self.source)
@@ -69,6 +70,7 @@ class Reader:
         self.notes: list[str] = []
         self.budget = Budget(0)
         self._shapes, self._batch_size = shapes, batch_size
+        self._is_open = False  # the batch of some input
         self._unknown: dict[str, str] = {}  # operator -> where, and why it cannot be read
         self._lost: set[str] = set()  # values of such nodes, and what depends on them
         self.opset = max(
@@ -90,6 +92,7 @@ class Reader:
         for info in self.graph.input:
             if info.name not in self.values:
                 self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
+        self._check_asked()
         for node in self.graph.node:
             self._read_node(node)
         if self._unknown:
@@ -107,7 +110,7 @@ class Reader:
                               self.source)  # fmt: skip
         dims = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]
         if dims and dims[0] is None:
-            dims[0] = self._batch_size
+            dims[0], self._is_open = self._batch_size or 1, True
         if None in dims:
             names = [dim.dim_value or dim.dim_param or "?" for dim in tensor.shape.dim]
             shape = ",".join(str(dim or 224) for dim in dims)
@@ -117,6 +120,17 @@ class Reader:
                 self.source,
             )
         return tuple(dims)  # type: ignore[arg-type]
+
+    def _check_asked(self) -> None:
+        """Raises ConfigError for a shape or a batch that was asked for, and that no input takes."""
+        weights = {tensor.name for tensor in self.graph.initializer}
+        inputs = [info.name for info in self.graph.input if info.name not in weights]
+        for name in self._shapes:
+            if name not in inputs:
+                raise ConfigError(f"--shape {name}: no such input; known: {', '.join(inputs)}", self.source)
+        if self._batch_size and not self._is_open:
+            raise ConfigError("--batch_size: without effect, for no input leaves its batch open; leave it out",
+                              self.source)  # fmt: skip
 
     def _read_node(self, node: NodeProto) -> None:
         self._node = node

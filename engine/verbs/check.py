@@ -21,6 +21,7 @@ EXAMPLES = [
     "engine check --run models/",
     "engine check train_lmdb",
 ]
+OF_NETS = ("--run", "--strict", "--ranks", "--plot", "--python_layers", "--level", "--stage", "--set")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,9 +59,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from engine.examine.check import check_file, draw_schedules, files_below, raise_errors, summary, to_json, to_text
     from engine.examine.check_data import is_data
-    from engine.verbs.runtime import show, write_json
+    from engine.verbs.runtime import refuse_idle, show, write_json
 
     data = [path for path in options.files if not path.endswith(".prototxt") and is_data(path)]
+    if data and len(data) == len(options.files):
+        refuse_idle(options, OF_NETS, "on data alone")
+    elif options.run:
+        refuse_idle(options, ("--ranks", "--plot"), "with --run")
+    else:
+        refuse_idle(options, ("--python_layers",), "without --run: no code is run")
     decoded, broken = _decode_all(data, options.json)
     if data and len(data) == len(options.files):
         if options.json:

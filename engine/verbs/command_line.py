@@ -28,6 +28,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         options = parser.parse_args(words[1:])
         options.verb = words[0]
         options.arguments = list(arguments)  # for verbs that start ranks themselves
+        options.given = parser.given(words[1:])
         return options
     parser = _overview(names)
     if not words:
@@ -109,6 +110,13 @@ class _Parser(argparse.ArgumentParser):
             if not denied and not (flag in switches and value in ("false", "0")):
                 result.append(flag if flag in switches and value in ("true", "1") else word)
         return result
+
+    def given(self, words: Sequence[str]) -> set[str]:
+        """The flags of a command line, by their first names, whatever values they have."""
+        known = self._option_string_actions
+        ahead = words[: words.index("--")] if "--" in words else words
+        flags = (word.partition("=")[0] for word in ahead)
+        return {known[flag].option_strings[0] for flag in flags if flag in known}
 
     @property
     def _passes_on(self) -> bool:

@@ -16,6 +16,7 @@ EXAMPLES = [
     "engine compare a.caffemodel b.caffemodel --model net.prototxt --tolerance 1e-5",
     "engine compare x.caffemodel x.caffemodel --model net.prototxt --precision bf16 --tolerance 0.02",
 ]
+OF_NETS = ("--other_model", "--precision", "--phase", "--python_layers", "--level", "--stage", "--set")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,9 +41,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from engine.examine.compare import compare_files, compare_nets, to_text
     from engine.report.log import set_up
-    from engine.verbs.runtime import asked_net, phase_of, show
+    from engine.verbs.runtime import asked_net, phase_of, refuse_idle, show
 
     set_up()
+    if not options.model:
+        refuse_idle(options, OF_NETS, "without --model")
     found = [compare_files(*options.files)]
     if options.model:
         nets = asked_net(options, options.model), asked_net(options, options.other_model or options.model)

@@ -35,9 +35,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.report.log import log, set_up
-    from engine.verbs.runtime import asked_net
+    from engine.verbs.runtime import asked_net, refuse_idle
 
     set_up()
+    if options.torch:
+        refuse_idle(options, ("--fold", "--partial"), "with --torch")
     config = asked_net(options, options.model)
     if options.onnx:
         from engine.exchange.onnx_export import export_onnx

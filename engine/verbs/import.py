@@ -40,20 +40,25 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NAME=N,C,H,W",
         help="shape of an input of an ONNX model that leaves it open (repeatable)",
     )
-    parser.add_argument("--batch_size", type=positive, default=1, help="where it is open (default: 1)")
+    parser.add_argument("--batch_size", type=positive, help="where it is open (default: 1)")
 
 
 def run(options: Namespace) -> int:
-    from engine.exchange.kinds import KERAS, TORCH, kind_of
+    from engine.exchange.kinds import KERAS, ONNX, TORCH, kind_of
     from engine.report.log import log, set_up
+    from engine.verbs.runtime import refuse_idle
 
     set_up()
     kind = kind_of(options.source)
+    if kind != ONNX:
+        refuse_idle(options, ("--shape",), f"on a file of {kind}")
+    if kind == KERAS or (kind == TORCH and options.onto):
+        refuse_idle(options, ("--batch_size",), f"on a file of {kind}{' with --onto' if kind == TORCH else ''}")
     if kind == TORCH:
         from engine.exchange.torch_import import import_torch
 
         notes = import_torch(
-            options.source, options.model, options.weights, onto=options.onto, batch_size=options.batch_size
+            options.source, options.model, options.weights, onto=options.onto, batch_size=options.batch_size or 1
         )
     elif kind == KERAS:
         from engine.exchange.keras_import import import_keras

@@ -19,12 +19,13 @@ EXAMPLES = [
     "engine predict --model nets/resnet50.prototxt --ranks 256 --images_per_second 60 --latency 1 --bandwidth 100",
     "engine predict --model nets/resnet50.prototxt --ranks 1536 --batch 32 --images_per_second 68 --latency 1 "
     "--bandwidth 100 --variation 12 --epochs 100 --dataset_size 1281167",
-    "mpiexec -n 2 engine predict --model nets/resnet50.prototxt --profile times.json --ranks 2,64",
+    "mpiexec -n 2 engine predict --profile times.json --ranks 2,64",
 ]
+OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # of a net
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="FILE", help="the net, a prototxt; not needed with --profile")
+    parser.add_argument("--model", metavar="FILE", help="the net, a prototxt, where there is no --profile")
     parser.add_argument("--profile", metavar="FILE", help="what engine time --json wrote (default: measured now)")
     parser.add_argument(
         "--ranks", type=positives, required=True, metavar="A,B", help="numbers of ranks; a row for one rank comes first"
@@ -74,7 +75,7 @@ def variation(text: str) -> float | None:
 
 def run(options: Namespace) -> int:
     from engine.errors import ConfigError
-    from engine.verbs.runtime import show, start, write_json
+    from engine.verbs.runtime import refuse_idle, show, start, write_json
 
     world = start(output=options.json)
     from engine.predict import predict
@@ -88,6 +89,12 @@ def run(options: Namespace) -> int:
         raise ConfigError("--model or --profile is needed")
     if (options.epochs is None) != (options.dataset_size is None):
         raise ConfigError("--epochs and --dataset_size go together")
+    if options.bandwidth is None:
+        refuse_idle(options, ("--ranks_per_node", "--cores"), "where the network is measured")
+    if options.profile:
+        refuse_idle(options, ("--model", "--iterations", *OF_RUNS), "with --profile")
+    elif options.images_per_second:
+        refuse_idle(options, ("--iterations", "--precision"), "with --images_per_second: nothing is measured")
     images = options.epochs * options.dataset_size if options.epochs else 0.0
     param = predict.comm_param(options.comm)
     network = predict.measured_network(world) if options.bandwidth is None else None

@@ -121,6 +121,14 @@ def asked_model(options: Namespace, phase: int) -> NetConfig:
     return config
 
 
+def refuse_idle(options: Namespace, flags: Sequence[str], where: str) -> None:
+    """Raises ConfigError for those of the flags that were given, for they have no effect `where` this is so."""
+    from engine.errors import ConfigError
+
+    if idle := [flag for flag in flags if flag in options.given]:
+        raise ConfigError(f"{', '.join(idle)}: without effect {where}; leave {'them' if idle[1:] else 'it'} out")
+
+
 def phase_of(name: str) -> int:
     from engine import proto
 

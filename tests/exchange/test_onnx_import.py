@@ -610,6 +610,15 @@ def test_nothing_is_overwritten_when_the_model_is_refused(tmp_path):
     assert (tmp_path / "x.prototxt").read_text() == (tmp_path / "x.caffemodel").read_text() == "kept"
 
 
+def test_shapes_and_batches_that_no_input_takes_are_refused(tmp_path, capsys):
+    onnx.save(model([node("Relu", "x", "y")], {"x": (2, 3)}), tmp_path / "x.onnx")
+    files = [str(tmp_path / name) for name in ("x.onnx", "x.prototxt", "x.caffemodel")]
+    assert main(["import", *files, "--shape", "z=2,3"]) == 1
+    assert capsys.readouterr().err == f"engine: {files[0]}: --shape z: no such input; known: x\n"
+    assert main(["import", *files, "--batch_size", "4"]) == 1
+    assert "--batch_size: without effect, for no input leaves its batch open" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["cifar10", "googlenet"])
 def test_weights_go_onto_a_net_whose_layers_have_other_names(name, tmp_path):
     harness.runtime()
