@@ -48,6 +48,7 @@ def import_onnx(
     """
     check_outputs(net, weights, onto)
     reader = Reader(source, shapes or {}, batch_size)
+    reader.check_asked()
     reader.read()
     if onto:
         reader.notes += transfer(reader.maker, net, weights)
@@ -70,7 +71,6 @@ class Reader:
         self.notes: list[str] = []
         self.budget = Budget(0)
         self._shapes, self._batch_size = shapes, batch_size
-        self._is_open = False  # the batch of some input
         self._unknown: dict[str, str] = {}  # operator -> where, and why it cannot be read
         self._lost: set[str] = set()  # values of such nodes, and what depends on them
         self.opset = max(
@@ -92,7 +92,6 @@ class Reader:
         for info in self.graph.input:
             if info.name not in self.values:
                 self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
-        self._check_asked()
         for node in self.graph.node:
             self._read_node(node)
         if self._unknown:
@@ -110,7 +109,7 @@ class Reader:
                               self.source)  # fmt: skip
         dims = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]
         if dims and dims[0] is None:
-            dims[0], self._is_open = self._batch_size or 1, True
+            dims[0] = self._batch_size or 1
         if None in dims:
             names = [dim.dim_value or dim.dim_param or "?" for dim in tensor.shape.dim]
             shape = ",".join(str(dim or 224) for dim in dims)
@@ -121,14 +120,15 @@ class Reader:
             )
         return tuple(dims)  # type: ignore[arg-type]
 
-    def _check_asked(self) -> None:
+    def check_asked(self) -> None:
         """Raises ConfigError for a shape or a batch that was asked for, and that no input takes."""
         weights = {tensor.name for tensor in self.graph.initializer}
-        inputs = [info.name for info in self.graph.input if info.name not in weights]
+        inputs = {info.name: info.type.tensor_type.shape for info in self.graph.input if info.name not in weights}
         for name in self._shapes:
             if name not in inputs:
                 raise ConfigError(f"--shape {name}: no such input; known: {', '.join(inputs)}", self.source)
-        if self._batch_size and not self._is_open:
+        shapes = [shape for name, shape in inputs.items() if name not in self._shapes and shape.dim]
+        if self._batch_size and all(shape.dim[0].dim_value > 0 for shape in shapes):
             raise ConfigError("--batch_size: without effect, for no input leaves its batch open; leave it out",
                               self.source)  # fmt: skip
 
