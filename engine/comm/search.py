@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -69,6 +70,25 @@ class Search:
         self.is_over = not self._left
 
 
+def free_fields(
+    settings: CommSettings, param: proto.CommParameter, world: World, environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Those of comm_param that are to be found, in the order in which they are tried: what it or a variable of MLSL's
+    gives stays."""
+
+    def is_free(field: str, *variables: str) -> bool:
+        return not (param.HasField(field) or any(environ.get(f"MLSL_{name}", "").strip() for name in variables))
+
+    free = {
+        "bucket_mb": is_free("bucket_mb"),
+        "chunk_mb": is_free("chunk_mb", "LARGE_MSG_SIZE_MB", "LARGE_MSG_CHUNKS"),
+        "priority": is_free("priority", "MSG_PRIORITY"),
+        "servers": is_free("servers", "NUM_SERVERS") and not settings.cores,
+        "algorithm": is_free("algorithm") and 1 < world.local_size < world.size,
+    }
+    return [field for field, is_there in free.items() if is_there]
+
+
 def fields_of(
     settings: CommSettings,
     param: proto.CommParameter,
@@ -76,24 +96,16 @@ def fields_of(
     cores: int,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Others]:
-    """Those that are worth trying: what comm_param or a variable of MLSL's gives stays. cores: of a rank."""
-
-    def is_free(field: str, *variables: str) -> bool:
-        return not (param.HasField(field) or any(environ.get(f"MLSL_{name}", "").strip() for name in variables))
-
+    """What is worth trying of each free field. cores: of a rank."""
     counts = [count for count in SERVERS if count <= max(1, cores)]
-    found: list[Others] = []
-    if is_free("bucket_mb"):
-        found.append(_buckets)
-    if is_free("chunk_mb", "LARGE_MSG_SIZE_MB", "LARGE_MSG_CHUNKS"):
-        found.append(_chunks)
-    if is_free("priority", "MSG_PRIORITY"):
-        found.append(lambda best: [replace(best, priority=not best.priority)])
-    if is_free("servers", "NUM_SERVERS") and not settings.cores:
-        found.append(lambda best: [replace(best, servers=count) for count in counts])
-    if is_free("algorithm") and 1 < world.local_size < world.size:
-        found.append(_algorithms)
-    return found
+    others: dict[str, Others] = {
+        "bucket_mb": _buckets,
+        "chunk_mb": _chunks,
+        "priority": lambda best: [replace(best, priority=not best.priority)],
+        "servers": lambda best: [replace(best, servers=count) for count in counts],
+        "algorithm": _algorithms,
+    }
+    return [others[field] for field in free_fields(settings, param, world, environ)]
 
 
 def _buckets(best: CommSettings) -> Iterable[CommSettings]:
@@ -119,3 +131,38 @@ def as_text(settings: CommSettings) -> str:
         f"chunk_mb: {settings.chunk_bytes / MB:.9g} priority: {str(settings.priority).lower()} "
         f"algorithm: {algorithm} }}"
     )
+
+
+def to_json(settings: CommSettings) -> str:
+    """What a search has found, for a snapshot."""
+    return json.dumps(
+        {
+            "servers": settings.servers,
+            "bucket_bytes": settings.bucket_bytes,
+            "chunk_bytes": settings.chunk_bytes,
+            "priority": settings.priority,
+            "hierarchical": settings.reduction.hierarchical,
+        }
+    )
+
+
+def from_json(text: str, settings: CommSettings, free: Collection[str]) -> CommSettings:
+    """The settings with what a search has found of the free fields. Raises ValueError where that cannot be."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("expected an object")
+    kept = {
+        "servers": _number(found, "servers") if "servers" in free else settings.servers,
+        "bucket_bytes": _number(found, "bucket_bytes") if "bucket_mb" in free else settings.bucket_bytes,
+        "chunk_bytes": _number(found, "chunk_bytes") if "chunk_mb" in free else settings.chunk_bytes,
+        "priority": bool(found.get("priority")) if "priority" in free else settings.priority,
+    }
+    by_hosts = bool(found.get("hierarchical")) if "algorithm" in free else settings.reduction.hierarchical
+    return replace(settings, **kept, reduction=replace(settings.reduction, hierarchical=by_hosts))
+
+
+def _number(found: Mapping[str, object], name: str) -> int:
+    value = found.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected 1 or more, got {value!r}")
+    return value

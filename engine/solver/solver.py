@@ -234,6 +234,8 @@ class Solver:
         if self.world.broadcast_object(Path(path) == self.snapshots.names(saved.iteration)[1]):  # names may have ranks
             self._restored_at = saved.iteration
         self.find_best()
+        if self._tuner:
+            self._tuner.restore(saved.tuned, saved.ranks, path)
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def find_best(self) -> None:
@@ -532,7 +534,7 @@ class Solver:
         self._check_weights()
         saved = self.state.save(self._recent_loss())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
-        saved.kernels = self.kernels.saved()
+        saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
         saved.test_samples = [evaluator.samples for evaluator in self.evaluators]
         if self.param.lr_policy != "plateau":  # which counts its own

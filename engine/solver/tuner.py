@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import proto
-from engine.comm.search import Search, as_text, fields_of
-from engine.errors import ConfigError
+from engine.comm.search import Search, as_text, fields_of, free_fields, from_json, to_json
+from engine.errors import ConfigError, WeightsError
 from engine.host.cores import fewest_cores
 from engine.report.log import log
 from engine.report.observer import Observer
 from engine.solver.modes import Mode
 
 if TYPE_CHECKING:
+    from engine.comm.settings import CommSettings
     from engine.comm.world import World
     from engine.data.feeder import Feeder
     from engine.solver.optimizer import Optimizer
@@ -64,11 +65,33 @@ class Tuner:
         self._optimizer, self._feeder, self._world = optimizer, feeder, world
         settings, cores = optimizer.strategy.settings, fewest_cores(world.places())
         self._cores = settings.cores
-        self._search = Search(settings, fields_of(settings, optimizer.param.comm_param, world, cores))
+        param = optimizer.param.comm_param
+        self._free = free_fields(settings, param, world)
+        self._search = Search(settings, fields_of(settings, param, world, cores))
         self._times: list[tuple[float, float]] = []
         self.is_done = world.broadcast_object(self._search.is_over)  # hosts may have different numbers of ranks
         if self.is_done:
             log("autotune: comm_param gives all fields that could be tried; nothing is measured")
+        self.chosen: str | None = None  # for snapshots
+
+    def restore(self, chosen: str | None, ranks: int | None, source: str) -> None:
+        """Collective. Goes on with what the run of a snapshot has chosen, on as many ranks: sums are then made in the
+        same order. Raises WeightsError."""
+        if chosen is None or self.is_done or ranks != self._world.size:
+            return
+        try:
+            settings = from_json(chosen, self._optimizer.strategy.settings, self._free)
+        except ValueError as error:
+            raise WeightsError(f"{source}: what autotune has chosen cannot be read: {error}") from None
+        self._use(settings)
+        self.is_done, self.chosen = True, chosen
+        log(f"autotune: as in the snapshot: {as_text(settings)}")
+
+    def _use(self, settings: CommSettings) -> None:
+        """Collective."""
+        wanted = replace(settings, cores=self._cores)
+        if wanted != self._optimizer.strategy.settings:
+            self._optimizer.communicate(wanted)
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
@@ -89,8 +112,7 @@ class Tuner:
             search.tell(float(step), float(exposed))
             log(f"autotune: {search.trials[-1]}")
         current, self.is_done = self._world.broadcast_object((search.current, search.is_over))
-        wanted = replace(current, cores=self._cores)
-        if wanted != self._optimizer.strategy.settings:
-            self._optimizer.communicate(wanted)
+        self._use(current)
         if self.is_done:
+            self.chosen = to_json(current)
             log(f"autotune: the fastest of {len(search.trials)} trials; to keep it: {as_text(current)}")

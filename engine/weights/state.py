@@ -33,6 +33,7 @@ class SolverState:
     begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of
     max_iter: int | None = None  # where the run that wrote it was to end
     kernels: str | None = None  # that computed it: see engine.net.kernel_table.Kernels.saved
+    tuned: str | None = None  # what autotune has chosen: see engine.comm.search.to_json
     best_value: float | None = None  # of the output that snapshot_best names
     best_iteration: int | None = None
     stopping_value: float | None = None  # the best of the output that early_stopping names

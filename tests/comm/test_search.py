@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from engine import proto
-from engine.comm.search import Search, as_text, fields_of
-from engine.comm.settings import MB, CommSettings
+from engine.comm.search import Search, as_text, fields_of, free_fields, from_json, to_json
+from engine.comm.settings import MB, CommSettings, Reduction
 from engine.config import parse_solver
 
 BEGIN = CommSettings(servers=2, bucket_bytes=8 * MB, chunk_bytes=8 * MB)
@@ -116,3 +116,26 @@ def test_the_choice_is_a_solvers_text():
     found = parse_solver(f'net: "x" {text}', "x").message.comm_param
     assert int(found.bucket_mb * MB + 0.5) == 3_000_001 and found.chunk_mb == 8 and found.servers == 2
     assert found.priority and found.algorithm == proto.CommParameter.PLAIN
+
+
+FOUND = CommSettings(4, None, 2 * MB, MB, True, Reduction(hierarchical=True))
+
+
+def kept(given="", settings=BEGIN, ranks=(4, 2), **environ):
+    """What a run goes on with from a snapshot with FOUND."""
+    param = parse_solver(f'net: "x" comm_param {{ {given} }}', "x").message.comm_param
+    return from_json(to_json(FOUND), settings, free_fields(settings, param, Ranks(*ranks), environ))
+
+
+def test_what_was_found_is_kept_but_for_what_is_given_now():
+    assert kept() == FOUND
+    assert kept("bucket_mb: 8 servers: 2") == replace(FOUND, servers=2, bucket_bytes=8 * MB)
+    assert kept(ranks=(2, 2)) == replace(FOUND, reduction=Reduction())
+    pinned = replace(BEGIN, cores=(2, 3))
+    assert kept(settings=pinned, MLSL_MSG_PRIORITY="0") == replace(FOUND, servers=2, cores=(2, 3), priority=False)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"servers": 0}', '{"servers": "2"}'])
+def test_what_was_not_written_so_is_refused(text):
+    with pytest.raises(ValueError):
+        from_json(text, BEGIN, ["servers"])

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from engine.config import parse_solver
+from engine.weights import read_solverstate
 from tests.mpi import run_ranks
 from tests.solver.harness import assert_refused, different, digits_net, in_files
 
@@ -19,12 +20,17 @@ def trained(folder, text, *arguments):
         f'net: "{folder}/net.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 max_iter: {ITERATIONS} '
         f'display: 50 snapshot: 25 test_iter: 2 test_interval: 25 snapshot_prefix: "{folder}/net" {text}'
     )
-    return run_ranks(2, ["-m", "engine", "train", "--solver", str(folder / "solver.prototxt"), *arguments], timeout=200)
+    return resumed(folder / "solver.prototxt", *arguments)
+
+
+def resumed(solver, *arguments):
+    return run_ranks(2, ["-m", "engine", "train", "--solver", str(solver), *arguments], timeout=200)
 
 
 @pytest.mark.mpi
 def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
-    """Through tests and snapshots in the middle of trials, with a clip and momentum; the choice goes into a solver."""
+    """Through tests and snapshots in the middle of trials, with a clip and momentum; the choice goes into a solver, and
+    a run that goes on from a snapshot after it has it, too."""
     clip = "clip_gradients: 5 comm_param { algorithm: PLAIN drift_check: 20 %s }"
     done = trained(tmp_path / "tuned", clip % "autotune: true")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -32,6 +38,15 @@ def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
     chosen = re.findall(r"autotune: the fastest of (\d+) trials; to keep it: (comm_param \{.*\})", done.stderr)
     assert len(chosen) == 1 and int(chosen[0][0]) == len(tried) and chosen[0][1] in tried
     assert len(set(tried)) >= 4 and parse_solver(f'net: "x" {chosen[0][1]}', "x")
+    (tmp_path / "again").mkdir()
+    state, there = tmp_path / "tuned/net_iter_125.solverstate", f"snapshot_prefix={tmp_path}/again/net"
+    again = resumed(tmp_path / "tuned/solver.prototxt", "--snapshot", str(state), "--set", there)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"autotune: as in the snapshot: {chosen[0][1]}" in again.stderr and "ms a step" not in again.stderr
+    assert different(in_files(tmp_path / "tuned", ITERATIONS), in_files(tmp_path / "again", ITERATIONS)) == []
+    kept = [read_solverstate(folder / f"net_iter_{ITERATIONS}.solverstate").tuned for folder in tmp_path.iterdir()]
+    assert len(kept) == 2 and kept[0] and kept[0] == kept[1]
+    assert read_solverstate(tmp_path / "tuned/net_iter_25.solverstate").tuned is None
     plain = trained(tmp_path / "plain", clip % "servers: 1")
     assert plain.returncode == 0, plain.stderr[-3000:]
     for iteration in (25, ITERATIONS):
