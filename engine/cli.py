@@ -129,10 +129,14 @@ def _close_world() -> None:
 
 
 def _fail(message: str, status: int = 1) -> int:
-    """Prints the message once, unless it is empty, and ends every rank."""
-    from engine.host.launch import is_spokesman
+    """Prints the message once, unless it is empty, and ends every rank. Of several it ends with the status, which a
+    launcher may not pass on."""
+    from engine.host.launch import detect, is_spokesman
     from engine.report.log import Output
 
+    launch = detect()
+    if message and launch and launch.job_size > 1:
+        message += f" (exit status {status})"
     Output(sys.stdout).settle()  # first, for both may be the same terminal
     world = _ranks()
     if world and world.is_shared:

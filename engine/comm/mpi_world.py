@@ -168,7 +168,8 @@ class MpiWorld(World):
             self._sentinel.hear_faults(self._faults)
 
     def _await_fault(self, heard: int) -> None:
-        self.abort(os.read(heard, 1 << 16).decode().rstrip("\n"))
+        text = os.read(heard, 1 << 16).decode().rstrip("\n")
+        self.abort(f"{text} (exit status 1)")  # as cli.py says it
 
     @collective
     def barrier(self) -> None:
