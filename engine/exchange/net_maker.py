@@ -42,8 +42,9 @@ class NetMaker:
         self.message = proto.NetParameter(name=name)
         self.weights: dict[str, list[np.ndarray]] = {}
         self.source = str(source)
-        self._layers: set[str] = set()
-        self._blobs: set[str] = set()
+        self._layers: dict[str, int] = {}  # see unique()
+        self._blobs: dict[str, int] = {}
+        self._with: dict[str, list[proto.LayerParameter]] = {}  # name of a blob -> layers that read or make it
 
     def input(self, name: str, shape: Sequence[int]) -> Blob:
         """Adds an Input layer."""
@@ -95,6 +96,8 @@ class NetMaker:
         for top, shape in zip(tops, shapes, strict=False):
             layer.check_blob(f"top '{top}'", shape)
         layer.tops = [Blob(top, tuple(shape)) for top, shape in zip(tops, shapes, strict=False)]
+        for each in {*names, *tops}:
+            self._with.setdefault(each, []).append(message)
         wanted = [parameter.shape for parameter in layer.make_params()]
         given = [np.array(array, np.float32, order="C") for array in arrays]
         if [each.shape for each in given] != wanted:
@@ -105,23 +108,24 @@ class NetMaker:
             self.weights[name] = given
         return layer.tops
 
-    def rename(self, blob: Blob, name: str, first: int = 0) -> None:
-        """Gives a blob another name, if no other has that. first: the first layer that may know it."""
+    def rename(self, blob: Blob, name: str) -> None:
+        """Gives a blob another name, if no other has that."""
         if name == blob.name or name in self._blobs:
             return
-        for layer in self.message.layer[first:]:
+        self._with[name] = self._with.pop(blob.name, [])
+        for layer in self._with[name]:
             for names in (layer.bottom, layer.top):
                 for i, each in enumerate(names):
                     if each == blob.name:
                         names[i] = name
-        self._blobs.add(name)
+        self._blobs[name] = 1
         blob.name = name
 
     def rename_layer(self, index: int, name: str) -> None:
         """Gives a layer another name, if no other has that."""
         old = self.message.layer[index].name
         if name and name not in self._layers:
-            self._layers.add(name)
+            self._layers[name] = 1
             self.message.layer[index].name = name
             if old in self.weights:
                 self.weights[name] = self.weights.pop(old)
@@ -147,10 +151,11 @@ def check_outputs(net: str | os.PathLike, weights: str | os.PathLike, onto: bool
                           str(net))  # fmt: skip
 
 
-def unique(wanted: str, taken: set[str]) -> str:
-    """The name, with a number where it is taken; takes it."""
-    name, count = wanted, 1
+def unique(wanted: str, taken: dict[str, int]) -> str:
+    """The name, with a number where it is taken; takes it. taken: names, each with the number to try next."""
+    name = wanted
     while name in taken:
-        name, count = f"{wanted}_{count}", count + 1
-    taken.add(name)
+        name = f"{wanted}_{taken[wanted]}"
+        taken[wanted] += 1
+    taken[name] = 1
     return name

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -52,7 +53,43 @@ def read_model(path: str | os.PathLike) -> onnx.ModelProto:
         raise EngineError(f"truncated or not an ONNX model ({reason(error)})", str(path)) from None
     if not model.opset_import or not model.graph.output:
         raise EngineError("truncated or not an ONNX model (no opset, or a graph without outputs)", str(path))
+    _check_texts(model, str(path))
     return model
+
+
+def _check_texts(model: onnx.ModelProto, path: str) -> None:
+    """Raises EngineError for a text that is not UTF-8: some of protobuf's implementations give bytes for it."""
+    waiting: list[Any] = [model]
+    while waiting:
+        message = waiting.pop()
+        texts, lists, parts, several = _fields(message.DESCRIPTOR)
+        try:
+            for name in texts:
+                if not isinstance(value := getattr(message, name), str):
+                    raise ValueError(value)
+            for name in lists:
+                for value in getattr(message, name):
+                    if not isinstance(value, str):
+                        raise ValueError(value)
+        except ValueError as error:  # UnicodeDecodeError, of the others
+            where = f"{name} of a {message.DESCRIPTOR.name}"
+            raise EngineError(f"the {where} is not UTF-8 ({reason(error)})", path) from None
+        waiting += [getattr(message, name) for name in parts if message.HasField(name)]
+        for name in several:
+            waiting += getattr(message, name)
+
+
+@functools.cache
+def _fields(descriptor: Any) -> tuple[list[str], list[str], list[str], list[str]]:
+    """The names of a message's fields of one text, of several texts, of one message, of several."""
+    texts = [field for field in descriptor.fields if field.type == field.TYPE_STRING]
+    parts = [field for field in descriptor.fields if field.message_type is not None]
+    return (
+        [field.name for field in texts if field.has_presence],
+        [field.name for field in texts if not field.has_presence],
+        [field.name for field in parts if field.has_presence],
+        [field.name for field in parts if not field.has_presence],
+    )
 
 
 def inlined(model: onnx.ModelProto, path: str) -> onnx.ModelProto:

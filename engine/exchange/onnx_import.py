@@ -77,6 +77,9 @@ class Reader:
             (each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), default=1
         )
         self._node: NodeProto  # that is being read
+        self._known_as: dict[Blob, list[str]] = {}  # the names that nodes read a blob by
+        self._whole: set[Blob] = set()  # of whole numbers
+        self._outer = {each.name for each in (*self.graph.input, *self.graph.output)}
         self._count: dict[str, int] = {}  # how often a value is read
         for node in self.graph.node:
             for name in node.input:
@@ -91,7 +94,10 @@ class Reader:
         self.budget = Budget(sum(value.size for value in self.values.values() if isinstance(value, np.ndarray)))
         for info in self.graph.input:
             if info.name not in self.values:
-                self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
+                blob = self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
+                self._known_as[blob] = [info.name]
+                if info.type.tensor_type.elem_type in WHOLE_TYPES:
+                    self._whole.add(blob)
         for node in self.graph.node:
             self._read_node(node)
         if self._unknown:
@@ -162,6 +168,8 @@ class Reader:
         for name, value in zip(node.output, results, strict=False):
             if name:
                 self.values[name] = value
+                if isinstance(value, Blob):
+                    self._known_as.setdefault(value, []).append(name)
         self._name(node, first, results)
 
     def _name(self, node: NodeProto, first: int, results: Sequence[Value]) -> None:
@@ -169,12 +177,13 @@ class Reader:
         layers = self.maker.message.layer
         if len(layers) == first:
             return
-        made = {top for layer in layers[first:] for top in layer.top}
+        added = [layers[i] for i in range(first, len(layers))]
+        made = {top for layer in added for top in layer.top}
         for name, value in zip(node.output, results, strict=False):
             if name and isinstance(value, Blob) and value.name in made:
-                self.maker.rename(value, name, first)
-        index = max(i for i, layer in enumerate(layers) if layer.type != "Silence")
-        self.maker.rename_layer(index, self._node_name())
+                self.maker.rename(value, name)
+        if spoken := [i for i, layer in enumerate(added, start=first) if layer.type != "Silence"]:
+            self.maker.rename_layer(spoken[-1], self._node_name())
 
     def _folded(self, node: NodeProto, given: Sequence[Value | None]) -> list[np.ndarray] | None:
         """The values of a node that reads constants, or shapes, only; None for others."""
@@ -213,8 +222,7 @@ class Reader:
 
     def _is_free(self, blob: Blob) -> bool:
         """Whether a blob is neither an input's nor another output's."""
-        others = {output.name for output in self.graph.output} | {info.name for info in self.graph.input}
-        return blob.name not in others
+        return blob.name not in self._outer
 
     # What functions of operators use
 
@@ -238,7 +246,10 @@ class Reader:
         for array in arrays:
             self.budget.take(array.size, array.size)
         blobs = [self.blob(value) for value in bottoms]
-        return self.maker.layer(self._layer_name(type), type, blobs, arrays, **fields)
+        top = self.maker.layer(self._layer_name(type), type, blobs, arrays, **fields)
+        if type == "Threshold" or (type == "ArgMax" and not fields["argmax_param"].get("out_max_val")):
+            self._whole.add(top)
+        return top
 
     def layers(self, type: str, bottoms: Sequence[Value], count: int, **fields: Any) -> list[Blob]:
         """Adds a layer of several tops."""
@@ -273,15 +284,12 @@ class Reader:
 
     def reads_alone(self, blob: Blob) -> bool:
         """Whether this node is the only one that reads a blob, under any of the names that an Identity gave it."""
-        names = [name for name, value in self.values.items() if value is blob]
+        names = self._known_as.get(blob, [])
         return len(names) == 1 and self._count[names[0]] == 1
 
     def is_whole(self, blob: Value) -> bool:
         """Whether a blob is known to hold whole numbers: an input of such, or places of maxima."""
-        inputs = {info.name for info in self.graph.input if info.type.tensor_type.elem_type in WHOLE_TYPES}
-        places = (each for each in self.maker.message.layer if each.type in ("ArgMax", "Threshold"))
-        made = {top for layer in places if not layer.argmax_param.out_max_val for top in layer.top}
-        return isinstance(blob, Blob) and blob.name in inputs | made
+        return isinstance(blob, Blob) and blob in self._whole
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Blob:
         """A blob in another shape; the batch stays open to be changed where it stays the first axis."""

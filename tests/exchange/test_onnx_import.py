@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -312,6 +313,45 @@ def test_a_truncated_model(keep, tmp_path):
     content = good().SerializeToString()
     part = content[: int(keep * len(content))] if isinstance(keep, float) else content[:keep]
     assert refused(tmp_path, part).startswith("truncated or not an ONNX model (")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda made: made.graph.node[0], "the name of a NodeProto is not UTF-8 (b'"),
+        (lambda made: made.graph.node[0].attribute.add(), "the name of a AttributeProto is not UTF-8 (b'"),
+        (lambda made: made.graph.initializer[0], "the name of a TensorProto is not UTF-8 (b'"),
+        (lambda made: made.graph.input[0], "the name of a ValueInfoProto is not UTF-8 (b'"),
+        (lambda made: made.graph.output[0], "the name of a ValueInfoProto is not UTF-8 (b'"),
+        (
+            lambda made: made.graph.node[0].attribute.add(name="body").g.node.add(),
+            "the name of a NodeProto is not UTF-8 (b'",
+        ),
+        (lambda made: made.graph, "the name of a GraphProto is not UTF-8 (b'"),
+    ],
+)
+def test_a_name_that_is_not_utf8(change, message, tmp_path):
+    made = good()
+    change(made).name = "replaced"
+    line = refused(tmp_path, made.SerializeToString().replace(b"replaced", b"repl\xff\xfe\n\0"))
+    assert line.startswith(message)
+    made.graph.node[0].input[0] = "replaced"
+    assert "is not UTF-8" in refused(tmp_path, made.SerializeToString().replace(b"replaced", b"repl\xff\xfe\n\0"))
+
+
+def test_models_are_read_in_linear_time(tmp_path):
+    """Nodes of one name, biases, whole numbers, outputs: thousands of each take seconds, not minutes."""
+    count = 3000
+    nodes = [node("ArgMax", "x", "w0", axis=1)]
+    for i in range(count):
+        nodes.append(node("Relu", f"r{i - 1}" if i else "x", f"r{i}", name="same"))
+        nodes.append(node("Cast", f"w{i}", f"w{i + 1}", to=7))
+        nodes += [node("MatMul", "x,w", f"m{i}"), node("Add", f"m{i},k", f"y{i}")]
+    made = model(nodes, {"x": (1, 4)}, outputs=",".join(f"y{i}" for i in range(count)), w=normal(4, 4), k=normal(4))
+    onnx.save(made, tmp_path / "x.onnx")
+    begin = time.process_time()
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    assert time.process_time() - begin < 12
 
 
 def test_all_unknown_operators_are_named_at_once(tmp_path):
