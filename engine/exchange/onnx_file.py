@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -238,22 +237,43 @@ class Tensors:
 
 
 def write_model(path: str | os.PathLike, model: onnx.ModelProto) -> None:
-    """Writes a model; weights of more than protobuf holds go to a file beside it. Both take their names when both are
-    whole. Raises EngineError."""
-    onnx = import_onnx_package()
+    """Writes a model; weights of more than protobuf holds go to a file beside it. Raises EngineError; then neither is
+    new."""
+    if model.ByteSize() <= MOST_BYTES:
+        with atomic_write(path) as file:
+            file.write(_serialised(model, path))
+        return
+    data = Path(f"{path}.data")
     check_writable(path)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(atomic_write(path))
-        if model.ByteSize() > MOST_BYTES:
-            data = Path(f"{path}.data")
-            check_writable(data)
-            beside = stack.enter_context(atomic_write(data))
-            for tensor in model.graph.initializer:
-                if len(tensor.raw_data) >= EXTERNAL_FROM:
-                    place = {"location": data.name, "offset": beside.tell(), "length": len(tensor.raw_data)}
-                    beside.write(tensor.raw_data)
-                    tensor.ClearField("raw_data")
-                    tensor.data_location = onnx.TensorProto.EXTERNAL
-                    for key, value in place.items():
-                        tensor.external_data.add(key=key, value=str(value))
-        file.write(model.SerializeToString())
+    check_writable(data)
+    is_new = not data.exists()
+    try:
+        with atomic_write(path) as file, atomic_write(data) as weights:  # which takes its name first
+            _move_weights(model, data.name, weights)
+            file.write(_serialised(model, path))
+            file.flush()
+            os.fsync(file.fileno())  # where the disk is full, neither takes its name
+    except BaseException:
+        if is_new:
+            data.unlink(missing_ok=True)
+        raise
+
+
+def _serialised(model: onnx.ModelProto, path: str | os.PathLike) -> bytes:
+    try:
+        return model.SerializeToString()
+    except Exception as error:  # protobuf's EncodeError: without its weights, too, it may have more than MOST_BYTES
+        raise EngineError(f"cannot be written: {reason(error)}", str(path)) from None
+
+
+def _move_weights(model: onnx.ModelProto, name: str, file: BinaryIO) -> None:
+    """Writes the weights to an open file, whose name the model gets in their place."""
+    onnx = import_onnx_package()
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= EXTERNAL_FROM:
+            place = {"location": name, "offset": file.tell(), "length": len(tensor.raw_data)}
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from engine.config import parse_net
 from engine.errors import EngineError
 from engine.exchange import onnx_file
 from engine.exchange.onnx_export import export_onnx
+from engine.exchange.onnx_file import write_model
 from tests.exchange import harness
 from tests.shared import SHARED, needs_shared
 
@@ -295,25 +295,30 @@ def test_a_large_model_has_its_weights_beside_it(tmp_path, monkeypatch):
     harness.assert_close(found, expected)
 
 
-def test_nothing_takes_its_name_before_model_and_weights_are_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "MOST_BYTES", 100)
-    (tmp_path / "x.onnx").write_text("old")
-    (tmp_path / "x.onnx.data").mkdir()
-    with pytest.raises(EngineError, match=r"x\.onnx\.data: cannot be written: it is a folder"):
-        export(CLASSIFIER, tmp_path)
-    (tmp_path / "x.onnx.data").rmdir()
-    (tmp_path / "x.onnx.data").write_text("old")
+def test_weights_beside_a_model_are_not_written_without_it(tmp_path, monkeypatch):
+    import onnx
 
-    class Broken:
-        graph = SimpleNamespace(initializer=[])
+    def made():
+        weights = onnx.numpy_helper.from_array(np.arange(2000, dtype=np.float32), "w")
+        return onnx.ModelProto(graph=onnx.GraphProto(name="net", initializer=[weights]))
 
-        def ByteSize(self) -> int:
-            return 101
+    monkeypatch.setattr("engine.exchange.onnx_file.MOST_BYTES", 1000)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(EngineError, match="it is a folder"):
+        write_model(tmp_path / "folder", made())
+    replace = os.replace
 
-        def SerializeToString(self) -> bytes:
-            raise ValueError("too large")
+    def failing(source, target):
+        if str(target).endswith(".onnx"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
-    with pytest.raises(EngineError, match="cannot be written: too large"):
-        onnx_file.write_model(tmp_path / "x.onnx", cast("Any", Broken()))
-    assert (tmp_path / "x.onnx").read_text() == (tmp_path / "x.onnx.data").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.caffemodel", "x.onnx", "x.onnx.data"]
+    monkeypatch.setattr("engine.files.os.replace", failing)
+    with pytest.raises(EngineError, match=r"x.onnx: cannot be written: No space left"):
+        write_model(tmp_path / "x.onnx", made())
+    assert os.listdir(tmp_path) == ["folder"]
+    monkeypatch.setattr("engine.files.os.replace", replace)
+    write_model(tmp_path / "x.onnx", made())
+    assert sorted(os.listdir(tmp_path)) == ["folder", "x.onnx", "x.onnx.data"]
+    read = onnx.load(tmp_path / "x.onnx").graph.initializer[0]
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(read), np.arange(2000))
