@@ -131,7 +131,9 @@ def states_of_torch(name: str) -> list[bytes]:
 
 
 def onnx_models() -> list[bytes]:
-    """Of a small net."""
+    """Of a small net; and of what other tools write."""
+    from tests.exchange import test_onnx_import as small
+
     text = """
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 dim: 6 dim: 6 } } }
     layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 2 kernel_size: 3 } }
@@ -147,7 +149,8 @@ def onnx_models() -> list[bytes]:
         weights.write_caffemodel(path, config.message, arrays)
         export_onnx(config, str(path), path)
 
-    return [contents(write)]
+    others = [small.model(nodes, {"x": small.SHAPE}, **constants) for nodes, constants in small.CASES.values()]
+    return [contents(write), *(each.SerializeToString() for each in others)]
 
 
 def means() -> list[bytes]:
