@@ -30,6 +30,8 @@ _DEEPEST_CALLS = 100  # of functions by functions; exporters' go to about 10
 _MOST_NODES = 1_000_000  # and attributes of nodes
 _MOST_CALLED_BYTES = 1 << 29
 
+_MOST_SHARED = 4  # times that external data is read, on the average of a file
+
 
 def import_onnx_package() -> ModuleType:
     """Returns the onnx package, which is an extra. Raises EngineError, which says how to install it."""
@@ -192,6 +194,7 @@ class Tensors:
 
     def __init__(self, path: str | os.PathLike):
         self._path, self._folder = str(path), Path(path).resolve().parent
+        self._read: dict[Path, int] = {}  # bytes, of each file beside it
 
     def array(self, tensor: onnx.TensorProto) -> np.ndarray:
         """Raises EngineError for a tensor that is damaged, or whose data is missing or outside of the folder."""
@@ -223,6 +226,9 @@ class Tensors:
                 raise self._error(
                     tensor, f"has {length} bytes from {offset} on in '{location}', which has {size} bytes in all"
                 )
+            self._read[file] = self._read.get(file, 0) + length
+            if self._read[file] > _MOST_SHARED * size:
+                raise self._error(tensor, f"shares its bytes of '{location}' with too many others")
             data.seek(offset)
             content = data.read(length)
         inside = onnx.TensorProto()

@@ -23,7 +23,7 @@ from engine.files import reason
 from engine.layers.base import Blob, Shape
 
 if TYPE_CHECKING:
-    from engine.exchange.onnx_file import NodeProto, ValueInfoProto
+    from engine.exchange.onnx_file import NodeProto, TensorProto, ValueInfoProto
 
 
 def import_onnx(
@@ -69,7 +69,7 @@ class Reader:
         self.maker = NetMaker(self.graph.name or Path(source).stem, source)
         self.values: dict[str, Value | None] = {"": None}
         self.notes: list[str] = []
-        self.budget = Budget(0)
+        self.budget = Budget()
         self._shapes, self._batch_size = shapes, batch_size
         self._unknown: dict[str, str] = {}  # operator -> where, and why it cannot be read
         self._lost: set[str] = set()  # values of such nodes, and what depends on them
@@ -90,8 +90,7 @@ class Reader:
     def read(self) -> None:
         """Makes the whole net. Raises EngineError."""
         for tensor in self.graph.initializer:
-            self.values[tensor.name] = self.tensors.array(tensor)
-        self.budget = Budget(sum(value.size for value in self.values.values() if isinstance(value, np.ndarray)))
+            self.values[tensor.name] = self._array(tensor)
         for info in self.graph.input:
             if info.name not in self.values:
                 blob = self.values[info.name] = self.maker.input(info.name, self._shape_of(info))
@@ -195,10 +194,16 @@ class Reader:
             return [shape[start:end]] if node.op_type == "Shape" else [np.array(shape.prod(), np.int64)]
         return [self._constant(node)] if node.op_type == "Constant" else folded(self, node, given)
 
+    def _array(self, tensor: TensorProto) -> np.ndarray:
+        """What the model has itself."""
+        array = self.tensors.array(tensor)
+        self.budget.add(array.size)
+        return array
+
     def _constant(self, node: NodeProto) -> np.ndarray:
         for attribute in node.attribute:
             if attribute.name == "value":
-                return self.tensors.array(attribute.t)
+                return self._array(attribute.t)
             if attribute.name in ("value_float", "value_floats"):
                 return np.array(self.onnx.helper.get_attribute_value(attribute), np.float32)
             if attribute.name in ("value_int", "value_ints"):

@@ -407,6 +407,19 @@ def test_external_data_that_is_missing_or_short(place, message, tmp_path):
     assert refused(tmp_path, made).startswith(message)
 
 
+def test_tensors_share_external_data_but_not_without_end(tmp_path):
+    (tmp_path / "w").write_bytes(np.ones(4, "f").tobytes())
+    made = model([node("Mul", "x,w0", "y")], {"x": (4,)}, **{f"w{i}": np.ones(4, "f") for i in range(5)})
+    for tensor in made.graph.initializer:
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="w")
+    assert refused(tmp_path, made) == "tensor 'w4' shares its bytes of 'w' with too many others"
+    del made.graph.initializer[4]
+    onnx.save(made, tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [

@@ -34,9 +34,12 @@ class Unsupported(Exception):
 class Budget:
     """How many values the constants of one model may become: computed, with zeros around them, read again and again."""
 
-    def __init__(self, given: int):
-        """given: how many are in its file, and beside it."""
-        self._left = _MOST_IN_ALL + 4 * given
+    def __init__(self):
+        self._left = _MOST_IN_ALL
+
+    def add(self, given: int) -> None:
+        """So many more are in its file, or beside it."""
+        self._left += 4 * given
 
     def take(self, count: int, given: int = 0) -> None:
         """For one constant, made of `given` values. Raises Unsupported where that is too much."""
