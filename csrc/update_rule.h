@@ -71,7 +71,8 @@ struct Constant {
     double least, below;
 };
 
-constexpr double above_zero = std::numeric_limits<float>::denorm_min();  // the least value of what is divided by
+// The least value of what is divided by: denormals count as zero.
+constexpr double above_zero = std::numeric_limits<float>::min();
 
 // What a rule is, said once: the solver, its checks, snapshots, Caffe's solver classes and the messages go by it.
 struct UpdateRule {

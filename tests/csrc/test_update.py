@@ -149,7 +149,7 @@ def test_what_a_rule_declares():
     assert fields <= set(proto.SolverParameter.DESCRIPTOR.fields_by_name)
     adamw = RULES["AdamW"]
     assert (adamw.name, adamw.type, adamw.decoupled_weight_decay) == ("AdamW", "Adam", True)
-    assert adamw.constants == {"momentum": (0, 1), "momentum2": (0, 1), "delta": (0, np.inf)}
+    assert adamw.constants == {"momentum": (0, 1), "momentum2": (0, 1), "delta": (np.finfo(np.float32).tiny, np.inf)}
     assert adamw.histories == ["AdamW's first moment", "AdamW's second moment"]
 
 
