@@ -1,7 +1,8 @@
 """`engine verify`: trains on 1 rank and on all ranks side by side, and compares every gradient and every weight.
 
 Both runs see the same samples: the one rank, which is rank 0 by itself, takes the batches of all ranks one after the
-other and adds up their gradients; with synchronised BatchNorm, which needs them at once, as one large batch. After each
+other and adds up their gradients; with synchronised BatchNorm and in adversarial training, which need them at once, as
+one large batch. After each
 iteration rank 0 compares the two, parameter by parameter, in the order in which backward computes them; then the one
 rank takes the weights of the many. So both compute on the same bits: where weights differ by rounding, some ReLU is at
 zero, or two pixels of a maximum are equal, and gradients would differ by far more.
@@ -11,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import SolverConfig, net_of_solver
+from engine.config import NetConfig, SolverConfig, net_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import CommError, ConfigError
 from engine.report.table import table
+from engine.solver.adversarial import AdversarialSolver, solver_of
 from engine.solver.modes import require_sync
 from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver
@@ -31,6 +34,7 @@ from engine.solver.validate import leave_tests_out
 if TYPE_CHECKING:
     from engine.layers.base import Parameter
     from engine.net import Net, Placed
+    from engine.solver.optimizer import Optimizer
 
 Whole = dict["Parameter", np.ndarray]
 # Largest difference of two float32 runs, and of runs that round to bfloat16 on the way, in units of a parameter's
@@ -93,18 +97,18 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         alone.board = world.board  # the watchdog sees rank 0 at work for two
         config, divided = read(), {placed.parameter.layer for placed in many.model_parallel.divided}
         _compute_directly(net_of_solver(config, proto.TRAIN).message, divided)
-        one = _solver(config, alone, world.size, at_once=bool(many.net.synchronised))
+        at_once = bool(many.net.synchronised) or config.message.HasField("adversarial")
+        one = _solver(config, alone, world.size, at_once)
     compare = Comparison(one, many, tolerance) if one else None
     try:
         for _ in range(iterations):
             if one:
-                one.step()
-                one.optimizer.wait()
+                _step(one)
             world.agree(lambda: 0).finish()  # the others wait for rank 0, asleep
-            many.step()
-            many.optimizer.wait()
+            _step(many)
             keys, losses = world.gather(_taken(many)), world.gather(many.state.recent_loss[-1])
-            parts = many.model_parallel.gather(lambda placed: _gradient(many, placed)), many.model_parallel.weights()
+            parts = many.model_parallel.gather(lambda placed: _gradient(many.optimizer, placed))
+            parts = parts, many.model_parallel.weights()
             if compare and keys and losses:
                 compare.iteration(keys, losses, *parts)
     finally:
@@ -131,13 +135,21 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
             set_batch_size(layer, ranks * batch_size_of(layer))
     else:
         set_iter_size(param, ranks * max(1, param.iter_size))
-    solver = Solver(config, world, feeder=KeepingFeeder)
-    solver.optimizer.keep_gradients()
+    make = partial(_AtOnce, ranks) if at_once and param.HasField("adversarial") else solver_of
+    solver = make(config, world, feeder=KeepingFeeder)
+    for optimizer in solver.optimizers:
+        optimizer.keep_gradients()
     if param.weights:
         solver.load_weights(list(param.weights))
     solver.share_weights()
     solver.feeder.start()
     return solver
+
+
+def _step(solver: Solver) -> None:
+    solver.step()
+    for optimizer in solver.optimizers:
+        optimizer.wait()
 
 
 def _taken(solver: Solver) -> list[list[str]]:
@@ -154,6 +166,91 @@ def _compute_directly(net: proto.NetParameter, layers: set[str]) -> None:
             layer.convolution_param.conv_algorithm = "direct"
 
 
+class _AtOnce(AdversarialSolver):
+    """Trains two nets on the batches of several ranks at once: their BatchNorm takes its statistics rank by rank."""
+
+    def __init__(self, ranks: int, *arguments, **options):
+        self._ranks = ranks
+        super().__init__(*arguments, **options)
+
+    def _train_config(self) -> NetConfig:
+        joint = super()._train_config()
+        batch = min(map(batch_size_of, data_layers(self.config))) // self._ranks
+        for net in (joint, self.wiring.discriminator):
+            if not net.message.bn_sync:
+                net.message.bn_stats_batch_size = net.message.bn_stats_batch_size or batch
+        return joint
+
+
+class Compared:
+    """What one optimizer's net has learnt on one rank and on many."""
+
+    def __init__(self, one: Optimizer, many: Optimizer, tolerance: float):
+        self._one, self._many, self._tolerance = one, many, tolerance
+        self._mine = {placed.name: placed for placed in one.net.parameters}
+        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
+        self._steady = {name: np.ones(values.shape, bool) for name, values in self._weights.items()}
+
+    def gradients(self, whole: Whole) -> Iterator[Difference]:
+        """Before clipping and decay, averaged; in backward's order. whole: of the layers that ranks hold in parts."""
+        pairs = {}
+        for placed in self._all:
+            one = _gradient(self._one, self._mine[placed.name])
+            many = whole.get(placed.parameter)
+            pairs[placed.name] = one, _gradient(self._many, placed) if many is None else many.reshape(one.shape)
+        floor = FLOOR * max((np.abs(one).max() for one, _ in pairs.values()), default=0.0)
+        for name, (one, many) in pairs.items():
+            yield _difference(name, one, many, floor)
+        if self._one.param.type in ADAPTIVE:
+            self._see({name: one for name, (one, _) in pairs.items()}, floor)
+
+    def weights(self, whole: Whole) -> Iterator[Difference]:
+        """As gradients(), after it."""
+        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
+        floor = FLOOR * max((np.abs(values).max() for values in self._weights.values()), default=0.0)
+        for placed in self._all:
+            one = self._weights[placed.name]
+            many = whole.get(placed.parameter)
+            many = placed.tensor.get() if many is None else many.reshape(one.shape)
+            yield _difference(placed.name, one, np.where(self._steady[placed.name], many, one), floor)
+
+    def take_over(self, whole: Whole) -> None:
+        """Gives the one rank the weights of the many."""
+        for placed in self._all:
+            values = whole.get(placed.parameter)
+            self._mine[placed.name].tensor.set(placed.tensor.get() if values is None else values.ravel())
+
+    def left_out(self) -> str:
+        """Returns how many weights are not compared, and why; "" for none."""
+        count = sum(int(np.count_nonzero(~steady)) for steady in self._steady.values())
+        if not count:
+            return ""
+        total = sum(steady.size for steady in self._steady.values())
+        return (
+            f"{count} of {total} weights are not compared: their gradients were zero within the tolerance, and "
+            f"{self._one.param.type} divides by their size."
+        )
+
+    @property
+    def _all(self) -> list[Placed]:
+        return self._many.net.parameters
+
+    def _see(self, gradients: dict[str, np.ndarray], floor: float) -> None:
+        """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
+        tolerance."""
+        param = self._one.param
+        norm = self._one.iter_size * np.sqrt(
+            sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients.values())
+        )
+        clip = param.clip_gradients / norm if 0 < param.clip_gradients < norm else 1.0
+        for name, gradient in gradients.items():
+            decay = param.weight_decay * self._mine[name].parameter.decay_mult
+            weights = self._weights[name]
+            regularised = clip * gradient + decay * (np.sign(weights) if param.regularization_type == "L1" else weights)
+            least = self._tolerance * clip * max(float(np.abs(gradient).max()), floor)
+            self._steady[name] &= np.abs(regularised) > least
+
+
 class Comparison:
     """Of a solver of one rank and one of many, iteration after iteration; on rank 0."""
 
@@ -162,30 +259,33 @@ class Comparison:
         rounds = many.precision == "bf16" or many.optimizer.strategy.settings.reduction.bf16
         self.tolerance = tolerance or (TOLERANCE_BF16 if rounds else TOLERANCE)
         self.rows: list[Row] = []
-        self._mine = {placed.name: placed for placed in one.net.parameters}
-        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
-        self._steady = {name: np.ones(values.shape, bool) for name, values in self._weights.items()}
+        pairs = zip(reversed(one.optimizers), reversed(many.optimizers), strict=True)  # a discriminator learns first
+        self._nets = [Compared(mine, theirs, self.tolerance) for mine, theirs in pairs]
 
     def iteration(self, keys: list[list[list[str]]], losses: list[float], gradients: Whole, weights: Whole) -> None:
         """Compares what the last step has left, and goes on from the weights of many. keys: of the ranks, of their
         micro-batches; losses: of the ranks. gradients, weights: of the layers that they hold in parts. Raises
         CommError."""
-        number, ranks = self.one.iteration - 1, self.many.world.size
-        taken = _taken(self.one)
-        together = [key for batches in zip(*keys, strict=True) for batch in batches for key in batch]
-        if together != [key for batch in taken for key in batch]:
-            raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
-        of_gradients, of_weights = list(self._gradients(gradients)), list(self._weight_differences(weights))
-        loss = float(np.mean(losses))
-        row = Row(number, (self.one.state.recent_loss[-1], loss), _largest(of_gradients), _largest(of_weights))
+        number = self.one.iteration - 1
+        self._same_samples(number, keys)
+        found = [(list(net.gradients(gradients)), list(net.weights(weights))) for net in self._nets]
+        largest = [_largest([each for of_net in group for each in of_net]) for group in zip(*found, strict=True)]
+        row = Row(number, (self.one.state.recent_loss[-1], float(np.mean(losses))), *largest)
         self.rows.append(row)
-        for what, found in (("gradient", of_gradients), ("weights", of_weights)):
-            bad = next((each for each in found if not each.size <= self.tolerance), None)
-            if bad:
-                raise CommError(self._message(row, what, bad))
-        for placed in self._all:
-            values = weights.get(placed.parameter)
-            self._mine[placed.name].tensor.set(placed.tensor.get() if values is None else values.ravel())
+        for of_net in found:
+            for what, differences in zip(("gradient", "weights"), of_net, strict=True):
+                bad = next((each for each in differences if not each.size <= self.tolerance), None)
+                if bad:
+                    raise CommError(self._message(row, what, bad))
+        for net in self._nets:
+            net.take_over(weights)
+
+    def _same_samples(self, number: int, keys: list[list[list[str]]]) -> None:
+        """The one rank takes, in each turn, what the ranks take in it. Raises CommError."""
+        together = [key for batches in zip(*keys, strict=True) for batch in batches for key in batch]
+        if together != [key for batch in _taken(self.one) for key in batch]:
+            ranks = self.many.world.size
+            raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
 
     def _message(self, row: Row, what: str, bad: Difference) -> str:
         expected, got = row.losses
@@ -197,65 +297,18 @@ class Comparison:
             f"{self.tolerance:g}{hint}"
         )
 
-    def _gradients(self, whole: Whole) -> Iterator[Difference]:
-        """Before clipping and decay, averaged; in backward's order."""
-        pairs = {}
-        for placed in self._all:
-            one = _gradient(self.one, self._mine[placed.name])
-            many = whole.get(placed.parameter)
-            pairs[placed.name] = one, _gradient(self.many, placed) if many is None else many.reshape(one.shape)
-        floor = FLOOR * max((np.abs(one).max() for one, _ in pairs.values()), default=0.0)
-        for name, (one, many) in pairs.items():
-            yield _difference(name, one, many, floor)
-        if self.one.param.type in ADAPTIVE:
-            self._see({name: one for name, (one, _) in pairs.items()}, floor)
-
-    def _weight_differences(self, whole: Whole) -> Iterator[Difference]:
-        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
-        floor = FLOOR * max((np.abs(values).max() for values in self._weights.values()), default=0.0)
-        for placed in self._all:
-            one = self._weights[placed.name]
-            many = whole.get(placed.parameter)
-            many = placed.tensor.get() if many is None else many.reshape(one.shape)
-            yield _difference(placed.name, one, np.where(self._steady[placed.name], many, one), floor)
-
-    @property
-    def _all(self) -> list[Placed]:
-        return self.many.net.parameters
-
-    def _see(self, gradients: dict[str, np.ndarray], floor: float) -> None:
-        """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
-        tolerance."""
-        param = self.one.param
-        norm = self.one.optimizer.iter_size * np.sqrt(
-            sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients.values())
-        )
-        clip = param.clip_gradients / norm if 0 < param.clip_gradients < norm else 1.0
-        for name, gradient in gradients.items():
-            decay = param.weight_decay * self._mine[name].parameter.decay_mult
-            weights = self._weights[name]
-            regularised = clip * gradient + decay * (np.sign(weights) if param.regularization_type == "L1" else weights)
-            least = self.tolerance * clip * max(float(np.abs(gradient).max()), floor)
-            self._steady[name] &= np.abs(regularised) > least
-
     def to_text(self) -> str:
         """A row for each iteration, and what has been left out."""
         header = ("iteration", "loss, 1 rank", f"{self.many.world.size} ranks", "gradients differ by", "weights by")
         rows = [(row.iteration, *(f"{loss:.6g}" for loss in row.losses), row.gradient, row.weight) for row in self.rows]
         lines = [table(header, rows, ">>><<")]
-        left_out = sum(int(np.count_nonzero(~steady)) for steady in self._steady.values())
-        if left_out:
-            total = sum(steady.size for steady in self._steady.values())
-            lines.append(
-                f"{left_out} of {total} weights are not compared: their gradients were zero within the tolerance, "
-                f"and {self.one.param.type} divides by their size."
-            )
+        lines += filter(None, (net.left_out() for net in self._nets))
         return "\n".join(lines)
 
 
-def _gradient(solver: Solver, placed: Placed) -> np.ndarray:
+def _gradient(optimizer: Optimizer, placed: Placed) -> np.ndarray:
     """The reduction leaves sums over ranks and micro-batches; the update averages."""
-    return placed.tensor.diff.get() / (solver.world.size * solver.optimizer.iter_size)
+    return placed.tensor.diff.get() / (optimizer.world.size * optimizer.iter_size)
 
 
 def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> Difference:

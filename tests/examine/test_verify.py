@@ -3,6 +3,7 @@
 import pytest
 
 from tests.mpi import run_ranks
+from tests.solver import test_adversarial as adversarial
 from tests.solver.harness import digits_net, with_defaults
 from tests.solver.test_sync_batch_norm import NET as BATCH_NORM
 
@@ -23,6 +24,10 @@ def verify(folder, text: str = "", net: str = "", ranks: int = 2, plant: str = "
     path = folder / "solver.prototxt"
     net = net.replace("BATCH", str(16 // ranks)) if net else digits_net(16 // ranks)
     path.write_text(f"{with_defaults(text, DEFAULTS)} comm_param {{ bucket_mb: 0.006 }} net_param {{ {net} }}")
+    return verify_file(path, ranks, plant, options, hosts)
+
+
+def verify_file(path, ranks: int = 2, plant: str = "", options=(), hosts: int = 1):
     arguments = ["verify", "--solver", str(path), *options]
     environ = {"MPIR_CVAR_NUM_CLIQUES": str(hosts)}
     done = run_ranks(ranks, PROGRAM.format(plant=plant, arguments=arguments), timeout=120, environ=environ)
@@ -104,7 +109,10 @@ updater, _core.Updater = _core.Updater, Updater
 
 
 def failure(*arguments, **options) -> str:
-    status, out, err = verify(*arguments, **options)
+    return only_error(*verify(*arguments, **options))
+
+
+def only_error(status: int, out: str, err: str) -> str:
     lines = [line for line in err.splitlines() if line.startswith("engine: ")]
     assert status == 1 and len(lines) == 1, out + err
     return lines[0]
@@ -137,6 +145,25 @@ Feeder.start = lambda self, first=0: start(self, first + 16 * (self._ranks > 1))
 def test_batch_norm_of_each_rank_and_of_all(tmp_path, sync):
     status, out, err = verify(tmp_path, net=BATCH_NORM, options=["--set", f"bn_sync={sync}"])
     assert status == 0 and "2 ranks train as 1 does" in out, out + err
+
+
+NORMALISED = adversarial.DISCRIMINATOR.replace(
+    'layer { name: "d_relu"', 'layer { name: "d_norm" type: "BatchNorm" bottom: "d1" top: "d1" }\nlayer { name: "d_relu"'
+)
+SEVERAL = 'discriminator_steps: 3 discriminator_solver { type: "SGD" base_lr: 0.02 momentum: 0.9 }'
+
+
+@pytest.mark.parametrize("fields, discriminator", [("", NORMALISED), (SEVERAL, ""), ("generator_steps: 2", "")])
+def test_two_nets_that_train_each_other(tmp_path, fields, discriminator):
+    """Statistics of BatchNorm are a rank's own: the one rank, which takes all batches at once, has to follow."""
+    path = adversarial.write(tmp_path, fields, batch=8, discriminator=discriminator)
+    status, out, err = verify_file(path)
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
+
+
+def test_a_planted_fault_of_two_nets_is_named_where_it_is_first(tmp_path):
+    message = only_error(*verify_file(adversarial.write(tmp_path, batch=8), plant=DOUBLED))
+    assert "iteration 0: the gradient of d2[1] is the first" in message
 
 
 @pytest.mark.parametrize("parts", [1, 2])
