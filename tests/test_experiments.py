@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from engine.comm.strategies.asynchronous import describe_staleness
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments/cifar10"
 ENGINE = f"{sys.executable} -c 'import sys; from engine.cli import main; sys.exit(main())'"
@@ -151,6 +154,43 @@ def test_a_cycle_triples_the_rate_and_brings_it_down_to_a_quarter(module):
         assert stage.shares["warmup_epoch"] / stage.length == pytest.approx(1 / 5)
         rate = end(stage)
         assert rate == pytest.approx(stage.settings["base_lr"] / 4)
+
+
+def test_the_staleness_of_gradients_is_kept_and_shown(module):
+    """The line is the engine's own, so that other words of it fail here; the last one of a log counts."""
+    text = ""
+    for counts in ({0: 1}, {0: 1, 1: 2, 16: 1}):
+        text += f"I1125 15:45:00 solver.py:1] {describe_staleness(Counter(counts), 16)}\nIteration 3, loss = 1: 2\n"
+    found = module("run").staleness(text)
+    assert found == {"staleness": {"0": 25.0, "1": 50.0, "16": 25.0}, "mean_staleness": 4.5}
+    assert module("run").staleness("Iteration 3, loss = 1\n") == {}
+    known = content(**{"SYNC": (80.0, 81.0), "ASYNC 16": (80.0, 81.0), "linear": (80.0,)})
+    for run in known["runs"]:
+        run |= found if run["arm"] == "ASYNC 16" else {}
+    known["runs"][-2]["mean_staleness"] = 5.5
+    tables = "\n".join(module("report").lines(known)).split("###")
+    decay, waiting = (next(table for table in tables if words in table) for words in ("Decay", "wait for each other"))
+    assert "staleness" not in decay and "| epochs | staleness, mean |\n|---|---|---|---|---|---|---|---|\n" in waiting
+    assert "| SYNC | 80.50" in waiting and "| 10.0 | 20 |  |\n" in waiting
+    assert "| 10.0 | 20 | 5.00 ± 6.35 |\n" in waiting
+
+
+NO_ENGINE = """
+import pathlib, sys
+if sys.argv[1] == "train":
+    pathlib.Path("stage0_iter_3.caffemodel").touch()
+    print("Staleness of gradients, in updates: 0: 90.0%, 2: 10.0%; mean 0.20, most allowed 4")
+else:
+    pathlib.Path("test.json").write_text('{"accuracy_top1": 0.5, "accuracy_top5": 1, "loss": 1}')
+"""
+
+
+def test_a_run_of_an_arm_that_waits_for_nobody_keeps_its_staleness(module, tmp_path):
+    run = module("run")
+    runner = run.Runner(run.Plan(8, 1.0), tmp_path, run.ARMS, [sys.executable, "-c", NO_ENGINE])
+    found = runner.run(run.Job("ASYNC 4", 1))
+    assert "--set comm_param.mode=ASYNC" in found["commands"][0] and found["top1"] == 50
+    assert (found["staleness"], found["mean_staleness"]) == ({"0": 90.0, "2": 10.0}, 0.2)
 
 
 MOSAICS = FOLDER.parent / "mosaics"

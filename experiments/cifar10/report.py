@@ -72,6 +72,12 @@ def difference(a: Mapping[int, dict], b: Mapping[int, dict]) -> Estimate | None:
     return Estimate.of([a[seed]["top1"] - b[seed]["top1"] for seed in seeds]) if seeds else None
 
 
+def staleness(runs: Mapping[int, dict]) -> str:
+    """The mean over the runs, of what their gradients were behind in updates; "" of arms that wait."""
+    values = [run["mean_staleness"] for run in runs.values() if "mean_staleness" in run]
+    return str(Estimate.of(values)) if values else ""
+
+
 def verdict(comparison: Comparison, runs: Runs) -> str:
     """What the runs say of a comparison's claim."""
     found = difference(runs.get(comparison.better, {}), runs.get(comparison.worse, {}))
@@ -100,16 +106,19 @@ def lines(content: Mapping) -> Iterator[str]:
         present = [arm for arm in comparison.arms if arm in runs]
         first = comparison.arms[0]
         yield from ("", f"### {comparison.title}", "")
-        yield "| | top-1, % | difference to the first | seeds | diverged | processor minutes, a run | epochs |"
-        yield "|---|---|---|---|---|---|---|"
+        stale = any("staleness" in run for arm in present for run in runs[arm].values())
+        last = " staleness, mean |" if stale else ""
+        yield f"| | top-1, % | difference to the first | seeds | diverged | processor minutes, a run | epochs |{last}"
+        yield "|---|---|---|---|---|---|---|" + ("---|" if stale else "")
         for arm in present:
             mine = runs[arm]
             against = difference(mine, runs.get(first, {})) if arm != first else None
             diverged = sum("diverged" in run for run in mine.values())
+            last = f" {staleness(mine)} |" if stale else ""
             minutes = statistics.fmean(run["processor_seconds"] for run in mine.values()) / 60
             yield (
                 f"| {ARMS[arm].title} | {accuracy(mine) or ''} | {against or ''} | {len(mine)} | {diverged or ''} "
-                f"| {minutes:.1f} | {ARMS[arm].budget * content['epochs']:g} |"
+                f"| {minutes:.1f} | {ARMS[arm].budget * content['epochs']:g} |{last}"
             )
         yield from _of_members(present, runs)
         if comparison.claim:

@@ -38,6 +38,7 @@ from driver import Failure, alone, last_line, write_json  # noqa: E402
 GENERATOR = HERE.parent.parent / "nets" / "resnet_cifar.py"
 SOLVER = HERE / "solver.prototxt"
 NOT_FINITE = re.compile(r"the loss is|infinite or NaN")  # engine's words for a run that diverged
+STALENESS = re.compile(r"Staleness of gradients, in updates: ((?:\d+: [\d.]+%, )*\d+: [\d.]+%); mean ([\d.]+),")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Runner:
             run["diverged"] = str(error)
         else:
             run |= self._test(folder, members, run["commands"], spent)
+        run |= staleness((folder / "log.txt").read_text(errors="replace"))
         shutil.copy(folder / "log.txt", self._work / f"{job.name}.log")
         run |= {"processor_seconds": round(spent.processor, 1), "wall_seconds": round(spent.wall, 1)}
         run["finished"] = time.strftime("%Y-%m-%dT%H:%M:%S")
@@ -251,6 +253,19 @@ def _runs(process: int) -> bool:
 
 def _iteration(path: Path) -> int:
     return int(path.stem.rpartition("_")[2])
+
+
+def staleness(log: str) -> dict:
+    """The last histogram of a log of asynchronous training, in percent of the gradients, and its mean; empty without.
+
+    A process counts from its own beginning: of a run that was killed, this is what came after it was resumed.
+    """
+    found = STALENESS.findall(log)
+    if not found:
+        return {}
+    shares, mean = found[-1]
+    pairs = (each.split(": ") for each in shares.split(", "))
+    return {"staleness": {stale: float(share.rstrip("%")) for stale, share in pairs}, "mean_staleness": float(mean)}
 
 
 def _accuracies(found: dict) -> dict:
