@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _LEAST = 1000  # values, as which a node counts at least: it takes its time
 _SLOW = 32  # values, as which one counts where ONNX's evaluator goes from one to the next in Python
+_WITHOUT_BLAS = 16  # multiply-adds, as which one counts of a type that no BLAS multiplies
 _TEXT = 8  # TensorProto's number of the type
 
 # (reader, node, the constants that it reads) -> at most how many values it makes, or goes through on the way.
@@ -138,9 +139,12 @@ def _one_hot(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) -> in
 
 
 def _multiplied(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) -> int:
-    """Products that are summed, of which each is quick to make."""
+    """A matrix product, on the left of which a vector is a row, and on the right a column."""
     a, b = given[:2]
-    return math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * math.prod(a.shape[-2:]) * b.shape[-1]
+    a, b = a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1) if b.ndim == 1 else b
+    count = math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-1]
+    reader.budget.multiply(count * a.shape[-1] * (1 if np.result_type(a, b).char in "fd" else _WITHOUT_BLAS))
+    return count
 
 
 _SIZES: dict[str, Size] = {

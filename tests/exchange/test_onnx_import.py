@@ -525,6 +525,23 @@ def test_many_constants_are_not_too_many_in_all(tmp_path, monkeypatch):
     assert refused(tmp_path, made) == message
 
 
+def test_products_of_constants_are_as_large_as_their_results(tmp_path, monkeypatch):
+    """Rows of 2,304 values by a vector of as many, on either side; the multiply-adds have a limit of their own."""
+    w, v = normal(256, 2304), normal(2304)
+    nodes = [node("MatMul", "w,v", "a"), node("MatMul", "v,t", "b"), node("Add", "x,a", "c"), node("Add", "c,b", "y")]
+    made = model(nodes, {"x": (2, 256)}, w=w, v=v, t=w.T)
+    onnx.save(made, tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    inputs = harness.random_inputs({"x": (2, 256)})
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)
+    harness.assert_close(found["y"], inputs["x"] + 2 * (w @ v))
+    for name in ("x.prototxt", "x.caffemodel"):
+        (tmp_path / name).unlink()
+    monkeypatch.setattr("engine.exchange.from_onnx.registry._MOST_MULTIPLY_ADDS", 256 * 2304)
+    message = "no layer computes MatMul (node 'b' (MatMul): products of constants of too many multiply-adds in all)"
+    assert refused(tmp_path, made) == message
+
+
 POOLED = {"kernel_shape": [3, 3]}
 
 

@@ -23,6 +23,7 @@ Import: TypeAlias = Callable[..., "Value | Sequence[Value]"]
 
 MOST_VALUES = 1 << 26  # of a constant that is computed
 _MOST_IN_ALL = 1 << 28  # of a model, besides four times what is in its file
+_MOST_MULTIPLY_ADDS = 1 << 32  # of a model's products of constants
 
 _imports: dict[str, Import] = {}
 
@@ -35,7 +36,7 @@ class Budget:
     """How many values the constants of one model may become: computed, with zeros around them, read again and again."""
 
     def __init__(self):
-        self._left = _MOST_IN_ALL
+        self._left, self._multiply_adds = _MOST_IN_ALL, _MOST_MULTIPLY_ADDS
 
     def add(self, given: int) -> None:
         """So many more are in its file, or beside it."""
@@ -48,6 +49,12 @@ class Budget:
         self._left -= count
         if self._left < 0:
             raise Unsupported("constants of too many values in all")
+
+    def multiply(self, count: int) -> None:
+        """For a product of constants of so many multiply-adds. Raises Unsupported where that is too much."""
+        self._multiply_adds -= count
+        if self._multiply_adds < 0:
+            raise Unsupported("products of constants of too many multiply-adds in all")
 
 
 def surrounded(budget: Budget, array: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
