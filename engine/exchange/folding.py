@@ -39,7 +39,7 @@ def folded(reader: Reader, node: NodeProto, given: Sequence[Value | None]) -> li
             return [_filled(reader, node, constants[0])]
         _check_attributes(node)
         feeds = {name: value for name, value in zip(node.input, given, strict=True) if isinstance(value, np.ndarray)}
-        return evaluate(node, feeds, reader.opset)
+        return evaluate(node, feeds, max(reader.opset, _SINCE.get(node.op_type, 0)))
     except Unsupported:
         raise
     except Exception as error:  # whatever an operator of NumPy makes of a wrong model
@@ -143,15 +143,51 @@ def _multiplied(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) ->
     a, b = given[:2]
     a, b = a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1) if b.ndim == 1 else b
     count = math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-1]
-    reader.budget.multiply(count * a.shape[-1] * (1 if np.result_type(a, b).char in "fd" else _WITHOUT_BLAS))
+    _multiply(reader, count * a.shape[-1], a, b)
     return count
 
 
+def _gemm(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) -> int:
+    a, b, *more = given
+    rows, inner = a.shape[::-1] if reader.attribute(node, "transA", 0) else a.shape
+    _, columns = b.shape[::-1] if reader.attribute(node, "transB", 0) else b.shape
+    _multiply(reader, rows * inner * columns, a, b)
+    return math.prod(np.broadcast_shapes((rows, columns), *(each.shape for each in more)))
+
+
+def _multiply(reader: Reader, count: int, a: np.ndarray, b: np.ndarray) -> None:
+    """Takes so many multiply-adds of a product."""
+    reader.budget.multiply(count * (1 if np.result_type(a, b).char in "fd" else _WITHOUT_BLAS))
+
+
+def _softmaxed(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) -> int:
+    """Before opset 13 along all axes from one on together, which ONNX's evaluator does not know."""
+    if reader.opset < 13:
+        axis = axis_of(reader.attribute(node, "axis", 1), given[0].ndim)
+        if math.prod(given[0].shape[axis + 1 :]) != 1:
+            raise Unsupported("along several axes together")
+    return given[0].size
+
+
+def _dequantized(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) -> int:
+    """By one scale, by one for each place of an axis, or, which are repeated, by one for each block of it."""
+    values, several = given[0], [each for each in given[1:] if each.size > 1]  # scales, and points that are zero
+    block = reader.attribute(node, "block_size", 0)
+    if reader.attribute(node, "output_dtype") == _TEXT:
+        raise Unsupported("a cast to texts")
+    if several and not block:
+        axis = axis_of(reader.attribute(node, "axis", 1), values.ndim)
+        if any(each.shape != (values.shape[axis],) for each in several):
+            raise ValueError(f"scales of another number than the {values.shape[axis]} places of axis {axis}")
+    return max([values.size, *(each.size * abs(block) for each in several)])
+
+
+_SINCE = {"DequantizeLinear": 19}  # the first opset of which ONNX's evaluator has it; it was the same before
 _SIZES: dict[str, Size] = {
     **dict.fromkeys(
-        "Abs ArgMax ArgMin Ceil Cos CumSum Exp EyeLike Flatten Floor IsInf IsNaN Log Neg Not Reciprocal Relu Reshape "
-        "Round Sigmoid Sign Sin Slice Softmax Sqrt Tanh TopK Transpose Trilu ReduceMax ReduceMean ReduceMin ReduceProd "
-        "ReduceSum ReduceL2 ReduceSumSquare".split(),
+        "Abs ArgMax ArgMin Ceil Cos CumSum Elu Exp EyeLike Flatten Floor HardSigmoid IsInf IsNaN LeakyRelu Log Neg Not "
+        "Reciprocal Relu Reshape Round Sigmoid Sign Sin Slice Softplus Sqrt Tanh TopK Transpose Trilu ReduceMax "
+        "ReduceMean ReduceMin ReduceProd ReduceSum ReduceL2 ReduceSumSquare".split(),
         _first,
     ),
     **dict.fromkeys(
@@ -161,12 +197,15 @@ _SIZES: dict[str, Size] = {
     ),
     **dict.fromkeys(["Erf", "GatherElements", "NonZero", "ScatterElements", "ScatterND"], _one_by_one),
     **dict.fromkeys(["Cast", "CastLike"], _cast),
+    **dict.fromkeys(["Softmax", "LogSoftmax"], _softmaxed),
     **dict.fromkeys(["Squeeze", "Unsqueeze"], _moved),
     "Concat": _together,
     "ConstantOfShape": _shaped,
+    "DequantizeLinear": _dequantized,
     "Expand": _expanded,
     "Gather": _gathered,
     "GatherND": _gathered_nd,
+    "Gemm": _gemm,
     "MatMul": _multiplied,
     "OneHot": _one_hot,
     "Pad": _padded,

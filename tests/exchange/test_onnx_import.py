@@ -459,7 +459,7 @@ def test_tensors_share_external_data_but_not_without_end(tmp_path):
         (
             lambda: model([node("Relu", "v", "a"), node("Pad", "x,p,a", "y")], {"x": SHAPE, "v": (1,)},
                           p=ints(0, 0, 1, 1, 0, 0, 1, 1)),
-            "no layer computes Pad (node 'y' (Pad): a filling that is computed from data)",
+            "no layer computes Pad (node 'y' (Pad): a filling that is not a constant here)",
         ),
     ],
 )  # fmt: skip
@@ -479,6 +479,13 @@ def test_models_that_make_no_sense(made, message, tmp_path):
         ([node("OneHot", "k,far,k", "y")], "a constant of too many values"),
         ([node("Gather", "k,zero", "y", axis=3)], "of constants, axis 3 of 1"),
         ([node("MatMul", "row,column", "a"), node("MatMul", "column,row", "y")], "a constant of too many values"),
+        ([node("Gemm", "column,row", "y")], "a constant of too many values"),
+        ([node("Gemm", "column,dot,row", "y")], "a constant of too many values"),
+        ([node("Gemm", "k,k", "y")], "of constants, not enough values to unpack"),
+        ([node("LogSoftmax", "k", "y", axis=1)], "of constants, "),
+        ([node("DequantizeLinear", "bytes,twos", "y", block_size=1 << 40)], "a constant of too many values"),
+        ([node("DequantizeLinear", "bytes,twos", "y", axis=0)], "scales of another number than the 1 places of axis 0"),
+        ([node("DequantizeLinear", "bytes,two", "y", output_dtype=8)], "a cast to texts"),
         ([node("Unsqueeze", "k,twice", "y")], "of constants, axes [0, 0], one of them twice"),
         ([node("Squeeze", "k,one", "y")], "of constants, axis 1 of 1"),
         ([node("Transpose", "k", "y", perm=[1, 1])], "of constants, "),
@@ -490,7 +497,8 @@ def test_models_that_make_no_sense(made, message, tmp_path):
 def test_constants_that_are_not_computed(nodes, message, tmp_path):
     constants = {"k": ints(1, 2), "large": ints(1 << 20, 1 << 20), "far": np.int64(1 << 40), "zero": np.int64(0)}
     constants |= {"one": np.int64(1), "twice": ints(0, 0), "ends": ints(0, 1 << 40), "row": np.ones((1, 1 << 14), "f")}
-    constants["column"] = np.ones((1 << 14, 1), "f")
+    constants |= {"column": np.ones((1 << 14, 1), "f"), "dot": np.ones((1, 1), "f")}
+    constants |= {"bytes": np.ones((1, 2), np.int8), "twos": np.ones(2, "f"), "two": np.float32(2)}
     made = model([*nodes, node("Relu", "x", "z")], {"x": SHAPE}, opset=18, **constants)
     assert message in refused(tmp_path, made)
 
@@ -523,6 +531,49 @@ def test_many_constants_are_not_too_many_in_all(tmp_path, monkeypatch):
     made = model([*nodes, node("Relu", "x", "y")], {"x": SHAPE}, s=ints(1 << 15))
     message = "no layer computes ConstantOfShape (node 'c32' (ConstantOfShape): constants of too many values in all)"
     assert refused(tmp_path, made) == message
+
+
+QUANTISED = {"q": RANDOM.integers(-128, 128, (5, 6)).astype(np.int8)}
+SCALES, ZEROS = RANDOM.uniform(0.5, 2, 6).astype(np.float32), np.arange(6, dtype=np.int8)
+BLOCKS = {"s": RANDOM.uniform(0.5, 2, (5, 3)).astype(np.float32), "z": np.zeros((5, 3), np.int8)}
+V = normal(5, 6)
+FOLDED = {  # operator, its attributes, what it reads, what it makes of that
+    "DequantizeLinear": ({}, {**QUANTISED, "s": np.float32(0.5)}, lambda q, s: q * s),
+    "DequantizeLinear by columns": (
+        {},
+        {**QUANTISED, "s": SCALES, "z": ZEROS},
+        lambda q, s, z: (q - z.astype("f")) * s,
+    ),
+    "DequantizeLinear by blocks": ({"block_size": 2}, {**QUANTISED, **BLOCKS}, lambda q, s, z: q * s.repeat(2, 1)),
+    "LogSoftmax": ({}, {"v": V}, lambda v: np.log(np.exp(v) / np.exp(v).sum(1, keepdims=True))),
+    "Softplus": ({}, {"v": V}, lambda v: np.log1p(np.exp(v))),
+    "Elu": ({"alpha": 0.5}, {"v": V}, lambda v: np.where(v > 0, v, 0.5 * np.expm1(v))),
+    "LeakyRelu": ({"alpha": 0.5}, {"v": V}, lambda v: np.where(v > 0, v, 0.5 * v)),
+    "HardSigmoid": ({"alpha": 0.3}, {"v": V}, lambda v: np.clip(0.3 * v + 0.5, 0, 1)),
+    "Gemm": (
+        {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0},
+        {"a": V.T, "b": normal(6, 6), "c": normal(6)},
+        lambda a, b, c: 0.5 * a.T @ b.T + 2 * c,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_operators_on_constants_make_weights(name, tmp_path):
+    attributes, constants, formula = FOLDED[name]
+    nodes = [node(name.split()[0], ",".join(constants), "w", **attributes), node("MatMul", "x,w", "y")]
+    opset = 21 if "blocks" in name else 13
+    onnx.save(model(nodes, {"x": (2, 5)}, opset=opset, **constants), tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    text, inputs = (tmp_path / "x.prototxt").read_text(), harness.random_inputs({"x": (2, 5)})
+    assert text.count("layer {") == 2
+    found = harness.engine_outputs(text, str(tmp_path / "x.caffemodel"), inputs)["y"]
+    harness.assert_close(found, inputs["x"] @ formula(*constants.values()).astype(np.float32))
+
+
+def test_weights_that_layers_make_of_constants_are_refused_by_their_name(tmp_path):
+    made = model([node("Selu", "k", "w"), node("MatMul", "x,w", "y")], {"x": (2, 5)}, k=V)
+    assert "(MatMul): matrices on the right that are not constants here)" in refused(tmp_path, made)
 
 
 def test_products_of_constants_are_as_large_as_their_results(tmp_path, monkeypatch):

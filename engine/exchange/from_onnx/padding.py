@@ -31,13 +31,13 @@ def _pad(
     if reader.attribute(node, "mode", "constant") != "constant":
         raise Unsupported(f"mode {reader.attribute(node, 'mode')}")
     if isinstance(value, Blob | Padded):
-        raise Unsupported("a filling that is computed from data")
+        raise Unsupported("a filling that is not a constant here")
     filling = float(np.ravel(value)[0]) if value is not None and value.size else 0.0
     if reader.attribute(node, "value", filling) != 0:
         raise Unsupported("padding with anything but zeros")
     given = reader.attribute(node, "pads") if pads is None else pads
     if given is None or isinstance(given, Blob | Padded):
-        raise Unsupported("pads that are computed from data")
+        raise Unsupported("pads that are not constants here")
     given, rank = [int(each) for each in given], len(x.shape)
     along = range(rank) if axes is None else axes_of(axes, rank)  # type: ignore[arg-type]
     begins, ends = [0] * rank, [0] * rank

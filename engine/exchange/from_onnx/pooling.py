@@ -180,7 +180,7 @@ def _reduce(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None
     rank, keep = len(blob.shape), reader.attribute(node, "keepdims", 1)
     given = reader.attribute(node, "axes") if axes is None else axes
     if isinstance(given, Blob | Padded):
-        raise Unsupported("axes that are computed from data")
+        raise Unsupported("axes that are not constants here")
     given = () if given is None else given
     if not len(given) and reader.attribute(node, "noop_with_empty_axes", 0):
         return x

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def constant(value: Value | None, what: str) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        raise Unsupported(f"{what} that are computed from data")
+        raise Unsupported(f"{what} that are not constants here")
     return value
 
 
