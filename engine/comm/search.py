@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median, median_low
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.comm.settings import LEAST_BYTES, MB, CommSettings
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 GAIN = 0.02  # of a step: what is less may be noise, and the settings stay
+ROUNDS = 6  # of a contest; even, so that each order counts as often as the other
+SLOW, SLOW_AFTER = 1.05, 2  # settings so many times slower leave a contest after so many rounds
+PASSES = 3  # over all fields, at most: noise might go on for ever
 SERVERS = 1, 2, 4
 
 # Settings to try in place of the best ones, which differ in one field.
@@ -23,7 +27,8 @@ Others: TypeAlias = Callable[[CommSettings], Iterable[CommSettings]]
 
 @dataclass(frozen=True)
 class Trial:
-    """What steps took with some settings, in seconds: a step of the slowest rank, and what it waited for gradients."""
+    """What steps took with some settings, in seconds: a step of the slowest rank, and what it waited for gradients;
+    medians of a contest."""
 
     settings: CommSettings
     step: float
@@ -33,41 +38,106 @@ class Trial:
         return f"{1e3 * self.step:.1f} ms a step, {1e3 * self.exposed:.1f} exposed: {as_text(self.settings)}"
 
 
-class Search:
-    """One field after another takes its values, while the others keep their best; the best so far is measured again
-    beside each field's values, as machines change their speed. A value has to win by GAIN.
+class Contest:
+    """The best settings against others, in turns, as machines change their speed: what counts is the median, over the
+    rounds, of the ratio of a trial to the best settings' trial of the same round.
 
-    current: what to measure next; best: the settings of the fastest steps so far; is_over: whether that is the choice.
-    fields: in the order in which they are tried.
+    current: what to measure next, None when it is over.
+    """
+
+    def __init__(self, best: CommSettings, others: Sequence[CommSettings]):
+        self._best, self._left = best, list(others)
+        self._steps: dict[CommSettings, list[float]] = {each: [] for each in (best, *others)}
+        self._exposed: dict[CommSettings, list[float]] = {each: [] for each in self._steps}
+        self._round: list[CommSettings] = []
+        self.current: CommSettings | None = None
+        self._next_round()
+
+    def tell(self, step: float, exposed: float) -> None:
+        assert self.current is not None
+        self._steps[self.current].append(step)
+        self._exposed[self.current].append(exposed)
+        if self._round:
+            self.current = self._round.pop()
+        else:
+            self._next_round()
+
+    def ratio(self, settings: CommSettings) -> float:
+        return median(self._ratios(settings))
+
+    def trials(self) -> list[Trial]:
+        """Of all settings, the best first."""
+        return [Trial(each, median(steps), median(self._exposed[each])) for each, steps in self._steps.items()]
+
+    def winner(self) -> CommSettings | None:
+        """What has won against the best settings by GAIN."""
+        fastest = min(self._left, key=self.ratio, default=None)
+        return None if fastest is None or self.ratio(fastest) > 1 - GAIN else fastest
+
+    def _ratios(self, settings: CommSettings) -> list[float]:
+        """By round."""
+        return [step / best for step, best in zip(self._steps[settings], self._steps[self._best])]
+
+    def _next_round(self) -> None:
+        """Each in turn, in every other round the other way round. Those that are far behind have left."""
+        done = len(self._steps[self._best])
+        if done >= SLOW_AFTER:
+            self._left = [each for each in self._left if median_low(self._ratios(each)) <= SLOW]
+        if not self._left or done == ROUNDS:
+            self.current = None
+            return
+        self._round = [self._best, *self._left][:: 1 if done % 2 else -1]
+        self.current = self._round.pop()
+
+
+class Search:
+    """One field after another takes other values, in a contest with the best settings so far. A field whose value has
+    changed goes on from there; all others come again, until none of them changes any more.
+
+    current: what to measure next; best: what has won so far; is_over: whether that is the choice. trials: of the
+    contests that are over. fields: in the order in which they are tried.
     """
 
     def __init__(self, settings: CommSettings, fields: Sequence[Others]):
         self.current = self.best = settings
         self.trials: list[Trial] = []
-        self._fields = list(fields)
-        self._left: list[CommSettings] = []  # of a field
-        self._beaten: float | None = None  # the step of the best, measured beside them
-        self._next_field()
+        self._fields, self._next, self._settled, self._left = list(fields), 0, 0, PASSES * len(fields)
+        self._seen: set[CommSettings] = set()  # since the field began
+        self._contest: Contest | None = None
+        self._go_on()
+
+    @property
+    def is_over(self) -> bool:
+        return self._contest is None
 
     def tell(self, step: float, exposed: float) -> None:
         """What the steps with `current` took, in seconds."""
-        self.trials.append(Trial(self.current, step, exposed))
-        if self._beaten is None:
-            self._beaten = step
-        elif step < self._beaten * (1 - GAIN):
-            self.best, self._beaten = self.current, step
-        if self._left:
-            self.current = self._left.pop(0)
+        assert self._contest
+        self._contest.tell(step, exposed)
+        if self._contest.current is None:
+            self.trials += self._contest.trials()
+            if winner := self._contest.winner():
+                self.best, self._settled = winner, 0
+            self._go_on()
         else:
-            self._next_field()
+            self.current = self._contest.current
 
-    def _next_field(self) -> None:
-        """The next one that has other values; the best is measured first."""
-        self.current, self._beaten = self.best, None
-        while self._fields and not self._left:
-            others = self._fields.pop(0)(self.best)
-            self._left = [each for each in dict.fromkeys(others) if each != self.best]
-        self.is_over = not self._left
+    def _go_on(self) -> None:
+        """The next contest: of the same field where its last one has changed it and it has more values, else of the
+        next field."""
+        self.current, self._contest = self.best, None
+        while self._left and self._settled < len(self._fields):
+            self._seen.add(self.best)
+            others = [each for each in dict.fromkeys(self._fields[self._next](self.best)) if each not in self._seen]
+            if others:
+                self._seen.update(others)
+                self._contest = Contest(self.best, others)
+                assert self._contest.current is not None
+                self.current = self._contest.current
+                return
+            self._next, self._settled = (self._next + 1) % len(self._fields), self._settled + 1
+            self._left -= 1
+            self._seen = set()
 
 
 def free_fields(

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine import proto
 from engine.comm.search import Search, as_text, fields_of, free_fields, from_json, to_json
+from engine.comm.settings import CommSettings
 from engine.errors import ConfigError, WeightsError
 from engine.host.cores import fewest_cores
 from engine.report.log import log
@@ -20,12 +21,11 @@ from engine.report.observer import Observer
 from engine.solver.modes import Mode
 
 if TYPE_CHECKING:
-    from engine.comm.settings import CommSettings
     from engine.comm.world import World
     from engine.data.feeder import Feeder
     from engine.solver.optimizer import Optimizer
 
-WARM_UP, TIMED = 2, 8  # iterations of each trial
+WARM_UP, TIMED = 1, 4  # iterations of each trial
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
@@ -79,13 +79,20 @@ class Tuner:
         same order. Raises WeightsError."""
         if chosen is None or self.is_done or ranks != self._world.size:
             return
-        try:
-            settings = from_json(chosen, self._optimizer.strategy.settings, self._free)
-        except ValueError as error:
-            raise WeightsError(f"{source}: what autotune has chosen cannot be read: {error}") from None
-        self._use(settings)
+        read = self._world.broadcast_object(self._read(chosen) if self._world.rank == 0 else None)
+        if not isinstance(read, CommSettings):
+            raise WeightsError(f"{source}: what autotune has chosen cannot be read: {read}")
+        self._use(read)
         self.is_done, self.chosen = True, chosen
-        log(f"autotune: as in the snapshot: {as_text(settings)}")
+        log(f"autotune: as in the snapshot: {as_text(read)}")
+
+    def _read(self, chosen: str) -> CommSettings | str:
+        """The settings, or why they cannot be read. Rank 0's, as in a search: hosts may have different numbers of
+        ranks, and so fields that are free."""
+        try:
+            return from_json(chosen, self._optimizer.strategy.settings, self._free)
+        except ValueError as error:
+            return str(error)
 
     def _use(self, settings: CommSettings) -> None:
         """Collective."""
@@ -109,10 +116,13 @@ class Tuner:
         self._times = []
         if all_times is not None:  # rank 0, whose search counts
             step, exposed = np.median(np.max(np.array(all_times), axis=0), axis=0)
+            known = len(search.trials)
             search.tell(float(step), float(exposed))
-            log(f"autotune: {search.trials[-1]}")
+            for trial in search.trials[known:]:
+                log(f"autotune: {trial}")
         current, self.is_done = self._world.broadcast_object((search.current, search.is_over))
         self._use(current)
         if self.is_done:
             self.chosen = to_json(current)
-            log(f"autotune: the fastest of {len(search.trials)} trials; to keep it: {as_text(current)}")
+            count = len({trial.settings for trial in search.trials})
+            log(f"autotune: the fastest of {count} settings; to keep it: {as_text(current)}")

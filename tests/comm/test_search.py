@@ -1,12 +1,14 @@
 """The search of autotune, on steps whose length is a formula."""
 
 from dataclasses import replace
+from itertools import count
 
+import numpy as np
 import pytest
 
 from engine import proto
-from engine.comm.search import Search, as_text, fields_of, free_fields, from_json, to_json
-from engine.comm.settings import MB, CommSettings, Reduction
+from engine.comm.search import SLOW_AFTER, Search, as_text, fields_of, free_fields, from_json, to_json
+from engine.comm.settings import LEAST_BYTES, MB, CommSettings, Reduction
 from engine.config import parse_solver
 
 BEGIN = CommSettings(servers=2, bucket_bytes=8 * MB, chunk_bytes=8 * MB)
@@ -19,11 +21,19 @@ class Ranks:
         self.size, self.local_size = size, local_size
 
 
+class Told(Search):
+    """told: how often."""
+
+    told = 0
+
+
 def searched(seconds, settings=BEGIN, given="", ranks=(4, 2), cores=16, **environ):
     param = parse_solver(f'net: "x" comm_param {{ {given} }}', "x").message.comm_param
-    search = Search(settings, fields_of(settings, param, Ranks(*ranks), cores, environ))
+    search = Told(settings, fields_of(settings, param, Ranks(*ranks), cores, environ))
     while not search.is_over:
         search.tell(seconds(search.current), 0.0)
+        search.told += 1
+        assert search.told < 3000
     return search
 
 
@@ -54,7 +64,7 @@ def best_is(**wanted):
 def test_the_fastest_settings_are_found(wanted):
     search = searched(best_is(**wanted))
     assert best_is(**wanted)(search.best) == pytest.approx(0.5)
-    assert search.current == search.best and len(search.trials) <= 14
+    assert search.current == search.best and len({trial.settings for trial in search.trials}) <= 20
 
 
 def test_what_is_not_clearly_faster_does_not_count():
@@ -62,12 +72,45 @@ def test_what_is_not_clearly_faster_does_not_count():
     assert searched(lambda settings: 1 - 0.03 * (settings.servers == 4)).best == replace(BEGIN, servers=4)
 
 
-def test_a_machine_that_becomes_faster_is_no_choice():
-    """The best is measured again beside each field's values: here all steps are shorter from the fourth trial on."""
-    calls = iter(range(100))
-    search = searched(lambda settings: 1.0 if next(calls) < 3 else 0.5)
-    assert search.best == BEGIN
-    assert [trial.settings for trial in search.trials].count(BEGIN) == 5
+def test_a_machine_that_changes_its_speed_is_no_choice():
+    """The best is measured beside each field's values in every round: steps become shorter once, or all the time, by
+    two percent from one trial to the next."""
+    for speed in (lambda trial: 0.5 if trial > 3 else 1.0, lambda trial: 0.98**trial):
+        calls = count()
+        assert searched(lambda settings, speed=speed, calls=calls: speed(next(calls))).best == BEGIN
+
+
+def test_a_value_that_wins_is_followed():
+    """To the smallest buckets, where each step is a little better."""
+    search = searched(lambda settings: 1 + 0.1 * np.log2(settings.bucket_bytes / MB * 8 + 1) + 0.2 * settings.servers)
+    assert search.best.bucket_bytes == LEAST_BYTES and search.best.servers == 1
+
+
+def test_noise_hides_no_winner_and_makes_none():
+    """Steps of a shared machine: each is off by 4%, and one in twenty by a half. What is chosen is, in 38 of 40 runs,
+    the best there is by the formula."""
+    wanted = {"servers": 1, "bucket": 2, "chunk": 2, "priority": True, "hierarchical": False}
+    true = best_is(**wanted)
+    best = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+
+        def seconds(settings, random=random):
+            return true(settings) * (1 + 0.04 * random.standard_normal()) * (1.5 if random.random() < 0.05 else 1)
+
+        best += true(searched(seconds).best) < 0.51
+    assert best >= 38
+
+
+def test_settings_that_are_slow_leave_early():
+    search = searched(lambda settings: 1 + (settings != BEGIN), given="chunk_mb: 8 servers: 2 algorithm: PLAIN")
+    assert search.told == 2 * (SLOW_AFTER * 3 + SLOW_AFTER * 2) // 2  # of buckets and of priority
+
+
+def test_the_search_ends_where_everything_always_wins():
+    calls = count()
+    search = searched(lambda settings: 0.9 ** next(calls) if settings.priority else 1.0)
+    assert search.is_over
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """What `comm_param { autotune: true }` chooses, beside settings that are given by hand, on rate-limited hosts.
 
-    python tools/bench/autotune.py --netlab netlab --links 10gbit,1gbit,200mbit --rounds 3
+    python tools/bench/autotune.py --netlab netlab --links 10gbit,1gbit,500mbit
 
 For each link two ranks of one thread each, a host each, first train as with `autotune` until it has chosen; then, in
-each round, 2 + 8 steps with every setting of a grid, with what was chosen and with the defaults, one after the other in
-the same processes. `netlab`: see comm.py; the link "here" is none: ranks of this host.
+each of --rounds, some steps with every setting of a grid, one after the other in the same processes. The setting of the
+least median is the best by hand. As the least of two dozen noisy medians it flatters itself: it is measured again,
+beside what was chosen and the defaults, in each of --finals, and only that counts. `netlab`: see comm.py; the link
+"here" is none: ranks of this host.
 
-Columns, by link: milliseconds of a step of the slowest rank, medians over the rounds of medians over the steps; a ratio
-is the median over the rounds of the ratios to the best of the grid, which is the setting of the least median.
+Columns, by link: milliseconds of a step of the slowest rank, medians over the finals of medians over the steps (for the
+worst of the grid: over the rounds); a ratio is the median over the finals of the ratios to the best by hand.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def work(options: argparse.Namespace) -> None:
     """Trains as one of the ranks that a launcher has started; rank 0 prints a line of JSON: name -> rounds' steps."""
     from engine import proto
     from engine.comm.search import as_text
-    from engine.comm.settings import MB
+    from engine.comm.settings import MB, CommSettings
     from engine.comm.world import world
     from engine.config import read_net
     from engine.data.source_shapes import SourceShapes
@@ -59,23 +61,33 @@ def work(options: argparse.Namespace) -> None:
     while not tuner.is_done:
         with tuner.iteration():
             step(net, training, next(count))
-    settings = {CHOSEN: optimizer.strategy.settings, DEFAULT: default}
+    finalists = {CHOSEN: optimizer.strategy.settings, DEFAULT: default}
+    settings = {}
     for bucket_mb, parts, priority, servers in itertools.product(*GRID.values()):
         size = bucket_mb * MB
         fields = {"bucket_bytes": size, "chunk_bytes": size // parts, "priority": priority, "servers": servers}
         one = replace(default, **fields)
         settings[as_text(one)] = one
-    found: dict[str, list[float]] = {name: [] for name in settings}
-    for _ in range(options.rounds):
-        for name, one in settings.items():
-            if one != optimizer.strategy.settings:
-                optimizer.communicate(one)
-            steps = [step(net, training, next(count)) for _ in range(WARM_UP + TIMED)][WARM_UP:]
-            every = ranks.gather(steps)
-            if every is not None:
-                found[name].append(1000 * statistics.median(map(max, zip(*every, strict=True))))
+
+    def measured(settings: dict[str, CommSettings], rounds: int) -> dict[str, list[float]]:
+        """By name, of each round; on rank 0."""
+        found: dict[str, list[float]] = {name: [] for name in settings}
+        for number in range(rounds):
+            for name, one in list(settings.items())[:: -1 if number % 2 else 1]:
+                if one != optimizer.strategy.settings:
+                    optimizer.communicate(one)
+                steps = [step(net, training, next(count)) for _ in range(WARM_UP + TIMED)][WARM_UP:]
+                every = ranks.gather(steps)
+                if every is not None:
+                    found[name].append(1000 * statistics.median(map(max, zip(*every, strict=True))))
+        return found
+
+    grid = measured(settings, options.rounds)
+    best = ranks.broadcast_object(min(grid, key=lambda name: statistics.median(grid[name])) if not ranks.rank else "")
+    finals = measured({**finalists, best: settings[best]}, options.finals)
     if ranks.rank == 0:
-        print(json.dumps({"chosen": as_text(settings[CHOSEN]), "link": str(ranks.links()), "steps": found}), flush=True)
+        chosen = as_text(finalists[CHOSEN])
+        print(json.dumps({"chosen": chosen, "link": str(ranks.links()), "grid": grid, "finals": finals}), flush=True)
     optimizer.wait()
     optimizer.close()
     ranks.close()
@@ -84,6 +96,7 @@ def work(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace, link: str) -> dict:
     me = [sys.executable, str(Path(__file__).resolve()), "--work", "--model", options.model]
     me += ["--batch", str(options.batch), "--precision", options.precision, "--rounds", str(options.rounds)]
+    me += ["--finals", str(options.finals)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     launcher = ["mpiexec", "-n", "2"] if link == "here" else [options.netlab, "run", "2"]
     if link != "here":
@@ -100,24 +113,25 @@ def measure(options: argparse.Namespace, link: str) -> dict:
 
 def lines(link: str, told: dict) -> list[str]:
     """A row for what was chosen, the best and the worst by hand, and the defaults."""
-    steps = told["steps"]
-    grid = {name: statistics.median(rounds) for name, rounds in steps.items() if name not in (CHOSEN, DEFAULT)}
-    best, worst = min(grid, key=grid.__getitem__), max(grid, key=grid.__getitem__)
+    finals, grid = told["finals"], {name: statistics.median(rounds) for name, rounds in told["grid"].items()}
+    worst = max(grid, key=grid.__getitem__)
+    (best,) = (name for name in finals if name not in (CHOSEN, DEFAULT))
     rows = [f"{link} ({told['link']})", f"  autotune chose {told['chosen']}"]
-    for what, name in ((CHOSEN, CHOSEN), (DEFAULT, DEFAULT), ("best by hand", best), ("worst by hand", worst)):
-        ratio = statistics.median(a / b for a, b in zip(steps[name], steps[best], strict=True))
+    for what, name in ((CHOSEN, CHOSEN), (DEFAULT, DEFAULT), ("best by hand", best)):
+        ratio = statistics.median(a / b for a, b in zip(finals[name], finals[best], strict=True))
         where = "" if name in (CHOSEN, DEFAULT) else f"  {name}"
-        rows.append(f"  {what:20s}{statistics.median(steps[name]):9.1f} ms{ratio:8.3f}{where}")
-    return rows
+        rows.append(f"  {what:20s}{statistics.median(finals[name]):9.1f} ms{ratio:8.3f}{where}")
+    return [*rows, f"  {'worst by hand':20s}{grid[worst]:9.1f} ms{'':8s}  {worst}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ROOT / "nets/googlenet.prototxt"))
     parser.add_argument("--batch", type=int, default=4, help="per rank")
-    parser.add_argument("--links", default="10gbit,1gbit,200mbit")
+    parser.add_argument("--links", default="10gbit,1gbit,500mbit")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of the grid")
+    parser.add_argument("--finals", type=int, default=12)
     parser.add_argument("--netlab", default="netlab")
     parser.add_argument("--json", metavar="FILE", help="all that was measured")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
