@@ -40,7 +40,7 @@ class ClassJudge:
         self._ignored = _ignored(layer)
         self._least = layer.type == "Accuracy" and layer.message.accuracy_param.min_is_better
 
-    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
+    def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
         """A batch: the two bottoms of the layer."""
         rows = np.moveaxis(scores, self._axis, -1)
         predicted = (rows.argmin(-1) if self._least else rows.argmax(-1)).ravel()
@@ -59,29 +59,32 @@ class ClassJudge:
 
 
 class LabelJudge:
-    """Several labels of each sample, each there or not. scores: float32 (samples, labels); there: whether the label is,
-    int8: 1, 0, or -1 where it does not count."""
+    """Several labels of each sample, each there or not. keys: of the samples in their sources; scores: float32
+    (samples, labels); there: whether the label is, int8: 1, 0, or -1 where it does not count."""
 
     def __init__(self, name: str, layer: Layer):
         self.name, self.count = name, int(np.prod(layer.shapes[0][1:]))
         self._ignored = _ignored(layer)
-        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self._rows: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+        self.keys: list[str] = []
         self.scores, self.there = np.zeros((0, self.count), np.float32), np.zeros((0, self.count), np.int8)
 
-    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
-        """A batch: the two bottoms of the layer."""
+    def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
+        """A batch: the two bottoms of the layer. keys: of its samples, which may have other rows than one each."""
         targets = labels.reshape(len(scores), -1)
         there = (targets >= 0.5).astype(np.int8)
         if self._ignored is not None:
             there[targets == self._ignored] = -1
-        self._rows.append((scores.reshape(there.shape).copy(), there))
+        names = list(keys) if len(keys) == len(there) else [""] * len(there)
+        self._rows.append((names, scores.reshape(there.shape).copy(), there))
 
     def gather(self, world: World) -> None:
         """Collective; rank 0 then has everything."""
         parts = world.gather(self._rows) or [self._rows]
         rows = [row for part in parts for row in part]
-        self.scores = np.concatenate([self.scores, *(scores for scores, _ in rows)])
-        self.there = np.concatenate([self.there, *(there for _, there in rows)])
+        self.keys += [key for keys, _, _ in rows for key in keys]
+        self.scores = np.concatenate([self.scores, *(scores for _, scores, _ in rows)])
+        self.there = np.concatenate([self.there, *(there for _, _, there in rows)])
 
 
 Judge = ClassJudge | LabelJudge
@@ -120,7 +123,8 @@ class Judges:
         self.results.watch(net, keys)
         for name, layer in _judging(net):
             if name in self._by_name:
-                self._by_name[name].add(*(net.tensors[blob].get() for blob in layer.bottoms[:2]))
+                scores, labels = (net.tensors[blob].get() for blob in layer.bottoms[:2])
+                self._by_name[name].add(scores, labels, keys)
 
     def gather(self, world: World) -> list[Judge]:
         """Collective. Returns the judges, on rank 0 with what all ranks have seen."""

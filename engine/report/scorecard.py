@@ -81,8 +81,11 @@ class Scorecard:
         if len(labels) <= 200:
             self._picture(_name(stem, "classes.png"), (7, height), lambda figure: draw_bars(figure, bars, labels))
 
-    def add_labels(self, blob: str, scores: np.ndarray, there: np.ndarray, names: Names, stem: str = "") -> None:
-        """Several labels of each sample: (samples, labels); there: 1, 0, or -1 where it does not count."""
+    def add_labels(
+        self, blob: str, scores: np.ndarray, there: np.ndarray, names: Names, stem: str, keys: Sequence[str]
+    ) -> None:
+        """Several labels of each sample, which has a key: (samples, labels); there: 1, 0, or -1 where it does not
+        count."""
         labels = list(names) or [str(number) for number in range(scores.shape[1])]
         curves = [roc(scores[there[:, i] >= 0, i], there[there[:, i] >= 0, i] > 0) for i in range(len(labels))]
         areas = np.array([curve.area for curve in curves])
@@ -96,6 +99,10 @@ class Scorecard:
         )
         header = ["label", "name", "threshold", "false positive rate", "true positive rate"]
         self._table(_name(stem, "roc.csv"), header, points)
+        header = ["sample", *labels, *(f"{name} score" for name in labels)]
+        known = ([int(y) if y >= 0 else "" for y in row] for row in there)
+        rows = ([key, *row, *found] for key, row, found in zip(keys, known, scores))
+        self._table(_name(stem, "scores.csv"), header, rows)
         self._found.setdefault("labels", {})[blob] = {
             "mean_auroc": _number(mean(areas)),
             "names": labels,

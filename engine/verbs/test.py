@@ -158,7 +158,7 @@ def _report(
         if isinstance(judge, ClassJudge):
             report.add_classes(judge.name, judge.counts, judge.by_pixel, names, stem)
         else:
-            report.add_labels(judge.name, judge.scores, judge.there, names, stem)
+            report.add_labels(judge.name, judge.scores, judge.there, names, stem, judge.keys)
     for name, found in evaluator.detections.items():
         stem = name if len(evaluator.detections) > 1 else ""
         count, mapped = max(found.boxes, default=0) + 1, label_names(config)

@@ -188,39 +188,32 @@ class Experiment:
         found = json.loads((folder / "report/report.json").read_text())["labels"]["scores"]
         run = {"arm": arm, "seed": seed, "labels": labels, "auroc": found["auroc"], "seconds": round(seconds, 1)}
         if seed == 1:
-            run["agrees"] = self._compared(folder, test, weights, found["auroc"])
+            run["agrees"] = self._compared(folder, test, labels, found["auroc"])
         self.results["runs"].append(run)
         write_json(self.path, self.results)
 
-    def _compared(self, folder: Path, test: list[str], weights: str, areas: list[float]) -> dict[str, float]:
-        """The largest differences of the areas: from those on four ranks, from scikit-learn's areas under the report's
-        curves, and from scikit-learn's of scores that extract_features computes anew, without the rewrites of the graph
-        that a test has: scores that differ by rounding only may then change places."""
-        differences = {}
+    def _compared(self, folder: Path, test: list[str], labels: list[str], areas: list[float]) -> dict[str, float]:
+        """The largest differences of the areas: from those on four ranks, and from scikit-learn's of the scores in
+        either report."""
+        differences, reports = {}, {"1 rank": "report"}
         if self._mpiexec:
+            reports["4 ranks"] = "report4"
             self._run(*test, "--report", "report4", folder=folder, before=[*self._mpiexec, "-n", "4"])
             four = json.loads((folder / "report4/report.json").read_text())["labels"]["scores"]["auroc"]
             differences["1 and 4 ranks"] = float(np.max(np.abs(np.subtract(areas, four))))
         try:
-            from sklearn.metrics import auc, roc_auc_score
+            from sklearn.metrics import roc_auc_score
         except ImportError:
             return differences
-        with open(folder / "report/roc.csv", newline="") as file:
-            points = list(csv.DictReader(file))
-        curves = [[row for row in points if int(row["label"]) == label] for label in range(len(areas))]
-        rates = [
-            [[float(row[f"{kind} positive rate"]) for row in curve] for kind in ("false", "true")] for curve in curves
-        ]
-        curve_areas = [auc(*each) for each in rates]
-        differences["scikit-learn, of the curves"] = float(np.max(np.abs(np.subtract(areas, curve_areas))))
-        batches = str(self._plan.test_mosaics // TEST_BATCH)
-        (folder / "scores.npz").unlink(missing_ok=True)
-        words = ["extract_features", weights, "net.prototxt", "scores,label", "scores.npz", batches]
-        self._run(*words, folder=folder)
-        with np.load(folder / "scores.npz") as arrays:
-            scores, there = arrays["scores"].reshape(-1, len(areas)), arrays["label"].reshape(-1, len(areas))
-        theirs = [roc_auc_score(there[:, label], scores[:, label]) for label in range(len(areas))]
-        differences["scikit-learn, of scores computed anew"] = float(np.max(np.abs(np.subtract(areas, theirs))))
+        for ranks, report in reports.items():
+            with open(folder / report / "scores.csv", newline="") as file:
+                rows = list(csv.DictReader(file))
+            theirs = [
+                roc_auc_score([int(row[name]) for row in rows], [float(row[f"{name} score"]) for row in rows])
+                for name in labels
+            ]
+            found = json.loads((folder / report / "report.json").read_text())["labels"]["scores"]["auroc"]
+            differences[f"scikit-learn, {ranks}"] = float(np.max(np.abs(np.subtract(found, theirs))))
         return differences
 
     def _train(self, folder: Path, rate: float, epochs: float, seed: int, more: list[str]) -> None:

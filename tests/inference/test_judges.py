@@ -78,6 +78,10 @@ def test_roc_of_labels(several, monkeypatch):
     table = rows(folder / "report/labels.csv")
     assert [float(row["auroc"] or "nan") for row in table][:4] == labels["auroc"][:4] and table[4]["auroc"] == ""
     assert [int(row["positive"]) for row in table] == (there == 1).sum(0).tolist()
+    table = rows(folder / "report/scores.csv")
+    assert [[float(row[f"{label} score"]) for label in range(5)] for row in table] == scores.tolist()
+    assert [[float(row[str(label)] or -1) for label in range(5)] for row in table] == there.tolist()
+    assert len({row["sample"] for row in table}) == 150 and table[0]["sample"]
     curve = [row for row in rows(folder / "report/roc.csv") if row["label"] == "1"]
     points = [[float(row[f"{kind} positive rate"]) for row in curve] for kind in ("false", "true")]
     assert metrics.auc(*points) == pytest.approx(labels["auroc"][1], abs=1e-9)
@@ -152,9 +156,9 @@ world().close()
 """
     script = several[0] / "run.py"
     script.write_text(program)
-    for kind, (folder, scores, there), ranks in (("several", several, 2), ("pixels", pixels, 4)):
+    for kind, (folder, scores, there) in (("several", several), ("pixels", pixels)):
         data(folder, scores, there)  # the two share a folder
-        done = run_ranks(ranks, [str(script), str(folder), kind], timeout=100)
+        done = run_ranks(4, [str(script), str(folder), kind], timeout=100)
         assert done.returncode == 0, done.stderr
         samples, found = json.loads(done.stdout)
         assert samples == len(scores)
