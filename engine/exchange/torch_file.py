@@ -147,6 +147,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO, room: int, **options: Any):
         super().__init__(file, **options)
         self._room = room
+        self.kinds: dict[str, str] = {}  # of the numbers of each storage, by its key
 
     def _dictionary(self, items: Iterable = ()) -> _Dictionary:
         """From a list of pairs where Python 2 wrote it. A pickle can name one list many times."""
@@ -174,16 +175,23 @@ class _Unpickler(pickle.Unpickler):
             raise _Refused("it refers to something that is no storage")
         if len(pid) > 5 and pid[5] is not None:
             raise _Refused("it has views of storages, which only files of PyTorch 0.1 have")
-        return _Storage(pid[1], str(pid[2]), int(pid[4]))
+        storage = _Storage(pid[1], str(pid[2]), int(pid[4]))
+        self.kinds[storage.key] = storage.dtype
+        return storage
 
 
-def _unpickled(file: BinaryIO, **options: Any) -> Any:
-    """The next object of a file, whose opcodes are looked at first."""
+def _unpickler(file: BinaryIO, **options: Any) -> _Unpickler:
+    """Of the next object of a file, whose opcodes are looked at first."""
     begin = file.tell()
     _check_opcodes(file)
     room = file.tell() - begin
     file.seek(begin)
-    return _Unpickler(file, room, **options).load()
+    return _Unpickler(file, room, **options)
+
+
+def _unpickled(file: BinaryIO, **options: Any) -> Any:
+    """The next object of a file."""
+    return _unpickler(file, **options).load()
 
 
 def _check_opcodes(file: BinaryIO) -> None:
@@ -241,13 +249,13 @@ def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
         raise ValueError("it begins as none does")
     for _ in range(2):
         _unpickled(file)
-    found = _unpickled(file, encoding="utf-8")
+    unpickler = _unpickler(file, encoding="utf-8")
+    found = unpickler.load()
     keys = _unpickled(file)
-    kinds: dict[str, str] = {lazy.storage.key: lazy.storage.dtype for lazy in _tensors(found).values()}
     contents = {}
     for key in map(str, keys):
         (count,) = struct.unpack("<q", file.read(8))
-        size = count * _bytes_of(kinds[key])
+        size = count * _bytes_of(unpickler.kinds[key])
         contents[key] = file.read(size)
         if count < 0 or len(contents[key]) != size:
             raise ValueError(f"storage {key} ends early")

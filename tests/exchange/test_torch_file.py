@@ -78,14 +78,19 @@ def test_weights_of_a_net_go_out_and_come_back(name, tmp_path):
 
 
 def write_old(path: Path) -> None:
-    """As PyTorch before 1.6: pickles one after the other, then the values."""
+    """As PyTorch before 1.6."""
     write_state(path, {"conv.bias": STATE["conv.bias"]})
     with zipfile.ZipFile(path) as archive:
         state, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
-    begin, keys = (pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, ["0"]))
+    path.write_bytes(as_old(state, {"0": (4, values)}))
+
+
+def as_old(pickled: bytes, storages: dict[str, tuple[int, bytes]]) -> bytes:
+    """Pickles one after the other, then the values. storages: by their key, how many numbers, and these."""
+    begin, keys = (pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, list(storages)))
     sizes = pickle.dumps({"little_endian": True, "type_sizes": {"short": 2}}, 2)
-    content = begin + pickle.dumps(1001, 2) + sizes + state + keys + struct.pack("<q", 4) + values
-    path.write_bytes(content)
+    content = b"".join(struct.pack("<q", count) + values for count, values in storages.values())
+    return begin + pickle.dumps(1001, 2) + sizes + pickled + keys + content
 
 
 def test_files_from_before_zip_are_read(tmp_path):
@@ -357,17 +362,25 @@ def test_kinds_of_files(tmp_path):
         kind_of(tmp_path / "gone")
 
 
+@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("model", ["state_dict", "model_state_dict"])
-def test_tensors_that_a_script_keeps_beside_the_model_are_not_the_model(model, tmp_path):
-    """As PyTorch's ImageNet example keeps its best accuracy."""
-    write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
-    with zipfile.ZipFile(tmp_path / "x.pth") as archive:
-        pickled, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
-    state = pickled.removeprefix(b"\x80\x02").removesuffix(b".")
-    tensor = state[state.index(b"ctorch._utils") : -1]
-    pickled = b"\x80\x02}(" + text("best_acc1") + tensor + text(model) + state + b"u."
-    (tmp_path / "x.pth.tar").write_bytes(as_zip(pickled, **{"data/0": values}))
-    assert list(read_state(tmp_path / "x.pth.tar")) == ["conv.bias"]
+def test_tensors_that_a_script_keeps_beside_the_model_are_not_the_model(model, old, tmp_path):
+    """As PyTorch's ImageNet example keeps its best accuracy, here in whole numbers."""
+    stored = {"conv.bias": STATE["conv.bias"], "best_acc1": STATE["bn.num_batches_tracked"]}
+    states, values = [], {}
+    for key, (name, array) in enumerate(stored.items()):
+        write_state(tmp_path / "x.pth", {name: array})
+        with zipfile.ZipFile(tmp_path / "x.pth") as archive:
+            state = archive.read("archive/data.pkl").removeprefix(b"\x80\x02").removesuffix(b".")
+        states.append(state.replace(text("0"), text(str(key))))
+        values[str(key)] = array.size, array.tobytes()
+    best = states[1][states[1].index(text("best_acc1")) : -1]
+    pickled = b"\x80\x02}(" + best + text(model) + states[0] + b"u."
+    content = as_zip(pickled, **{f"data/{key}": data for key, (_, data) in values.items()})
+    (tmp_path / "x.pth.tar").write_bytes(as_old(pickled, values) if old else content)
+    found = read_state(tmp_path / "x.pth.tar")
+    assert list(found) == ["conv.bias"]
+    np.testing.assert_array_equal(found["conv.bias"], STATE["conv.bias"])
 
 
 def text(name: str) -> bytes:
