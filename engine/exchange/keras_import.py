@@ -27,7 +27,8 @@ from engine.errors import EngineError, WeightsError, shape_text
 from engine.exchange.deploy_graph import DeployGraph, deploy_graph
 from engine.exchange.keras_order import UNKNOWN, channels_of, fits, in_caffes_order, is_flat
 from engine.exchange.kinds import KERAS_WEIGHTS
-from engine.files import check_writable, is_regular, reason
+from engine.exchange.net_maker import check_outputs
+from engine.files import is_regular, reason
 from engine.layers.affine import Affine
 from engine.layers.base import Layer
 from engine.layers.batch_norm import BatchNorm
@@ -57,12 +58,12 @@ def import_keras(
 ) -> list[str]:
     """Writes the caffemodel `weights` of a Keras file for the prototxt `net`; returns notes.
 
-    Raises EngineError where the net is not there, WeightsError for a file that cannot be read or lacks what the net
-    has.
+    Raises EngineError where the net is not there or would be written over, WeightsError for a file that cannot be read
+    or lacks what the net has.
     """
     if not onto:
         raise EngineError("Keras files have weights for a net that is there: write it, and give --onto", str(source))
-    check_writable(weights)
+    check_outputs(net, weights, onto=True)
     config = read_net(net)
     graph = deploy_graph(config)
     h5py = import_h5py("Keras files need", WeightsError, str(source))

@@ -256,6 +256,15 @@ def test_a_net_has_to_be_there(tmp_path, capsys):
     assert "write it, and give --onto" in capsys.readouterr().err
 
 
+def test_a_net_is_not_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x.h5", "keras 2")
+    (tmp_path / "net.prototxt").write_text(NET)
+    with pytest.raises(EngineError, match="expected two names, one for the net and one for its weights"):
+        import_keras("x.h5", tmp_path / "net.prototxt", "net.prototxt", onto=True)
+    assert (tmp_path / "net.prototxt").read_text() == NET
+
+
 @pytest.mark.parametrize("content", [b"", b"\x89HDF\r\n\x1a\n" + bytes(40), b"no HDF5"])
 def test_a_damaged_file_is_one_line(content, tmp_path, capsys):
     (tmp_path / "x.h5").write_bytes(content)
