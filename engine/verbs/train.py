@@ -1,7 +1,9 @@
 """Trains the net that a solver file names: from scratch, from the weights of an earlier training (--weights) or from a
 snapshot (--snapshot, --resume auto). Under mpiexec, every rank takes its share of the global batch: batch_size in the
 net is per rank. SIGINT and SIGTERM stop after the current iteration, with a snapshot. Several solvers, separated by
-commas, run in a row, each from the weights that the one before leaves; --resume auto goes on in the right one.
+commas, run in a row, each from the weights that the one before leaves; --resume auto goes on in the right one. In a
+solver, `adversarial` trains a second net against the first, comm_param's `mode` says whether ranks wait for each other
+(SYNC, LOCAL, ASYNC), and its `elastic` lets a run go on when ranks die.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ EXAMPLES = [
     "engine train --solver solver.prototxt --ranks 4 --max_restarts 10",
     "engine train --solver solver.prototxt --tensorboard runs/first --histograms 500",
     "engine train --solver init.prototxt,cycle.prototxt,collapse.prototxt --resume auto",
+    "mpiexec -n 4 engine train --solver solver.prototxt --set comm_param.mode=ASYNC",
+    "mpiexec --with-ft ulfm -n 4 engine train --solver solver.prototxt --set comm_param.elastic.keep_every=10",
 ]
 
 
