@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from engine.errors import EngineError
-from engine.files import atomic_write, check_writable, opened, read_bytes, reason
+from engine.files import atomic_write, check_writable, opened, read_bytes, reason, unfinished
 
 if TYPE_CHECKING:
     import onnx
@@ -252,17 +253,38 @@ def write_model(path: str | os.PathLike, model: onnx.ModelProto) -> None:
     data = Path(f"{path}.data")
     check_writable(path)
     check_writable(data)
-    is_new = not data.exists()
+    before = unfinished(data, "tmp") if os.path.lexists(data) else None  # the data of a model that is written over
     try:
         with atomic_write(path) as file, atomic_write(data) as weights:  # which takes its name first
             _move_weights(model, data.name, weights)
             file.write(_serialised(model, path))
             file.flush()
             os.fsync(file.fileno())  # where the disk is full, neither takes its name
+            if before:
+                _name_also(data, before)
     except BaseException:
-        if is_new:
-            data.unlink(missing_ok=True)
+        _put_back(data, before)
         raise
+    if before:
+        before.unlink()
+
+
+def _name_also(path: Path, other: Path) -> None:
+    """Gives a file another name, which stays its own when a new file takes the first one."""
+    try:
+        os.link(path, other, follow_symlinks=False)
+    except OSError:  # the file system has no links, or the system allows none of others' files
+        os.rename(path, other)
+
+
+def _put_back(path: Path, before: Path | None) -> None:
+    """After an error: what there was of this name. before: its other name, if it has got that; None: there was none."""
+    with contextlib.suppress(OSError):  # of a folder that has become read-only: what went wrong first is told
+        if before is None:
+            path.unlink(missing_ok=True)
+        elif os.path.lexists(before):
+            os.replace(before, path)
+            before.unlink(missing_ok=True)  # of one file that has both names still, the system has left it
 
 
 def _serialised(model: onnx.ModelProto, path: str | os.PathLike) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -322,3 +323,38 @@ def test_weights_beside_a_model_are_not_written_without_it(tmp_path, monkeypatch
     assert sorted(os.listdir(tmp_path)) == ["folder", "x.onnx", "x.onnx.data"]
     read = onnx.load(tmp_path / "x.onnx").graph.initializer[0]
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(read), np.arange(2000))
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("fails", [".onnx", ".onnx.data", None])
+def test_the_weights_beside_a_model_stay_where_another_cannot_be_written(fails, links, tmp_path, monkeypatch):
+    import onnx
+
+    def made(values):
+        weights = onnx.numpy_helper.from_array(values, "w")
+        return onnx.ModelProto(graph=onnx.GraphProto(name="net", initializer=[weights]))
+
+    monkeypatch.setattr("engine.exchange.onnx_file.MOST_BYTES", 1000)
+    first, second = np.arange(2000, dtype=np.float32), np.ones(3000, np.float32)
+    write_model(tmp_path / "x.onnx", made(first))
+    replace = os.replace
+
+    def failing(source, target):
+        if fails and str(target).endswith(fails) and Path(source).stat().st_size != first.nbytes:
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    def without(*names, **options):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("engine.files.os.replace", failing)
+    if not links:
+        monkeypatch.setattr("engine.exchange.onnx_file.os.link", without)
+    if fails:
+        with pytest.raises(EngineError, match=rf"x{fails}: cannot be written: Input/output error"):
+            write_model(tmp_path / "x.onnx", made(second))
+    else:
+        write_model(tmp_path / "x.onnx", made(second))
+    assert sorted(os.listdir(tmp_path)) == ["x.onnx", "x.onnx.data"]
+    read = onnx.load(tmp_path / "x.onnx").graph.initializer[0]
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(read), first if fails else second)
