@@ -143,7 +143,7 @@ world.gather_array = lambda values: in_place.append(world.board.numbers[board.PL
 tested = "test_iter: 1 test_interval: 2 snapshot_best: 'accuracy'"
 text, net, folder = "max_iter: 2 momentum: 0.9 snapshot: 2 " + tested + {comm!r}, digits_net(8) + {net!r}, {folder!r}
 solve(text, net, folder, world=world)
-assert in_place and set(in_place) == {{board.SNAPSHOT}} or {net!r}  # where tests need the whole, too
+assert board.SNAPSHOT in in_place and (len(set(in_place)) == 1 or {net!r})  # where tests need the whole, too
 solve(text, net, folder, world=world, restore=folder + "/net_iter_2.solverstate")
 assert max(pickled) < 10_000, max(pickled)  # of weights, 42 KB at a time
 world.close()

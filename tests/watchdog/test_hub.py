@@ -223,6 +223,7 @@ def test_deaths_of_which_the_reason_has_been_told_are_no_news(running, capfd):
 def late():
     """The address of a hub that refuses who comes in its first half second."""
     listener = socket.socket()
+    listener.settimeout(10)  # or a test whose code never comes would wait for it
     listener.bind(("127.0.0.1", 0))
 
     def listen() -> None:
