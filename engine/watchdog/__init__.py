@@ -33,10 +33,12 @@ What a rank leaves. MPI's files of shared memory outlive a rank that is killed: 
                             child PID                    forked by the rank: ends with it, unless it ends well
                             bye
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome
+                            here                         has heard it: from now on its end is its death
                             fail                                 answer: first, or late if another has failed before
                             complete                     nobody has anything left to do but to end
                             bye
-    sentinel -> hub         guard TOKEN                          answer: welcome; later perhaps: where, wait, stop
+    sentinel -> hub         guard TOKEN                          answer: welcome
+                            here                         answers, later perhaps: where, wait, stop
                             stuck SECONDS                        answer: where, or wait if it is not to be judged now
                             at RANK PID HOST IDLE STATE WAITS TEXT   answers `where`; see report.Answer
 """

@@ -28,6 +28,7 @@ class Hub:
         self.listeners: list[socket.socket] = []  # until all ranks and sentinels have come
         self.listens_again_at: float | None = None
         self.strangers: dict[socket.socket, tuple[float, Lines]] = {}  # without the token, since when; the oldest first
+        self.welcomed: dict[socket.socket, str] = {}  # with it, but they may have hung up; as in ranks, "" for a guard
         self.ranks: dict[socket.socket, str] = {}  # connection -> "rank 3 (pid 77 on host)"
         self.expected, self.joined = 0, 0  # ranks
         self.guards: set[socket.socket] = set()
@@ -67,7 +68,7 @@ class Hub:
         """Nobody is to come any more."""
         self.ignore()
         self.listens_again_at = None
-        for connection in list(self.strangers):
+        for connection in (*self.strangers, *self.welcomed):
             self.drop(connection)
         for listener in self.listeners:
             listener.close()
@@ -114,22 +115,34 @@ class Hub:
             self.hear_rank(connection, word)
         elif connection in self.guards:
             self.hear_guard(connection, word, list(rest))
+        elif connection in self.welcomed:
+            self.enrol(connection, word)
         elif connection in self.strangers:
-            self.enrol(connection, word, *rest)
+            self.welcome(connection, word, *rest)
 
-    def enrol(self, connection: socket.socket, word: str, token: str = "", *rest: str) -> None:
+    def welcome(self, connection: socket.socket, word: str, token: str = "", *rest: str) -> None:
         """Raises ValueError where somebody does not know the token, or does not say who they are."""
         if word not in ("rank", "guard") or not secrets.compare_digest(token.encode(), self.token.encode()):
             raise ValueError(word)
+        name = ""
         if word == "rank":
             rank, pid, host = rest
-            self.ranks[connection] = rank_name(rank, pid, host)
+            name = rank_name(rank, pid, host)
+        _, lines = self.strangers.pop(connection)
+        lines.most = MOST_BYTES
+        self.welcomed[connection] = name
+        send(connection, "welcome")
+
+    def enrol(self, connection: socket.socket, word: str) -> None:
+        """Somebody who has heard the welcome, once: who has waited too long for it hangs up, and comes again. Raises
+        ValueError where they say anything else."""
+        if word != "here":
+            raise ValueError(word)
+        if name := self.welcomed.pop(connection):
+            self.ranks[connection] = name
             self.joined += 1
         else:
             self.guards.add(connection)
-        _, lines = self.strangers.pop(connection)
-        lines.most = MOST_BYTES
-        send(connection, "welcome")
 
     @property
     def has_everybody(self) -> bool:
@@ -229,6 +242,7 @@ class Hub:
     def drop(self, connection: socket.socket) -> None:
         self.selector.unregister(connection)
         self.strangers.pop(connection, None)
+        self.welcomed.pop(connection, None)
         self.ranks.pop(connection, None)
         self.guards.discard(connection)
         connection.close()

@@ -11,18 +11,20 @@ CONNECT_SECONDS = 2.0
 # refuse some.
 JOIN_SECONDS, JOIN_PAUSE = 20.0, 0.2
 SIOCGIFADDR = 0x8915
-WELCOME = b"welcome\n"
+WELCOME, HERE = b"welcome\n", b"here\n"
 MOST_BYTES = 64 << 10  # of a line from somebody known; all are shorter
 
 
 def connect(addresses: list[str], hello: str) -> socket.socket | None:
-    """The first of the addresses that answers, or None. Hosts may own the same private address: hence `hello`."""
+    """The first of the addresses that answers, or None. Hosts may own the same private address: hence `hello`. The hub
+    may read it, and answer, when this side has given up the connection: only HERE says that the answer has come."""
     for address in addresses:
         host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
             connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
             connection.sendall(hello.encode() + b"\n")
             if connection.recv(len(WELCOME)) == WELCOME:
+                connection.sendall(HERE)
                 connection.settimeout(None)
                 return connection
             connection.close()

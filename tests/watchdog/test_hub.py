@@ -29,7 +29,6 @@ class Running:
         self.hub = Hub(self.selector)
         (self.address,) = self.hub.open(addresses_for("host"))
         self.goes_on, self.thread = True, threading.Thread(target=self.run)
-        self.thread.start()
 
     def run(self) -> None:
         while self.goes_on:
@@ -55,10 +54,17 @@ class Running:
 
 
 @pytest.fixture
-def running():
+def asleep():
+    """A hub that hears nobody until its thread is started."""
     running = Running()
     yield running
     running.end()
+
+
+@pytest.fixture
+def running(asleep):
+    asleep.thread.start()
+    return asleep
 
 
 def is_hung_up(connection: socket.socket) -> bool:
@@ -146,9 +152,32 @@ def test_a_stranger_may_have_a_descriptor_beyond_the_thousandth():
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     hub.admit(socket.socket(fileno=fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 1024)))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    ours.sendall(f"rank {hub.token} 0 77 there\n".encode())
+    ours.sendall(f"rank {hub.token} 0 77 there\nhere\n".encode())
     hub.drop_strangers(time.monotonic() + hubs.STRANGER_SECONDS)
     assert list(hub.ranks.values()) == ["rank 0 (pid 77 on there)"] and not hub.strangers
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1])
+def test_a_connection_that_was_given_up_is_neither_a_rank_nor_a_death(asleep, seconds, monkeypatch, capfd):
+    """A busy host: the hub reads the first hello of a rank before, or after, that comes again."""
+    hub = asleep.hub
+    hub.expected = 2
+    with monkeypatch.context() as impatient:
+        impatient.setattr("engine.watchdog.wire.CONNECT_SECONDS", 0.1)
+        assert asleep.enrol(3) is None and asleep.enrol(kind="guard") is None
+    threading.Timer(seconds, asleep.thread.start).start()
+    if not seconds:
+        time.sleep(0.2)
+    dies, guard = asleep.enrol(3), asleep.enrol(kind="guard")
+    other, another = asleep.enrol(1), asleep.enrol(kind="guard")
+    assert dies and guard and other and another and not hub.ended and capfd.readouterr().err == ""
+    dies.close()
+    for each in (guard, another):
+        each.settimeout(10)
+        assert each.recv(16) == b"stop\n"
+    told = capfd.readouterr().err
+    assert hub.joined == 2 and told.startswith("engine: rank 3 (pid 77 on there) died") and told.count("\n") == 1
+    other.close()
 
 
 LIMITED = """
@@ -232,7 +261,8 @@ def late():
         connection, _ = listener.accept()
         assert connection.recv(100)
         connection.sendall(WELCOME)
-        connection.recv(1)  # until they hang up
+        while connection.recv(100):  # until they hang up
+            pass
         connection.close()
 
     thread = threading.Thread(target=listen)

@@ -220,7 +220,7 @@ def test_the_hub_names_nobody_before_all_have_joined(capfd):
         pairs = [socket.socketpair() for _ in range(joined)]
         for number, (ours, theirs) in enumerate(pairs):
             hub.admit(theirs)
-            ours.sendall(f"rank {hub.token} {number} {10 + number} n1\n".encode())
+            ours.sendall(f"rank {hub.token} {number} {10 + number} n1\nhere\n".encode())
         for event in (None, pairs[1][0].close):
             if event:
                 event()
