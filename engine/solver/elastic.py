@@ -41,8 +41,17 @@ def refuse(solver: Solver) -> None:
 
 def make(solver: Solver) -> Elastic | None:
     """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
-    logged."""
-    if not solver.param.comm_param.HasField("elastic") or solver.world.size == 1:
+    logged. Raises CommError where there are too few ranks: of the stage before some may have died in its end."""
+    param, size = solver.param.comm_param, solver.world.size
+    if not param.HasField("elastic"):
+        return None
+    if size < param.elastic.min_ranks:
+        raise CommError(
+            f"there {'are' if size > 1 else 'is'} {size} rank{'s' if size > 1 else ''}, and "
+            f"comm_param.elastic.min_ranks is {param.elastic.min_ranks}: start as many, with --resume auto where some "
+            "have died"
+        )
+    if size == 1:
         return None
     why = solver.world.outlive()
     if why:

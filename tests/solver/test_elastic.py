@@ -6,6 +6,8 @@ import pytest
 
 from engine import proto
 from engine.comm.world import World
+from engine.errors import CommError
+from engine.solver import elastic
 from engine.solver.calendar import Calendar
 from engine.solver.elastic_param import divide
 from tests.mpi import outliving, run_ranks
@@ -173,6 +175,22 @@ def test_one_rank_needs_nobody(tmp_path):
     solve("comm_param { elastic { } }", digits_net(), tmp_path / "a")
     solve("", digits_net(), tmp_path / "b")
     assert different(in_files(tmp_path / "a", 20), in_files(tmp_path / "b", 20)) == []
+
+
+@pytest.mark.parametrize("size, words", [(1, "there is 1 rank, and"), (2, "there are 2 ranks, and")])
+def test_a_stage_does_not_begin_with_too_few(size, words):
+    """As many as a death at the end of the stage before has left."""
+    world = World()
+    solver = make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net(), world=world)
+    world.size = size
+    with pytest.raises(CommError, match=rf"{words} comm_param\.elastic\.min_ranks is 3: start as many, with --resume"):
+        elastic.make(solver)
+    world.size = 3
+    assert elastic.make(solver) is None  # a World of one process cannot outlive any
+    world.size = 1
+    with pytest.raises(CommError, match="there is 1 rank, and"):
+        solver.solve()
+    solver.close()
 
 
 @pytest.mark.parametrize(
