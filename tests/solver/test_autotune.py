@@ -1,11 +1,20 @@
 """comm_param { autotune: true }: the first iterations try settings, and are training like any other."""
 
 import re
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from engine import proto
 from engine.comm.mpi_world import mpi_library
+from engine.comm.search import to_json
+from engine.comm.settings import CommSettings, Reduction
+from engine.comm.world import World
 from engine.config import parse_solver
+from engine.errors import WeightsError
+from engine.solver.tuner import Tuner
 from engine.weights import read_solverstate
 from tests.mpi import run_ranks
 from tests.solver.harness import assert_refused, different, digits_net, in_files
@@ -68,6 +77,46 @@ def test_on_several_hosts_the_sum_by_hosts_is_tried_too(tmp_path):
     assert [algorithm for _, algorithm in tried] == ["PLAIN", "HIERARCHICAL"]
     chosen = re.findall(r"the fastest of 2 settings; to keep it: (comm_param \{.*\})", done.stderr)
     assert len(chosen) == 1 and chosen[0] in dict(tried)
+
+
+class Uneven(World):
+    """One of three ranks on two hosts; the ranks run one after the other. told: what rank 0 has broadcast so far."""
+
+    size = 3
+
+    def __init__(self, rank: int, told: list):
+        self.rank, self.local_size, self._told, self._heard = rank, 2 if rank < 2 else 1, told, iter(told)
+
+    def broadcast_object(self, value, root=0):
+        if self.rank == root:
+            self._told.append(value)
+        return value if self.rank == root else next(self._heard)
+
+
+class Reducing:
+    """What a tuner sees of an optimizer: it takes other settings."""
+
+    def __init__(self, cores: tuple[int, ...] | None):
+        self.param = proto.SolverParameter()
+        self.strategy = SimpleNamespace(settings=CommSettings(2, cores))
+
+    def communicate(self, settings: CommSettings) -> None:
+        self.strategy.settings = settings
+
+
+@pytest.mark.parametrize(("chosen", "error"), [(True, None), (False, "x.solverstate: what autotune has chosen cannot")])
+def test_ranks_of_uneven_hosts_go_on_with_the_same_settings(chosen, error):
+    """The algorithm is free on the host of two ranks only; each rank's servers keep their own cores."""
+    told, found = [], []
+    wanted = CommSettings(2, bucket_bytes=1 << 20, chunk_bytes=1 << 19, reduction=Reduction(hierarchical=True))
+    for rank in range(3):
+        world, optimizer = Uneven(rank, told), Reducing((2 * rank, 2 * rank + 1))
+        tuner = Tuner(optimizer, None, world)
+        with pytest.raises(WeightsError, match=error) if error else nullcontext():
+            tuner.restore(to_json(wanted) if chosen else "[]", 3, "x.solverstate")
+        found.append(optimizer.strategy.settings)
+    if chosen:
+        assert found == [replace(wanted, cores=(2 * rank, 2 * rank + 1)) for rank in range(3)]
 
 
 @pytest.mark.mpi
