@@ -31,7 +31,7 @@ def refuse(solver: Solver) -> None:
     feeders = (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators))
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
     if any(feeder.own_items for feeder in feeders):
-        lost = "data of which each rank has a source of its own (%#)"
+        lost = "data of which each rank has a source of its own (%# or stage_part)"
     if lost and solver.param.comm_param.HasField("elastic"):
         raise ConfigError(
             f"comm_param.elastic does not go together with {lost}: take one of them out",
