@@ -51,11 +51,18 @@ adversarial { discriminator: "discriminator.prototxt" score: "score"
 """
 
 
-def write(folder: Path, fields: str = "", batch: int = 16, generator: str = GENERATOR, discriminator: str = "") -> Path:
+def write(
+    folder: Path,
+    fields: str = "",
+    batch: int = 16,
+    generator: str = GENERATOR,
+    discriminator: str = DISCRIMINATOR,
+    solver: str = SOLVER,
+) -> Path:
     """The three files; returns the solver's. fields: of adversarial."""
     (folder / "generator.prototxt").write_text(generator % {"digits": DIGITS, "batch": batch})
-    (folder / "discriminator.prototxt").write_text(discriminator or DISCRIMINATOR)
-    (folder / "solver.prototxt").write_text(SOLVER % fields)
+    (folder / "discriminator.prototxt").write_text(discriminator)
+    (folder / "solver.prototxt").write_text(solver % fields)
     return folder / "solver.prototxt"
 
 
@@ -323,10 +330,8 @@ def wrong(message: str, fields: str = "", **files: str):
     return pytest.param(message, fields, files, id=message[:40])
 
 
-def without(text: str, layer: str) -> str:
-    return "".join(f"\nlayer{each}" for each in text.split("\nlayer")[1:] if f'name: "{layer}"' not in each)
-
-
+NET_OF_SOLVER, MEET = 'discriminator: "discriminator.prototxt"', 'meet { input: "picture" real: "digit" made: "made" }'
+PLATEAU = '"plateau" gamma: 0.1'
 NO_PATH = DISCRIMINATOR.replace('bottom: "picture" top: "d1"', 'bottom: "picture" propagate_down: false top: "d1"')
 FIXED = GENERATOR.replace("convolution_param", "param { lr_mult: 0 } param { lr_mult: 0 } convolution_param").replace(
     "inner_product_param", "param { lr_mult: 0 } param { lr_mult: 0 } inner_product_param"
@@ -381,6 +386,22 @@ STILL = DISCRIMINATOR.replace(
             discriminator=DISCRIMINATOR.replace('top: "score"', 'top: "d"')
             + 'layer { name: "s" type: "Sigmoid" bottom: "d" top: "score" }',
         ),
+        wrong("adversarial.discriminator is missing; give the file", solver=SOLVER.replace(NET_OF_SOLVER, "")),
+        wrong("adversarial.score is missing; give the blob", solver=SOLVER.replace('score: "score"', "")),
+        wrong("adversarial has no meet; give meet { input", solver=SOLVER.replace(MEET, "")),
+        wrong("real and made are the same blob", solver=SOLVER.replace('made: "made"', 'made: "digit"')),
+        wrong(
+            "lr_scaling is for the base_lr of both nets",
+            "discriminator_solver { base_lr: 0.01 }",
+            solver=SOLVER + "lr_scaling { base_batch: 16 }",
+        ),
+        wrong("lr_policy plateau follows one loss", solver=SOLVER.replace('"fixed"', PLATEAU) + "plateau_winsize: 3"),
+        wrong("lr_policy plateau follows one loss", f"discriminator_solver {{ lr_policy: {PLATEAU} }}"),
+        wrong(
+            "max_epoch: with more than one of discriminator_steps",
+            "discriminator_steps: 2",
+            solver=SOLVER.replace("max_iter: 20", "max_epoch: 2"),
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_line(tmp_path, monkeypatch, message, fields, files):
@@ -399,6 +420,11 @@ def test_what_does_not_go_together_is_one_line(tmp_path, monkeypatch, message, f
         ("iter_size=2", "expected iter_size 1, got 2"),
         ("ema=0.9", "ema does not go with adversarial"),
         ("comm_param.mode=ASYNC", "comm_param.mode: ASYNC does not go with adversarial"),
+        ("comm_param.mode=LOCAL", "comm_param.mode: LOCAL does not go with adversarial"),
+        ("comm_param.autotune=true", "comm_param.autotune does not go together with adversarial, which has two nets"),
+        ("comm_param.elastic.keep_every=5", "comm_param.elastic does not go together with adversarial, which has two"),
+        ("batch_growth.stepvalue=4", "batch_growth does not go with adversarial"),
+        ("memory_budget_mb=100", "memory_budget_mb does not go with adversarial"),
         ("comm_param.shard_updates=true", "shard_updates does not go with adversarial"),
         ("adversarial.discriminator=nowhere.prototxt", "adversarial.discriminator 'nowhere.prototxt' is not in"),
     ],

@@ -6,12 +6,21 @@ import pytest
 
 from engine import proto
 from engine.comm.world import World
-from engine.errors import CommError
+from engine.errors import CommError, ConfigError
 from engine.solver import elastic
 from engine.solver.calendar import Calendar
 from engine.solver.elastic_param import divide
 from tests.mpi import outliving, run_ranks
-from tests.solver.harness import assert_refused, different, digits_net, distance, in_files, make_solver, solve
+from tests.solver.harness import (
+    DIGITS,
+    assert_refused,
+    different,
+    digits_net,
+    distance,
+    in_files,
+    make_solver,
+    solve,
+)
 
 HOLD, SHRINK = proto.ElasticParameter.HOLD, proto.ElasticParameter.SHRINK
 ITERATIONS = 60
@@ -81,6 +90,8 @@ def survived(folder, deaths, text, ranks=4):
     told = re.findall(
         r"Rank (.*) died in iteration (\d+); the others \((\d)\) go on after iteration (\d+), (.*)", done.stderr
     )
+    took = [float(seconds) for *_, rest in told for seconds in re.findall(r"\(([\d.]+) s\)", rest)]
+    assert len(took) == len(told) and max(took, default=0) < 5, took
     return told, int(samples.pop()), log
 
 
@@ -230,3 +241,11 @@ def test_samples_are_counted_on_in_other_batches():
 )
 def test_what_does_not_go_together(text, words):
     assert_refused(text, words)
+
+
+def test_sources_of_single_ranks_are_refused(tmp_path):
+    """With a rank its samples would be lost."""
+    (tmp_path / "part0").symlink_to(DIGITS / "digits_train_lmdb")
+    net = digits_net().replace(f"{DIGITS}/digits_train_lmdb", f"{tmp_path}/part%#")
+    with pytest.raises(ConfigError, match=r"net\.prototxt:1:\d+: .* with data of which each rank has a source of"):
+        make_solver("comm_param { elastic { } }", net)

@@ -168,9 +168,10 @@ def test_bad_input(text):
     assert_refused(text, BAD[text])
 
 
-def test_synchronised_batch_norm_is_refused():
+@pytest.mark.parametrize("mode", ["LOCAL", "ASYNC"])
+def test_synchronised_batch_norm_is_refused(mode):
     net = digits_net().replace(
         'layer { name: "relu"', 'layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" } layer { name: "relu"'
     )
-    with pytest.raises(EngineError, match=r"mode: LOCAL does not go together with synchronised BatchNorm \(bn_sync"):
-        make_solver("comm_param { mode: LOCAL }", f"bn_sync: true {net}")
+    with pytest.raises(EngineError, match=rf"mode: {mode} does not go together with synchronised BatchNorm \(bn_sync"):
+        make_solver(f"comm_param {{ mode: {mode} }}", f"bn_sync: true {net}")

@@ -225,11 +225,19 @@ world.close()
 """
 
 
+APART = {
+    "comm_param { mode: ASYNC }": "comm_param.mode: ASYNC does not go together with model_parallel, for which ranks",
+    "comm_param { mode: LOCAL }": "comm_param.mode: LOCAL does not go together with model_parallel, for which ranks",
+    "comm_param { elastic { } }": "comm_param.elastic does not go together with model_parallel, of which each rank",
+}
+
+
 @pytest.mark.mpi
 def test_what_does_not_go_together_is_refused():
     net = digits_net(8)
     cases = [
         ("clip_gradients: 1", net + divided("ip1", "ip1")),
+        *[(text, net + divided("ip1", "ip1")) for text in APART],
         ("", net.replace("num_output: 8", "num_output: 7") + divided("conv", "conv")),
         ("", net.replace("num_output: 32", "num_output: 32 transpose: true") + divided("ip1", "ip1")),
         ("", net.replace("param { lr_mult: 1 }", "param { lr_mult: 0 }") + divided("conv", "conv")),
@@ -237,11 +245,13 @@ def test_what_does_not_go_together_is_refused():
     done = run_ranks(2, REFUSED.format(cases=cases))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 4, done.stdout
+    assert len(lines) == 7, done.stdout
     assert "clip_gradients does not go together with model_parallel" in lines[0]
-    assert "expected a num_output that 2 parts divide, got 7" in lines[1]
-    assert "needs transpose False, got True" in lines[2]
-    assert "an lr_mult of 0" in lines[3]
+    for line, words in zip(lines[1:4], APART.values(), strict=True):
+        assert words in line and "net.prototxt:1:" in line
+    assert "expected a num_output that 2 parts divide, got 7" in lines[4]
+    assert "needs transpose False, got True" in lines[5]
+    assert "an lr_mult of 0" in lines[6]
 
 
 DRIFT = """
