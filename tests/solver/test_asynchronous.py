@@ -222,29 +222,32 @@ def test_snapshots_and_tests(tmp_path):
 SOLVER = """
 net: "{folder}/train.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "Adam" random_seed: 7 display: 1
 max_iter: {iterations} snapshot: {snapshot} snapshot_prefix: "{folder}/net"
-comm_param {{ mode: ASYNC max_staleness: 2 }}
+comm_param {{ {mode} }}
 """
+MODES = {"ASYNC": "mode: ASYNC max_staleness: 2", "LOCAL": "mode: LOCAL sync_every: 4"}
 
 
-def begin(folder, iterations: int, word: str, snapshot: int = 10):
+def begin(folder, iterations: int, word: str, snapshot: int = 10, mode: str = "ASYNC"):
     """A run of two ranks that has said `word`."""
     (folder / "train.prototxt").write_text(digits_net(8))
-    (folder / "solver.prototxt").write_text(SOLVER.format(folder=folder, iterations=iterations, snapshot=snapshot))
+    fields = {"folder": folder, "iterations": iterations, "snapshot": snapshot, "mode": MODES[mode]}
+    (folder / "solver.prototxt").write_text(SOLVER.format(**fields))
     process = start(folder, 2)
     assert process.stderr and any(word in line for line in process.stderr)
     return process
 
 
 @pytest.mark.mpi
-def test_a_rank_that_is_killed(tmp_path):
-    process = begin(tmp_path, 400, "Iteration 12")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rank_that_is_killed(tmp_path, mode):
+    process = begin(tmp_path, 400, "Iteration 12", mode=mode)
     pid = pid_of_rank(1)
     assert pid
     os.kill(pid, signal.SIGKILL)
     rest = process.communicate(timeout=60)[1]
-    assert process.returncode != 0 and "the last snapshot is" in rest, rest[-2000:]
-    (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path, iterations=410, snapshot=10))
-    status, errors = train(tmp_path, 2, "--resume", "auto")
+    last = re.search(r"the last snapshot is \S+_iter_(\d+)", rest)
+    assert process.returncode != 0 and last, rest[-2000:]
+    status, errors = train(tmp_path, 2, "--resume", "auto", "--set", f"max_iter={int(last[1]) + 20}")
     assert status == 0 and "Going on after iteration" in errors, errors[-2000:]
 
 

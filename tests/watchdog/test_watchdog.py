@@ -49,9 +49,23 @@ def wait_for(process: subprocess.Popen, text: str) -> None:
     ("ranks", "victim", "servers"), [(2, 0, 2), pytest.param(2, 1, 0, marks=pytest.mark.slow), (4, 2, 2)]
 )
 def test_a_stopped_rank_is_named(tmp_path, ranks, victim, servers):
-    process = train(tmp_path, ranks, servers, "--watchdog", str(SECONDS))
+    stop_one(tmp_path, train(tmp_path, ranks, servers, "--watchdog", str(SECONDS)), victim, "Iteration 60,")
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ASYNC", "LOCAL"])
+def test_a_stopped_rank_is_named_where_ranks_do_not_wait_for_each_other(tmp_path, mode):
+    """Between two snapshots, for which they do."""
+    words = ("--watchdog", str(SECONDS), "--set", f"comm_param.mode={mode}", "--set", "snapshot=100")
+    stop_one(tmp_path, train(tmp_path, 2, 1, *words), 1, "Snapshotting solver state", ", loss = ")
+
+
+def stop_one(tmp_path, process: subprocess.Popen, victim: int, *said: str) -> None:
+    """Stops a rank of a run that has said all this, and reads what the run says of it."""
     try:
-        wait_for(process, "Iteration 60,")
+        for text in said:
+            wait_for(process, text)
         stopped = pid_of_rank(victim)
         os.kill(stopped, signal.SIGSTOP)
         begin = time.monotonic()
