@@ -36,7 +36,7 @@ def outliving() -> list[str]:
     """The options of mpiexec with which the others go on when a rank dies; skips the test where it has none."""
     version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
     if "Open MPI" not in version:
-        pytest.skip("needs Open MPI 5: make test-mpi")
+        pytest.skip("needs Open MPI 5: make test-mpi-openmpi")
     return ["--with-ft", "ulfm"]
 
 
