@@ -1,4 +1,4 @@
-"""The scripts of examples/python, as a user runs them, and the figures that they print."""
+"""The scripts of examples, as a user runs them: the figures that those in Python print, and what others refuse."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from engine.examine.check import check_file
 from tests.mpi import REPO
 
 
@@ -59,3 +60,44 @@ def test_python_loss(tmp_path):
 def test_fine_tune(trained):
     from_scratch, fine_tuned = figures(run("fine_tune.py", trained[0]), "test accuracy")
     assert fine_tuned > from_scratch > 0.6
+
+
+def script(name, *words):
+    command = [sys.executable, str(REPO / "examples" / name), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_full_video_gan_has_the_guides_parameters(tmp_path):
+    """PRACE's Best Practice Guide, section 6.1: 131 and 81 million. No weights are made."""
+    assert script("adversarial/video_gan.py", "--size", "full", "--source", tmp_path, "--to", tmp_path).returncode == 0
+    found = {name: check_file(f"{tmp_path}/video_{name}.prototxt") for name in ("generator", "discriminator")}
+    assert not any(report.errors for report in found.values())
+    counts = {name: {net.parameters for net in report.nets} for name, report in found.items()}
+    assert counts == {"generator": {131_572_643}, "discriminator": {81_368_641}}
+    shapes = [dict(layer.tops).get("made") for layer in found["generator"].nets[0].layers]
+    assert (1, 3, 6, 128, 128) in shapes
+
+
+@pytest.mark.parametrize(
+    "name, words, said",
+    [
+        ("shapes/make_shapes.py", ["out", "--train", "0"], "--train and --test: expected numbers above 0"),
+        ("shapes/make_shapes.py", ["out", "--test", "many"], "argument --test: invalid int value: 'many'"),
+        ("shapes/make_shapes.py", ["file", "--train", "1"], "file: cannot be written: "),
+        ("volumes/make_volumes.py", ["out", "--test", "-3"], "--train and --test: expected numbers above 0"),
+        ("volumes/make_volumes.py", ["file"], "file: cannot be written: "),
+        ("adversarial/moving_digits.py", ["out", "--clips", "3"], "--clips: expected 4 or more, got 3"),
+        ("adversarial/moving_digits.py", ["file"], "file: cannot be written: "),
+        ("adversarial/video_gan.py", ["--size", "huge"], "argument --size: invalid choice: 'huge'"),
+        ("adversarial/video_gan.py", ["--to", "nowhere"], "nowhere: cannot be written: "),
+        ("adversarial/video_gan.py", ["--to", "file"], "file: cannot be written: "),
+        ("adversarial/video_gan.py", ["--source", 'a"b'], "--source and --test_list: expected names without quotes"),
+    ],
+)
+def test_what_the_scripts_refuse_is_one_line(name, words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    done = script(name, *words)
+    assert done.returncode in (1, 2) and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert done.returncode == 2 or len(done.stderr.splitlines()) == 1  # after the usage
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and not (tmp_path / "file").read_text()

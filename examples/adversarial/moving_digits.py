@@ -6,6 +6,7 @@ folders and lists of a camera's clips.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import lmdb
@@ -40,21 +41,31 @@ def clip(digit: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
     return frames
 
 
+def write(folder: Path, part: str, count: int, generator: np.random.Generator) -> None:
+    """So many clips of a part, and their list."""
+    pictures, lines = digits(f"digits_{part}_lmdb"), []
+    for number in range(count):
+        frames = folder / part / f"{number:04}"
+        frames.mkdir(parents=True, exist_ok=True)
+        for frame, pixels in enumerate(clip(pictures[number % len(pictures)], generator), start=1):
+            Image.fromarray(pixels).save(frames / f"image_{frame:04}.png")
+        lines.append(f"{frames.absolute()} {FRAMES} 0\n")
+    (folder / f"{part}.txt").write_text("".join(lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Makes clips of moving digits.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--clips", type=int, default=400, help="for training; a quarter as many for tests")
     options = parser.parse_args()
+    if options.clips < 4:
+        parser.error(f"--clips: expected 4 or more, got {options.clips}")
     generator = np.random.default_rng(1)
-    for part, count in (("train", options.clips), ("test", options.clips // 4)):
-        pictures, lines = digits(f"digits_{part}_lmdb"), []
-        for number in range(count):
-            folder = options.folder / part / f"{number:04}"
-            folder.mkdir(parents=True, exist_ok=True)
-            for frame, pixels in enumerate(clip(pictures[number % len(pictures)], generator), start=1):
-                Image.fromarray(pixels).save(folder / f"image_{frame:04}.png")
-            lines.append(f"{folder.absolute()} {FRAMES} 0\n")
-        (options.folder / f"{part}.txt").write_text("".join(lines))
+    try:
+        write(options.folder, "train", options.clips, generator)
+        write(options.folder, "test", options.clips // 4, generator)
+    except OSError as error:
+        sys.exit(f"{options.folder}: cannot be written: {error}")
 
 
 if __name__ == "__main__":

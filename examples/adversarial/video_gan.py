@@ -157,8 +157,13 @@ def main() -> None:
     options = parser.parse_args()
     size = SIZES[options.size]
     lists = {"TRAIN": f"{options.source}/train.txt", "TEST": f"{options.source}/{options.test_list}"}
-    (options.to / "video_generator.prototxt").write_text(generator(size, lists))
-    (options.to / "video_discriminator.prototxt").write_text(discriminator(size))
+    if set('"\\\n') & set("".join(lists.values())):
+        parser.error("--source and --test_list: expected names without quotes, backslashes and line ends")
+    try:
+        (options.to / "video_generator.prototxt").write_text(generator(size, lists))
+        (options.to / "video_discriminator.prototxt").write_text(discriminator(size))
+    except OSError as error:
+        sys.exit(f"{options.to}: cannot be written: {error}")
 
 
 if __name__ == "__main__":

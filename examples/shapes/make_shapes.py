@@ -9,6 +9,7 @@ instances_test.json, with masks as runs.
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -79,47 +80,57 @@ def voc(name, objects):
     return "\n".join([*lines, "</annotation>", ""])
 
 
+def write(folder, part, count, draw):
+    """So many pictures of a part, and what both formats say of them."""
+    names, images, annotations = [f"{part}_{number:04d}" for number in range(count)], [], []
+    for number, name in enumerate(names, 1):
+        pixels, mask, objects = scene(draw)
+        Image.fromarray(pixels).save(folder / f"JPEGImages/{name}.png")
+        palette = Image.fromarray(mask).convert("P")
+        palette.putpalette(PALETTE)
+        palette.save(folder / f"SegmentationClass/{name}.png")
+        (folder / f"Annotations/{name}.xml").write_text(voc(name, objects))
+        images.append({"id": number, "file_name": f"{name}.png", "width": SIDE, "height": SIDE})
+        for kind, inside in objects:
+            x1, y1, x2, y2 = corners(inside)
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": COCO_IDS[kind],
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                    "area": int(inside.sum()),
+                    "iscrowd": 0,
+                    "segmentation": {"size": [SIDE, SIDE], "counts": runs(inside)},
+                }
+            )
+    for kind in ("Main", "Segmentation"):
+        (folder / f"ImageSets/{kind}/{part}.txt").write_text("\n".join([*names, ""]))
+    categories = [{"id": number, "name": name} for name, number in COCO_IDS.items()]
+    content = {"images": images, "categories": categories, "annotations": annotations}
+    (folder / f"instances_{part}.json").write_text(json.dumps(content))
+    print(f"{count} pictures with {len(annotations)} objects in {folder}: {part}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--train", type=int, default=1000, help="pictures to train with (default: 1000)")
     parser.add_argument("--test", type=int, default=200, help="pictures to test with (default: 200)")
     options = parser.parse_args()
-    for part in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
-        (options.folder / part).mkdir(parents=True, exist_ok=True)
+    if options.train < 1 or options.test < 1:
+        parser.error("--train and --test: expected numbers above 0")
     labels = {"background": 0, **CLASSES}
     items = [f'item {{ name: "{name}" label: {label} display_name: "{name}" }}\n' for name, label in labels.items()]
-    (options.folder / "labelmap.prototxt").write_text("".join(items))
     draw = np.random.default_rng(1)
-    for part, count in (("train", options.train), ("test", options.test)):
-        names, images, annotations = [f"{part}_{number:04d}" for number in range(count)], [], []
-        for number, name in enumerate(names, 1):
-            pixels, mask, objects = scene(draw)
-            Image.fromarray(pixels).save(options.folder / f"JPEGImages/{name}.png")
-            palette = Image.fromarray(mask).convert("P")
-            palette.putpalette(PALETTE)
-            palette.save(options.folder / f"SegmentationClass/{name}.png")
-            (options.folder / f"Annotations/{name}.xml").write_text(voc(name, objects))
-            images.append({"id": number, "file_name": f"{name}.png", "width": SIDE, "height": SIDE})
-            for kind, inside in objects:
-                x1, y1, x2, y2 = corners(inside)
-                annotations.append(
-                    {
-                        "id": len(annotations) + 1,
-                        "image_id": number,
-                        "category_id": COCO_IDS[kind],
-                        "bbox": [x1, y1, x2 - x1, y2 - y1],
-                        "area": int(inside.sum()),
-                        "iscrowd": 0,
-                        "segmentation": {"size": [SIDE, SIDE], "counts": runs(inside)},
-                    }
-                )
-        for folder in ("Main", "Segmentation"):
-            (options.folder / f"ImageSets/{folder}/{part}.txt").write_text("\n".join([*names, ""]))
-        categories = [{"id": number, "name": name} for name, number in COCO_IDS.items()]
-        content = {"images": images, "categories": categories, "annotations": annotations}
-        (options.folder / f"instances_{part}.json").write_text(json.dumps(content))
-        print(f"{count} pictures with {len(annotations)} objects in {options.folder}: {part}")
+    try:
+        for part in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
+            (options.folder / part).mkdir(parents=True, exist_ok=True)
+        (options.folder / "labelmap.prototxt").write_text("".join(items))
+        for part, count in (("train", options.train), ("test", options.test)):
+            write(options.folder, part, count, draw)
+    except OSError as error:
+        sys.exit(f"{options.folder}: cannot be written: {error}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ ball, 2 shell; and train.txt and test.txt, the lists of files that HDF5Data read
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import h5py
@@ -38,14 +39,19 @@ def main():
     parser.add_argument("--train", type=int, default=200, help="volumes to train with (default: 200)")
     parser.add_argument("--test", type=int, default=40, help="volumes to test with (default: 40)")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.train < 1 or options.test < 1:
+        parser.error("--train and --test: expected numbers above 0")
     draw = np.random.default_rng(1)
-    for part, count in (("train", options.train), ("test", options.test)):
-        path = options.folder / f"{part}.h5"
-        with h5py.File(path, "w") as file:
-            file["volume"], file["label"] = volumes(count, draw)
-        (options.folder / f"{part}.txt").write_text(f"{path}\n")
-        print(f"{count} volumes in {path}")
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        for part, count in (("train", options.train), ("test", options.test)):
+            path = options.folder / f"{part}.h5"
+            with h5py.File(path, "w") as file:
+                file["volume"], file["label"] = volumes(count, draw)
+            (options.folder / f"{part}.txt").write_text(f"{path}\n")
+            print(f"{count} volumes in {path}")
+    except OSError as error:
+        sys.exit(f"{options.folder}: cannot be written: {error}")
 
 
 if __name__ == "__main__":
