@@ -207,6 +207,20 @@ def test_nets_for_several_labels_take_all_weights_but_the_last(name, last, tmp_p
     assert [layer.data_param.source.split("/")[-1] for layer in mine.layer[:2]] == ["train_lmdb", "val_lmdb"]
 
 
+@pytest.mark.parametrize("name, inputs", [("vgg16", 4096), ("resnet50", 2048), ("densenet121", 1024)])
+def test_nets_for_14_labels_are_the_published_ones_but_for_the_last_layer(name, inputs, tmp_path):
+    (tmp_path / "labels.txt").write_text("".join(f"finding {number}\n" for number in range(14)))
+    words = [sys.executable, ROOT / "nets/multi_label.py", name, "--data", tmp_path]
+    (tmp_path / "net.prototxt").write_text(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    found = check_file(str(tmp_path / "net.prototxt"))
+    assert not found.errors and {phase for net in found.nets for phase in net.phases} == {"TRAIN", "TEST"}
+    for net in found.nets:
+        scores, loss = net.layers[-2:]
+        assert scores.tops == [("scores", (16, 14))] and loss.type == "SigmoidCrossEntropyLoss" and net.has_loss
+        parameters = sum(layer.parameters for layer in net.layers if layer.type != "BatchNorm")
+        assert parameters == PARAMETERS[name] - (1000 - 14) * (inputs + 1)
+
+
 def test_nets_for_several_labels_name_the_file_that_is_missing(tmp_path):
     words = [sys.executable, ROOT / "nets/multi_label.py", "vgg16", "--data", tmp_path]
     done = subprocess.run(words, capture_output=True, text=True)
