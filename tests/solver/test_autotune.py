@@ -66,6 +66,7 @@ def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_on_several_hosts_the_sum_by_hosts_is_tried_too(tmp_path):
     given = "autotune: true servers: 1 bucket_mb: 1 chunk_mb: 1 priority: false"
     words = ("--set", "max_iter=70", "--set", "test_initialization=false")
