@@ -56,6 +56,7 @@ ZIP = b"PK\x03\x04"  # how files begin
 PICKLE = b"\x80"  # its first opcode, which says the version
 _MODELS = ("state_dict", "model", "model_state_dict")  # how training scripts call it beside what else they keep
 _DEEPEST = 100  # tuples within each other; PyTorch's own go to 3. Python's hash() of a million of them ends the process
+_MOST_OBJECTS = 100_000  # of a tuple, with those of tuples in it
 
 # Tensors may share values, as tied weights do: a file of n bytes may give as many as this for each, and a few more.
 _BYTES_FOR_EACH = 16
@@ -173,6 +174,8 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> _Storage:
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or pid[1] not in _STORAGES.values():
             raise _Refused("it refers to something that is no storage")
+        if not isinstance(pid[2], str | int):  # the text of others may be of any length
+            raise _Refused("it refers to a storage by something that is no name")
         if len(pid) > 5 and pid[5] is not None:
             raise _Refused("it has views of storages, which only files of PyTorch 0.1 have")
         storage = _Storage(pid[1], str(pid[2]), int(pid[4]))
@@ -196,13 +199,14 @@ def _unpickled(file: BinaryIO, **options: Any) -> Any:
 
 def _check_opcodes(file: BinaryIO) -> None:
     """Raises ValueError for opcodes that take memory for numbers that they give, whatever follows (a memo's number is
-    never larger than the opcodes before it are many), and for tuples too deep within each other.
+    never larger than the opcodes before it are many), and for tuples too deep within each other, or of too many objects
+    where each counts as often as it is named: Python's hash() takes so long.
 
-    The unpickler's stack and memo are followed, with the depth of each object in its place.
+    The unpickler's stack and memo are followed, with (depth, objects) of each object in its place.
     """
-    stack: list[int] = []
+    stack: list[tuple[int, int]] = []
     marks: list[int] = []
-    memo: dict[Any, int] = {}
+    memo: dict[Any, tuple[int, int]] = {}
     for opcode, argument, place in pickletools.genops(file):
         name, before = opcode.name, opcode.stack_before
         if name == "BYTEARRAY8" or (name == "LONG_BINPUT" and (argument or 0) > (place or 0)):
@@ -222,10 +226,14 @@ def _check_opcodes(file: BinaryIO) -> None:
             first = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
             if first < (marks[-1] if marks else 0):
                 raise ValueError(f"the opcode {name} at byte {place} finds too few objects")
-            depth = max(stack[first:], default=0) + name.startswith("TUPLE")
+            is_tuple = name.startswith("TUPLE") or name == "FROZENSET"
+            depth = max((depth for depth, _ in stack[first:]), default=0) + is_tuple
+            objects = 1 + is_tuple * sum(objects for _, objects in stack[first:])
             if depth > _DEEPEST:
                 raise ValueError(f"more than {_DEEPEST} tuples within each other")
-            stack[first:] = [depth] * len(opcode.stack_after)
+            if objects > _MOST_OBJECTS:
+                raise ValueError(f"a tuple of more than {_MOST_OBJECTS} objects")
+            stack[first:] = [(depth, objects)] * len(opcode.stack_after)
 
 
 def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:

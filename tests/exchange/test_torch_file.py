@@ -184,6 +184,25 @@ def test_tuples_within_each_other_do_not_end_the_process(tmp_path):
     assert "x.pth: truncated or no state dictionary (more than 100 tuples within each other)" in done.stderr
 
 
+DOUBLED = b"K\x01" + b"2\x86" * 60  # a pair of the same pair of the same pair: 2^60 numbers to whoever walks through it
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        (b"}" + DOUBLED + b"Ns.", "a tuple of more than 100000 objects"),
+        (
+            b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n]X\x03\x00\x00\x00cpuK\x01tQ.",
+            "by something that is no name",
+        ),
+    ],
+)
+def test_nothing_is_walked_through_that_doubles_at_each_level(pickled, message, tmp_path, capsys):
+    (tmp_path / "x.pth").write_bytes(as_zip(b"\x80\x02" + pickled))
+    assert main(["import", f"{tmp_path}/x.pth", f"{tmp_path}/x.prototxt", f"{tmp_path}/x.caffemodel"]) == 1
+    assert message in capsys.readouterr().err
+
+
 MANY = b"(" + b"".join(b"K%cK\x01\x86" % i for i in range(99)) + b"l"  # pairs
 
 
