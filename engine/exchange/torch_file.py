@@ -217,6 +217,8 @@ def _check_opcodes(file: BinaryIO) -> None:
             marks.pop()
         elif name.endswith("GET"):
             stack.append(memo[argument])
+        elif name == "DUP":
+            stack.append(stack[-1])
         elif name.endswith("PUT"):
             memo[argument] = stack[-1]
         elif name == "MEMOIZE":
