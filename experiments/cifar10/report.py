@@ -73,9 +73,16 @@ def difference(a: Mapping[int, dict], b: Mapping[int, dict]) -> Estimate | None:
 
 
 def staleness(runs: Mapping[int, dict]) -> str:
-    """The mean over the runs, of what their gradients were behind in updates; "" of arms that wait."""
-    values = [run["mean_staleness"] for run in runs.values() if "mean_staleness" in run]
-    return str(Estimate.of(values)) if values else ""
+    """What gradients were behind in updates, the mean over the runs and the most in any; "" of arms that wait.
+
+    The mean of ranks that compute one gradient at a time is (ranks - 1) / ranks, whatever the bound: only the most
+    tells how far the fast ones went ahead.
+    """
+    found = [run for run in runs.values() if "staleness" in run]
+    if not found:
+        return ""
+    most = max(int(stale) for run in found for stale in run["staleness"])
+    return f"{Estimate.of([run['mean_staleness'] for run in found])}, {most}"
 
 
 def verdict(comparison: Comparison, runs: Runs) -> str:
@@ -107,7 +114,7 @@ def lines(content: Mapping) -> Iterator[str]:
         first = comparison.arms[0]
         yield from ("", f"### {comparison.title}", "")
         stale = any("staleness" in run for arm in present for run in runs[arm].values())
-        last = " staleness, mean |" if stale else ""
+        last = " staleness: mean, most |" if stale else ""
         yield f"| | top-1, % | difference to the first | seeds | diverged | processor minutes, a run | epochs |{last}"
         yield "|---|---|---|---|---|---|---|" + ("---|" if stale else "")
         for arm in present:

@@ -258,7 +258,7 @@ def _iteration(path: Path) -> int:
 def staleness(log: str) -> dict:
     """The last histogram of a log of asynchronous training, in percent of the gradients, and its mean; empty without.
 
-    A process counts from its own beginning: of a run that was killed, this is what came after it was resumed.
+    Each histogram is of the gradients since the snapshot before.
     """
     found = STALENESS.findall(log)
     if not found:
