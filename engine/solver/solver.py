@@ -117,7 +117,7 @@ class Solver:
         """The net to train. Raises ConfigError where this class does not train what the solver asks for."""
         if self.param.HasField("adversarial"):
             raise ConfigError(
-                "adversarial: two nets that train each other; that is for engine train and engine check alone",
+                "adversarial: two nets that train each other; that is for engine train, check and verify alone",
                 self.config.place("adversarial"),
             )
         return net_of_solver(self.config, proto.TRAIN)

@@ -84,7 +84,10 @@ def work(options: argparse.Namespace) -> None:
 
     grid = measured(settings, options.rounds)
     best = ranks.broadcast_object(min(grid, key=lambda name: statistics.median(grid[name])) if not ranks.rank else "")
-    finals = measured({**finalists, best: settings[best]}, options.finals)
+    # Each settings once, whatever they are called.
+    once = {one: name for name, one in {**finalists, best: settings[best]}.items()}
+    found = measured({name: one for one, name in once.items()}, options.finals)
+    finals = {name: found[once[one]] for name, one in {**finalists, best: settings[best]}.items()}
     if ranks.rank == 0:
         chosen = as_text(finalists[CHOSEN])
         print(json.dumps({"chosen": chosen, "link": str(ranks.links()), "grid": grid, "finals": finals}), flush=True)
@@ -131,7 +134,7 @@ def main() -> None:
     parser.add_argument("--links", default="10gbit,1gbit,500mbit")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--rounds", type=int, default=3, help="of the grid")
-    parser.add_argument("--finals", type=int, default=12)
+    parser.add_argument("--finals", type=int, default=24)
     parser.add_argument("--netlab", default="netlab")
     parser.add_argument("--json", metavar="FILE", help="all that was measured")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
