@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from PIL import Image
 
 from engine import config, proto
+from engine.cli import main
 from engine.examine.check import check_file
 from engine.graph.build import kept
 from tests.shared import SHARED, needs_shared
@@ -212,6 +214,11 @@ def test_nets_for_14_labels_are_the_published_ones_but_for_the_last_layer(name, 
     (tmp_path / "labels.txt").write_text("".join(f"finding {number}\n" for number in range(14)))
     words = [sys.executable, ROOT / "nets/multi_label.py", name, "--data", tmp_path]
     (tmp_path / "net.prototxt").write_text(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    Image.new("RGB", (32, 32)).save(tmp_path / "x.png")
+    (tmp_path / "list.txt").write_text(f"x.png {' '.join('01' * 7)}\n" * 16)
+    for part in ("train", "val"):
+        names = [str(tmp_path), str(tmp_path / "list.txt"), str(tmp_path / f"{part}_lmdb")]
+        assert main(["convert_imageset", "--resize_width", "256", "--resize_height", "256", *names]) == 0
     found = check_file(str(tmp_path / "net.prototxt"))
     assert not found.errors and {phase for net in found.nets for phase in net.phases} == {"TRAIN", "TEST"}
     for net in found.nets:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
 LARC_POLICIES = ("scale", "clip")
-LEAST_FLOAT = 2.0**-149  # above zero
+LEAST_FLOAT = 2.0**-126  # above zero, as denormals count as zero
 Complaint = tuple[str, str]  # field, what is wrong with it
 
 # Fields that must lie in [least, below). The constants of an update rule are declared with it.

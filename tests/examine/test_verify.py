@@ -147,13 +147,15 @@ def test_batch_norm_of_each_rank_and_of_all(tmp_path, sync):
     assert status == 0 and "2 ranks train as 1 does" in out, out + err
 
 
-NORMALISED = adversarial.DISCRIMINATOR.replace(
-    'layer { name: "d_relu"', 'layer { name: "d_norm" type: "BatchNorm" bottom: "d1" top: "d1" }\nlayer { name: "d_relu"'
+PLAIN = adversarial.DISCRIMINATOR
+NORMALISED = PLAIN.replace(
+    'layer { name: "d_relu"',
+    'layer { name: "d_norm" type: "BatchNorm" bottom: "d1" top: "d1" }\nlayer { name: "d_relu"',
 )
 SEVERAL = 'discriminator_steps: 3 discriminator_solver { type: "SGD" base_lr: 0.02 momentum: 0.9 }'
 
 
-@pytest.mark.parametrize("fields, discriminator", [("", NORMALISED), (SEVERAL, ""), ("generator_steps: 2", "")])
+@pytest.mark.parametrize("fields, discriminator", [("", NORMALISED), (SEVERAL, PLAIN), ("generator_steps: 2", PLAIN)])
 def test_two_nets_that_train_each_other(tmp_path, fields, discriminator):
     """Statistics of BatchNorm are a rank's own: the one rank, which takes all batches at once, has to follow."""
     path = adversarial.write(tmp_path, fields, batch=8, discriminator=discriminator)
