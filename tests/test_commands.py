@@ -47,6 +47,7 @@ NOT_RUN = {
     "engine test --model nets/resnet50.prototxt": "needs ImageNet",
     "python tools/bench/": "measures for minutes; tests/test_bench.py",
     "python experiments/cifar10/run.py": "trains for hours",
+    "python experiments/mosaics/run.py": "trains for an hour; tests/test_experiments.py",
 }
 # Lines that are not compared: "...", and what another machine or another MPI says otherwise.
 OTHERWISE = re.compile(r"\.\.\.$|MPI {3}|ranks {4}|ranks 0-1 |warning {4}| *$")

@@ -209,7 +209,7 @@ def test_mosaics_are_labelled_trained_and_scored(tmp_path):
     runs = runs_of(tmp_path)
     assert [run["arm"] for run in runs] == ["fine-tuned", "from scratch"]
     assert all(run["labels"] == ["class0", "class1", "class2"] and len(run["auroc"]) == 3 for run in runs)
-    assert all(run["agrees"]["scikit-learn, of the curves"] < 1e-6 for run in runs)
+    assert all(run["agrees"]["scikit-learn, 1 rank"] < 1e-6 for run in runs)
     assert "| label | fine-tuned | from scratch | margin |" in done.stdout and "| mean |" in done.stdout
     # a mosaic of two reds, a green and a blue has three labels, whatever its places
     for line in (tmp_path / "data/train.txt").read_text().splitlines()[:5]:
