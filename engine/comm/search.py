@@ -99,12 +99,16 @@ class Search:
     """
 
     def __init__(self, settings: CommSettings, fields: Sequence[Others]):
-        self.current = self.best = settings
+        self.best = settings
         self.trials: list[Trial] = []
         self._fields, self._next, self._settled, self._left = list(fields), 0, 0, PASSES * len(fields)
         self._seen: set[CommSettings] = set()  # since the field began
         self._contest: Contest | None = None
         self._go_on()
+
+    @property
+    def current(self) -> CommSettings:
+        return (self._contest and self._contest.current) or self.best
 
     @property
     def is_over(self) -> bool:
@@ -119,21 +123,17 @@ class Search:
             if winner := self._contest.winner():
                 self.best, self._settled = winner, 0
             self._go_on()
-        else:
-            self.current = self._contest.current
 
     def _go_on(self) -> None:
         """The next contest: of the same field where its last one has changed it and it has more values, else of the
         next field."""
-        self.current, self._contest = self.best, None
+        self._contest = None
         while self._left and self._settled < len(self._fields):
             self._seen.add(self.best)
             others = [each for each in dict.fromkeys(self._fields[self._next](self.best)) if each not in self._seen]
             if others:
                 self._seen.update(others)
                 self._contest = Contest(self.best, others)
-                assert self._contest.current is not None
-                self.current = self._contest.current
                 return
             self._next, self._settled = (self._next + 1) % len(self._fields), self._settled + 1
             self._left -= 1

@@ -2,10 +2,9 @@
 
 Both runs see the same samples: the one rank, which is rank 0 by itself, takes the batches of all ranks one after the
 other and adds up their gradients; with synchronised BatchNorm and in adversarial training, which need them at once, as
-one large batch. After each
-iteration rank 0 compares the two, parameter by parameter, in the order in which backward computes them; then the one
-rank takes the weights of the many. So both compute on the same bits: where weights differ by rounding, some ReLU is at
-zero, or two pixels of a maximum are equal, and gradients would differ by far more.
+one large batch. After each iteration rank 0 compares the two, parameter by parameter, in the order in which backward
+computes them; then the one rank takes the weights of the many. So both compute on the same bits: where weights differ
+by rounding, some ReLU is at zero, or two pixels of a maximum are equal, and gradients would differ by far more.
 """
 
 from __future__ import annotations
@@ -107,10 +106,10 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
             world.agree(lambda: 0).finish()  # the others wait for rank 0, asleep
             _step(many)
             keys, losses = world.gather(_taken(many)), world.gather(many.state.recent_loss[-1])
-            parts = many.model_parallel.gather(lambda placed: _gradient(many.optimizer, placed))
-            parts = parts, many.model_parallel.weights()
+            gradients = many.model_parallel.gather(lambda placed: _gradient(many.optimizer, placed))
+            weights = many.model_parallel.weights()
             if compare and keys and losses:
-                compare.iteration(keys, losses, *parts)
+                compare.iteration(keys, losses, gradients, weights)
     finally:
         if compare:
             show(compare.to_text())
