@@ -12,7 +12,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -90,6 +91,13 @@ class _Copy:
             evaluator.samples = samples
 
 
+class _Done(NamedTuple):
+    """by_all: whether all ranks that are left have come to its end."""
+
+    result: bool | None
+    by_all: bool
+
+
 class Elastic:
     """keep() after every iteration, and outlive() around all of them."""
 
@@ -117,27 +125,38 @@ class Elastic:
         self._copies.reverse()
         self._copies[-1].take(solver)
 
-    def outlive(self, train: Callable[[], bool]) -> bool:
-        """Returns what train() does, which is called again after ranks have died. Raises CommError where too few are
-        left."""
-        world = self._solver.world
+    def outlive(self, train: Callable[[], bool], end: Callable[[bool, bool], None]) -> bool:
+        """Returns what train() does, which is called again after ranks have died. Then end(that, whether for the first
+        time) tells of it, again where it could not on some rank, or the rank that speaks for all has died. Raises
+        CommError where too few are left."""
         self._take_copy()
-        while True:
-            finished, well = False, True
-            try:
-                finished = train()
-            except CommError:
-                if not world.has_lost_ranks:
-                    raise
-                well = False
-                world.revoke()  # the others meet here, too
-            if world.consents(well):  # or some would go on while others have come to the end
-                if world.has_lost_ranks:
-                    self._leave_behind()
-                world.end_with_the_first()
-                return finished
+        while not (trained := self._do(train)).by_all:
             with self._solver.signals:  # which end the run when it goes on
                 self._go_on()
+        speaker, told, first = -1, trained, True
+        while speaker != self._left[0] or not told.by_all:
+            speaker = self._left[0]
+            told = self._do(partial(end, bool(trained.result), first))
+            if not told.by_all:
+                self._leave_behind()
+            first = False
+        self._solver.world.end_with_the_first()
+        return bool(trained.result)
+
+    def _do(self, work: Callable[[], bool | None]) -> _Done:
+        """Collective. Where a rank dies in it without keeping another from its end, the others leave it behind."""
+        world, result, well = self._solver.world, None, True
+        try:
+            result = work()
+        except CommError:
+            if not world.has_lost_ranks:
+                raise
+            well = False
+            world.revoke()  # the others meet here, too
+        by_all = world.consents(well)  # or some would go on while others have come to the end
+        if by_all and world.has_lost_ranks:
+            self._leave_behind()
+        return _Done(result, by_all)
 
     def _go_on(self) -> None:
         solver, world, begin = self._solver, self._solver.world, time.monotonic()
@@ -154,7 +173,7 @@ class Elastic:
         )
 
     def _leave_behind(self) -> None:
-        """Who has died where all others have come to the end: a stage that follows begins without them."""
+        """Who has died where all others have come to the end: what follows begins without them."""
 
         def rejoin() -> None:
             self._solver.optimizer.rejoin()

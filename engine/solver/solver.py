@@ -279,10 +279,10 @@ class Solver:
         try:
             self.signals.on_stop = self._say_stop
             self.elastic = elastic.make(self)
-            finished = self.elastic.outlive(self._train) if self.elastic else self._train()
-            with nullcontext() if finished else self.signals:
-                end_all(self.observers, self._recorder.trace())  # once: who outlives a rank may have more to train
-            log("Optimization Done." if finished else "Optimization stopped early.")
+            if self.elastic:
+                return self.elastic.outlive(self._train, self._tell_end)
+            finished = self._train()
+            self._tell_end(finished)
             return finished
         except BaseException:
             log_own_skipped(self._feeders)
@@ -305,6 +305,12 @@ class Solver:
         if finished:
             self._finish()
         return finished
+
+    def _tell_end(self, finished: bool, first: bool = True) -> None:
+        """first: False where a rank has died meanwhile, and the others tell it again, without what the trace had."""
+        with nullcontext() if finished else self.signals:
+            end_all(self.observers, self._recorder.trace() if first else None)
+        log("Optimization Done." if finished else "Optimization stopped early.")
 
     def run(self, until: int, until_lost: bool = False) -> bool:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or

@@ -38,11 +38,17 @@ from engine.solver.solver import Solver
 from engine.solver.resume import take_prefix
 
 class Death(Observer):
+    def wants_trace(self, iteration):
+        return True
+
     def step(self, record):
         die_if(record.iteration)
 
     def end(self, trace):
-        print("end", number, flush=True)
+        die_if("the end")
+        world().gather(number)
+        die_if("after a gather of the end")
+        print("end", number, trace is not None, flush=True)
 
 def die_if(place):
     if %(deaths)r.get(number) == place:
@@ -76,13 +82,18 @@ def files(folder, text, batch=8):
     )
 
 
-def survived(folder, deaths, text, ranks=4):
-    """A run in which ranks die; what the log says of that."""
+def survived(folder, deaths, text, ranks=4, ends=(1,)):
+    """A run in which ranks die; what the log says of that. ends: how often each of the others may tell its end, once
+    with the trace."""
     files(folder, text)
     program = PROGRAM % {"deaths": deaths, "folder": folder}
     done = run_ranks(ranks, program, timeout=120, options=outliving())
-    for word in ("fine", "end"):  # observers are told once of the end
-        assert done.stdout.count(word) == ranks - len(deaths), done.stdout + done.stderr[-3000:]
+    left = ranks - len(deaths)
+    assert done.stdout.count("fine") == left, done.stdout + done.stderr[-3000:]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("end")]
+    for rank in set(range(ranks)) - set(deaths):
+        assert sum(line[1] == str(rank) for line in lines) in ends, done.stdout
+        assert sum(line[1:] == [str(rank), "True"] for line in lines) <= 1, done.stdout
     assert done.returncode == 0, done.stderr[-3000:]
     log = done.stderr
     samples = {line.split()[3] for line in done.stdout.splitlines() if line.startswith("fine")}
@@ -140,6 +151,17 @@ def test_a_death_in_the_last_gather_is_outlived(tmp_path):
     """Who has to receive from the dead rank knows of it, and all go back."""
     told, samples, _ = survived(tmp_path / "x", {2: "the last gather"}, "comm_param { elastic { keep_every: 8 } }", 3)
     assert [line[:4] for line in told] == [("2", str(ITERATIONS), "2", "56")] and samples == 56 * 24 + 4 * 16
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("rank", "place", "ends"), [(2, "the end", (1, 2)), (0, "the end", (2,)), (0, "after a gather of the end", (2,))]
+)
+def test_a_death_while_observers_tell_of_the_end(tmp_path, rank, place, ends):
+    """Who waits for the dead one tells its end again with the others; so does who speaks now that rank 0 has died."""
+    text = "comm_param { elastic { keep_every: 8 } }"
+    told, samples, log = survived(tmp_path / "x", {rank: place}, text, 3, ends)
+    assert told == [] and samples == ITERATIONS * 24 and log.count("Optimization Done.") >= 1
 
 
 @pytest.mark.mpi
