@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine import proto
@@ -38,7 +38,8 @@ class SourceShapes:
     """For build(): from the source where it is, else from the layer's parameters, which `absent` is told.
 
     batch_size: instead of the layers' own, if it is not 0. absent: takes a line for each file that is not here.
-    suppose: of what neither tells. ranks: of the run whose rank 0 looks, as paths may name them.
+    suppose: of what neither tells. ranks: of the run whose rank 0 looks, as paths may name them. net: tells how many
+    labels a picture has.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class SourceShapes:
         batch_size: int = 0,
         suppose: Supposition = SUPPOSITIONS[0],
         ranks: int = 1,
+        net: proto.NetParameter | None = None,
     ):
+        self._labels = {} if net is None else _several_labels(net)
         self._phase, self._absent, self._batch_size, self._suppose = phase, absent, batch_size, suppose
         self._ranks = ranks
         self.reads = False  # some layer does
@@ -70,10 +73,10 @@ class SourceShapes:
         if is_here(expand_ranks(source, 0, self._ranks)):
             return self._of_source(message, where)
         try:
-            shapes, why = shapes_without_data(message, where), "taking data of"
+            shapes, why = self._with_labels(shapes_without_data(message, where), message.top), "taking data of"
         except ConfigError:  # no crop, no resize, no mean file: only the source knows
             self.supposed = True
-            shapes = self._supposed(message, source)
+            shapes = self._with_labels(self._supposed(message, source), message.top)
             why = "nothing else tells the size of its items, assuming"
         if source:
             self._absent(f"{where}: source {source} is not here; {why} {shape_text(shapes[0])}")
@@ -89,6 +92,12 @@ class SourceShapes:
             return (label or picture,)
         return picture, *[label] * max(1, len(message.top) - 1)
 
+    def _with_labels(self, shapes: tuple[Shape, ...], tops: Sequence[str]) -> tuple[Shape, ...]:
+        """As many numbers as the net wants in place of one."""
+        wanted = [self._labels.get(top) for top in tops[: len(shapes)]]
+        wanted += [None] * (len(shapes) - len(wanted))
+        return tuple(shape or ((count,) if count else ()) for shape, count in zip(shapes, wanted, strict=True))
+
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:
             source = open_data(message, self._phase, 1, where, ranks=self._ranks)
@@ -99,6 +108,21 @@ class SourceShapes:
         if not self.size:
             self.size, self.own_items = source.size, source.reader.owners is not None
         return source.shapes
+
+
+def _several_labels(net: proto.NetParameter) -> dict[str, int]:
+    """By blob: the scores that a SigmoidCrossEntropyLoss compares it with, where an InnerProduct makes them."""
+    scores: dict[str, int] = {}
+    labels: dict[str, int] = {}
+    for layer in net.layer:
+        if layer.type == "SigmoidCrossEntropyLoss" and len(layer.bottom) > 1 and layer.bottom[0] in scores:
+            labels[layer.bottom[1]] = scores[layer.bottom[0]]
+        for top in layer.top:
+            if layer.type == "InnerProduct":
+                scores[top] = layer.inner_product_param.num_output
+            elif top not in layer.bottom:
+                scores.pop(top, None)
+    return labels
 
 
 def _usual(layer_type: str, source: str) -> Shape:

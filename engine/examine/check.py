@@ -394,7 +394,7 @@ def _built(
     failed: list[tuple[dict[str, EngineError], list[str], SourceShapes]] = []  # errors, what is absent
     for supposition in SUPPOSITIONS:
         lines: list[str] = []
-        shapes_of = SourceShapes(phase, lines.append, suppose=supposition, ranks=report.ranks)
+        shapes_of = SourceShapes(phase, lines.append, suppose=supposition, ranks=report.ranks, net=config.message)
         try:
             graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
             graph.freeze(frozen)

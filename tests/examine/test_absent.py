@@ -40,6 +40,16 @@ def test_absent_data_and_means(write):
     assert "\nabsent file: " in to_text(report) and to_json(report)["absent_files"] == report.absent_files
 
 
+@pytest.mark.parametrize("picture", ["crop_size: 4", ""])
+def test_absent_data_with_several_labels(write, picture):
+    """As many as the loss compares them with."""
+    text = (NET % "").replace("crop_size: 4", picture).replace("SoftmaxWithLoss", "SigmoidCrossEntropyLoss")
+    report = check_file(write("net.prototxt", text))
+    assert report.errors == report.absent_code == [] and len(report.nets) == 2
+    data = report.nets[0].layers[0]
+    assert dict(data.tops)["label"] == (2, 7)
+
+
 def test_absent_code_says_where_to_put_it(write, tmp_path):
     report = check_file(write("net.prototxt", PYTHON))
     assert report.errors == report.refused == report.absent_files == []
