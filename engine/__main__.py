@@ -20,9 +20,16 @@ if __spec__ is None:  # by path: this engine, whichever others Python may find
         _spec.loader.exec_module(sys.modules["engine"])
 
 if __name__ == "__main__":
+    import signal
+
+    # Until main() takes them over there is nothing to bring to an end: interrupts end Python as they end any program.
+    caught = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if caught:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:] == ["--trial"]:  # of `engine check --run`
         from engine.examine.trial import main
     else:
         from engine.cli import main
-
+    if caught:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -1,8 +1,8 @@
 """The command line: runs a verb, and reports. The only place that exits or prints errors.
 
 What a verb is, engine/verbs/__init__.py says; how a command line is read, engine/verbs/command_line.py. Little is
-imported here, for until main() begins an interrupt ends with Python's traceback; everything heavy is imported by the
-verb that needs it, when it runs, so that --help stays quick.
+imported here: everything heavy is imported by the verb that needs it, when it runs, so that --help stays quick, and an
+interrupt finds main() at work.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """How a verb ends, whatever the terminal, the system or the user does: one clear line, and a status that says it."""
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from engine.cli import main
+from engine.host.launch import own_command
 from tests.mpi import REPO, run_ranks
 
 NOBODY = ["check", "nothere.prototxt"]
@@ -37,7 +40,9 @@ def test_the_status_does_not_depend_on_streams(streams, arguments, status):
 def test_a_closed_stream_is_nobody_elses_file():
     """A database that is opened later would get the number of stderr, and messages."""
     program = """
+import functools
 import os
+import signal
 from engine.host.startup import open_streams
 open_streams()
 print(*(os.readlink(f"/proc/self/fd/{n}") for n in (0, 2)), os.get_inheritable(2), os.open("/", os.O_RDONLY) > 2)
@@ -121,6 +126,7 @@ PROGRAM = """
 import os, signal, sys
 import engine.verbs.device_query as verb, engine.host.launch as launch
 from engine.cli import main
+from engine.host.launch import own_command
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
@@ -154,6 +160,28 @@ def test_a_second_interrupt_does_not_disturb_the_first(begin):
     program = PROGRAM.format(begin=begin)
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+INTERRUPT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "engine.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+def test_an_interrupt_while_engine_is_imported_needs_no_traceback(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    done = subprocess.run(
+        own_command("--version"), env=environ, capture_output=True, text=True, timeout=50, preexec_fn=heed
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 ONE_LEAVES = """

@@ -405,8 +405,9 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         faults.append(f"ended with status {status}, but should have gone on")
     if len(messages) > 1 and not restarts and name != "second_job":
         faults.append(f"{len(messages)} messages: {messages}")
-    # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well.
-    told = bool(messages or launcher) or status in INTERRUPTED
+    # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well; of a single
+    # one that is killed before it has a sentinel, its status tells.
+    told = bool(messages or launcher) or status in INTERRUPTED or (run.ranks == 1 and status == -signal.SIGKILL)
     if status != 0 and not told and name not in ("close_terminal", "kill_launcher"):
         faults.append(f"nobody told (status {status})")
     faults += damaged(run.folder)
@@ -466,10 +467,12 @@ class Quiet:
         complete(longer)
         lost = distance(result(longer.folder, options.iterations), reference)
         options.iterations -= 1
-        self.tolerance = 10 * rounding
+        # More than the few quiet runs show: a story that goes on with other ranks rounds in other ways, and momentum is
+        # the smaller, the nearer the end. Far less than an iteration.
+        self.tolerance = 100 * rounding
         print(f"Quiet runs take {', '.join(f'{s:.1f} s on {n}' for n, s in self.seconds.items())}. Their states differ")
         print(f"by {rounding:.1e}; one iteration makes {lost:.1e}; {self.tolerance:.1e} is tolerated.", flush=True)
-        if self.tolerance > lost / 10:
+        if self.tolerance > lost / 100:
             raise RuntimeError("a lost iteration could not be told from rounding")
 
     def faults(self, folder: Path, iterations: int, ranks: set[int]) -> list[str]:
