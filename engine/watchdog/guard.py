@@ -19,7 +19,9 @@ from engine.watchdog.wire import JOIN_PAUSE, JOIN_SECONDS, Lines, addresses_for,
 SOON = 0.05
 SUPERVISOR_INTERVAL = 1.0
 HUB_SECONDS = 15.0  # within which the hub says what is to be done about a rank that hangs
-LATER_SECONDS = 5.0  # rank 0's sentinel speaks first where all have the same to say
+# Where all have the same to say and cannot agree on who does, rank 0's sentinel speaks first, which ends the others;
+# then another, where rank 0 has none yet.
+LATER_SECONDS, LATEST_SECONDS = 5.0, 15.0
 
 
 class Watch:
@@ -64,6 +66,7 @@ class Watch:
 class Guard:
     def __init__(self, selector: selectors.BaseSelector, rank: int, watch: Watch, hub: Hub | None):
         self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
+        self.later = min(LATER_SECONDS + rank - 1, LATEST_SECONDS) if rank else 0.0
         self.shared_memory = SharedMemory(watch.pid)
         self.gone_at: float | None = None  # when the rank ended, well or not
         self.connection: socket.socket | None = None
@@ -169,7 +172,7 @@ class Guard:
             self.told_at = None
         elif not self.joined:
             stopped = watch.stopped_since is not None
-            if stopped or self.rank == 0 or watch.idle(now) >= SLOW_FACTOR * watch.limit + LATER_SECONDS:
+            if stopped or watch.idle(now) >= SLOW_FACTOR * watch.limit + self.later:
                 what = "has been stopped by a signal (SIGSTOP)" if stopped else "waits for MPI: a rank has not come up"
                 self.give_up(f"{what} for {watch.idle(now):.0f} s")
         elif self.connection is None:

@@ -149,6 +149,25 @@ def test_a_rank_that_is_stopped_on_its_way_out(rank):
     assert lines[1:] == ["engine:   the run was complete, all its files are written"]
 
 
+NOT_UP = """
+import os, signal
+from engine.comm.world import world
+from engine.host.launch import detect
+if detect().rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+world()
+"""
+
+
+@pytest.mark.mpi
+def test_one_rank_tells_where_rank_0_does_not_come_up():
+    """Its sentinel is not there to say which of the others speaks."""
+    done = run_ranks(4, NOT_UP, timeout=60, environ={"ENGINE_WATCHDOG": "0.3"})
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    assert done.returncode != 0 and len(lines) == 1, done.stderr
+    assert re.match(r"engine: rank 1 \(pid .*\) waits for MPI: a rank has not come up for \d+ s: stopping it", lines[0])
+
+
 SLEEPS = """
 import sys, time
 from engine.cli import main
