@@ -19,6 +19,7 @@ from engine.errors import ConfigError, shape_text
 if TYPE_CHECKING:
     import numpy as np
 
+    from engine.host._core import Tensor
     from engine.layers.builder import Builder
     from engine.layers.model_parallel import Part
 
@@ -116,6 +117,8 @@ class Layer:
     differentiable = True
     # True for types whose bottoms are read by whoever runs the net, after every forward.
     is_sink: ClassVar[bool] = False
+    # Tensors that lower() has made whose values stay until the layer writes others.
+    persistent: Sequence[Tensor] = ()
     # Whether the layer's ops take bf16 bottoms and give bf16 tops; others run in float32, whatever the net's precision.
     bf16 = False
     # Of those that do: which bottoms stay float32 all the same, and whether all tops do.

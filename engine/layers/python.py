@@ -193,34 +193,42 @@ class Python(Layer):
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
         outputs = builder.op("Python", self, inputs, {"run": self._run})
         params = [builder.parameter(parameter) for parameter in self.params]
-        tops = list(outputs)
-        self._copied: list[tuple[LayerBlob, float, Tensor, Tensor]] = []
+        self._copied: list[tuple[LayerBlob, Tensor]] = []
         if self._before:
             self._bottom, self._top = self._before
         for top, bottom in self._in_place:
-            self._copied.append((self._top[top], self.loss_weights[top], inputs[bottom], outputs[top]))
-            tops[top] = outputs[top].without_diff()  # which may be others' memory, too
-        shapes = (self.shapes, [blob.shape for blob in self.tops], [each.shape for each in self.params])
-        for blobs, tensors, its in zip((self._bottom, self._top, self.user.blobs), (inputs, tops, params), shapes):
-            for blob, tensor, shape in zip(blobs, tensors, its, strict=True):
+            self._copied.append((self._top[top], inputs[bottom]))
+        # The user's code finds its arrays as it has left them, as in Caffe: of gradients it has copies, for a tensor's
+        # is others' memory in forward, and one with those of other terms of a sum; tops are kept, see Net.
+        self._given = list(zip(self._top, self.loss_weights, [tensor.diff for tensor in outputs], strict=True))
+        self._wanted = [(b, t.diff) for b, t in zip(self._bottom, inputs, strict=True) if t.diff is not None]
+        placed = (
+            (self._bottom, [tensor.without_diff() for tensor in inputs], self.shapes),
+            (self._top, [tensor.without_diff() for tensor in outputs], [blob.shape for blob in self.tops]),
+            (self.user.blobs, params, [each.shape for each in self.params]),
+        )
+        self.persistent = placed[1][1]
+        for blobs, tensors, shapes in placed:
+            for blob, tensor, shape in zip(blobs, tensors, shapes, strict=True):
                 blob.place(tensor, shape)
         self._propagate_down = [tensor.diff is not None for tensor in inputs]
 
     def _run(self, backward: bool) -> None:
         """Called by the executor."""
         if backward:
-            for blob, weight, _, top in self._copied:
-                blob.diff[...] = weight if top.diff is None else _values(top.diff, blob)
+            for blob, weight, diff in self._given:
+                blob.diff[...] = weight if diff is None else _values(diff, blob)
             self._guard("backward", self.user.backward, self._top, self._propagate_down, self._bottom)
-            for blob, _, bottom, _ in self._copied:
-                if bottom.diff is not None:
-                    _values(bottom.diff, blob)[...] = blob.diff
+            for blob, diff in self._wanted:
+                _values(diff, blob)[...] = blob.diff
         elif self._computed is not None:
             for blob, values in zip(self._top, self._computed):
                 blob.data[...] = values
             self._known = self._computed = None
         else:
-            for blob, _, bottom, _ in self._copied:
+            for blob in self._top:
+                blob.carry()
+            for blob, bottom in self._copied:
                 blob.data[...] = _values(bottom, blob)
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
             self._guard("forward", self.user.forward, self._bottom, self._top)

@@ -130,7 +130,7 @@ class Net:
             tensor.decide_plain()
         self.inputs = list(self.builder.inputs)
         self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
-        self._runs_python = any(layer.type == "Python" for layer in self.graph.layers)
+        self.runs_python = any(layer.type == "Python" for layer in self.graph.layers)
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
     def _place(self) -> None:
@@ -139,6 +139,9 @@ class Net:
         read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
         for blob, tensor in self.tensors.items():
             if self.options.keep_all or blob in read_by_others:
+                self.program.own(tensor)
+        for layer in self.graph.layers:
+            for tensor in layer.persistent:
                 self.program.own(tensor)
         self._own_losses()
         self.repeats, lifetimes = choose(self.program, self.options.memory_budget)
@@ -332,7 +335,7 @@ class Net:
                 for blob, values in layer.feed(step, self.seed, first_sample).items():
                     self.feed(blob, values)
         self.program.set_counter(self.seed, iteration, first_sample, self._batch_size)
-        statistics = [np.array(values) for values in self.statistics()] if self._runs_python else []
+        statistics = [np.array(values) for values in self.statistics()] if self.runs_python else []
         try:
             self.program.forward(*self.ops_of(layers))
         except EngineError:  # of a layer written in Python, perhaps that the net is to run again in other shapes

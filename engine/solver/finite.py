@@ -16,10 +16,11 @@ ADVICE = "Lower base_lr or warm up, or set clip_gradients"
 
 def check_loss(loss: float, iteration: int, net: Net, batch: str) -> None:
     """After a forward, when no update is under way. batch: a sentence about its samples. Raises NumericalError naming
-    iteration and layer."""
+    iteration and layer, which is found by another forward: not where all ranks would have to take part, or a user's
+    layers would run once more, which may have the next picture by then, of another shape."""
     if np.isfinite(loss):
         return
-    if any(placed.parameter.parts > 1 for placed in net.parameters):  # all ranks would have to look
+    if net.runs_python or any(placed.parameter.parts > 1 for placed in net.parameters):
         raise NumericalError(f"iteration {iteration}: the loss is {loss}. {batch}{ADVICE}")
     culprit = net.program.first_nonfinite() or "the update"
     raise NumericalError(

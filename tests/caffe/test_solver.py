@@ -11,7 +11,7 @@ import pytest
 
 import engine.caffe as caffe
 from engine.caffe import mode
-from engine.errors import ConfigError, ConfigErrors, EngineError
+from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.solver.update import solver_types
 from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
@@ -167,12 +167,32 @@ class Pictures(caffe.Layer):
         top[0].reshape(1, 1, 1 + self.number % 3, 2)
 
     def forward(self, bottom, top):
+        assert self.number < 99
         top[0].data[...] = self.number
         self.number += 1
 
     def backward(self, top, propagate_down, bottom):
         pass
 """
+PICTURES_NET = """
+layer { name: "data" type: "Python" top: "data"
+  python_param { module: "pictures_of_many_sizes" layer: "Pictures" } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 1 kernel_size: 1 bias_term: false } }
+layer { name: "loss" type: "Reduction" bottom: "conv" top: "loss" loss_weight: 1
+  reduction_param { operation: MEAN } }
+"""
+
+
+def test_a_loss_that_is_not_finite_ends_a_net_of_pictures_of_many_sizes(tmp_path, monkeypatch):
+    """Without another forward to find the layer, whose data layer would go on to a picture of another size."""
+    (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, PICTURES_NET))
+    solver.step(2)
+    solver.net.params["conv"][0].data[...] = np.nan
+    with pytest.raises(NumericalError, match="iteration 2: the loss is nan. Lower base_lr"):
+        solver.step(1)
 
 
 @pytest.mark.parametrize("iter_size", [1, 2])
@@ -180,15 +200,9 @@ def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
     """As FCN trains: a data layer in Python, one picture at a time, each of its own size."""
     (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    net = """layer { name: "data" type: "Python" top: "data"
-               python_param { module: "pictures_of_many_sizes" layer: "Pictures" } }
-             layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
-               convolution_param { num_output: 1 kernel_size: 1 bias_term: false } }
-             layer { name: "loss" type: "Reduction" bottom: "conv" top: "loss" loss_weight: 1
-               reduction_param { operation: MEAN } }"""
     text = 'base_lr: 0.1 momentum: 0.5 lr_policy: "fixed" max_iter: 9 test_iter: 1 test_interval: 99'
     text += f" test_initialization: false iter_size: {iter_size}"
-    solver = caffe.SGDSolver(write(tmp_path, text, net))
+    solver = caffe.SGDSolver(write(tmp_path, text, PICTURES_NET))
     weights = solver.net.params["conv"][0].data
     expected = history = 0
     for step in range(4):

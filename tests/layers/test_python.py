@@ -14,7 +14,7 @@ from engine import proto
 from engine.config import parse_net
 from engine.errors import EngineError
 from engine.layers.python import allow_modules
-from engine.net import Net
+from engine.net import Counters, Net
 from tests.layers.harness import check_gradients, error_of, net_text, run
 from tests.mpi import REPO
 from tests.solver.harness import digits_net, make_solver
@@ -385,3 +385,65 @@ def test_engine_train_finds_the_module_beside_the_net(tmp_path):
     assert done.returncode == 0, done.stderr
     losses = [float(value) for value in re.findall(r"Iteration \d+.*, loss = ([\d.]+)", done.stderr)]
     assert losses[-1] < losses[0]
+
+
+LAZY = '''
+import caffe
+import numpy as np
+
+
+class Lazy(caffe.Layer):
+    """A loss that leaves to its arrays what they held, as Caffe's blobs allow: a gradient that forward computes, rows
+    that are written once, a second top of setup()."""
+
+    def setup(self, bottom, top):
+        top[0].reshape(1)
+        top[1].reshape(3)
+        top[1].data[...] = [1, 2, 3]
+
+    def reshape(self, bottom, top):
+        pass
+
+    def forward(self, bottom, top):
+        assert not bottom[1].diff.any()
+        top[0].data[...] = bottom[0].data.sum() + bottom[1].data.sum()
+        bottom[0].diff[...] = 1
+
+    def backward(self, top, propagate_down, bottom):
+        assert propagate_down == [True, True]
+        bottom[0].diff[...] *= 3
+'''
+LAZY_NET = """
+layer {{ name: "data" type: "DummyData" top: "x" dummy_data_param {{ shape {{ dim: 4 dim: 16 }}
+  data_filler {{ type: "gaussian" }} }} }}
+{}
+layer {{ name: "user" type: "Python" bottom: "{}" bottom: "{}" top: "loss" top: "kept" loss_weight: 1 loss_weight: 0
+  python_param {{ module: "lazy_layers" layer: "Lazy" }} }}
+"""
+
+
+def test_arrays_are_as_the_user_s_code_has_left_them(tmp_path, monkeypatch):
+    """In a net whose blobs share memory, too, where nothing of others comes into them, or goes the other way."""
+    (tmp_path / "lazy_layers.py").write_text(LAZY)
+    monkeypatch.syspath_prepend(tmp_path)
+    inner, bottom = "", {}
+    for branch in "ab":
+        bottom[branch] = "x"
+        for depth in range(3):
+            top = f"{branch}{depth}"
+            inner += (
+                f'layer {{ name: "{top}" type: "InnerProduct" bottom: "{bottom[branch]}" top: "{top}" '
+                'inner_product_param { num_output: 16 weight_filler { type: "xavier" } } }\n'
+            )
+            bottom[branch] = top
+    allow_modules()
+    net = Net(parse_net(LAZY_NET.format(inner, bottom["a"], bottom["b"])), proto.TRAIN)
+    assert not net.options.keep_all
+    user = next(layer for layer in net.graph.layers if layer.name == "user")
+    for step in range(3):
+        net.run_forward(Counters(step))
+        net.program.backward()
+        gradients = {placed.name: placed.tensor.diff.get() for placed in net.parameters}
+        np.testing.assert_array_equal(gradients["a2[1]"], np.full(16, 12))
+        assert not any(values.any() for name, values in gradients.items() if name.startswith("b"))
+        np.testing.assert_array_equal(user._top[1].data, [1, 2, 3])
