@@ -263,7 +263,7 @@ def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
     found = unpickler.load()
     keys = _unpickled(file)
     contents = {}
-    for key in map(str, keys):
+    for key in map(_as_name, keys):
         (count,) = struct.unpack("<q", file.read(8))
         size = count * _bytes_of(unpickler.kinds[key])
         contents[key] = file.read(size)
@@ -313,13 +313,20 @@ def _tensors(found: Any) -> dict[str, _Lazy]:
         if not isinstance(each, dict) or id(each) in seen:
             continue
         seen.add(id(each))
-        own = {str(name): value for name, value in each.items() if isinstance(value, _Lazy)}
+        own = {_as_name(name): value for name, value in each.items() if isinstance(value, _Lazy)}
         models = [each[name] for name in _MODELS if isinstance(each.get(name), dict)]
         if own and not models:
             return own
         beside = beside or own
         waiting += [*models, *each.values()]
     return beside
+
+
+def _as_name(key: Any) -> str:
+    """Raises ValueError for other objects than texts and numbers: the text of those may be of any length."""
+    if not isinstance(key, str | int):
+        raise ValueError(f"a tensor or storage that is named by a {type(key).__name__}")
+    return str(key)
 
 
 def _bytes_of(dtype: str) -> int:

@@ -203,6 +203,23 @@ def test_nothing_is_walked_through_that_doubles_at_each_level(pickled, message, 
     assert message in capsys.readouterr().err
 
 
+def test_no_text_is_made_of_what_names_a_tensor_or_storage(tmp_path):
+    """Of a tuple that names one text of a megabyte again and again, and of a list that doubles at each level."""
+    write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
+    with zipfile.ZipFile(tmp_path / "x.pth") as archive:
+        state, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
+    long = b"(" + text("x" * (1 << 20)) + b"q\x00" + b"h\x00" * 98_999 + b"t"
+    content = as_zip(state.replace(text("conv.bias"), long), **{"data/0": values})
+    (tmp_path / "name.pth").write_bytes(content)
+    doubled = b"]K\x01a" + b"q\x000]h\x00ah\x00a" * 60
+    old = as_old(state, {"0": (4, values)})
+    (tmp_path / "key.pth").write_bytes(old.replace(pickle.dumps(["0"], 2), b"\x80\x02]" + doubled + b"a."))
+    with pytest.raises(EngineError, match=r"name\.pth: .*\(a tensor or storage that is named by a tuple\)$"):
+        read_state(tmp_path / "name.pth")
+    with pytest.raises(EngineError, match=r"key\.pth: .*\(a tensor or storage that is named by a list\)$"):
+        read_state(tmp_path / "key.pth")
+
+
 MANY = b"(" + b"".join(b"K%cK\x01\x86" % i for i in range(99)) + b"l"  # pairs
 
 
