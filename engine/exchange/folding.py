@@ -20,6 +20,7 @@ _LEAST = 1000  # values, as which a node counts at least: it takes its time
 _SLOW = 32  # values, as which one counts where ONNX's evaluator goes from one to the next in Python
 _WITHOUT_BLAS = 16  # multiply-adds, as which one counts of a type that no BLAS multiplies
 _TEXT = 8  # TensorProto's number of the type
+_AXIS_OF_SOFTMAX = 1  # before opset 13, where it is left out
 
 # (reader, node, the constants that it reads) -> at most how many values it makes, or goes through on the way.
 Size: TypeAlias = "Callable[[Reader, NodeProto, Sequence[np.ndarray]], int]"
@@ -39,6 +40,7 @@ def folded(reader: Reader, node: NodeProto, given: Sequence[Value | None]) -> li
             return [_filled(reader, node, constants[0])]
         _check_attributes(node)
         feeds = {name: value for name, value in zip(node.input, given, strict=True) if isinstance(value, np.ndarray)}
+        node = _with_axis(reader, node)
         return evaluate(node, feeds, max(reader.opset, _SINCE.get(node.op_type, 0)))
     except Unsupported:
         raise
@@ -52,6 +54,17 @@ def _check_attributes(node: NodeProto) -> None:
         tensors = each.HasField("t") or each.tensors or each.HasField("sparse_tensor") or each.sparse_tensors
         if tensors or each.HasField("g") or each.graphs:
             raise Unsupported(f"of constants, with '{each.name}'")
+
+
+def _with_axis(reader: Reader, node: NodeProto) -> NodeProto:
+    """Says the axis of a softmax of before opset 13: where a node leaves it out, ONNX's evaluator takes the last one,
+    whichever the opset is."""
+    if reader.opset >= 13 or _SIZES[node.op_type] is not _softmaxed or reader.attribute(node, "axis") is not None:
+        return node
+    result = type(node)()
+    result.CopyFrom(node)
+    result.attribute.append(reader.onnx.helper.make_attribute("axis", _AXIS_OF_SOFTMAX))
+    return result
 
 
 def _filled(reader: Reader, node: NodeProto, shape: np.ndarray) -> np.ndarray:
@@ -163,7 +176,7 @@ def _multiply(reader: Reader, count: int, a: np.ndarray, b: np.ndarray) -> None:
 def _softmaxed(reader: Reader, node: NodeProto, given: Sequence[np.ndarray]) -> int:
     """Before opset 13 along all axes from one on together, which ONNX's evaluator does not know."""
     if reader.opset < 13:
-        axis = axis_of(reader.attribute(node, "axis", 1), given[0].ndim)
+        axis = axis_of(reader.attribute(node, "axis", _AXIS_OF_SOFTMAX), given[0].ndim)
         if math.prod(given[0].shape[axis + 1 :]) != 1:
             raise Unsupported("along several axes together")
     return given[0].size

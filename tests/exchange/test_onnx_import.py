@@ -571,6 +571,18 @@ def test_operators_on_constants_make_weights(name, tmp_path):
     harness.assert_close(found, inputs["x"] @ formula(*constants.values()).astype(np.float32))
 
 
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_a_softmax_of_constants_before_opset_13_is_along_axis_1(name, tmp_path):
+    made = model([node(name, "k", "w"), node("Add", "x,w", "y")], {"x": (2, 3, 1)}, opset=11, k=normal(2, 3, 1))
+    onnx.save(made, tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    inputs = harness.random_inputs({"x": (2, 3, 1)})
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)["y"]
+    k = onnx.numpy_helper.to_array(made.graph.initializer[0])
+    softmax = np.exp(k) / np.exp(k).sum(1, keepdims=True)
+    harness.assert_close(found, inputs["x"] + (softmax if name == "Softmax" else np.log(softmax)))
+
+
 def test_weights_that_layers_make_of_constants_are_refused_by_their_name(tmp_path):
     made = model([node("Selu", "k", "w"), node("MatMul", "x,w", "y")], {"x": (2, 5)}, k=V)
     assert "(MatMul): matrices on the right that are not constants here)" in refused(tmp_path, made)
