@@ -227,7 +227,9 @@ def _ranges(param: proto.SolverParameter, ranges: Mapping[str, tuple[float, floa
     for field, (least, below) in ranges.items():
         value = getattr(param, field)
         if param.HasField(field) and not least <= value < below:
-            wanted = "more than 0" if least == LEAST_FLOAT else f"{least:g} or more"
+            wanted = f"{least:g} or more"
+            if least == LEAST_FLOAT:
+                wanted = f"{least:.2g} or more (less counts as zero)" if 0 < value < least else "more than 0"
             if below < float("inf"):
                 wanted += f" and less than {below:g}"
             yield field, f"{field}: expected {wanted}, got {value:g}"

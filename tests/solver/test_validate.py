@@ -1,10 +1,14 @@
 """What a solver must say."""
 
+import subprocess
+import sys
+
 import pytest
 
 from engine.config import parse_solver
 from engine.errors import ConfigError, ConfigErrors
 from engine.solver.validate import check_snapshots, notes, validate
+from tests.mpi import REPO
 
 GOOD = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 10'
 
@@ -56,6 +60,16 @@ def test_a_bad_field_is_named_with_its_place(more, reason):
         check(f"{GOOD}\n{more}")
     assert reason in str(raised.value)
     assert str(raised.value).startswith("solver.prototxt:2:")
+
+
+def test_a_denormal_delta_counts_as_zero(tmp_path):
+    """In a process of its own: in this one a test may have said that denormals are read as 0."""
+    (tmp_path / "net.prototxt").touch()
+    (tmp_path / "solver.prototxt").write_text(f'{GOOD} net: "net.prototxt"\ntype: "Adam" delta: 1e-39')
+    command = [sys.executable, "-m", "engine", "train", "--solver", "solver.prototxt"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True)
+    said = "solver.prototxt:2:14: delta: expected 1.2e-38 or more (less counts as zero), got 1e-39\n"
+    assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
 def test_all_complaints_come_together():
