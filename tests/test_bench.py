@@ -29,7 +29,7 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    names = "kernel_limit torch_nets train build_csrc data infer sequences slow_rank deaths"
+    names = "kernel_limit torch_nets train build_csrc data infer sequences slow_rank deaths autotune"
     for name in names.split():
         sys.modules.pop(name, None)
 
@@ -162,6 +162,48 @@ def test_what_cannot_be_measured_of_deaths_is_one_line(words, said, tmp_path):
     command = [sys.executable, ROOT / "tools/bench/deaths.py", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert done.returncode in (1, 2) and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+def mpiexec(folder: Path, *lines: str) -> None:
+    """One that does this instead."""
+    (folder / "mpiexec").write_text("\n".join(["#!/bin/sh", *lines]))
+    (folder / "mpiexec").chmod(0o755)
+
+
+def test_victims_that_are_gone_or_unknown_are_left_out(tool, tmp_path, monkeypatch):
+    deaths = tool("deaths")
+    beyond = 1 << 30  # any process's number
+    tells = f'echo "deaths: rank 1 is $!"; echo "deaths: rank 2 is {beyond}"; echo "Iteration 0 (x"'
+    mpiexec(tmp_path, "sleep 60 &", tells, "wait $!", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = deaths.run(tmp_path / "x.log", [(0.0, 0), (0.0, 2), (0.0, 1)], 30)
+    assert [rank for _, rank in run.kills] == [1] and run.status == 0
+
+
+def test_no_job_outlives_an_interrupted_tool(tool, tmp_path, monkeypatch):
+    deaths, log = tool("deaths"), tmp_path / "x.log"
+
+    def interrupted(_):
+        if deaths.IS_RANK.search(log.read_text()):
+            raise KeyboardInterrupt
+
+    mpiexec(tmp_path, "sleep 60 &", 'trap "kill $!; wait; exit 1" TERM', 'echo "deaths: rank 0 is $!"', "wait")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(deaths, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        deaths.run(log, [], 30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(deaths.IS_RANK.findall(log.read_text())[0][1]), 0)
+
+
+@pytest.mark.parametrize("name", ["--batch", "--rounds", "--finals"])
+def test_counts_of_none_are_refused_before_autotune_is_measured(tool, name, monkeypatch, capsys):
+    bench = tool("autotune")
+    monkeypatch.setattr(sys, "argv", ["autotune.py", name, "0"])
+    monkeypatch.setattr(bench, "measure", lambda options, link: pytest.fail("began"))
+    with pytest.raises(SystemExit) as raised:
+        bench.main()
+    assert raised.value.code == 2 and f"{name}: expected 1 or more, got 0" in capsys.readouterr().err
 
 
 def test_pipelines_go_over_all_pictures(tool, tmp_path):

@@ -139,6 +139,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="all that was measured")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    for name in ("batch", "rounds", "finals"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: expected 1 or more, got {getattr(options, name)}")
     if options.work:
         work(options)
         return

@@ -98,24 +98,36 @@ def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
     done: list[tuple[float, int]] = []
     with open(path, "wb") as log:
         job = subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=log, stderr=log)
-    while job.poll() is None and time.monotonic() - begin < most:
-        time.sleep(0.01)
-        said = path.read_text(errors="replace")
-        if first is None and "Iteration 0 " in said:
-            first = time.monotonic()
-        if first is None or len(done) == len(kills) or DONE in said:
-            continue
-        if time.monotonic() - first >= kills[len(done)][0]:
-            rank = kills[len(done)][1]
+    waiting = list(kills)
+    try:
+        while job.poll() is None and time.monotonic() - begin < most:
+            time.sleep(0.01)
+            said = path.read_text(errors="replace")
+            if first is None and "Iteration 0 " in said:
+                first = time.monotonic()
+            if first is None or not waiting or DONE in said or time.monotonic() - first < waiting[0][0]:
+                continue
+            _, rank = waiting.pop(0)
             pids = {int(number): int(pid) for number, pid in IS_RANK.findall(said)}
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[rank], signal.SIGKILL)
-                done.append((time.monotonic() - first, rank))
-    status = job.poll()
-    if status is None:
+            if rank in pids:  # the lines of two ranks may have come as one
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pids[rank], signal.SIGKILL)
+                    done.append((time.monotonic() - first, rank))
+        status = job.poll()
+    finally:
+        if job.poll() is None:
+            end(job)
+    return Run(done, time.monotonic() - (first or begin), status, path.read_text(errors="replace"))
+
+
+def end(job: subprocess.Popen) -> None:
+    """Has mpiexec end its ranks, at last with SIGKILL; where it is killed itself they go on."""
+    job.terminate()
+    try:
+        job.wait(10)
+    except subprocess.TimeoutExpired:
         job.kill()
         job.wait()
-    return Run(done, time.monotonic() - (first or begin), status, path.read_text(errors="replace"))
 
 
 def draw(target: str, undisturbed: Run, runs: list[Run]) -> None:
@@ -157,6 +169,7 @@ def main() -> int:
     if options.kills < 1:
         parser.error(f"--kills: expected 1 or more, got {options.kills}")
     refuse(options.plot)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as SIGINT, which ends the job, too
     draws = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="deaths_") as temporary:
         folder = options.keep or Path(temporary)
