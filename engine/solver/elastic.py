@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.errors import CommError, ConfigError
+from engine.host.launch import detect
 from engine.host.memory import require_memory
 from engine.report.log import set_up, warn
 from engine.solver.elastic_param import divide
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def refuse(solver: Solver) -> None:
-    """Raises ConfigError where what a rank has would be lost with it."""
+    """Raises ConfigError where what a rank has would be lost with it, and where no start has ranks enough."""
     feeders = (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators))
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
     if any(feeder.own_items for feeder in feeders):
@@ -37,6 +38,13 @@ def refuse(solver: Solver) -> None:
         raise ConfigError(
             f"comm_param.elastic does not go together with {lost}: take one of them out",
             solver.config.place("comm_param.elastic"),
+        )
+    launch = detect()
+    started, least = launch.size if launch else 1, solver.param.comm_param.elastic.min_ranks
+    if least > started:
+        raise ConfigError(
+            f"comm_param.elastic.min_ranks: expected as many ranks as are started, {started}, at most, got {least}",
+            solver.config.place("comm_param.elastic.min_ranks"),
         )
 
 
@@ -125,21 +133,20 @@ class Elastic:
         self._copies.reverse()
         self._copies[-1].take(solver)
 
-    def outlive(self, train: Callable[[], bool], end: Callable[[bool, bool], None]) -> bool:
-        """Returns what train() does, which is called again after ranks have died. Then end(that, whether for the first
-        time) tells of it, again where it could not on some rank, or the rank that speaks for all has died. Raises
-        CommError where too few are left."""
+    def outlive(self, train: Callable[[], bool], end: Callable[[bool], None]) -> bool:
+        """Returns what train() does, which is called again after ranks have died. Then end(that) tells of it, again
+        where it could not on some rank, or the rank that speaks for all has died. Raises CommError where too few are
+        left."""
         self._take_copy()
         while not (trained := self._do(train)).by_all:
             with self._solver.signals:  # which end the run when it goes on
                 self._go_on()
-        speaker, told, first = -1, trained, True
+        speaker, told = -1, trained
         while speaker != self._left[0] or not told.by_all:
             speaker = self._left[0]
-            told = self._do(partial(end, bool(trained.result), first))
+            told = self._do(partial(end, bool(trained.result)))
             if not told.by_all:
                 self._leave_behind()
-            first = False
         self._solver.world.end_with_the_first()
         return bool(trained.result)
 
@@ -185,17 +192,21 @@ class Elastic:
         """Collective over the ranks that are left, of which another may die meanwhile. rejoin: makes what they have
         together anew."""
         solver, world, before = self._solver, self._solver.world, self._left
-        while True:
+        by_all = False
+        while not by_all:
             try:
                 world.revoke()
                 solver.optimizer.forsake()
                 world.shrink()
                 rejoin()
                 self._left = world.broadcast_object(world.gather(self._number)) or []
-                break
+                well = True
             except CommError:
                 if not world.has_lost_ranks:
                     raise
+                well = False
+                world.revoke()
+            by_all = world.consents(well)  # or some would train while others regroup once more
         if world.rank == 0 and self._number != before[0]:
             set_up(0)  # it speaks for all now
 

@@ -22,7 +22,7 @@ from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log
-from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, end_all
+from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, Trace, end_all
 from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
 from engine.solver.elastic import Elastic
@@ -109,6 +109,7 @@ class Solver:
         self._saved_at: int | None = None
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
+        self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
         self._tuner = self._make_tuner()
         elastic.refuse(self)
         self.elastic: Elastic | None = None  # while solve() runs
@@ -304,12 +305,14 @@ class Solver:
                 self._come_to_an_end()  # the sentinel's signal may come after another rank's has stopped the run
         if finished:
             self._finish()
+        self._last_trace = self._recorder.trace()
         return finished
 
-    def _tell_end(self, finished: bool, first: bool = True) -> None:
-        """first: False where a rank has died meanwhile, and the others tell it again, without what the trace had."""
+    def _tell_end(self, finished: bool) -> None:
+        """Called again where a rank has died meanwhile: observers have been given the trace by then."""
+        trace, self._last_trace = self._last_trace, None
         with nullcontext() if finished else self.signals:
-            end_all(self.observers, self._recorder.trace() if first else None)
+            end_all(self.observers, trace)
         log("Optimization Done." if finished else "Optimization stopped early.")
 
     def run(self, until: int, until_lost: bool = False) -> bool:

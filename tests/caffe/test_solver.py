@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_finite_ends_a_net_of_pictures_of_many_sizes(tmp_path
     solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, PICTURES_NET))
     solver.step(2)
     solver.net.params["conv"][0].data[...] = np.nan
-    with pytest.raises(NumericalError, match="iteration 2: the loss is nan. Lower base_lr"):
+    with pytest.raises(NumericalError, match=r"iteration 2: the loss is nan\. Lower base_lr"):
         solver.step(1)
 
 

@@ -7,6 +7,7 @@ import pytest
 from engine import proto
 from engine.comm.world import World
 from engine.errors import CommError, ConfigError
+from engine.host.launch import Launch
 from engine.solver import elastic
 from engine.solver.calendar import Calendar
 from engine.solver.elastic_param import divide
@@ -211,8 +212,9 @@ def test_one_rank_needs_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("size, words", [(1, "there is 1 rank, and"), (2, "there are 2 ranks, and")])
-def test_a_stage_does_not_begin_with_too_few(size, words):
+def test_a_stage_does_not_begin_with_too_few(size, words, monkeypatch):
     """As many as a death at the end of the stage before has left."""
+    monkeypatch.setattr(elastic, "detect", lambda: Launch("mpiexec", 0, 3, 0, 3))
     world = World()
     solver = make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net(), world=world)
     world.size = size
@@ -220,10 +222,18 @@ def test_a_stage_does_not_begin_with_too_few(size, words):
         elastic.make(solver)
     world.size = 3
     assert elastic.make(solver) is None  # a World of one process cannot outlive any
+
     world.size = 1
     with pytest.raises(CommError, match="there is 1 rank, and"):
         solver.solve()
     solver.close()
+
+
+def test_more_than_are_started_is_an_error_of_the_solver():
+    """Which a restart with as many ranks would meet again."""
+    words = r"comm_param\.elastic\.min_ranks: expected as many ranks as are started, 1, at most, got 3"
+    with pytest.raises(ConfigError, match=words):
+        make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net())
 
 
 @pytest.mark.parametrize(
