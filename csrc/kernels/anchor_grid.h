@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "kernels/boxes.h"
+#include "kernels/squash.h"
 
 namespace engine {
-
-inline float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 class AnchorGrid {
 public:

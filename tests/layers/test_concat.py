@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import BLOCK, check_golden, check_gradients, error_of, golden, make_net, net_text
+from tests.layers.harness import BLOCK, check_golden, check_gradients, error_of, golden, make_net, needs_bf16, net_text
 
 RANDOM = np.random.default_rng(1)
 
@@ -65,3 +65,20 @@ def test_shape_and_errors():
     assert "expected bottoms that differ from (2, 3) in axis 1 only, got (3, 3) for bottom 1" in error_of(
         layer(), a=(2, 3), b=(3, 3)
     )
+
+
+@needs_bf16
+@pytest.mark.parametrize("channels", [1, 2])
+def test_channels_that_lie_last(channels):
+    """Of one channel, the place of its axis among the others is not to be told by strides alone."""
+    conv = """layer { name: "TOP" type: "Convolution" bottom: "x" top: "TOP" convolution_param {
+        num_output: COUNT kernel_size: 1 weight_filler { type: "xavier" } } }""".replace("COUNT", str(channels))
+    norm = 'layer { name: "norm" type: "BatchNorm" bottom: "y" top: "z" }'
+    text = net_text(conv.replace("TOP", "a") + conv.replace("TOP", "b") + layer() + norm, x=(2, 16, 7, 5))
+    x, results = RANDOM.normal(size=(2, 16, 7, 5)), []
+    for precision in ("fp32", "bf16"):
+        net = make_net(text, precision=precision)
+        net.blobs["x"].set(x.astype(np.float32))
+        net.forward()
+        results.append(net.blobs["z"].data)
+    np.testing.assert_allclose(*results, atol=0.1)
