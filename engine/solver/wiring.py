@@ -7,6 +7,7 @@ an AdversarialLoss.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine import proto
@@ -153,6 +154,9 @@ def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetC
 def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator: NetConfig) -> NetConfig:
     """The generator, a layer that reads what the discriminator is fed, the discriminator on what is made, its loss."""
     joint = _copy(generator)
+    _take_statistics(joint.message.layer, generator.message)
+    for field in ("bn_sync", "bn_stats_batch_size"):
+        joint.message.ClearField(field)
     joint.message.name = " against ".join(net.message.name or net.path for net in (generator, discriminator))
     # One place for each layer, so that those of the discriminator's file follow.
     joint._layers = [*generator._layers, *[None] * (len(generator.message.layer) - len(generator._layers)), None]
@@ -166,11 +170,21 @@ def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator
             continue
         for names in (layer.bottom, layer.top):
             names[:] = [made.get(name, name) for name in names]
+        _take_statistics([layer], discriminator.message)
         joint.message.layer.append(layer)
         joint._layers.append(discriminator._layers[i] if i < len(discriminator._layers) else None)
     _add(joint, proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[made.get(param.score, param.score)]))
     joint.message.layer[-1].top.append(LOSS)
     return joint
+
+
+def _take_statistics(layers: Iterable[proto.LayerParameter], net: proto.NetParameter) -> None:
+    """Says in each BatchNorm layer what its file says for all of them: the joint net holds those of two files."""
+    for layer in layers:
+        if layer.type == "BatchNorm":
+            param = layer.batch_norm_param
+            param.sync = param.sync or net.bn_sync
+            param.stats_batch_size = param.stats_batch_size or net.bn_stats_batch_size
 
 
 def check_wiring(solver: SolverConfig, wiring: Wiring, shapes_of: ShapesOf) -> None:

@@ -326,6 +326,33 @@ def test_two_ranks_learn_what_one_learns_from_the_double_batch(tmp_path):
     assert np.abs(one["generator weights"] - weights).max() > 0.02 * np.abs(weights).max()  # it has moved
 
 
+NORMALISED = [
+    GENERATOR.replace(
+        'layer { name: "g_relu"',
+        'layer { name: "g_norm" type: "BatchNorm" bottom: "g1" top: "g1" }\nlayer { name: "g_relu"',
+    ),
+    DISCRIMINATOR.replace(
+        'layer { name: "d_relu"',
+        'layer { name: "d_norm" type: "BatchNorm" bottom: "d1" top: "d1" }\nlayer { name: "d_relu"',
+    ),
+]
+
+
+@pytest.mark.parametrize("field, of_layer", [("bn_sync: true", "sync"), ("bn_stats_batch_size: 4", "stats_batch_size")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_statistics_are_those_that_each_file_says(tmp_path, which, field, of_layer):
+    """Also in the joint net, which holds the layers of both."""
+    texts = list(NORMALISED)
+    texts[which] += field
+    solver = make(tmp_path, generator=texts[0], discriminator=texts[1])
+    for net, names in ((solver.net, ["g_norm", "d_norm"]), (solver.discriminator, ["d_norm"])):
+        layers = {layer.name: layer for layer in net.graph.layers}
+        for name in names:
+            assert bool(getattr(layers[name], of_layer)) == (name == ("g_norm", "d_norm")[which]), name
+    assert solver.net.synchronised == (of_layer == "sync")
+    solver.close()
+
+
 def wrong(message: str, fields: str = "", **files: str):
     return pytest.param(message, fields, files, id=message[:40])
 
