@@ -20,6 +20,7 @@ ROUNDS = 6  # of a contest; even, so that each order counts as often as the othe
 SLOW, SLOW_AFTER = 1.05, 2  # settings so many times slower leave a contest after so many rounds
 PASSES = 3  # over all fields, at most: noise might go on for ever
 SERVERS = 1, 2, 4
+MOST_BYTES = 1024 * MB  # of a bucket: nearly every net in one
 
 # Settings to try in place of the best ones, which differ in one field.
 Others: TypeAlias = Callable[[CommSettings], Iterable[CommSettings]]
@@ -180,7 +181,7 @@ def fields_of(
 
 def _buckets(best: CommSettings) -> Iterable[CommSettings]:
     for factor in (0.25, 4):
-        size = max(LEAST_BYTES, int(best.bucket_bytes * factor))
+        size = min(max(LEAST_BYTES, int(best.bucket_bytes * factor)), max(MOST_BYTES, best.bucket_bytes))
         yield replace(best, bucket_bytes=size, chunk_bytes=min(size, best.chunk_bytes))
 
 

@@ -617,6 +617,8 @@ class Solver:
         for optimizer in self.optimizers:
             optimizer.wait()
         log_skipped(self.world, self._feeders)
+        if self._tuner:
+            self._tuner.end()
         self.world.board.enter(board.END)
 
     def close(self) -> None:

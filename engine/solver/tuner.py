@@ -111,6 +111,11 @@ class Tuner:
         if len(self._times) == WARM_UP + TIMED:
             self._end_trial()
 
+    def end(self) -> None:
+        """The run is over."""
+        if not self.is_done:
+            log(f"autotune: the run has ended before the search; best so far: {as_text(self._search.best)}")
+
     def _end_trial(self) -> None:
         search, all_times = self._search, self._world.gather(self._times[WARM_UP:])
         self._times = []

@@ -51,6 +51,7 @@ def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
     chosen = re.findall(r"autotune: the fastest of (\d+) settings; to keep it: (comm_param \{.*\})", done.stderr)
     assert len(chosen) == 1 and int(chosen[0][0]) == len(tried) and chosen[0][1] in tried
     assert len(tried) == 2 and parse_solver(f'net: "x" {chosen[0][1]}', "x")
+    assert "the run has ended before" not in done.stderr
     (tmp_path / "again").mkdir()
     state, there = tmp_path / "tuned/net_iter_180.solverstate", f"snapshot_prefix={tmp_path}/again/net"
     again = resumed(tmp_path / "tuned/solver.prototxt", "--snapshot", str(state), "--set", there)
@@ -64,6 +65,14 @@ def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
     assert plain.returncode == 0, plain.stderr[-3000:]
     for iteration in (30, ITERATIONS):
         assert different(in_files(tmp_path / "tuned", iteration), in_files(tmp_path / "plain", iteration)) == []
+
+
+@pytest.mark.mpi
+def test_a_run_that_is_shorter_than_the_search_says_so(tmp_path):
+    done = trained(tmp_path / "x", "comm_param { autotune: true }", "--set", "max_iter=20")
+    assert done.returncode == 0, done.stderr[-3000:]
+    best = re.findall(r"autotune: the run has ended before the search; best so far: (comm_param \{.*\})", done.stderr)
+    assert len(best) == 1 and parse_solver(f'net: "x" {best[0]}', "x")
 
 
 @pytest.mark.mpi
