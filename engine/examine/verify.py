@@ -2,29 +2,30 @@
 
 Both runs see the same samples: the one rank, which is rank 0 by itself, takes the batches of all ranks one after the
 other and adds up their gradients; with synchronised BatchNorm and in adversarial training, which need them at once, as
-one large batch. After each iteration rank 0 compares the two, parameter by parameter, in the order in which backward
+one large batch. After each update rank 0 compares the two, parameter by parameter, in the order in which backward
 computes them; then the one rank takes the weights of the many. So both compute on the same bits: where weights differ
 by rounding, some ReLU is at zero, or two pixels of a maximum are equal, and gradients would differ by far more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from engine import proto
 from engine.comm.world import World
-from engine.config import NetConfig, SolverConfig, net_of_solver
+from engine.config import SolverConfig, net_of_solver, nets_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import CommError, ConfigError
+from engine.errors import CommError, ConfigError, shape_text
 from engine.report.table import table
-from engine.solver.adversarial import AdversarialSolver, solver_of
+from engine.solver.adversarial import AdversarialSolver
 from engine.solver.modes import require_sync
 from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver
@@ -32,10 +33,12 @@ from engine.solver.validate import leave_tests_out
 
 if TYPE_CHECKING:
     from engine.layers.base import Parameter
-    from engine.net import Net, Placed
+    from engine.layers.batch_norm import BatchNorm
+    from engine.net import Counters, Net, Placed
     from engine.solver.optimizer import Optimizer
 
-Whole = dict["Parameter", np.ndarray]
+Whole = Mapping["Parameter", np.ndarray]
+Values = dict[str, np.ndarray]  # of parameters, by name
 # Largest difference of two float32 runs, and of runs that round to bfloat16 on the way, in units of a parameter's
 # largest element. Additions in another order make about 1e-6 of it (bfloat16: 1e-2), more where many numbers cancel.
 TOLERANCE, TOLERANCE_BF16 = 1e-4, 0.2
@@ -97,14 +100,18 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         config, divided = read(), {placed.parameter.layer for placed in many.model_parallel.divided}
         _compute_directly(net_of_solver(config, proto.TRAIN).message, divided)
         at_once = bool(many.net.synchronised) or config.message.HasField("adversarial")
+        if at_once:
+            _keep_apart(config, many)
         one = _solver(config, alone, world.size, at_once)
+        if at_once:
+            _refuse_other_rows(one, many)
     compare = Comparison(one, many, tolerance) if one else None
     try:
         for _ in range(iterations):
+            _step(many)
             if one:
                 _step(one)
             world.agree(lambda: 0).finish()  # the others wait for rank 0, asleep
-            _step(many)
             keys, losses = world.gather(_taken(many)), world.gather(many.state.recent_loss[-1])
             gradients = many.model_parallel.gather(lambda placed: _gradient(many.optimizer, placed))
             weights = many.model_parallel.weights()
@@ -134,8 +141,8 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
             set_batch_size(layer, ranks * batch_size_of(layer))
     else:
         set_iter_size(param, ranks * max(1, param.iter_size))
-    make = partial(_AtOnce, ranks) if at_once and param.HasField("adversarial") else solver_of
-    solver = make(config, world, feeder=KeepingFeeder)
+    kind = _TellingSolver if param.HasField("adversarial") else Solver
+    solver = kind(config, world, feeder=KeepingFeeder)
     for optimizer in solver.optimizers:
         optimizer.keep_gradients()
     if param.weights:
@@ -165,59 +172,93 @@ def _compute_directly(net: proto.NetParameter, layers: set[str]) -> None:
             layer.convolution_param.conv_algorithm = "direct"
 
 
-class _AtOnce(AdversarialSolver):
-    """Trains two nets on the batches of several ranks at once: their BatchNorm takes its statistics rank by rank."""
+def _keep_apart(config: SolverConfig, many: Solver) -> None:
+    """For one rank that takes the batches of all at once: BatchNorm takes its statistics rank by rank, as the ranks do,
+    where it has no others to take."""
+    nets, rows = nets_of_solver(config), {name: layer.shapes[0][0] for name, layer in _normalising(many).items()}
+    for net in filter(None, (nets.train, nets.discriminator)):
+        for layer in net.message.layer:
+            param = layer.batch_norm_param
+            if layer.type != "BatchNorm" or param.sync or net.message.bn_sync:
+                continue
+            if not (param.stats_batch_size or net.message.bn_stats_batch_size):
+                param.stats_batch_size = rows.get(layer.name, 0)
 
-    def __init__(self, ranks: int, *arguments, **options):
-        self._ranks = ranks
-        super().__init__(*arguments, **options)
 
-    def _train_config(self) -> NetConfig:
-        joint = super()._train_config()
-        batch = min(map(batch_size_of, data_layers(self.config))) // self._ranks
-        for net in (joint, self.wiring.discriminator):
-            if not net.message.bn_sync:
-                net.message.bn_stats_batch_size = net.message.bn_stats_batch_size or batch
-        return joint
+def _refuse_other_rows(one: Solver, many: Solver) -> None:
+    """Raises ConfigError for BatchNorm that cannot take its statistics rank by rank: all ranks' samples are in each of
+    its rows."""
+    theirs = _normalising(many)
+    for name, layer in _normalising(one).items():
+        if layer.remembers and not layer.sync and layer.shapes[0][0] == theirs[name].shapes[0][0]:
+            raise layer.error(
+                f"the first of the axes {shape_text(layer.shapes[0])} does not grow with the batch, so that one rank "
+                "cannot take statistics as several do: verify has nothing to compare"
+            )
+
+
+def _normalising(solver: Solver) -> dict[str, BatchNorm]:
+    """The BatchNorm layers of all its nets."""
+    layers = [layer for optimizer in solver.optimizers for layer in optimizer.net.graph.layers]
+    return {layer.name: cast("BatchNorm", layer) for layer in layers if layer.type == "BatchNorm"}
+
+
+class _TellingSolver(AdversarialSolver):
+    """Tells of each of the discriminator's updates, of which a step may have several."""
+
+    taught: Callable[[], None] | None = None
+
+    def _teach(self, counters: Counters) -> None:
+        super()._teach(counters)
+        if self.taught:
+            self.opponent.wait()
+            self.taught()
 
 
 class Compared:
-    """What one optimizer's net has learnt on one rank and on many."""
+    """What one optimizer's net learns on one rank and on many: update after update, keep() what the many have come to,
+    then compare() it with the one rank. found: gradients and weights of each update, until somebody takes them out."""
 
     def __init__(self, one: Optimizer, many: Optimizer, tolerance: float):
         self._one, self._many, self._tolerance = one, many, tolerance
         self._mine = {placed.name: placed for placed in one.net.parameters}
-        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
-        self._steady = {name: np.ones(values.shape, bool) for name, values in self._weights.items()}
+        self._before = {name: placed.tensor.get() for name, placed in self._mine.items()}
+        self._steady = {name: np.ones(values.shape, bool) for name, values in self._before.items()}
+        self._kept: deque[tuple[Values, Values]] = deque()
+        self.found: list[tuple[list[Difference], list[Difference]]] = []
 
-    def gradients(self, whole: Whole) -> Iterator[Difference]:
-        """Before clipping and decay, averaged; in backward's order. whole: of the layers that ranks hold in parts."""
-        pairs = {}
-        for placed in self._all:
-            one = _gradient(self._one, self._mine[placed.name])
-            many = whole.get(placed.parameter)
-            pairs[placed.name] = one, _gradient(self._many, placed) if many is None else many.reshape(one.shape)
-        floor = FLOOR * max((np.abs(one).max() for one, _ in pairs.values()), default=0.0)
-        for name, (one, many) in pairs.items():
-            yield _difference(name, one, many, floor)
-        if self._one.param.type in ADAPTIVE:
-            self._see({name: one for name, (one, _) in pairs.items()}, floor)
+    def keep(self, gradients: Whole = MappingProxyType({}), weights: Whole = MappingProxyType({})) -> None:
+        """After an update of the many. gradients, weights: of the layers that ranks hold in parts."""
+        self._kept.append(
+            (
+                self._of_many(gradients, lambda placed: _gradient(self._many, placed)),
+                self._of_many(weights, lambda placed: placed.tensor.get()),
+            )
+        )
 
-    def weights(self, whole: Whole) -> Iterator[Difference]:
-        """As gradients(), after it."""
-        self._weights = {name: placed.tensor.get() for name, placed in self._mine.items()}
-        floor = FLOOR * max((np.abs(values).max() for values in self._weights.values()), default=0.0)
-        for placed in self._all:
-            one = self._weights[placed.name]
-            many = whole.get(placed.parameter)
-            many = placed.tensor.get() if many is None else many.reshape(one.shape)
-            yield _difference(placed.name, one, np.where(self._steady[placed.name], many, one), floor)
-
-    def take_over(self, whole: Whole) -> None:
-        """Gives the one rank the weights of the many."""
-        for placed in self._all:
+    def _of_many(self, whole: Whole, own: Callable[[Placed], np.ndarray]) -> Values:
+        """In backward's order."""
+        found = {}
+        for placed in self._many.net.parameters:
             values = whole.get(placed.parameter)
-            self._mine[placed.name].tensor.set(placed.tensor.get() if values is None else values.ravel())
+            found[placed.name] = own(placed) if values is None else values.reshape(self._before[placed.name].shape)
+        return found
+
+    def compare(self) -> None:
+        """After the same update of the one rank, which goes on from the weights of the many."""
+        gradients, weights = self._kept.popleft()
+        one = {name: _gradient(self._one, self._mine[name]) for name in gradients}  # before clipping and decay
+        floor = FLOOR * _most(one)
+        found = [_difference(name, one[name], many, floor) for name, many in gradients.items()]
+        if self._one.param.type in ADAPTIVE:
+            self._see(one, floor)
+        one = {name: self._mine[name].tensor.get() for name in weights}
+        floor = FLOOR * _most(one)
+        steady = {name: np.where(self._steady[name], many, one[name]) for name, many in weights.items()}
+        self.found.append((found, [_difference(name, one[name], many, floor) for name, many in steady.items()]))
+        for name, many in weights.items():
+            self._mine[name].tensor.set(many)
+        self._before = weights
 
     def left_out(self) -> str:
         """Returns how many weights are not compared, and why; "" for none."""
@@ -230,11 +271,7 @@ class Compared:
             f"{self._one.param.type} divides by their size."
         )
 
-    @property
-    def _all(self) -> list[Placed]:
-        return self._many.net.parameters
-
-    def _see(self, gradients: dict[str, np.ndarray], floor: float) -> None:
+    def _see(self, gradients: Values, floor: float) -> None:
         """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
         tolerance."""
         param = self._one.param
@@ -244,7 +281,7 @@ class Compared:
         clip = param.clip_gradients / norm if 0 < param.clip_gradients < norm else 1.0
         for name, gradient in gradients.items():
             decay = param.weight_decay * self._mine[name].parameter.decay_mult
-            weights = self._weights[name]
+            weights = self._before[name]
             regularised = clip * gradient + decay * (np.sign(weights) if param.regularization_type == "L1" else weights)
             least = self._tolerance * clip * max(float(np.abs(gradient).max()), floor)
             self._steady[name] &= np.abs(regularised) > least
@@ -260,24 +297,28 @@ class Comparison:
         self.rows: list[Row] = []
         pairs = zip(reversed(one.optimizers), reversed(many.optimizers), strict=True)  # a discriminator learns first
         self._nets = [Compared(mine, theirs, self.tolerance) for mine, theirs in pairs]
+        if isinstance(one, _TellingSolver) and isinstance(many, _TellingSolver):
+            many.taught, one.taught = self._nets[0].keep, self._nets[0].compare
 
     def iteration(self, keys: list[list[list[str]]], losses: list[float], gradients: Whole, weights: Whole) -> None:
-        """Compares what the last step has left, and goes on from the weights of many. keys: of the ranks, of their
-        micro-batches; losses: of the ranks. gradients, weights: of the layers that they hold in parts. Raises
-        CommError."""
+        """Compares what the last step of the many, and then that of the one, has left, and goes on from the weights of
+        many. keys: of the ranks, of their micro-batches; losses: of the ranks. gradients, weights: of the layers that
+        they hold in parts. Raises CommError."""
         number = self.one.iteration - 1
         self._same_samples(number, keys)
-        found = [(list(net.gradients(gradients)), list(net.weights(weights))) for net in self._nets]
-        largest = [_largest([each for of_net in group for each in of_net]) for group in zip(*found, strict=True)]
+        self._nets[-1].keep(gradients, weights)
+        self._nets[-1].compare()
+        found = [update for net in self._nets for update in net.found]
+        for net in self._nets:
+            net.found = []
+        largest = [_largest([each for of_update in group for each in of_update]) for group in zip(*found, strict=True)]
         row = Row(number, (self.one.state.recent_loss[-1], float(np.mean(losses))), *largest)
         self.rows.append(row)
-        for of_net in found:
-            for what, differences in zip(("gradient", "weights"), of_net, strict=True):
+        for of_update in found:
+            for what, differences in zip(("gradient", "weights"), of_update, strict=True):
                 bad = next((each for each in differences if not each.size <= self.tolerance), None)
                 if bad:
                     raise CommError(self._message(row, what, bad))
-        for net in self._nets:
-            net.take_over(weights)
 
     def _same_samples(self, number: int, keys: list[list[list[str]]]) -> None:
         """The one rank takes, in each turn, what the ranks take in it. Raises CommError."""
@@ -308,6 +349,10 @@ class Comparison:
 def _gradient(optimizer: Optimizer, placed: Placed) -> np.ndarray:
     """The reduction leaves sums over ranks and micro-batches; the update averages."""
     return placed.tensor.diff.get() / (optimizer.world.size * optimizer.iter_size)
+
+
+def _most(values: Values) -> float:
+    return max((float(np.abs(each).max()) for each in values.values()), default=0.0)
 
 
 def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> Difference:

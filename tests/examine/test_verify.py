@@ -141,6 +141,12 @@ Feeder.start = lambda self, first=0: start(self, first + 16 * (self._ranks > 1))
     assert "iteration 0: the 2 ranks have read other samples than 1 rank" in failure(tmp_path, plant=plant)
 
 
+def test_batch_norm_of_all_beside_that_of_each_rank(tmp_path):
+    options = ["--set", "layer[bn].batch_norm_param.sync=true"]
+    status, out, err = verify(tmp_path, net=BATCH_NORM, options=options)
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
+
+
 @pytest.mark.parametrize("sync", ["false", "true"])
 def test_batch_norm_of_each_rank_and_of_all(tmp_path, sync):
     status, out, err = verify(tmp_path, net=BATCH_NORM, options=["--set", f"bn_sync={sync}"])
@@ -152,10 +158,40 @@ NORMALISED = PLAIN.replace(
     'layer { name: "d_relu"',
     'layer { name: "d_norm" type: "BatchNorm" bottom: "d1" top: "d1" }\nlayer { name: "d_relu"',
 )
+SYNCHRONISED = NORMALISED.replace('type: "BatchNorm"', 'type: "BatchNorm" batch_norm_param { sync: true }').replace(
+    "num_output: 8", "num_output: 8 bias_term: false"
+)
+# BatchNorm of eight rows for each sample; in TURNED as many rows for any batch.
+ROWS = """layer { name: "d_rows" type: "Reshape" bottom: "d1" top: "d_rows"
+  reshape_param { shape { dim: -1 dim: 16 } } }
+layer { name: "d_norm" type: "BatchNorm" bottom: "d_rows" top: "d_rows" }
+layer { name: "d_back" type: "Reshape" bottom: "d_rows" top: "d_back" reshape_param { shape { dim: -1 dim: 128 } } }
+layer { name: "d2" type: "InnerProduct" bottom: "d_back"
+"""
+IN_ROWS = PLAIN.replace('layer { name: "d2" type: "InnerProduct" bottom: "d1"', ROWS.rstrip())
+TURNED = IN_ROWS.replace("dim: -1 dim: 16 }", "dim: 128 dim: -1 }")
 SEVERAL = 'discriminator_steps: 3 discriminator_solver { type: "SGD" base_lr: 0.02 momentum: 0.9 }'
+# With weights that have no gradient but rounding, of the bias before BatchNorm.
+BOUNDED = """discriminator_steps: 5 loss: WASSERSTEIN
+  discriminator_solver { type: "RMSProp" base_lr: 0.001 clamp_weights_lower: -0.1 clamp_weights_upper: 0.1 }"""
 
 
-@pytest.mark.parametrize("fields, discriminator", [("", NORMALISED), (SEVERAL, PLAIN), ("generator_steps: 2", PLAIN)])
+def test_batch_norm_of_no_samples_is_refused(tmp_path):
+    message = only_error(*verify_file(adversarial.write(tmp_path, batch=8, discriminator=TURNED)))
+    assert "layer 'd_norm' (BatchNorm): the first of the axes 128 x 16 does not grow with the batch" in message
+
+
+@pytest.mark.parametrize(
+    "fields, discriminator",
+    [
+        ("", NORMALISED),
+        ("", SYNCHRONISED),
+        ("", IN_ROWS),
+        (SEVERAL, PLAIN),
+        ("generator_steps: 2", PLAIN),
+        (BOUNDED, NORMALISED),
+    ],
+)
 def test_two_nets_that_train_each_other(tmp_path, fields, discriminator):
     """Statistics of BatchNorm are a rank's own: the one rank, which takes all batches at once, has to follow."""
     path = adversarial.write(tmp_path, fields, batch=8, discriminator=discriminator)
