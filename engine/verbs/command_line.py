@@ -92,6 +92,14 @@ class _Parser(argparse.ArgumentParser):
             super().error(shortened(printable(message)))
         self.exit(2)
 
+    def _print_message(self, message, file=None):
+        """What stderr cannot take changes no status, whatever Python's version makes of it."""
+        try:
+            super()._print_message(message, file)
+        except OSError:
+            if file is sys.stdout:
+                raise
+
     def end_with_help(self):
         """Shows the help where nothing was asked for: wrong usage, too."""
         if _is_spokesman():

@@ -86,11 +86,11 @@ from engine.comm.world import world
 from engine.config import parse_solver
 world = world()
 made = []
-solver = verify.solver_of
-def keep(*arguments, **options):
-    made.append(solver(*arguments, **options))
+solver = verify._solver
+def keep(*arguments):
+    made.append(solver(*arguments))
     return made[-1]
-verify.solver_of = keep
+verify._solver = keep
 text = open({path!r}).read()
 verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, {iterations})
 many = made[0]
