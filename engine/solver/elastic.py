@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -99,13 +99,6 @@ class _Copy:
             evaluator.samples = samples
 
 
-class _Done(NamedTuple):
-    """by_all: whether all ranks that are left have come to its end."""
-
-    result: bool | None
-    by_all: bool
-
-
 class Elastic:
     """keep() after every iteration, and outlive() around all of them."""
 
@@ -137,33 +130,38 @@ class Elastic:
         """Returns what train() does, which is called again after ranks have died. Then end(that) tells of it, again
         where it could not on some rank, or the rank that speaks for all has died. Raises CommError where too few are
         left."""
+        world, finished = self._solver.world, False
+
+        def run() -> None:
+            nonlocal finished
+            finished = train()
+
         self._take_copy()
-        while not (trained := self._do(train)).by_all:
+        while not self._by_all(run):
             with self._solver.signals:  # which end the run when it goes on
                 self._go_on()
-        speaker, told = -1, trained
-        while speaker != self._left[0] or not told.by_all:
+        if world.has_lost_ranks:
+            self._leave_behind()
+        speaker, told = -1, False
+        while not told or speaker != self._left[0]:
             speaker = self._left[0]
-            told = self._do(partial(end, bool(trained.result)))
-            if not told.by_all:
+            told = self._by_all(partial(end, finished))
+            if not told or world.has_lost_ranks:
                 self._leave_behind()
-        self._solver.world.end_with_the_first()
-        return bool(trained.result)
+        world.end_with_the_first()
+        return finished
 
-    def _do(self, work: Callable[[], bool | None]) -> _Done:
-        """Collective. Where a rank dies in it without keeping another from its end, the others leave it behind."""
-        world, result, well = self._solver.world, None, True
+    def _by_all(self, work: Callable[[], None]) -> bool:
+        """Collective. Whether all ranks that are left have come to the end of work(): all of them are told the same."""
+        world, well = self._solver.world, True
         try:
-            result = work()
+            work()
         except CommError:
             if not world.has_lost_ranks:
                 raise
             well = False
             world.revoke()  # the others meet here, too
-        by_all = world.consents(well)  # or some would go on while others have come to the end
-        if by_all and world.has_lost_ranks:
-            self._leave_behind()
-        return _Done(result, by_all)
+        return world.consents(well)
 
     def _go_on(self) -> None:
         solver, world, begin = self._solver, self._solver.world, time.monotonic()
@@ -192,21 +190,16 @@ class Elastic:
         """Collective over the ranks that are left, of which another may die meanwhile. rejoin: makes what they have
         together anew."""
         solver, world, before = self._solver, self._solver.world, self._left
-        by_all = False
-        while not by_all:
-            try:
-                world.revoke()
-                solver.optimizer.forsake()
-                world.shrink()
-                rejoin()
-                self._left = world.broadcast_object(world.gather(self._number)) or []
-                well = True
-            except CommError:
-                if not world.has_lost_ranks:
-                    raise
-                well = False
-                world.revoke()
-            by_all = world.consents(well)  # or some would train while others regroup once more
+
+        def regroup() -> None:
+            world.revoke()
+            solver.optimizer.forsake()
+            world.shrink()
+            rejoin()
+            self._left = world.broadcast_object(world.gather(self._number)) or []
+
+        while not self._by_all(regroup):
+            pass
         if world.rank == 0 and self._number != before[0]:
             set_up(0)  # it speaks for all now
 
