@@ -202,12 +202,13 @@ class Python(Layer):
         # is others' memory in forward, and one with those of other terms of a sum; tops are kept, see Net.
         self._given = list(zip(self._top, self.loss_weights, [tensor.diff for tensor in outputs], strict=True))
         self._wanted = [(b, t.diff) for b, t in zip(self._bottom, inputs, strict=True) if t.diff is not None]
+        self._carried = [(blob, blob.data) for blob in self._top]  # into the tensors, when these have memory
+        self.persistent = [tensor.without_diff() for tensor in outputs]
         placed = (
             (self._bottom, [tensor.without_diff() for tensor in inputs], self.shapes),
-            (self._top, [tensor.without_diff() for tensor in outputs], [blob.shape for blob in self.tops]),
+            (self._top, self.persistent, [blob.shape for blob in self.tops]),
             (self.user.blobs, params, [each.shape for each in self.params]),
         )
-        self.persistent = placed[1][1]
         for blobs, tensors, shapes in placed:
             for blob, tensor, shape in zip(blobs, tensors, shapes, strict=True):
                 blob.place(tensor, shape)
@@ -221,13 +222,16 @@ class Python(Layer):
             self._guard("backward", self.user.backward, self._top, self._propagate_down, self._bottom)
             for blob, diff in self._wanted:
                 _values(diff, blob)[...] = blob.diff
-        elif self._computed is not None:
+            return
+        while self._carried:
+            blob, values = self._carried.pop()
+            if values.shape == blob.shape:
+                blob.data[...] = values
+        if self._computed is not None:
             for blob, values in zip(self._top, self._computed):
                 blob.data[...] = values
             self._known = self._computed = None
         else:
-            for blob in self._top:
-                blob.carry()
             for blob, bottom in self._copied:
                 blob.data[...] = _values(bottom, blob)
             self._guard("reshape", self.user.reshape, self._bottom, self._top)

@@ -76,23 +76,15 @@ class LayerBlob(Blob):
         self._loose = True
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
-        self._before: np.ndarray | None = None  # what it held when it was placed
 
     def place(self, tensor: Tensor, shape: Shape) -> None:
         """tensor: row-major, of the size of `shape`; without a gradient, that stays an array of this blob's own. Arrays
         that the user's code keeps have its memory."""
         self._tensor, self._loose = tensor, False
         self._shape = self._planned = shape
-        self._before = self._data if self._data is not None and self._data.shape == shape else None
         self._data = None
         if self._diff is not None and self._diff.shape != shape:
             self._diff = None
-
-    def carry(self) -> None:
-        """What was in it before it was placed, now that the tensor has memory."""
-        if self._before is not None:
-            self.data[...] = self._before
-            self._before = None
 
     def settle(self) -> bool:
         """Whether the shape is the planned one; what was computed loosely is in the tensor then."""
