@@ -56,11 +56,7 @@ std::optional<AxisRows> rows_along(const Layout& layout, int64_t axis) {
     std::vector<size_t> order;  // of the axes that have steps, innermost first
     for (size_t i = 0; i < extents.size(); i++)
         if (extents[i] > 1 && int64_t(i) != axis) order.push_back(i);
-    // An axis of one element has the stride of its neighbour: it is the inner one, as channels are in nhwc.
-    const Dims from = layout.get_dims();
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-        return strides[a] != strides[b] ? strides[a] < strides[b] : from[a] == 1 && from[b] != 1;
-    });
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
     AxisRows rows{1, 0, strides[axis] * extents[axis], strides[axis]};
     int64_t next = 0;  // where the next row begins, from the second axis outside on
     for (const size_t i : order) {
