@@ -37,21 +37,21 @@ SUPPOSITIONS = tuple(itertools.starmap(Supposition, itertools.product(_PICTURES,
 class SourceShapes:
     """For build(): from the source where it is, else from the layer's parameters, which `absent` is told.
 
-    batch_size: instead of the layers' own, if it is not 0. absent: takes a line for each file that is not here.
-    suppose: of what neither tells. ranks: of the run whose rank 0 looks, as paths may name them. net: tells how many
-    labels a picture has.
+    net: whose layers they are; its losses tell how many labels an item has. absent: takes a line for each file that is
+    not here. batch_size: instead of the layers' own, if it is not 0. suppose: of what nothing tells. ranks: of the run
+    whose rank 0 looks, as paths may name them.
     """
 
     def __init__(
         self,
+        net: proto.NetParameter,
         phase: int,
         absent: Callable[[str], None],
         batch_size: int = 0,
         suppose: Supposition = SUPPOSITIONS[0],
         ranks: int = 1,
-        net: proto.NetParameter | None = None,
     ):
-        self._labels = {} if net is None else _several_labels(net)
+        self._labels = _several_labels(net)
         self._phase, self._absent, self._batch_size, self._suppose = phase, absent, batch_size, suppose
         self._ranks = ranks
         self.reads = False  # some layer does
@@ -94,9 +94,9 @@ class SourceShapes:
 
     def _with_labels(self, shapes: tuple[Shape, ...], tops: Sequence[str]) -> tuple[Shape, ...]:
         """As many numbers as the net wants in place of one."""
-        wanted = [self._labels.get(top) for top in tops[: len(shapes)]]
-        wanted += [None] * (len(shapes) - len(wanted))
-        return tuple(shape or ((count,) if count else ()) for shape, count in zip(shapes, wanted, strict=True))
+        given = dict(zip(tops, shapes, strict=False))  # a layer may leave out its last tops
+        known = [(self._labels[top],) if top in self._labels and not shape else shape for top, shape in given.items()]
+        return (*known, *shapes[len(known) :])
 
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:

@@ -198,7 +198,7 @@ def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) ->
     """The generator with the discriminator behind it, the discriminator alone, then the test nets."""
     nets, adversarial = nets_of_solver(config), config.message.adversarial
     wiring = wire(config)
-    shapes_of = SourceShapes(proto.TRAIN, report.absent, ranks=report.ranks)
+    shapes_of = SourceShapes(wiring.generator.message, proto.TRAIN, report.absent, ranks=report.ranks)
     check_wiring(config, wiring, shapes_of)
     for net, frozen in ((wiring.joint, wiring.frozen), (wiring.discriminator, frozenset())):
         state = net.message.state
@@ -394,7 +394,7 @@ def _built(
     failed: list[tuple[dict[str, EngineError], list[str], SourceShapes]] = []  # errors, what is absent
     for supposition in SUPPOSITIONS:
         lines: list[str] = []
-        shapes_of = SourceShapes(phase, lines.append, suppose=supposition, ranks=report.ranks, net=config.message)
+        shapes_of = SourceShapes(config.message, phase, lines.append, suppose=supposition, ranks=report.ranks)
         try:
             graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
             graph.freeze(frozen)

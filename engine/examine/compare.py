@@ -77,7 +77,7 @@ def compare_nets(
 
 
 def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, seed: int) -> Arrays:
-    shapes_of = SourceShapes(phase, config.notes.append, net=config.message)
+    shapes_of = SourceShapes(config.message, phase, config.notes.append)
     net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision).watched())
     load(net, weights)
     feed_synthetic(net, seed)

@@ -76,7 +76,7 @@ def _layouts(world: World, config: SolverConfig) -> str:
     from engine.net import Net, NetOptions
 
     train = net_of_solver(config, proto.TRAIN)
-    shapes = SourceShapes(proto.TRAIN, lambda note: None)
+    shapes = SourceShapes(train.message, proto.TRAIN, lambda note: None)
     precision = usable_precision(asked_precision(config.message), world)
     net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes, precision=precision))
     prints = gather_everywhere(world, net.fingerprint())

@@ -44,7 +44,7 @@ class SyntheticFeeder(Feeder):
         **_: object,
     ):
         super().__init__(config, phase, seed, world)
-        self._shapes = SourceShapes(phase, lambda text: None, batch_size, suppose, net=config.message)
+        self._shapes = SourceShapes(config.message, phase, lambda text: None, batch_size, suppose)
         self._size, self._generator = batch_size or 1, np.random.default_rng(seed)
         if batch_size:
             shrink(config.message, batch_size)

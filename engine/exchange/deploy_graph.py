@@ -79,7 +79,7 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
     """The net with an Input layer of the same shapes in place of each layer that reads or makes data."""
     message, notes = proto.NetParameter(), list(config.notes)
     message.CopyFrom(config.message)
-    shapes_of = SourceShapes(TEST, notes.append)
+    shapes_of = SourceShapes(message, TEST, notes.append)
     state = message.state
     for index, layer in enumerate(message.layer):
         cls = layer_types().get(layer.type)

@@ -114,7 +114,7 @@ def _input_shape(config: NetConfig, source) -> tuple[int, ...]:
         layer = next(layer for layer in config.message.layer if layer.type == "Input")
         shape = tuple(layer.input_param.shape[0].dim) if layer.input_param.shape else ()
     else:
-        shape = tuple(SourceShapes(proto.TEST, warn)(source, config.path)[0])
+        shape = tuple(SourceShapes(config.message, proto.TEST, warn)(source, config.path)[0])
     if len(shape) != 4 or shape[1] not in (1, 3):
         raise ConfigError(f"expected an input of pictures, n x 1 or 3 x h x w; got {shape_text(shape)}", config.path)
     return shape

@@ -142,7 +142,8 @@ def check_goals(config: SolverConfig) -> None:
     if not any(wanted(param, field) for field in ("snapshot_best", "early_stopping")):
         return
     for net in nets_of_solver(config).tests:
-        state, shapes_of = net.message.state, SourceShapes(proto.TEST, lambda note: None, ranks=config.ranks)
+        shapes_of = SourceShapes(net.message, proto.TEST, lambda note: None, ranks=config.ranks)
+        state = net.message.state
         try:
             tested.append(build(net, proto.TEST, level=state.level, stages=state.stage, shapes_of=shapes_of))
         except ConfigError:

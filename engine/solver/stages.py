@@ -165,7 +165,7 @@ def _misfits(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigEr
         try:
             net = net_of_solver(config, proto.TRAIN)
             state = net.message.state
-            shapes_of = SourceShapes(proto.TRAIN, lambda note: None, ranks=config.ranks)
+            shapes_of = SourceShapes(net.message, proto.TRAIN, lambda note: None, ranks=config.ranks)
             graph = build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
             check_goals(config)
         except ConfigError as error:

@@ -59,7 +59,8 @@ def handler(number, frame):
     global count
     count += 1
 signal.signal(signal.SIGALRM, handler)
-net = Net(read_net("nets/digits.prototxt"), proto.TRAIN, NetOptions(shapes_of=SourceShapes(proto.TRAIN, print)))
+config = read_net("nets/digits.prototxt")
+net = Net(config, proto.TRAIN, NetOptions(shapes_of=SourceShapes(config.message, proto.TRAIN, print)))
 feed_synthetic(net, seed=1)
 training = benchmark.Training(net, World())
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
