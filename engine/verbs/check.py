@@ -57,8 +57,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.examine.check import check_file, draw_schedules, files_below, raise_errors, summary, to_json, to_text
+    from engine.examine.check import check_file, files_below
     from engine.examine.check_data import is_data
+    from engine.examine.check_text import draw_schedules, raise_errors, summary, to_json, to_text
     from engine.verbs.runtime import refuse_idle, show, write_json
 
     data = [path for path in options.files if not path.endswith(".prototxt") and is_data(path)]

@@ -6,7 +6,8 @@ import pytest
 
 from engine.cli import main
 from engine.config import read_solver
-from engine.examine.check import check_file, summary, to_json, to_text
+from engine.examine.check import check_file
+from engine.examine.check_text import summary, to_json, to_text
 
 NET = """
 layer { name: "data" type: "Data" top: "data" top: "label"

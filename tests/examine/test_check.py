@@ -10,8 +10,9 @@ import pytest
 from engine.cli import main
 from engine.config import parse_net
 from engine.errors import ConfigError
-from engine.examine.check import all_errors, check_file, draw_schedules, files_below, to_json, to_text
+from engine.examine.check import check_file, files_below
 from engine.examine.check_run import check_and_run
+from engine.examine.check_text import all_errors, draw_schedules, to_json, to_text
 from engine.graph.build import build
 from engine.graph.costs import layer_costs, memory
 from engine.net import prepare

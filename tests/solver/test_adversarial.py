@@ -11,7 +11,8 @@ import pytest
 from engine.comm.world import World
 from engine.config import parse_net, read_solver
 from engine.errors import ConfigError, EngineError
-from engine.examine.check import check_file, to_text
+from engine.examine.check import check_file
+from engine.examine.check_text import to_text
 from engine.net import Counters, Net
 from engine.report.table import human
 from engine.solver.adversarial import AdversarialSolver, solver_of
