@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pty
 import random
 import re
 import shutil
@@ -26,196 +25,29 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from chaos_run import Run  # which also lets engine be found
 
-REPO = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO))
+from engine.errors import EngineError
+from engine.report.table import table
+from engine.solver.resume import read_whole
+from engine.watchdog.board import SLOW_FACTOR
+from engine.watchdog.guard import HUB_SECONDS
 
-from engine.errors import EngineError  # noqa: E402
-from engine.host.launch import OVERSUBSCRIBE, command_for, own_command  # noqa: E402
-from engine.report.table import table  # noqa: E402
-from engine.solver.resume import read_whole  # noqa: E402
-from engine.watchdog.board import SLOW_FACTOR  # noqa: E402
-from engine.watchdog.guard import HUB_SECONDS  # noqa: E402
-
-SOLVER = """
-net: "{net}" base_lr: 0.02 lr_policy: "poly" power: 1 momentum: 0.9 weight_decay: 0.0005 random_seed: 1
-max_iter: {iterations} display: 10 snapshot: 10 snapshot_prefix: "{folder}/net"
-comm_param {{ bucket_mb: 0.1 chunk_mb: 0.1 watchdog: {watchdog} drift_check: 25 servers: 1 }}
-"""
-GLOBAL_BATCH = 32
 SECONDS_TO_END = 10.0
-LINGER_SECONDS = 8.0  # in which sentinels end, too
 # The statuses after SIGINT and SIGTERM during set-up, which need no words.
-# Hydra's mpiexec dies of SIGPIPE where it is interrupted while it starts its proxies.
-INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGPIPE)
+INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
+# Those that need no words after one event: Hydra's mpiexec dies of SIGPIPE where it is interrupted while it starts its
+# proxies; a single process may be killed before it has a sentinel.
+SPEAKING = {"interrupt": -signal.SIGPIPE, "kill": -signal.SIGKILL}
 PATIENCE = 240.0  # for a run that is to complete, on a crowded machine
 DISK_BYTES = 32 << 20  # of the disk that becomes full: all snapshots, and some more
-
-
-@dataclass
-class Run:
-    """One start of a training, with a mark in its environment by which its processes are found."""
-
-    folder: Path
-    options: argparse.Namespace
-    ranks: int
-    style: str = "mpiexec"  # how its ranks are started: STYLES
-    terminal: bool = False
-    environ: dict[str, str] = field(default_factory=dict)
-
-    def start(self) -> None:
-        self.mark = f"ENGINE_CHAOS={uuid.uuid4()}"
-        self.folder.mkdir(exist_ok=True)
-        solver = self.folder / "solver.prototxt"
-        net, iterations, watchdog = REPO / "nets/digits.prototxt", self.options.iterations, self.options.watchdog
-        solver.write_text(SOLVER.format(net=net, folder=self.folder, iterations=iterations, watchdog=watchdog))
-        batch = GLOBAL_BATCH // 4
-        arguments = ["train", "--solver", str(solver), "--resume", "auto", "--set", f"iter_size={4 // self.ranks}"]
-        arguments += ["--set", f"layer[data].data_param.batch_size={batch}"]
-        paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-        mark = dict([self.mark.split("=")])
-        environ = {**OVERSUBSCRIBE, **os.environ, **self.environ, **mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        environ["ENGINE_WATCHDOG"] = str(watchdog)  # until a rank has read its solver, too: 60 s would hold there
-        command = STYLES[self.style](self, arguments)
-        self.begin = time.monotonic()
-        self.log_begin = len(self.text())
-        if self.terminal:
-            self._start_on_terminal(command, environ)
-        else:
-            with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    command, cwd=REPO, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
-
-    def _start_on_terminal(self, command: list[str], environ: dict[str, str]) -> None:
-        """What it writes is copied into the log until the terminal is closed."""
-        self.screen, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE_TERMINAL, *command], cwd=REPO, env=environ, stdin=theirs, stdout=theirs,
-            stderr=theirs, start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-
-        def copy() -> None:
-            with open(self.log, "ab") as log:
-                while True:
-                    try:
-                        text = os.read(self.screen, 4096)
-                    except OSError:  # closed, by us or by its last process
-                        return
-                    if not text:
-                        return
-                    log.write(text.replace(b"\r\n", b"\n"))
-                    log.flush()
-
-        threading.Thread(target=copy, daemon=True).start()
-
-    @property
-    def log(self) -> Path:
-        """Beside the folder, which may be on a full disk."""
-        return self.folder.with_suffix(".log")
-
-    def text(self) -> str:
-        """All that the story's runs have written so far."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def own_text(self) -> str:
-        return self.text()[self.log_begin :]
-
-    def processes(self) -> dict[int, int | None]:
-        """Process id -> rank, None for what is no rank (sentinels, the launcher)."""
-        found: dict[int, int | None] = {}
-        for entry in Path("/proc").iterdir():
-            try:
-                variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-                if self.mark.encode() in variables:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                    rank = next((v for v in variables if re.match(rb"(PMI|OMPI_COMM_WORLD)_RANK=", v)), None)
-                    number = int(rank.split(b"=")[1]) if rank else 0 if self.alone() else None
-                    is_rank = number is not None and b"train" in words and words[1].endswith(b"/__main__.py")
-                    found[int(entry.name)] = number if is_rank else None
-            except OSError:  # it has just ended
-                continue
-        return found
-
-    def alone(self) -> bool:
-        """Whether the one rank is started without mpiexec."""
-        return self.ranks == 1 and self.style == "mpiexec"
-
-    def pid_of(self, rank: int) -> int:
-        """Waits until this rank has started. Raises ProcessLookupError if the run has ended."""
-        deadline = time.monotonic() + 10
-        while self.process.poll() is None and time.monotonic() < deadline:
-            for pid, number in self.processes().items():
-                if number == rank:
-                    return pid
-            time.sleep(0.02)
-        raise ProcessLookupError
-
-    def end(self, seconds: float) -> float | None:
-        """Returns how long it took to end, or None if it had not when the time was over."""
-        begin = time.monotonic()
-        try:
-            self.process.wait(seconds)
-            return time.monotonic() - begin
-        except subprocess.TimeoutExpired:
-            return None
-
-    def ranks_end(self, seconds: float) -> float | None:
-        """The same, for its ranks alone: mpiexec waits for a host that does not answer, however long."""
-        begin = time.monotonic()
-        while any(rank is not None for rank in self.processes().values()):
-            if time.monotonic() - begin > seconds:
-                return None
-            time.sleep(0.1)
-        return time.monotonic() - begin
-
-    def left_behind(self) -> int:
-        """Returns how many processes live on too long, and ends them."""
-        deadline = time.monotonic() + LINGER_SECONDS
-        while (pids := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        return len(pids)
-
-    def phase(self) -> str:
-        text = self.own_text()
-        return "set-up" if "Solving" not in text else "training" if "Optimization Done." not in text else "end"
-
-
-# Makes the terminal on its standard input the controlling one of its session, as a shell's is, and becomes the command.
-TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-)
-
-
-def _by_netlab(run: Run, arguments: list[str]) -> list[str]:
-    return [run.options.netlab, "run", str(run.ranks), *own_command(*arguments)]
-
-
-STYLES: dict[str, Callable[[Run, list[str]], list[str]]] = {
-    "mpiexec": lambda run, arguments: command_for(run.ranks, arguments),
-    "--ranks": lambda run, arguments: own_command(*arguments, "--ranks", str(run.ranks)),
-    "--max_restarts": lambda run, arguments: own_command(*arguments, "--ranks", str(run.ranks), "--max_restarts", "2"),
-    "netlab": _by_netlab,
-}
 
 
 @dataclass(frozen=True)
@@ -392,7 +224,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
     text = run.own_text()  # a sentinel may speak after its rank has ended
     heads = [line for line in text.splitlines() if line.startswith("engine: ")]
     messages = [line for line in heads if not line.startswith("engine:   ")]
-    if len(messages) > 1:  # the supervisor's own, where mpiexec has ended a rank whose sentinel tells of it, too
+    if len(messages) > 1 and name == "interrupt":  # mpiexec may have ended a rank whose sentinel tells of it, too
         messages = [line for line in messages if not line.startswith("engine: stopped by SIG")]
     launcher = re.search(r"BAD TERMINATION|exited on signal|terminated", text)
     if did.startswith("FAULT"):
@@ -409,9 +241,8 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         faults.append(f"ended with status {status}, but should have gone on")
     if len(messages) > 1 and not restarts and name != "second_job":
         faults.append(f"{len(messages)} messages: {messages}")
-    # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well; of a single
-    # one that is killed before it has a sentinel, its status tells.
-    told = bool(messages or launcher) or status in INTERRUPTED or (run.ranks == 1 and status == -signal.SIGKILL)
+    # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well.
+    told = bool(messages or launcher) or status in (*INTERRUPTED, SPEAKING.get(name))
     if status != 0 and not told and name not in ("close_terminal", "kill_launcher"):
         faults.append(f"nobody told (status {status})")
     faults += damaged(run.folder)
