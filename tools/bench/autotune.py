@@ -51,7 +51,7 @@ def work(options: argparse.Namespace) -> None:
     ranks = world()
     config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])
     config.message.state.phase = proto.TRAIN
-    shapes_of = SourceShapes(proto.TRAIN, lambda line: None)
+    shapes_of = SourceShapes(config.message, proto.TRAIN, lambda line: None)
     net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
     feed_synthetic(net, seed=1 + ranks.rank)
     training = Training(net, ranks)

@@ -36,7 +36,7 @@ KEEP_LAYOUT = ("Scale", "ReLU", "Split", "Dropout", "Concat", "Eltwise")  # the 
 def kernels(model: str, batch: int, phase: int = TRAIN):
     """(layer name, kind, line for the program) of every layer that counts, in the net's order."""
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
-    graph = build(config, phase, shapes_of=SourceShapes(phase, lambda note: None))
+    graph = build(config, phase, shapes_of=SourceShapes(config.message, phase, lambda note: None))
     insert_splits(graph)
     mark_gradients(graph, phase == TRAIN)
     readers: dict = {}
