@@ -80,7 +80,7 @@ def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
     bench = tool("train")
     case = {"net": "resnet50", "phase": "TRAIN", "precision": "fp32", "topology": [1, 2, 32]}
     figures = {"peak_memory_bytes": 2e9, "to_first_iteration_s": 1.5, "version": "x"}
-    speeds = {bench.ENGINE: (9, 10, 12), bench.TORCH: (3, 5, 6), bench.LIMIT: (10, 20, 12)}
+    speeds = {bench.ENGINE: (9, 10, 12), bench.TORCH: (3, 5, 6), bench.LIMIT: (10, 20, 12), bench.TENSORFLOW: (2, 4, 4)}
     runs = [
         {**case, "round": number, "contender": name, "images_per_second": value, "core_images_per_second": 2 * value}
         | figures
@@ -91,7 +91,16 @@ def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
     cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].strip("|").split("|")]
     assert cells[:4] == ["resnet50", "TRAIN", "fp32", "1 x 2 x 32"]
     assert cells[4:8] == ["10.00 (9.00-12.00)", "12.00 (10.00-20.00)", "0.90", "0.45"]
-    assert cells[8:] == ["-", "-", "5.00 (3.00-6.00)", "2.00", "2.00 / 2.00 / -", "1.50 / 1.50 / -"]
+    assert cells[8:] == [
+        "-",
+        "-",
+        "5.00 (3.00-6.00)",
+        "2.00",
+        "4.00 (2.00-4.00)",
+        "3.00",
+        "2.00 / 2.00 / -",
+        "1.50 / 1.50 / -",
+    ]
 
 
 def test_what_autotune_chose_is_compared_with_the_best_of_the_same_round(tool):

@@ -115,7 +115,9 @@ def _cells(name: str, cls: type[Layer]) -> Iterator[str]:
 def _summary(name: str, cls: type[Layer]) -> str:
     """The first paragraph of the module's docstring; of data layers, that of what reads them, "Type: what it is"."""
     module = find_reader(name).__module__ if _is_read(cls) else cls.__module__
-    paragraph = " ".join(inspect.getdoc(sys.modules[module]).split("\n\n")[0].split()).rstrip(".").replace("|", "\\|")
+    document = inspect.getdoc(sys.modules[module])
+    assert document, f"{module} has no docstring"
+    paragraph = " ".join(document.split("\n\n")[0].split()).rstrip(".").replace("|", "\\|")
     return paragraph.removeprefix(f"{name}: ") if _is_read(cls) else paragraph
 
 

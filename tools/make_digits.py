@@ -47,6 +47,7 @@ def write_lmdb(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     digits = load_digits()
+    assert not isinstance(digits, tuple)  # as return_X_y=True has it
     images = digits.images.astype(np.uint8)  # (1797, 8, 8), 0..16
     for name, chosen in zip(("digits_train_lmdb", "digits_test_lmdb"), split(digits.target)):
         write_lmdb(folder / name, images[chosen], digits.target[chosen])

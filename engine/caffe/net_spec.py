@@ -180,7 +180,7 @@ class NetSpec:
 class _LayerTypes:
     """L.Convolution(bottom, ..., field=value): a Top, a tuple of them (ntop above 1), or the Function (ntop=0)."""
 
-    def __getattr__(self, name: str) -> Callable[..., Top | tuple[Top, ...] | Function]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:  # which of the three, ntop tells
         if name.startswith("__"):
             raise AttributeError(name)
 

@@ -319,7 +319,7 @@ def work_through(pending: list[Job], runner: Runner, results: Results, processes
         raise failures[0]
 
 
-def prepare(archive: str | None, data: Path, engine: Sequence[str]) -> None:
+def prepare(archive: str | Path | None, data: Path, engine: Sequence[str]) -> None:
     """Converts the pictures once. Raises Failure."""
     for part in ("train", "test"):
         target = data / f"cifar10_{part}_lmdb"

@@ -272,22 +272,21 @@ class Contender:
         python = dict(entry.split("=", 1) for entry in options.python).get(name, sys.executable)
         command = [python, __file__, "--images", options.images, "--worker", name, folder, kind]
         environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [str(part) for part in command],
-            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
-            **{"text": True, "env": environ},
-        )
-        if self._process.stdout.readline() != "ready\n":
+        words, pipe = [str(part) for part in command], subprocess.PIPE
+        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ)
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._questions, self._answers = self._process.stdin, self._process.stdout
+        if self._answers.readline() != "ready\n":
             raise RuntimeError((self._process.stderr.read().strip().splitlines() or ["it ended"])[-1])
 
     def measure(self) -> tuple[float, float]:
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        processor, elapsed = self._process.stdout.readline().split()
+        self._questions.write("go\n")
+        self._questions.flush()
+        processor, elapsed = self._answers.readline().split()
         return float(processor), float(elapsed)
 
     def close(self) -> None:
-        self._process.stdin.close()
+        self._questions.close()
         self._process.wait()
 
 

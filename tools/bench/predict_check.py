@@ -66,7 +66,8 @@ class Check:
                     ]
                 finally:
                     subprocess.run([options.netlab, "down"], check=True)
-                yield hosts, link, *map(statistics.median, zip(*rounds, strict=True))
+                predicted, exposed, measured = map(statistics.median, zip(*rounds, strict=True))
+                yield hosts, link, predicted, exposed, measured
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--measure", nargs=4, metavar=names, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(*options.measure, options)))
+        print(json.dumps(measure(*options.measure, options=options)))
         return
     file = Path(options.json) if options.json else None
     runs = json.loads(file.read_text()) if file and file.exists() else []
@@ -95,8 +95,8 @@ def one_round(kind: str, shape: str, folder: Path, number: int, options) -> list
     return runs
 
 
-def model(kind: str, steps: int, batch: int, units: int) -> dict[str, np.ndarray]:
-    """Bytes and weights; rows of gates in engine's order."""
+def model(kind: str, steps: int, batch: int, units: int) -> dict:
+    """Arrays of bytes and weights; rows of gates in engine's order."""
     draw = np.random.default_rng(1)
     rows = GATES[kind] * units
 

@@ -52,7 +52,8 @@ class Training:
     def loss(self):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             scores = self.net(self.images)
-            return sum(weight * nn.functional.cross_entropy(values, self.labels) for values, weight in scores)
+            first, *rest = (weight * nn.functional.cross_entropy(values, self.labels) for values, weight in scores)
+            return sum(rest, first)
 
 
 def chosen_layout(options) -> str:
@@ -61,7 +62,7 @@ def chosen_layout(options) -> str:
     for layout in LAYOUTS:
         training = Training(options, layout)
         seconds[layout] = [training.step() for _ in range(2)][-1]
-    return min(seconds, key=seconds.get)
+    return min(seconds, key=seconds.__getitem__)
 
 
 def process_age() -> float:

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Compares the throughput of engine, in training and inference, with PyTorch's and with the kernel limit, in turn
-within one session: on a shared machine only ratios are meaningful.
+within one session, and with TensorFlow's: on a shared machine only ratios are meaningful.
 
     python tools/bench/train.py --nets resnet50,alexnet,vgg16,googlenet --precisions fp32,bf16 --rounds 5 \\
-        --torch_python /path/to/a/venv/with/torch/bin/python --json bench.json
+        --torch_python /path/to/a/venv/with/torch/bin/python \\
+        --tensorflow_python /path/to/another/bin/python --json bench.json
     python tools/bench/train.py --rounds 0 --json bench.json      # prints the table again
 
 Every round runs, for each net, precision and topology (ranks x threads x batch per rank), `engine time`, PyTorch as
-installed, PyTorch with tcmalloc, and the sum of oneDNN's kernels (kernel_limit.py, one rank only). A step is forward,
-backward and update; in phase TEST (inference) forward alone. PyTorch trains the nets that torch_nets.py has, in the
-faster of its two memory layouts; several ranks are DDP over gloo. The table has medians and ranges; a ratio is the
-median of the rounds' ratios; memory is the peak of rank 0; "first iteration" is the time from the start of the process
-to its end. Runs are added to those in --json FILE.
+installed, PyTorch with tcmalloc, TensorFlow as installed, and the sum of oneDNN's kernels (kernel_limit.py, one rank
+only). A step is forward, backward and update; in phase TEST (inference) forward alone. PyTorch trains the nets that
+torch_nets.py has, in the faster of its two memory layouts; several ranks are DDP over gloo. TensorFlow trains those of
+keras.applications that tensorflow_train.py has, on one rank. The table has medians and ranges; a ratio is the median of
+the rounds' ratios; memory is the peak of rank 0; "first iteration": the time from the start of the process to its end.
+Runs are added to those in --json FILE.
 """
 
 import argparse
@@ -29,7 +31,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 NETS = "resnet50,alexnet,vgg16,googlenet,inception_v2,inception_v3,inception_resnet_v2,densenet121"
 TORCH_NETS = ("resnet50", "alexnet", "vgg16", "googlenet")  # of torch_nets.py, which needs torch to be read
-ENGINE, TORCH, TCMALLOC, LIMIT = "engine", "PyTorch", "PyTorch, tcmalloc", "kernel limit"
+TENSORFLOW_NETS = ("resnet50", "vgg16", "inception_v3", "inception_resnet_v2", "densenet121")  # of tensorflow_train.py
+ENGINE, TORCH, TCMALLOC, TENSORFLOW, LIMIT = "engine", "PyTorch", "PyTorch, tcmalloc", "TensorFlow", "kernel limit"
+CONTENDERS = (ENGINE, TORCH, TCMALLOC, TENSORFLOW, LIMIT)
 
 
 class Failed(Exception):
@@ -82,6 +86,14 @@ def run_torch(case: dict, options, layout: str, iterations: int, preload: str = 
     command += ["--iterations", iterations, "--layout", layout]
     environ = {"OMP_NUM_THREADS": str(threads)} | ({"LD_PRELOAD": preload} if preload else {})
     return json.loads(run(command, **environ).splitlines()[-1])
+
+
+def run_tensorflow(case: dict, options) -> dict:
+    _, threads, batch = case["topology"]
+    command = [options.tensorflow_python, HERE / "tensorflow_train.py", "--net", case["net"], "--batch_size", batch]
+    command += ["--threads", threads, "--precision", case["precision"], "--phase", case["phase"]]
+    command += ["--iterations", options.iterations]
+    return json.loads(run(command).splitlines()[-1])
 
 
 def run_limit(case: dict, options) -> dict:
@@ -139,6 +151,8 @@ class Bench:
             for name, preload in ((TORCH, ""), (TCMALLOC, self.preload)):
                 if name == TORCH or preload:
                     yield name, lambda preload=preload: self._torch(case, preload)
+        if self.options.tensorflow_python and case["net"] in TENSORFLOW_NETS and case["topology"][0] == 1:
+            yield TENSORFLOW, lambda: run_tensorflow(case, self.options)
         if case["topology"][0] == 1:
             yield LIMIT, lambda: run_limit(case, self.options)
 
@@ -184,7 +198,7 @@ def spread(values: list[float], unit: float = 1, digits: int = 2) -> str:
 
 def row(runs: list[dict]) -> list[str]:
     """One net, precision and topology."""
-    by = {name: {r["round"]: r for r in runs if r["contender"] == name} for name in (ENGINE, TORCH, TCMALLOC, LIMIT)}
+    by = {name: {r["round"]: r for r in runs if r["contender"] == name} for name in CONTENDERS}
 
     def values(name: str, field: str = "images_per_second", unit: float = 1, digits: int = 2) -> str:
         return spread([r[field] for r in by[name].values()], unit, digits) if by[name] else "-"
@@ -198,7 +212,7 @@ def row(runs: list[dict]) -> list[str]:
         columns = [[r[field] / unit for r in by[name].values()] for name in (ENGINE, TORCH, TCMALLOC)]
         return " / ".join(f"{statistics.median(column):.2f}" if column else "-" for column in columns)
 
-    speeds = [cell for name in (LIMIT, TCMALLOC, TORCH) for cell in (values(name), ratio(name))]
+    speeds = [cell for name in (LIMIT, TCMALLOC, TORCH, TENSORFLOW) for cell in (values(name), ratio(name))]
     memory, first = middles("peak_memory_bytes", 1e9), middles("to_first_iteration_s", 1)
     speeds.insert(2, ratio(LIMIT, "core_images_per_second"))
     return [values(ENGINE), *speeds, memory, first]
@@ -220,12 +234,21 @@ def print_table(runs: list[dict]) -> None:
         "ratio",
         "ratio to convolutions + norms",
     ]
-    header += ["PyTorch, tcmalloc", "ratio", "PyTorch", "ratio", "memory, GB: engine / PyTorch / with tcmalloc"]
+    header += [
+        "PyTorch, tcmalloc",
+        "ratio",
+        "PyTorch",
+        "ratio",
+        "TensorFlow",
+        "ratio",
+        "memory, GB: engine / PyTorch / with tcmalloc",
+    ]
     header += ["first iteration, s: the same"]
     count = 1 + max(entry["round"] for entry in runs)
     versions = ", ".join(dict.fromkeys(r["version"] for r in runs if r["contender"] == ENGINE))
-    torch = "".join(dict.fromkeys(f", PyTorch {r['version']}" for r in runs if r["contender"] == TORCH))
-    print(f"{date.today()}, {processor()}, {os.cpu_count()} cores, {versions}{torch}; images/s of {count} rounds.\n")
+    rivals = (f", {r['contender']} {r['version']}" for r in runs if r["contender"] in (TORCH, TENSORFLOW))
+    rivals = "".join(dict.fromkeys(rivals))
+    print(f"{date.today()}, {processor()}, {os.cpu_count()} cores, {versions}{rivals}; images/s of {count} rounds.\n")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     cases: dict[tuple, list[dict]] = {}
     for each in runs:
@@ -244,6 +267,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="0: print what --json FILE holds (default: 3)")
     parser.add_argument("--iterations", type=int, default=5, help="steps per round that count (default: 5)")
     parser.add_argument("--torch_python", default=sys.executable, help="an interpreter that has torch (default: this)")
+    parser.add_argument("--tensorflow_python", help="an interpreter that has tensorflow (default: none)")
     parser.add_argument("--json", metavar="FILE", help="raw figures: read if there, and added to")
     options = parser.parse_args()
     shapes = [[int(number) for number in text.split("x")] for text in options.topologies.split(",")]
