@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +16,7 @@ from engine.host.interrupts import PATIENCE, raises
 
 STOP, SNAPSHOT = 1, 2  # flags, so that ranks agree by a bitwise or
 EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
+_END = b"\0"  # no signal's number
 
 
 class _Listener:
@@ -31,14 +33,26 @@ class _Listener:
         self._thread.start()
 
     def _listen(self, tell: Callable[[int], None]) -> None:
-        while number := os.read(self._read, 1):
+        while (number := os.read(self._read, 1)) != _END:
             tell(number[0])
 
     def close(self) -> None:
+        self._unhook()
+        os.write(self._write, _END)  # the pipe itself ends only where no process that was forked holds it
+        self._thread.join()
+        self._close_pipe()
+
+    def forsake(self) -> None:
+        """In a process that was forked, which has no such thread: what it writes would be the parent's."""
+        self._unhook()
+        self._close_pipe()
+
+    def _unhook(self) -> None:
         if (before := signal.set_wakeup_fd(-1)) != self._write:
             signal.set_wakeup_fd(before)
+
+    def _close_pipe(self) -> None:
         os.close(self._write)
-        self._thread.join()
         os.close(self._read)
 
 
@@ -47,7 +61,7 @@ class Signals:
 
     A SIGINT that asks to stop while the run is stopping raises KeyboardInterrupt, for those who cannot wait for the
     step to end; those that come within PATIENCE after it do nothing. Threads other than the main one cannot take
-    signals over: there they do what they did.
+    signals over: there they do what they did, and so they do in processes that user code forks.
     """
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot"):
@@ -63,15 +77,24 @@ class Signals:
         self.on_stop: Callable[[str], None] | None = None  # called once with the name of the signal, in another thread
         self._listener: _Listener | None = None
         self._before: dict[signal.Signals, signal._HANDLER] = {}
+        self._outside: dict[signal.Signals, signal._HANDLER] = {}  # what signals did before this noted any
+        _all.add(self)
 
     def heed_hangups(self) -> None:
         """Notes SIGHUP from now on: the terminal may be closed before there is an iteration to stop after."""
-        signal.signal(signal.SIGHUP, self._note)
+        self._take_over(signal.SIGHUP)
+
+    def _take_over(self, number: signal.Signals) -> signal._HANDLER:
+        """Notes this signal from now on; returns what it did."""
+        before = signal.signal(number, self._note)
+        if before != self._note:
+            self._outside[number] = before
+        return before
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self._effects:
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = self._take_over(number)
             self._listener = _Listener(self._tell)
         return self
 
@@ -80,6 +103,16 @@ class Signals:
             signal.signal(number, handler)
         if self._listener:
             self._listener.close()
+            self._listener = None
+
+    def forsake(self) -> None:
+        """In a process that user code has forked: its signals are not the run's, and one that ends it may do so."""
+        for number, handler in self._outside.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
+        self._before.clear()
+        if self._listener:
+            self._listener.forsake()
             self._listener = None
 
     def _tell(self, number: int) -> None:
@@ -93,7 +126,7 @@ class Signals:
         program calls."""
         taken = raises()
         if taken:
-            signal.signal(signal.SIGINT, self._note)
+            self._take_over(signal.SIGINT)
         try:
             yield
         finally:
@@ -122,3 +155,14 @@ class Signals:
         self._asked[effect] = True
         if number == signal.SIGINT and effect == STOP:
             self.interrupted = True
+
+
+_all: weakref.WeakSet[Signals] = weakref.WeakSet()
+
+
+def _forsake_all() -> None:
+    for signals in _all:
+        signals.forsake()
+
+
+os.register_at_fork(after_in_child=_forsake_all)
