@@ -18,6 +18,7 @@ from engine.layers.data import Data
 from engine.layers.registry import layer_types
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 from engine.weights import intel, read_caffemodel
+from engine.weights.shared import with_gaps
 
 # Losses that go on as the probabilities which they compute, and the layer type of these.
 PROBABILITIES = {
@@ -225,12 +226,10 @@ def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Param
     blobs = intel.separated(config.message, read_caffemodel(path), path)
     found: dict[Parameter, np.ndarray] = {}
     for layer in graph.layers:
-        stored = blobs.get(layer.name, ())
-        own = [parameter for parameter in layer.params if parameter.owner is None]
-        if own and len(stored) != len(layer.params):
-            what = f"{len(stored)} blobs" if stored else "no such layer"
-            raise WeightsError(f"layer '{layer.name}': the file has {what}, the net {len(layer.params)}", path)
-        for parameter, values in zip(layer.params, stored):
+        stored, shares = blobs.get(layer.name, ()), [parameter.owner is not None for parameter in layer.params]
+        if not stored and not all(shares):
+            raise WeightsError(f"layer '{layer.name}': the file has no such layer, the net {len(shares)}", path)
+        for parameter, values in zip(layer.params, with_gaps(layer.name, stored, shares, path), strict=True):
             owner = parameter.owner or parameter
             if values is None:
                 continue

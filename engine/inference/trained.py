@@ -16,7 +16,7 @@ def load(net: Net, paths: Sequence[str]) -> None:
     """File after file, by layer name: a later file's layers take the place of an earlier one's. Says which layers
     several files have, and which none of them has. Raises WeightsError, also where they have none of the layers."""
     holder: dict[str, str] = {}
-    layers = dict.fromkeys(parameter.layer for parameter in net.all_params())
+    layers = net.owning_layers()
     for path in paths:
         fresh = set(net.load_weights(read_caffemodel(path), path))
         taken = [layer for layer in layers if layer not in fresh]

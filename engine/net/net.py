@@ -24,6 +24,7 @@ from engine.layers.fillers import fill_parameter
 from engine.net.blobs import BlobView, Placed
 from engine.net.options import DEFAULT, NetOptions
 from engine.weights import intel
+from engine.weights.shared import with_gaps
 
 if TYPE_CHECKING:
     from engine.host._core import Tensor
@@ -258,6 +259,10 @@ class Net:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
         return self.graph.all_params
 
+    def owning_layers(self) -> list[str]:
+        """The names of the layers that have a parameter of their own, in the file's order."""
+        return list(dict.fromkeys(parameter.layer for parameter in self.all_params() if parameter.owner is None))
+
     def weights_by_layer(
         self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})
     ) -> dict[str, list[np.ndarray]]:
@@ -272,19 +277,19 @@ class Net:
         return result
 
     def load_weights(self, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str) -> list[str]:
-        """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose parameters
-        `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes differ."""
+        """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose own
+        parameters `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes
+        differ, and where `blobs` has some of a layer's parameters only (see with_gaps())."""
         blobs = intel.separated(self.message, blobs, source)
         mine: dict[str, list[Parameter]] = {}
         for parameter in self.all_params():
             mine.setdefault(parameter.layer, []).append(parameter)
         fitted = []
         for layer, params in mine.items():
-            if layer in blobs and len(blobs[layer]) != len(params):
-                raise WeightsError(
-                    f"layer '{layer}': the file has {len(blobs[layer])} blobs, the net {len(params)}", source
-                )
-            for parameter, values in zip(params, blobs.get(layer, []), strict=False):
+            if layer not in blobs:
+                continue
+            given = with_gaps(layer, blobs[layer], [parameter.owner is not None for parameter in params], source)
+            for parameter, values in zip(params, given, strict=True):
                 if values is None or (parameter.unread and values.size != parameter.count):
                     continue
                 if not _fits(values.shape, parameter.whole_shape):
@@ -297,7 +302,7 @@ class Net:
         for parameter, values in fitted:  # only once everything fits
             values = parameter.part_of(values.reshape(parameter.whole_shape))
             self.tensor_of[parameter.owner or parameter].set(np.ascontiguousarray(values, np.float32).ravel())
-        return [layer for layer in mine if layer not in blobs]
+        return [layer for layer in self.owning_layers() if layer not in blobs]
 
     # Running
 

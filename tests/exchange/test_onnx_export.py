@@ -14,6 +14,7 @@ from engine.errors import EngineError
 from engine.exchange import onnx_file
 from engine.exchange.onnx_export import export_onnx
 from engine.exchange.onnx_file import write_model
+from engine.weights import read_caffemodel, write_caffemodel
 from tests.exchange import harness
 from tests.shared import SHARED, needs_shared
 
@@ -136,6 +137,29 @@ def test_a_shared_weight_is_stored_once(tmp_path):
     harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", inputs)["b"], expected)
 
 
+def test_hdf5_has_a_shared_blob_once(tmp_path):
+    """Caffe leaves out of it what another layer owns."""
+    h5py = pytest.importorskip("h5py")
+    ip = 'bottom: "x" inner_product_param { num_output: 6 }'
+    text = f"""
+    layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 6 }} }} }}
+    layer {{ name: "a" type: "InnerProduct" top: "a" {ip} param {{ }} param {{ name: "b" }} }}
+    layer {{ name: "b" type: "InnerProduct" top: "b" {ip} param {{ }} param {{ name: "b" }} }}"""
+    _, weights = export(text, tmp_path)
+    blobs = read_caffemodel(weights)
+    write_caffemodel(path := tmp_path / "x.h5", parse_net(text).message, {**blobs, "b": blobs["b"][:1]})
+    export_onnx(parse_net(text), str(path), tmp_path / "x.onnx")
+    inputs = harness.random_inputs({"x": (2, 6)})
+    expected = harness.engine_outputs(text, str(path), inputs)
+    for name, values in harness.onnx_outputs(tmp_path / "x.onnx", inputs).items():
+        harness.assert_close(values, expected[name])
+    with h5py.File(path, "r+") as file:
+        del file["data/b/0"]
+        file["data/b/1"] = blobs["b"][1]
+    with pytest.raises(EngineError, match="layer 'b', blob 0: the file does not have it"):
+        export_onnx(parse_net(text), str(path), tmp_path / "x.onnx")
+
+
 INEXPRESSIBLE = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 4 dim: 4 } } }
 layer { name: "a" type: "Convolution" bottom: "x" top: "a" convolution_param { num_output: 18 kernel_size: 1 } }
@@ -190,8 +214,6 @@ def test_a_net_that_holds_its_batch_fixed_says_so(tmp_path):
     ],
 )
 def test_weights_that_do_not_fit_are_named(blobs, message, tmp_path):
-    from engine.weights import write_caffemodel
-
     harness.runtime()
     config = parse_net(CLASSIFIER, "net.prototxt")
     path = str(tmp_path / "x.caffemodel")

@@ -14,8 +14,9 @@ from engine.comm.world import World
 from engine.config import parse_net, read_net, read_solver
 from engine.errors import ConfigError, WeightsError
 from engine.graph.build import TEST, build
+from engine.inference.average import Averaged, average_files
 from engine.inference.classify import Classifier, Preprocessing
-from engine.inference.ensemble import Ensemble, log_mean
+from engine.inference.ensemble import Ensemble, _load_member, log_mean
 from engine.inference.evaluator import Evaluator
 from engine.inference.extract_features import extract_features
 from engine.inference.scoring import cut
@@ -359,6 +360,33 @@ def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"Not in {halves[1]}, so with initial values: conv1, conv2"
     ]
+
+
+def test_layers_without_parameters_of_their_own_are_in_no_file(tmp_path, caplog):
+    """Of MNIST's siamese net, Caffe's HDF5 has the first half only."""
+    pytest.importorskip("h5py")
+    shared = 'param { name: "w" } param { name: "b" } inner_product_param { num_output: 2 }'
+    config = parse_net(
+        f"""layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 3 }} }} }}
+        layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" {shared} }}
+        layer {{ name: "ip_p" type: "InnerProduct" bottom: "x" top: "ip_p" {shared} }}""",
+        "net",
+    )
+    paths = [str(tmp_path / name) for name in ("one.h5", "two.h5", "other.h5")]
+    blobs = [np.ones((2, 3), np.float32), np.zeros(2, np.float32)]
+    for path in paths[:2]:
+        write_caffemodel(path, config.message, {"ip": blobs})
+    write_caffemodel(paths[2], config.message, {})
+    net = Net(config, TEST)
+    load(net, paths[:1])
+    _load_member(net, paths[:1], alone=False)
+    assert not caplog.records
+    load(net, paths[:2])
+    (record,) = caplog.records
+    assert record.getMessage() == f"{paths[1]} takes the place of {paths[0]} in 1 layers: ip"
+    with pytest.raises(WeightsError, match="none of its layers is one of the net's, which has ip:"):
+        load(net, paths[2:])
+    Averaged(config, average_files(paths[:2]), "the average", World(), NetOptions())
 
 
 def test_weights_of_another_net_are_no_result(members, tmp_path):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from engine import files, proto
+from engine.config import parse_net
 from engine.errors import EngineError, WeightsError
 from engine.files import atomic_write
+from engine.net import Net
 from engine.weights import (
     SolverState,
     read_caffemodel,
@@ -103,6 +105,60 @@ def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
     read = read_caffemodel(path)
     assert list(read) == ["inception/1x1"] and read["inception/1x1"][0] is None
     np.testing.assert_array_equal(read["inception/1x1"][1], blobs["inception/1x1"][1])
+
+
+def two_layers(tmp_path, shared, stored):
+    """A net whose layer b shares these blobs with a, all 9 at first, and an HDF5 file with {(layer, index): value} as blobs
+    of one value each."""
+    h5py = pytest.importorskip("h5py")
+    fill = 'weight_filler { type: "constant" value: 9 } bias_filler { type: "constant" value: 9 }'
+    params = " ".join(f'param {{ name: "{name}" }}' if i in shared else "param {}" for i, name in enumerate("wb"))
+    text = 'layer { name: "d" type: "Input" top: "d" input_param { shape { dim: 1 dim: 3 } } }' + "".join(
+        f'layer {{ name: "{name}" type: "InnerProduct" bottom: "d" top: "{name}" {params} '
+        f"inner_product_param {{ num_output: 2 {fill} }} }}"
+        for name in "ab"
+    )
+    with h5py.File(path := tmp_path / "x.h5", "w") as file:
+        for name in "ab":
+            file.create_group(f"data/{name}")
+        for (name, index), value in stored.items():
+            file[f"data/{name}/{index}"] = np.full(((2, 3), (2,))[index], value, np.float32)
+    return Net(parse_net(text, "net"), proto.TEST), str(path)
+
+
+WHOLE = {("a", 0): 1, ("a", 1): 2, ("b", 0): 3, ("b", 1): 4}
+
+
+@pytest.mark.parametrize("shared", [{0}, {1}, {0, 1}], ids=["weights", "biases", "all"])
+def test_a_net_takes_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, shared):
+    stored = {key: value for key, value in WHOLE.items() if key[0] == "a" or key[1] not in shared}
+    net, path = two_layers(tmp_path, shared, stored)
+    assert net.load_weights(read_caffemodel(path), path) == []
+    expected = {key: WHOLE["a", key[1]] if key[1] in shared else value for key, value in WHOLE.items()}
+    assert {
+        (layer, i): blob.ravel()[0] for layer, blobs in net.weights_by_layer().items() for i, blob in enumerate(blobs)
+    } == expected
+
+
+@pytest.mark.parametrize(
+    ("shared", "lacking", "expected"),
+    [
+        (set(), ("b", 0), "x.h5: layer 'b', blob 0: the file does not have it"),
+        (set(), ("b", 1), "x.h5: layer 'b': the file has 1 blobs, the net 2"),
+        ({0}, ("b", 1), "x.h5: layer 'b': the file has 1 blobs, the net 2"),
+        ({0, 1}, ("a", 1), "x.h5: layer 'a': the file has 1 blobs, the net 2"),
+    ],
+)
+def test_a_net_refuses_hdf5_without_blobs_of_its_own(tmp_path, shared, lacking, expected):
+    net, path = two_layers(tmp_path, shared, {key: value for key, value in WHOLE.items() if key != lacking})
+    with pytest.raises(WeightsError, match=expected):
+        net.load_weights(read_caffemodel(path), path)
+    assert all((blob == 9).all() for blobs in net.weights_by_layer().values() for blob in blobs)
+
+
+def test_layers_that_a_file_lacks_have_parameters_of_their_own(tmp_path):
+    net, path = two_layers(tmp_path, {0, 1}, {})
+    assert net.load_weights(read_caffemodel(path), path) == ["a"]
 
 
 # ---- ours and back
