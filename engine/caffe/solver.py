@@ -130,11 +130,15 @@ class Solver:
 
     def _start(self) -> None:
         """Weights are the same everywhere, and data flows."""
+        self._share()
+        if not self._solver.feeder.running:
+            self._solver.feeder.start(self._solver.state.samples_seen)
+
+    def _share(self) -> None:
+        """Collective, before all that needs the same weights on all ranks: they begin with rank 0's."""
         if not self._shared:
             self._solver.share_weights()
             self._shared = True
-        if not self._solver.feeder.running:
-            self._solver.feeder.start(self._solver.state.samples_seen)
 
     # What was written into arrays goes into a run, and what the run has done comes back.
 
@@ -196,15 +200,19 @@ class Solver:
 
     @whole()
     def snapshot(self) -> None:
+        """Collective."""
         self._push()
+        self._share()
         self._solver.snapshot()
+        self._pull()
 
     @whole()
     def restore(self, path: str | os.PathLike) -> None:
-        """Goes on from a solverstate and the weights that it names. Raises WeightsError."""
+        """Collective. Goes on from a solverstate and the weights that it names. Raises WeightsError."""
         self._push()
         self._solver.restore(str(path))
-        self._shared = False
+        self._shared = False  # rank 0 has read them
+        self._share()
         self._solver.feeder.stop()
         self._pull()
 

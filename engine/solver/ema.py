@@ -100,6 +100,10 @@ class WeightAverage:
 
     # Snapshots
 
+    def start_over(self) -> None:
+        """On every rank, when rank 0 has read a snapshot: what was due is of weights that are gone."""
+        self.begun, self._due = True, None
+
     def to_blobs(self, wholes: dict[Parameter, np.ndarray]) -> list[np.ndarray]:
         """As History.to_blobs(). wholes: of the parameters that this rank has a part of."""
         blobs = self.history.to_blobs([wholes])
@@ -111,7 +115,6 @@ class WeightAverage:
     def from_blobs(self, blobs: Sequence[np.ndarray] | None, source: str) -> None:
         """blobs: of a snapshot; None: it has none, and the average begins with the net's weights. Raises
         WeightsError."""
-        self.begun, self._due = True, None
         if blobs is None:
             self.weights[:] = self._live
         else:

@@ -196,7 +196,7 @@ class Snapshots:
         elif self._optimizer.sharding:
             self._optimizer.history.from_blobs(None, path)
         if self._average:
-            self._average.begun = True  # on every rank: rank 0's values are sent to all
+            self._average.start_over()  # rank 0's values are sent to all
         self._optimizer.weights_are_read()
         self.kept.restore(path, state)
         return state

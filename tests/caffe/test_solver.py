@@ -13,10 +13,11 @@ import engine.caffe as caffe
 from engine.caffe import mode
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.solver.update import solver_types
+from engine.weights import read_caffemodel
 from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
-from tests.solver.harness import digits_net, make_solver
+from tests.solver.harness import all_fine, digits_net, make_solver
 
 INPUT_NET = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 8 dim: 5 } } }
@@ -602,3 +603,65 @@ def test_two_ranks(tmp_path):
     failed = run_ranks(2, [str(script), path, str(tmp_path / "w"), "fail"])
     assert failed.returncode != 0
     assert "one rank fails" in failed.stderr
+
+
+RESTORED = """
+import hashlib
+import engine.caffe as caffe
+from engine.comm.world import world
+solver = caffe.SGDSolver("{folder}/solver.prototxt")
+
+def digest():
+    arrays = [blob.data.tobytes() for net in (solver.net, *solver.test_nets) for blob in net.params["ip1"]]
+    return hashlib.sha256(b"".join(arrays)).hexdigest()
+
+solver.step(3)
+solver.snapshot()
+solver.step(3)
+solver.restore("{folder}/x_iter_3.solverstate")
+digests = world().gather(digest())
+assert digests is None or len(set(digests)) == 1, digests
+solver.snapshot()
+solver.step(3)
+solver.snapshot()
+whole = caffe.SGDSolver("{folder}/whole/solver.prototxt")
+whole.step(6)
+whole.snapshot()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("more", ["ema: 0.9", "ema: 0.9 comm_param { shard_updates: true compression: BF16 }"])
+def test_every_rank_goes_back(more, tmp_path):
+    """To a snapshot of the same solver: weights, and their average."""
+    text = f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 test_interval: 100 test_iter: 1 {more}'
+    (tmp_path / "whole").mkdir()
+    for folder in (tmp_path, tmp_path / "whole"):
+        write(folder, text, digits_net(8))
+    all_fine(2, RESTORED.format(folder=tmp_path))
+    for name in ("x_iter_6.caffemodel", "x_iter_6_ema.caffemodel"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+BEFORE_A_STEP = """
+import engine.caffe as caffe
+solver = caffe.SGDSolver("{path}")
+weights = solver.net.params["ip1"][0].data
+if caffe.solver_rank() == 1:
+    weights[...] = 0
+solver.snapshot()
+assert weights.any()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("comm", ["", "mode: ASYNC", "shard_updates: true compression: BF16"])
+def test_a_snapshot_before_the_first_step(comm, tmp_path):
+    """Of rank 0's weights, which all ranks begin with, in float32."""
+    text = f"{PLAIN_SGD} random_seed: 3 comm_param {{ {comm} }}"
+    path = write(tmp_path, text, digits_net(8))
+    all_fine(2, BEFORE_A_STEP.format(path=path))
+    expected = caffe.SGDSolver(path).net.params["ip1"][0].data
+    np.testing.assert_array_equal(read_caffemodel(tmp_path / "x_iter_0.caffemodel")["ip1"][0], expected)
