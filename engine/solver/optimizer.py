@@ -182,7 +182,8 @@ class Optimizer:
         self.iter_size = self.micro_batches(state.iteration)
         # Of the sum over micro-batches, as in Caffe: with more of them the limit of their mean stays.
         clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
-        self._begin_sharding()
+        if self.sharding:
+            self.sharding.begin()
         if not self.asynchronous:  # whose server makes updates of iterations of its own
             self._follow_decay(state.iteration)
             self._follow_momentum(state.iteration, rate)
@@ -191,13 +192,9 @@ class Optimizer:
 
     def next_iteration(self, iteration: int, until: int, stop: bool) -> int | None:
         """See Asynchronous.next_iteration(), for which these weights are to be trained."""
-        assert self.asynchronous
-        self._begin_sharding()
+        assert self.asynchronous and self.sharding
+        self.sharding.begin()
         return self.asynchronous.next_iteration(iteration, until, stop)
-
-    def _begin_sharding(self) -> None:
-        if self.sharding and not self.sharding.begun:
-            self.sharding.take_over()
 
     def _step_of(self, updater: Updater, iteration: int) -> Step:
         """In the server's thread: the constants of an iteration, of rates that do not read the loss."""

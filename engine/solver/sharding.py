@@ -56,6 +56,11 @@ class Sharding:
         self.weights = ShardedWeights(self.shares, arena, masters, sums)
         self.begun = False  # the masters hold what training goes on from; it is for whoever reads weights to take back
 
+    def begin(self) -> None:
+        """Before anybody needs the masters."""
+        if not self.begun:
+            self.take_over()
+
     def take_over(self) -> None:
         """Goes on from the net's weights, the same on all ranks: before the first step from all of them, later from
         those that somebody has set since."""
@@ -77,7 +82,10 @@ class Sharding:
 
     def whole_weights(self) -> dict[Parameter, np.ndarray]:
         """Collective. The float32 weights on rank 0, where the net's are rounded; {} elsewhere."""
-        return {} if self.weights.masters is None else self.gather(self.weights.masters)
+        if self.weights.masters is None:
+            return {}
+        self.begin()
+        return self.gather(self.weights.masters)
 
     def beside_masters(self, whole: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Views of this rank's shares of an arena, each with that of the float32 weights."""

@@ -272,3 +272,22 @@ except ConfigError as error:
 world().close()
 """
     all_fine(2, program)
+
+
+UNTRAINED = """
+from engine.comm.world import world
+from tests.solver.harness import *
+for comm in ("mode: ASYNC", "shard_updates: true compression: BF16"):
+    solver = make_solver("comm_param {{ " + comm + " }}", digits_net(8), "{folder}", world())
+    before = solver.net.weights_by_layer()["ip1"][0]
+    solver.snapshot()
+    assert world().rank or (in_files(Path("{folder}"), 0)["ip1[0]"] == before).all(), comm
+    solver.close()
+world().close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_a_snapshot_before_the_first_step(tmp_path):
+    all_fine(2, UNTRAINED.format(folder=tmp_path))
