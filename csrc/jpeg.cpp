@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace engine {
@@ -43,9 +45,15 @@ struct Source {
     void (*term)(Decoder*);
 };
 
+using Allocate = void* (*)(Decoder*, int pool, std::size_t bytes);
+struct Memory {
+    Allocate allocate;  // and others
+};
+
 struct Decoder {
     ErrorManager* errors;
-    void *memory, *progress, *client;
+    Memory* memory;
+    void *progress, *client;
     int is_decompressor, state;
     Source* source;
     unsigned width, height;
@@ -58,11 +66,15 @@ struct Decoder {
     int out_colors, out_components, buffer_height, actual_colors;
     void* color_map;
     unsigned out_row;
+    unsigned of_scans[4];
+    void* of_progression;
+    void* tables[12];  // for quantisation, for the Huffman codes of DC and of AC: four each
     char rest[2048];
 };
 
 constexpr int kBlueGreenRedPadded = 9;  // libjpeg-turbo's colour space of four bytes a pixel
 constexpr int kHeaderRead = 1;
+constexpr int kPermanent = 0;  // the pool of what stays from picture to picture
 constexpr std::size_t vector_bytes = 64;
 
 struct Version {
@@ -103,8 +115,19 @@ public:
 
 private:
     static Reader& of(Decoder* decoder) { return *static_cast<Reader*>(decoder->client); }
+    static void* allocate(Decoder* decoder, int pool, std::size_t bytes);
+
+    // The tables of one picture. The library keeps them for the next one, which would be decoded with them where it
+    // lacks its own. (A new decoder for each would have none, either, but making one takes 12 us on a virtual machine:
+    // the library asks the processor what it can do.)
+    struct alignas(vector_bytes) Table {
+        uint8_t bytes[320];
+    };
+    Table tables_[std::size(Decoder{}.tables)];
+    std::size_t tables_taken_ = 0;
 
     Decoder decoder_{};
+    Allocate allocate_ = nullptr;  // the library's own
     ErrorManager errors_{};
     Source source_{};
     std::jmp_buf failed_;
@@ -131,7 +154,16 @@ bool Reader::create(const Version& version) {
         source.left -= count;
     };
     source_.resync = library.resync;
+    allocate_ = std::exchange(decoder_.memory->allocate, allocate);
     return created_ = true;
+}
+
+// Nothing but tables is permanent once the decoder is made.
+void* Reader::allocate(Decoder* decoder, int pool, std::size_t bytes) {
+    Reader& reader = of(decoder);
+    const bool is_table =
+        pool == kPermanent && bytes <= sizeof(Table) && reader.tables_taken_ < std::size(reader.tables_);
+    return is_table ? &reader.tables_[reader.tables_taken_++] : reader.allocate_(decoder, pool, bytes);
 }
 
 // (Nothing that is made after setjmp() may need a destructor: longjmp() calls none.)
@@ -140,6 +172,8 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
     source_.next = data;
     source_.left = size;
     errors_.warnings = 0;
+    std::fill(std::begin(decoder_.tables), std::end(decoder_.tables), nullptr);
+    tables_taken_ = 0;
     if (setjmp(failed_)) {
         library.abort(&decoder_);
         return false;

@@ -255,6 +255,33 @@ def test_damaged_jpegs_end_as_with_pillow(kind):
     assert refused >= 5
 
 
+def without(data: bytes, marker: int) -> bytes:
+    """A JPEG without its segments of one kind."""
+    kept, at = data[:2], 2
+    while data[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        kept += b"" if data[at + 1] == marker else data[at:end]
+        at = end
+    return kept + data[at:]
+
+
+def test_no_table_outlives_its_picture():
+    """A file without Huffman tables, as frames of MJPEG are, has the usual ones; one without those of quantisation, or
+    with a byte changed that names one, is damaged, whatever was decoded before by the same thread."""
+    pixels, other = noisy(18, 96, 128), jpeg(noisy(19, 90, 70), optimize=True)
+    data = jpeg(pixels)
+    usual, expected = without(data, 0xC4), by_pillow(data)
+    renamed = bytearray(data)
+    renamed[renamed.rindex(b"\xff\xdb") + 4] ^= 2
+    for top, height in ((0, 96), (0, 8), (40, 24), (88, 8)):
+        in_cpp(other).pixels()
+        assert np.array_equal(part(in_cpp(usual), top, 10, height, 100), expected[top : top + height, 10:110])
+    for damaged in (without(data, 0xDB), bytes(renamed)):
+        in_cpp(other).pixels()
+        assert outcome(open_image, damaged) == outcome(decode_bytes, damaged)
+        assert "cannot decode" in str(outcome(open_image, damaged))
+
+
 def test_what_is_cut_off_below_the_part_is_missed():
     data = jpeg(noisy(15, 200, 200))
     top = open_image(data[: len(data) // 2])
