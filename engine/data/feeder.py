@@ -43,9 +43,7 @@ def _reads(message: proto.LayerParameter) -> proto.LayerParameter:
     reads.CopyFrom(message)
     for name in ("name", "top", "include", "exclude", "phase"):
         reads.ClearField(name)
-    field = find_reader(message.type or "Data").field
-    if reads.HasField(field):
-        getattr(reads, field).ClearField("batch_size")
+    find_reader(message.type or "Data").set_batch_size(reads, 1)  # of any size they are the same
     return reads
 
 

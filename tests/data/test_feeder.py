@@ -136,6 +136,26 @@ def test_no_two_batches_nor_ranks_share_noise():
     np.testing.assert_array_equal(np.concatenate([noise(rank(number, 4), 2) for number in range(4)], axis=1), alone)
 
 
+@pytest.mark.parametrize("kind", ["SegData", "ImageData", "DenseImageData"])
+def test_layers_that_read_the_same_are_told(tmp_path, kind):
+    """Also where their batches have other sizes, or, as SegData's, none that the layer says."""
+    param = {"SegData": "seg_data_param", "ImageData": "image_data_param", "DenseImageData": "dense_image_data_param"}
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "x.png")
+    (tmp_path / "list").write_text(f"{tmp_path}/x.png {tmp_path}/x.png\n")
+    layers = ""
+    for number, name in enumerate("ab", 1):
+        size = "" if kind == "SegData" else f"batch_size: {number}"
+        layers += f"""layer {{ name: "{name}" type: "{kind}" top: "{name}" top: "mask {name}"
+            {param[kind]} {{ source: "{tmp_path}/list" {size} }} }}"""
+    config = parse_net(layers)
+    feeder = Feeder(config, TRAIN, 1, World())
+    net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+    assert list(feeder.twins()) == [("a", "b", f"{tmp_path}/list")]
+    feeder.start()
+    assert feeder.next(net) == 0 and net.blobs["b"].data.shape == (1 if kind == "SegData" else 2, 3, 4, 4)
+    feeder.close()
+
+
 @pytest.mark.parametrize(
     "layer, reason",
     [
