@@ -217,7 +217,8 @@ class Solver:
         self._pull()
 
     def apply_update(self) -> None:
-        """An iteration's update, with the gradients that net.params holds."""
+        """An iteration's update, with the gradients that net.params holds. Raises ConfigError in mode ASYNC."""
+        self._refuse_async("apply_update()")
         self._run(self._update)
 
     def _update(self) -> bool:
@@ -225,13 +226,24 @@ class Solver:
         self._solver.apply_update()
         return True
 
+    def _refuse_async(self, call: str) -> None:
+        """Where a program would look at weights, and set them, that servers are updating meanwhile."""
+        if self._solver.optimizer.asynchronous:
+            raise ConfigError(
+                f"comm_param.mode: ASYNC does not go together with {call}, for ranks update each other's weights at "
+                "any moment of a step: use step() alone, or another mode",
+                self._solver.config.place("comm_param.mode"),
+            )
+
     def share_weights(self, net: Net) -> None:
         """`net` reads this solver's weights from now on."""
         net.share_with(self.net)
 
     def add_callback(self, on_start: Callable[[], None], on_gradients_ready: Callable[[], None]) -> None:
         """Called at every iteration, before its forward, and when this rank's gradients stand in net.params. What they
-        write into arrays is used. Gradients are then reduced after backward, not while it runs."""
+        write into arrays is used. Gradients are then reduced after backward, not while it runs. Raises ConfigError in
+        mode ASYNC."""
+        self._refuse_async("add_callback()")
         self._callbacks.append((on_start, on_gradients_ready))
         me = weakref.ref(self)
         self._solver.on_start = lambda: cast(Solver, me())._call_back(0)

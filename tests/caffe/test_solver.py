@@ -665,3 +665,31 @@ def test_a_snapshot_before_the_first_step(comm, tmp_path):
     all_fine(2, BEFORE_A_STEP.format(path=path))
     expected = caffe.SGDSolver(path).net.params["ip1"][0].data
     np.testing.assert_array_equal(read_caffemodel(tmp_path / "x_iter_0.caffemodel")["ip1"][0], expected)
+
+
+ASYNCHRONOUS = """
+import engine.caffe as caffe
+from engine.errors import ConfigError
+solver = caffe.SGDSolver("{path}")
+for call in (solver.apply_update, lambda: solver.add_callback(print, print)):
+    try:
+        call()
+    except ConfigError as error:
+        assert "mode: ASYNC does not go together with" in str(error) and "solver.prototxt:1:" in str(error)
+    else:
+        raise AssertionError
+solver.step(4)
+solver.step(2)
+assert solver.iter == 6
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_a_program_may_not_look_into_asynchronous_steps(tmp_path):
+    path = write(tmp_path, f"{PLAIN_SGD} comm_param {{ mode: ASYNC }}", digits_net(8))
+    all_fine(2, ASYNCHRONOUS.format(path=path))
+    one = caffe.SGDSolver(path)  # is synchronous
+    one.add_callback(lambda: None, lambda: None)
+    one.step(1)
+    one.apply_update()
