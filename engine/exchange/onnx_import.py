@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.errors import ConfigError, EngineError
 from engine.exchange.folding import folded
+from engine.exchange.from_onnx.elementwise import along_axis
 from engine.exchange.from_onnx.registry import Budget, Unsupported, Value, import_of
 from engine.exchange.net_maker import NetMaker, Padded, check_outputs
 from engine.exchange.onnx_file import WHOLE_TYPES, Tensors, import_onnx_package, inlined, read_model
@@ -149,6 +150,7 @@ class Reader:
         given = [self.values[name] for name in node.input]
         first = len(self.maker.message.layer)
         try:
+            given = along_axis(self, node, given)
             made = self._folded(node, given)
             if made is None:
                 read = import_of(operator)

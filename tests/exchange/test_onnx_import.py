@@ -211,6 +211,32 @@ def test_softmax_of_old_models_goes_over_all_that_follows(tmp_path):
     check(made, {"x": SHAPE}, tmp_path)
 
 
+@pytest.mark.parametrize("what", ["constant", "blob", "constants"])
+@pytest.mark.parametrize(
+    ("op", "numpy"), [("Add", np.add), ("Sub", np.subtract), ("Mul", np.multiply), ("Div", np.divide)]
+)
+def test_the_axis_of_arithmetic_before_opset_7(op, numpy, what, tmp_path):
+    """Every axis of x has as many values as b, which NumPy would spread over the last. (ONNX Runtime begins with opset
+    7.)"""
+    k, b = normal(2, 4, 4, 4), np.float32([1, 2, 4, 8])
+    nodes, shapes, constants = [node(op, "x,b", "y", axis=1, broadcast=1)], {"x": k.shape}, {"b": b}
+    if what == "blob":
+        nodes, shapes, constants = [node("Abs", "v", "b"), *nodes], {**shapes, "v": (4,)}, {}
+    if what == "constants":
+        nodes, constants = [node(op, "k,b", "w", axis=1, broadcast=1), node("Add", "x,w", "y")], {"k": k, "b": b}
+    onnx.save(model(nodes, shapes, opset=6, **constants), tmp_path / "x.onnx")
+    import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    inputs = harness.random_inputs(shapes)
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)["y"]
+    x, b = inputs["x"], (np.abs(inputs["v"]) if what == "blob" else b)[:, np.newaxis, np.newaxis]
+    harness.assert_close(found, x + numpy(k, b) if what == "constants" else numpy(x, b))
+
+
+def test_an_axis_along_which_the_second_does_not_lie(tmp_path):
+    made = model([node("Add", "x,b", "y", axis=1, broadcast=1)], {"x": SHAPE}, opset=6, b=normal(6))
+    assert "node 'y' (Add) makes no sense ((6,) along (2, 4, 7, 6), from axis 1 on)" in refused(tmp_path, made)
+
+
 def test_an_open_batch_is_one_or_as_asked(tmp_path):
     made = model([node("Relu", "x", "y")], {"x": ["N", 3, 4, 5]})
     assert "dim: 1\n" in check(made, {"x": (1, 3, 4, 5)}, tmp_path)

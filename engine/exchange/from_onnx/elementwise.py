@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.exchange.from_onnx.registry import Unsupported, Value, imports
+from engine.exchange.from_onnx.registry import Unsupported, Value, axis_of, imports
 from engine.exchange.from_onnx.weighted import constant
 from engine.exchange.onnx_file import WHOLE_TYPES
 from engine.layers.base import Blob, Shape
@@ -28,6 +30,24 @@ _PLAIN = {
     "Reciprocal": ("Power", {"power_param": {"power": -1}}),
 }
 _LARGEST = float(np.finfo(np.float32).max)
+_ALONG_AN_AXIS = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Xor".split())  # before opset 7
+
+
+def along_axis(reader: Reader, node: NodeProto, given: Sequence[Value | None]) -> Sequence[Value | None]:
+    """The values that a node reads, of which the second is in a shape that NumPy spreads over the first as the node
+    means it: before opset 7, `axis` says on which axis of the first one the second begins."""
+    axis = reader.attribute(node, "axis") if reader.opset < 7 and node.op_type in _ALONG_AN_AXIS else None
+    if axis is None or node.domain not in ("", "ai.onnx"):
+        return given
+    a, b = given
+    if a is None or b is None or math.prod(b.shape) == 1:
+        return given
+    begin = axis_of(axis, len(a.shape))
+    end = begin + len(b.shape)
+    if tuple(a.shape[begin:end]) != tuple(b.shape):
+        raise ValueError(f"{tuple(b.shape)} along {tuple(a.shape)}, from axis {begin} on")
+    shape = (*b.shape, *[1] * (len(a.shape) - end))
+    return [a, b.reshape(shape) if isinstance(b, np.ndarray) else reader.reshape(b, shape)]
 
 
 @imports(*_PLAIN)
