@@ -210,13 +210,18 @@ private:
     }
 
     // Weights as their gradient is laid out, so that neither is reordered: an inner product over images has more of
-    // them than of anything else. Unless only the reference kernel would take them so.
+    // them than of anything else. Unless only the reference kernel would take them so. In bf16 forward reads a copy in
+    // any case, and most kernels want pairs in it, which the gradient has not; oneDNN's gemm takes it as x lies, too,
+    // so that the copy needs no transposition, which would take several times as long as the product, and is the one
+    // that the gradient of x reads.
     void keep_weights(forward_pd& pd) {
         const Layout gradient = make_backward_weights(pd).diff_weights_desc();
         const Layout preferred = weights_;
-        weights_ = layout_like(gradient, gradient.get_dims(), preferred.get_data_type());
-        const bool same = preferred.get_data_type() == memory::data_type::f32 || gradient.get_inner_blks().empty();
-        if (preferred.get_data_type() == memory::data_type::f32) weights_ = gradient;
+        const bool is_narrow = preferred.get_data_type() != memory::data_type::f32;
+        const bool is_gemm = std::string(pd.impl_info_str()).find("gemm:jit") != std::string::npos;
+        const bool lies_as_x = layout_like(source_layout(), weights_dims(), memory::data_type::f32) == gradient;
+        weights_ = is_narrow ? layout_like(gradient, gradient.get_dims(), preferred.get_data_type()) : gradient;
+        const bool same = !is_narrow || gradient.get_inner_blks().empty() || (is_gemm && lies_as_x);
         try {
             const forward_pd kept = make_forward();
             if (same && std::string(kept.impl_info_str()).find("ref") == std::string::npos) {
@@ -228,7 +233,7 @@ private:
             // no kernel takes this layout: weights are reordered instead
         }
         weights_ = preferred;
-        if (preferred.get_data_type() != memory::data_type::f32) decide_weights(gradient);
+        if (is_narrow) decide_weights(gradient);
     }
 
     // Weights can follow the layout of x for free, unless only the reference kernel would take it.

@@ -10,6 +10,7 @@ from tests.layers.harness import (
     golden,
     inputs,
     make_net,
+    needs_bf16,
     net_text,
     run,
 )
@@ -58,6 +59,36 @@ def test_behind_a_convolution():
     top = net.forward()["y"]
     np.testing.assert_allclose(top, net.blobs["c"].data.reshape(2, -1) @ weights.reshape(6, -1).T + bias, atol=1e-4)
     check_gradients(net_text(text, x=x.shape), {"x": x})
+
+
+@needs_bf16
+def test_weights_behind_a_convolution_are_narrowed_once():
+    """In bf16: as they lie, without a transposition, for forward and for the gradient of x."""
+    text = """
+    layer { name: "conv" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 64 kernel_size: 3
+            weight_filler { type: "xavier" } } }
+    layer { name: "ip" type: "InnerProduct" bottom: "c" top: "h" inner_product_param { num_output: 1024
+            weight_filler { type: "xavier" } } }
+    """ + layer("num_output: 4").replace('bottom: "x"', 'bottom: "h"')
+    x = RANDOM.normal(size=(4, 16, 6, 6)).astype(np.float32)
+    nets = {precision: make_net(net_text(text, x=x.shape), precision=precision) for precision in ("fp32", "bf16")}
+    found = {}
+    for precision, net in nets.items():
+        for name, own in net.params.items():
+            for mine, given in zip(own, nets["fp32"].params[name], strict=True):
+                mine.set(given.get())
+        net.blobs["x"].set(x)
+        net.forward()
+        net.blobs["y"].diff[...] = 1
+        net.backward()
+        found[precision] = [net.blobs["h"].data, net.blobs["x"].diff, net.params["ip"][0].diff.get()]
+    for values, expected in zip(found["bf16"], found["fp32"], strict=True):
+        np.testing.assert_allclose(values, expected, atol=0.03 * abs(expected).max())
+    program = nets["bf16"].program
+    size = 2 * 1024 * 1024  # of the weights, in bytes
+    copies = [each[:3] for op in range(len(program)) for each in program.reorders(op) if each[3] == size]
+    assert [backward for backward, *_ in copies] == [False]
+    assert len({layout.split()[0] for layout in copies[0][1:]}) == 1
 
 
 @pytest.mark.parametrize("axis", [1, 2])
