@@ -83,7 +83,11 @@ def inverse(coord_map: Map) -> Map:
 
 
 def _maps_below(top: Top):
-    """(blob, map from it to `top`) of `top` and everything that it is computed from."""
+    """(blob, map from it to `top`) of `top` and everything that it is computed from.
+
+    All ways to a blob give one map, so the first is followed; once more only where a later one knows the axes, which a
+    shortcut without layers of a kernel does not say.
+    """
     found: dict[Top, Map] = {top: IDENTITY}
     frontier = [top]
     while frontier:
@@ -92,10 +96,12 @@ def _maps_below(top: Top):
         inputs = above.fn.inputs[:1] if above.fn.type_name == "Crop" else above.fn.inputs
         for below in inputs:
             try:
-                found[below] = compose(found[above], coord_map(above.fn))
-                frontier.append(below)
+                below_map = compose(found[above], coord_map(above.fn))
             except UndefinedMapException:
                 continue
+            if below not in found or (found[below][0] is None and below_map[0] is not None):
+                found[below] = below_map
+                frontier.append(below)
 
 
 def coord_map_from_to(top_from: Top, top_to: Top) -> Map:

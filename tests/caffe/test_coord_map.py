@@ -57,6 +57,22 @@ def test_maps():
     assert coord_map_from_to(L.ReLU(data), data) == (None, 1, 0)
 
 
+def test_a_residual_net_is_walked_once():
+    """Of 40 blocks there are 2^40 ways through it."""
+    data = L.Input()
+    top = L.Convolution(data, kernel_size=3)
+    for _ in range(40):
+        top = L.Eltwise(top, L.Convolution(top, kernel_size=3, pad=1))
+    assert offset(crop(data, top)) == [1]
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])
+def test_a_shortcut_past_the_only_layer_that_knows_the_axes(order):
+    data = L.Input()
+    top = L.Eltwise(*[L.ReLU(data), L.Convolution(data, kernel_size=3, pad=1)][order])
+    assert offset(crop(top, data)) == [0]
+
+
 def test_what_cannot_be_cropped():
     data = L.Input()
     with pytest.raises(AssertionError, match="scale"):

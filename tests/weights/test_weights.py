@@ -108,8 +108,9 @@ def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
 
 
 def two_layers(tmp_path, shared, stored):
-    """A net whose layer b shares these blobs with a, all 9 at first, and an HDF5 file. stored: what that has in its blobs,
-    by (layer, index)."""
+    """A net whose layer b shares these blobs with a, all 9 at first, and an HDF5 file.
+
+    stored: what the file has in its blobs, by (layer, index)."""
     h5py = pytest.importorskip("h5py")
     fill = 'weight_filler { type: "constant" value: 9 } bias_filler { type: "constant" value: 9 }'
     params = " ".join(f'param {{ name: "{name}" }}' if i in shared else "param {}" for i, name in enumerate("wb"))
