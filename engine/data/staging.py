@@ -30,7 +30,7 @@ import numpy as np
 from engine.data.host_lock import getting_on, host_lock
 from engine.data.lmdb_writer import new_lmdb
 from engine.data.registry import Source, open_source, recognised
-from engine.data.shards import expand
+from engine.data.shards import expand, is_pattern
 from engine.data.sources.folder import files_below
 from engine.errors import DataError
 from engine.files import atomic_write, reason
@@ -71,7 +71,9 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
     if recognised(source) == "FOLDER":
         folder = os.path.abspath(source)  # what its files have in common may be the only class folder
     else:
-        folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+        folders = [os.path.dirname(os.path.abspath(file)) for file in files]
+        # A pattern finds the same in the copy only where that holds all folders in whose place it has braces or stars.
+        folder = os.path.commonpath([*folders, *([_before_pattern(source)] if is_pattern(source) else [])])
     inside = os.path.relpath(os.path.abspath(source), folder)
     which = f"part {share.host} of {share.hosts}" if part else "all"
     whose = f"{os.path.abspath(source)}\0{which}\0{os.getuid()}"  # nobody believes the copy of another user
@@ -128,6 +130,12 @@ def _files(source: str, where: str | None) -> list[str]:
     shards = expand(source, where)
     indexes = (os.path.splitext(shard)[0] + ".idx" for shard in shards)
     return [*shards, *(each for each in indexes if kind == "RECORDIO" and os.path.isfile(each))]
+
+
+def _before_pattern(source: str) -> str:
+    """The folders of a path before the first one whose name stands for several."""
+    found = re.match(r"(/[^/{*?[]*(?=/))*", os.path.abspath(source))
+    return found[0] if found and found[0] else "/"
 
 
 def _stat(file: str, where: str | None) -> os.stat_result:

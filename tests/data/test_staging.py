@@ -21,9 +21,10 @@ from engine.data import open_data, staging
 from engine.data.convert_imageset import Output, convert_imageset
 from engine.data.feeder import Feeder
 from engine.data.registry import open_source
+from engine.data.shards import expand
 from engine.data.staging import Share, release, staged
 from engine.errors import ConfigError, DataError
-from tests.data.test_sources import MAKERS, layer
+from tests.data.test_sources import MAKERS, layer, make_tar
 from tests.mpi import REPO
 
 
@@ -130,6 +131,19 @@ def test_a_copy_of_a_folder_with_one_class(image_folder, tmp_path):
         shutil.rmtree(image_folder / name)
     copied = copy_of(str(image_folder), tmp_path / "stage")
     assert items(copied) == items(image_folder) and open_source(copied).classes == ["bee"]
+
+
+@pytest.mark.parametrize("source", ["?/*/x.tar", "a/{b,c*}/x.tar", "[a]/b/x.tar", "{a,../elsewhere/a}/b/x.tar"])
+def test_a_copy_of_folders_that_a_pattern_names(image_folder, tmp_path, monkeypatch, source):
+    """All that is found may be in one folder, whose name the copy needs, too: beside it are other copies."""
+    for folder in ("data/a/b", "data/a/c", "elsewhere/a/b", "stage/x.tar.other"):
+        (tmp_path / folder).mkdir(parents=True)
+        if folder != "data/a/c" or "c*" in source:
+            make_tar(image_folder, tmp_path / folder / "x.tar")
+    monkeypatch.chdir(tmp_path / "data")
+    copied = copy_of(source, tmp_path / "stage")
+    assert ".." not in Path(copied).parts and items(copied) == items(source)
+    assert len(expand(copied)) == len(expand(source)) == 1 + source.count(",")
 
 
 @pytest.mark.parametrize("part", [False, True])
