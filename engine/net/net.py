@@ -267,12 +267,14 @@ class Net:
         self, wholes: Mapping[Parameter, np.ndarray] = MappingProxyType({})
     ) -> dict[str, list[np.ndarray]]:
         """Row-major copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: the whole arrays of
-        the parameters of which this net holds a part."""
+        the parameters of which this net holds a part, or a rounded copy."""
         result: dict[str, list[np.ndarray]] = {}
         for parameter in self.all_params():
-            values = wholes.get(parameter)
-            if values is None:
-                values = self.tensor_of[parameter.owner or parameter].get().reshape(parameter.shape)
+            owner = parameter.owner or parameter
+            if owner in wholes:
+                values = wholes[owner].reshape(parameter.whole_shape)
+            else:
+                values = self.tensor_of[owner].get().reshape(parameter.shape)
             result.setdefault(parameter.layer, []).append(values)
         return result
 

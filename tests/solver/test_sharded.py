@@ -291,3 +291,26 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_a_snapshot_before_the_first_step(tmp_path):
     all_fine(2, UNTRAINED.format(folder=tmp_path))
+
+
+SHARED = """
+from engine.comm.world import world
+from tests.solver.harness import *
+ip1 = 'layer {{ name: "ip1" type: "InnerProduct" bottom: "conv" top: "ip1"'
+net = digits_net(8).replace(ip1, ip1 + ' param {{ name: "w" }}')
+twin = ip1.replace("ip1", "twin") + ' param {{ name: "w" }} inner_product_param {{ num_output: 32 }} }}'
+silence = 'layer {{ name: "silence" type: "Silence" bottom: "twin" }}'
+text = "max_iter: 2 comm_param {{ shard_updates: true compression: BF16 }}"
+solve(text, net + twin + silence, "{folder}", world=world())
+world().close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_shared_parameters_are_saved_in_float32(tmp_path):
+    """Under the names of all layers that have them: the last one counts where they are read."""
+    all_fine(2, SHARED.format(folder=tmp_path))
+    weights = in_files(tmp_path, 2)
+    assert np.array_equal(weights["ip1[0]"], weights["twin[0]"])
+    assert np.count_nonzero(weights["ip1[0]"].view(np.uint32) & 0xFFFF)
