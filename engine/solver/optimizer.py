@@ -203,8 +203,8 @@ class Optimizer:
         updater.set_weight_decay(self.weight_decay(iteration))
         if "momentum" in rule_of(self.param).constants:
             updater.set_constant("momentum", momentum)
-        if self.param.momentum_correction and iteration:
-            correction = rate / (self.rate(iteration - 1, None, PlateauState()) or rate)
+        if self.param.momentum_correction and iteration and (last := self.rate(iteration - 1, None, PlateauState())):
+            correction = rate / last
         return Step(iteration, rate, self.micro_batches(iteration), 0.0, correction)
 
     def micro_batches(self, iteration: int) -> int:

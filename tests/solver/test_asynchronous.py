@@ -15,6 +15,7 @@ from tests.watchdog.test_dead_rank import pid_of_rank
 COMMON = "max_iter: 6 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
 OPTIONS = {
     "sgd": "iter_size: 2 warmup_iter: 3 warmup_start_lr: 0.002 momentum_correction: true",
+    "still": 'warmup_policy: "constant" warmup_start_lr: 0 warmup_iter: 3 momentum_correction: true',
     "schedule": 'lr_policy: "multistep" gamma: 0.5 stepvalue: 3 weight_decay_policy: "poly" momentum_policy: "poly"',
     "adamw": 'type: "Adam" base_lr: 0.001 delta: 1e-4 weight_decay: 0.1 decoupled_weight_decay: true',
 }
