@@ -8,6 +8,7 @@
 #include "kernels/bf16.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/onednn_util.h"
+#include "ops/common/parts.h"
 
 namespace engine {
 namespace {
@@ -25,9 +26,7 @@ public:
         how_ = attributes.text("method") == "MAX" ? algorithm::pooling_max
                : include_pad && has_padding()     ? algorithm::pooling_avg_include_padding
                                                   : algorithm::pooling_avg_exclude_padding;
-        const forward_pd pd(cpu(), forward_kind(spec_), how_, input(0)->layout,
-                            any_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()), stride_, kernel_,
-                            dilation_, pad_, pad_end_, user_scratchpad());
+        const forward_pd pd = make_forward();
         build_forward(pd);
         if (how_ == algorithm::pooling_avg_include_padding) find_border();
         if (input_gradient(0) && output_gradient(0)) build_backward(pd);
@@ -58,6 +57,16 @@ private:
     }
     bool has_padding() const {
         return std::any_of(pad_.begin(), pad_.end(), [](int64_t pad) { return pad > 0; });
+    }
+
+    // The top lies as the bottom does. oneDNN's own choice is the same, but for an axis of one element, which padding
+    // makes longer: as the strides of the bottom do not tell where it belongs, others may find the top laid out as
+    // nothing that they know.
+    forward_pd make_forward() const {
+        const Layout& bottom = input(0)->layout;
+        return forward_pd(cpu(), forward_kind(spec_), how_, bottom,
+                          layout_like(bottom, spec_.output_shapes[0], bottom.get_data_type()), stride_, kernel_,
+                          dilation_, pad_, pad_end_, user_scratchpad());
     }
 
     void build_forward(const forward_pd& pd) {

@@ -339,3 +339,59 @@ def test_padding_of_blocked_channels_is_zero_beyond_the_plane_too():
     net.forward()
     assert (y[1:, :-3] == np.finfo(np.float32).min).all() and (mask[1:, :-3] == -1).all()
     assert not y[:, -3:].any() and not mask[:, -3:].any()
+
+
+@pytest.mark.parametrize("pool, window", [("MAX", 2), ("MAX", 3), ("AVE", 3)])
+@pytest.mark.parametrize("plane", [(1, 6), (6, 1), (1, 1)])
+@pytest.mark.parametrize("channels", [1, 7, BLOCK, 24])
+@pytest.mark.parametrize("convolved", [True, False])
+def test_axes_of_one_element_that_padding_makes_longer(pool, window, plane, channels, convolved):
+    """Their strides say nothing of the order of axes; whoever reads the top has to know it all the same."""
+    behind = [
+        'type: "Upsample" upsample_param { scale: 2 }',
+        'type: "Sigmoid"',
+        'type: "BNLL"',
+        'type: "TanH"',
+        'type: "BatchNorm"',
+        'type: "PReLU"',
+        'type: "Scale" scale_param { bias_term: true filler { type: "gaussian" std: 1 } }',
+        'type: "Bias" bias_param { filler { type: "gaussian" std: 1 } }',
+        'type: "LRN" lrn_param { local_size: 3 }',
+        'type: "Pooling" pooling_param { pool: MAX kernel_size: 2 }',
+        'type: "Convolution" convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "xavier" } }',
+        'type: "ROIPooling" bottom: "boxes" roi_pooling_param { pooled_h: 2 pooled_w: 2 }',
+    ]
+    layers = [f'layer {{ name: "l{i}" bottom: "p" top: "t{i}" {text} }}\n' for i, text in enumerate(behind)]
+    layers.append(
+        'layer { name: "m" type: "Pooling" bottom: "p" top: "tm" top: "mask" pooling_param { kernel_size: 2 } }'
+    )
+    in_front = (
+        'layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { kernel_size: 1 '
+        f'num_output: {channels} weight_filler {{ type: "xavier" }} }} }}\n'
+    )
+    pooled = layer(f"kernel_size: {window} stride: 1 pad: {window - 1}", pool, "c" if convolved else "x")
+    pooled = pooled.replace('top: "y"', 'top: "p"')
+    shape = (3, channels, *plane)
+    x = np.random.default_rng(4).normal(size=shape).astype(np.float32)
+    boxes = np.array([[0, 0, 0, 1, 1], [2, 0, 0, 0, 0]], np.float32)
+    text = (in_front if convolved else "") + pooled + "".join(layers)
+    net = make_net(net_text(text, x=shape, boxes=boxes.shape))
+    net.blobs["x"].set(x)
+    net.blobs["boxes"].set(boxes)
+    net.forward()
+    values = net.blobs["p"].data
+    plain = make_net(net_text("".join(layers), p=values.shape, boxes=boxes.shape))
+    plain.blobs["p"].set(values)
+    plain.blobs["boxes"].set(boxes)
+    for name, own in plain.params.items():
+        for mine, given in zip(own, net.params[name], strict=True):
+            mine.set(given.get())
+    plain.forward()
+    tops = [f"t{i}" for i in range(len(behind))] + ["tm"]
+    for name in [*tops, "mask"]:
+        np.testing.assert_allclose(net.blobs[name].data, plain.blobs[name].data, atol=1e-5, err_msg=name)
+    for each in (net, plain):
+        for name in tops:
+            each.blobs[name].diff[...] = 1
+        each.backward()
+    np.testing.assert_allclose(net.blobs["p"].diff, plain.blobs["p"].diff, atol=1e-4)

@@ -18,7 +18,9 @@ std::optional<ChannelRows> channel_rows(const Layout& layout) {
     }
     const int64_t step = rank > 2 ? strides[rank - 1] : dims[1];
     if (!blocks.empty()) return ChannelRows{dims[0], dims[1], inner, blocks[0], strides[0], strides[1], step};
-    if (strides[1] == 1) return ChannelRows{dims[0], dims[1], inner, dims[1], strides[0], 0, step};
+    const bool is_run = dims[1] == 1 && inner > 1;  // with one lane, kernels take it that rows are neighbours
+    if (strides[1] == 1 && !(is_run && step != 1))
+        return ChannelRows{dims[0], dims[1], inner, dims[1], strides[0], 0, step};
     if (step == 1) return ChannelRows{dims[0], dims[1], inner, 1, strides[0], strides[1], 1};
     return {};
 }
@@ -36,7 +38,11 @@ static ChannelRows known_rows(const Layout& layout, bool plain) {
 
 BottomAndTop rows_of_both(const Layout& bottom, const Layout& top) {
     const bool plain = is_plain(bottom) && is_plain(top);
-    return {known_rows(bottom, plain), known_rows(top, plain)};
+    const BottomAndTop rows{known_rows(bottom, plain), known_rows(top, plain)};
+    if (rows.bottom.lanes != rows.top.lanes)
+        throw std::invalid_argument("no kernel from a blob laid out as " + layout_name(bottom) +
+                                    " to one laid out as " + layout_name(top));
+    return rows;
 }
 
 }  // namespace engine
