@@ -227,6 +227,9 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
         _check_size("it has", *image.size)
         _check_scans(_scans(data), *image.size)
         image.load()
+        if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+            kind = "floats" if image.mode == "F" else "integers of 32 bits or with a sign"
+            raise ValueError(f"its pixels are {kind}, of which nobody knows what is white; make 8 or 16 bits of them")
         if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         color = color or (GRAY if image.mode in ("1", "L", "LA") else COLOR)

@@ -95,6 +95,24 @@ def test_progressive_jpegs_of_many_scans():
         decode_bytes(data[:-2] + 300 * last + b"\xff\xd9")
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_numbers_without_a_known_range_are_refused(kind):
+    """0 to 255, or 0 to 1, would become black."""
+    file = io.BytesIO()
+    Image.fromarray(np.arange(256, dtype=kind).reshape(16, 16)).save(file, "TIFF")
+    words = "integers of 32 bits or with a sign" if kind == np.int32 else "floats"
+    with pytest.raises(UndecodableImage, match=rf"as an image: its pixels are {words}, of which nobody knows what is"):
+        decode_bytes(file.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_pixels_of_16_bits_become_bytes(kind):
+    pixels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    assert np.array_equal(np.asarray(decode_bytes(file.getvalue())), pixels >> 8)
+
+
 @pytest.mark.parametrize("decoder", [decode_bytes, decode_mask])
 def test_other_jpegs_of_many_scans(decoder):
     """A file that is not progressive has a scan for each channel at most; 1 MB of headers would take hours."""
