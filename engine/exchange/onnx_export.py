@@ -1,7 +1,8 @@
 """`engine export --onnx`: a net and its weights as an ONNX model.
 
 The model is that of the net deployed (deploy_graph.py): inputs and outputs have the names of their blobs, nodes the
-names of the layers. The first axis of an input is dynamic unless the net itself holds it fixed.
+names of the layers. Where layers make an output of an input in place, the input has the blob's name, for it is by that
+name that it is given. The first axis of an input is dynamic unless the net itself holds it fixed.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def export_onnx(
         if not graph.layers:
             raise ConfigError("nothing of the net is left before the layers that ONNX cannot express", config.path)
         values = read_weights(graph, config, weights)
-        versions = {blob.name: blob for blob in graph.inputs}
-        versions.update({top.name: top for layer in graph.layers for top in layer.tops})
-        writer = Writer(graph.dims, values, versions)
+        named = {top.name: top for layer in graph.layers for top in layer.tops}  # the last of those in place
+        named.update({blob.name: blob for blob in [*graph.outputs, *graph.inputs]})
+        writer = Writer(graph.dims, values, named)
         writer.readers = graph.readers()
         found = _write(graph, writer, fold)
         if not found:
@@ -94,5 +95,7 @@ def _write(graph: DeployGraph, writer: Writer, fold: bool) -> dict[str, str]:
             for top in layer.tops:
                 writer.alias(top, "")
     for blob in graph.outputs:
-        writer.output(blob)
+        name = writer.output(blob)
+        if name != blob.name and not refusals:
+            graph.notes.append(f"output '{blob.name}' is named '{name}': another version of the blob has its name")
     return refusals

@@ -22,12 +22,14 @@ class Writer:
     """Nodes, weights and the names of values.
 
     A value is a name; `values` has that of each blob. Arrays and numbers may stand in place of a value everywhere: they
-    become constants. A Caffe layer that works in place makes a new value: the last version of a blob has its name.
+    become constants. A Caffe layer that works in place makes a new value: of the versions of a blob, one has its name.
     """
 
-    def __init__(self, dims: Callable[[Blob], Dims], weights: Mapping[Parameter, np.ndarray], last: Mapping[str, Blob]):
-        """dims: of a blob. weights: of owners. last: the last version of each named blob."""
-        self.dims, self._weights, self._last = dims, weights, last
+    def __init__(
+        self, dims: Callable[[Blob], Dims], weights: Mapping[Parameter, np.ndarray], named: Mapping[str, Blob]
+    ):
+        """dims: of a blob. weights: of owners. named: by name, the version of a blob that has it."""
+        self.dims, self._weights, self._named = dims, weights, named
         self.values: dict[Blob, str] = {}
         self.readers: Mapping[Blob, Sequence[Layer]] = {}
         self.planes: dict[
@@ -39,7 +41,7 @@ class Writer:
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[ValueInfoProto] = []
         self._outputs: list[ValueInfoProto] = []
-        self._names = set(last)  # which are kept for the blobs
+        self._names = set(named)  # which are kept for the blobs
         self._scaled: dict[Layer, list[np.ndarray]] = {}
 
     # What functions of layers use
@@ -125,15 +127,17 @@ class Writer:
         self.values[blob] = value
 
     def input(self, blob: Blob) -> None:
-        name = self.values[blob] = self._name_of(blob)
-        self._inputs.append(self._info(name, blob))
+        self.values[blob] = blob.name
+        self._inputs.append(self._info(blob.name, blob))
 
-    def output(self, blob: Blob) -> None:
-        """Makes a blob an output of its own name."""
-        value, name = self.values[blob], blob.name
+    def output(self, blob: Blob) -> str:
+        """Makes a blob an output, of its own name unless another version has that; returns the output's name."""
+        value = self.values[blob]
+        name = blob.name if self._has_its_name(blob) else self._unique(f"{blob.name}/output")
         if value != name:
             self._nodes.append(self.onnx.helper.make_node("Identity", [value], [name], name=f"{name}/output"))
         self._outputs.append(self._info(name, blob))
+        return name
 
     def model(self, name: str) -> Any:
         """The model. Raises onnx.checker.ValidationError where it is none, which would be a mistake of ours."""
@@ -155,8 +159,14 @@ class Writer:
         self._names.add(name)
         return name
 
+    def _has_its_name(self, blob: Blob) -> bool:
+        return self._named.get(blob.name) is blob
+
     def _name_of(self, blob: Blob) -> str:
-        return blob.name if self._last.get(blob.name) is blob else self._unique(f"{blob.name}/before")
+        """Of what a layer makes."""
+        if self._has_its_name(blob):
+            return blob.name
+        return self._unique(f"{blob.name}/{'after' if self._named.get(blob.name) in self.values else 'before'}")
 
     def _renamed(self, value: str, blob: Blob, first: int) -> str:
         """The value, which a node from `first` on has made, under the blob's own name; others stay."""

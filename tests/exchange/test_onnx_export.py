@@ -137,6 +137,45 @@ def test_a_shared_weight_is_stored_once(tmp_path):
     harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", inputs)["b"], expected)
 
 
+IN_PLACE = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }
+layer { name: "a" type: "%s" bottom: "data" top: "data" }
+layer { name: "b" type: "Sigmoid" bottom: "data" top: "data" }
+"""
+CONVOLUTION = """layer { name: "c" type: "Convolution" bottom: "data" top: "c"
+  convolution_param { num_output: 2 kernel_size: 1 } }"""
+
+
+@pytest.mark.parametrize("type", ["AbsVal", "BatchNorm", "Dropout"])
+@pytest.mark.parametrize(("more", "output", "name"), [(CONVOLUTION, "c", "c"), ("", "data", "data/output")])
+def test_an_input_that_layers_work_on_in_place_has_its_name(type, more, output, name, tmp_path):
+    text = IN_PLACE % type + more
+    notes, weights = export(text, tmp_path)
+    assert names(harness.session(tmp_path / "x.onnx")) == (["data"], [name])
+    assert notes == ([] if name == output else [
+        "output 'data' is named 'data/output': another version of the blob has its name"
+    ])  # fmt: skip
+    inputs = harness.random_inputs({"data": (2, 3, 4, 4)})
+    expected = harness.engine_outputs(text, weights, inputs)[output]
+    harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", inputs)[name], expected)
+
+
+def test_of_two_versions_of_a_blob_that_are_outputs_the_last_has_its_name(tmp_path):
+    """One ends before a layer that ONNX cannot express, the other where the net does."""
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 4 dim: 4 } } }
+    layer { name: "rois" type: "Input" top: "rois" input_param { shape { dim: 3 dim: 5 } } }
+    layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 18 kernel_size: 1 } }
+    layer { name: "q" type: "PSROIPooling" bottom: "c" bottom: "rois" top: "q"
+      psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 3 } }
+    layer { name: "d" type: "Power" bottom: "c" top: "c" power_param { scale: 2 } }"""
+    notes, _ = export(text, tmp_path, partial=True)
+    assert names(harness.session(tmp_path / "x.onnx")) == (["x"], ["c/output", "c"])
+    assert "output 'c' is named 'c/output': another version of the blob has its name" in notes
+    found = harness.onnx_outputs(tmp_path / "x.onnx", harness.random_inputs({"x": (2, 6, 4, 4)}))
+    harness.assert_close(2 * found["c/output"], found["c"])
+
+
 def test_hdf5_has_a_shared_blob_once(tmp_path):
     """Caffe leaves out of it what another layer owns."""
     h5py = pytest.importorskip("h5py")
