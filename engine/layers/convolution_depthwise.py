@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine import proto
 from engine.layers.base import Shape
 from engine.layers.convolution import Convolution
 from engine.layers.registry import register
@@ -13,9 +14,11 @@ class ConvolutionDepthwise(Convolution):
     default, may multiply. params: weights (num_output, 1, kernel...) and, with `bias_term`, bias (num_output)."""
 
     def infer(self) -> list[Shape]:
-        param = self.param
         if len(self.shapes[0]) > 1:
-            channels = self.seen[1]
+            own = proto.LayerParameter()  # for the config's may be built again, with other channels
+            own.CopyFrom(self.message)
+            self.message = own
+            param, channels = self.param, self.seen[1]
             if param.HasField("group") and param.group not in (1, channels):
                 raise self.error(f"expected group {channels}, the channels of the bottom, or none, got {param.group}")
             param.group = channels

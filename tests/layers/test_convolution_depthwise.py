@@ -1,6 +1,9 @@
 import numpy as np
 import pytest
 
+from engine import proto
+from engine.config import parse_net
+from engine.net import Net, NetOptions
 from tests.layers.harness import check_gradients, error_of, make_net, net_text
 from tests.layers.test_convolution import reference
 
@@ -30,3 +33,11 @@ def test_errors():
     message = error_of(layer("num_output: 4 group: 2"), x=(1, 4, 5, 6))
     assert "layer 'layer' (ConvolutionDepthwise): expected group 4, the channels of the bottom" in message
     assert "expected group to divide the num_output, 6" in error_of(layer("num_output: 6"), x=(1, 4, 5, 6))
+
+
+def test_a_config_can_be_built_again_with_other_channels():
+    text = 'layer { name: "c" type: "ConvolutionDepthwise" bottom: "x" top: "y" convolution_param { kernel_size: 3 } }'
+    config = parse_net(net_text(text, x=(1, 4, 5, 5)), "test.prototxt")
+    for channels in (4, 6):
+        config.message.layer[0].input_param.shape[0].dim[1] = channels
+        assert Net(config, proto.TRAIN, NetOptions()).blobs["y"].shape == (1, channels, 3, 3)
