@@ -158,6 +158,8 @@ def server_settings(
         raise ConfigError(f"comm_param: servers: expected 0 or more, got {param.servers}")
     default = param.servers if param.HasField("servers") else default_servers(cores)
     servers = _number(environ, "MLSL_NUM_SERVERS", default)
+    if param.mode == ASYNC:
+        servers = 1  # whatever the variable says: see strategies/asynchronous.py
     text, entries = environ.get("MLSL_SERVER_AFFINITY", "").strip(), list(param.affinity)
     named = f'MLSL_SERVER_AFFINITY="{text}"' if text else f"comm_param: affinity {','.join(map(str, entries))}"
     if text:

@@ -79,8 +79,11 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
             errors += getattr(error, "errors", [error])
     elif not in_epochs(param):
         errors += _schedule_errors(param, place, values=False)
+    comm = proto.CommParameter()
+    comm.CopyFrom(param.comm_param)
+    comm.ClearField("affinity")  # is right or wrong by a number of servers that the job's environment may set
     try:
-        comm_settings(param.comm_param, environ={})
+        comm_settings(comm, environ={})
     except ConfigError as error:
         errors.append(ConfigError(str(error), place("comm_param")))
     if errors:

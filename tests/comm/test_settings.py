@@ -43,6 +43,13 @@ def test_one_list_serves_all_ranks():
     assert settings("", 1, 2, environ).cores == (3, 2)
 
 
+@pytest.mark.parametrize("environ", [{}, {"MLSL_NUM_SERVERS": "2"}, {"MLSL_NUM_SERVERS": "0"}])
+def test_asynchronous_ranks_have_one_server(environ):
+    assert settings("mode: ASYNC affinity: 5", 1, 2, environ).cores == (5,)
+    given = settings("mode: ASYNC affinity: 3 affinity: 4", 1, 2, environ, cores=68)
+    assert (given.servers, given.cores) == (1, (4,))
+
+
 def test_defaults():
     assert settings(cores=68).servers == 4
     assert settings("", 0, 2, cores=24).servers == 2

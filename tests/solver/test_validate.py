@@ -21,6 +21,7 @@ def check(text: str) -> None:
 def test_a_good_solver():
     check(GOOD)
     check(GOOD + " test_iter: 1 test_interval: 5 momentum: 0.9 iter_size: 2")
+    check(GOOD + " comm_param { affinity: 5 }")  # with MLSL_NUM_SERVERS=1
 
 
 @pytest.mark.parametrize(
