@@ -20,7 +20,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
 from engine.files import is_regular, read_bytes, read_text
-from engine.inference.deploy import deploy, input_layer
+from engine.inference.deploy import deploy, input_layer, test_layers
 from engine.inference.trained import load
 from engine.net import Net
 from engine.report.log import warn
@@ -111,7 +111,7 @@ def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator
 def _input_shape(config: NetConfig, source) -> tuple[int, ...]:
     """(n, c, h, w): of the Input, or of what the data layer gives, whose source need not be there."""
     if source is None:
-        layer = next(layer for layer in config.message.layer if layer.type == "Input")
+        layer = next(layer for layer in test_layers(config) if layer.type == "Input")
         shape = tuple(layer.input_param.shape[0].dim) if layer.input_param.shape else ()
     else:
         shape = tuple(SourceShapes(config.message, proto.TEST, warn)(source, config.path)[0])

@@ -15,8 +15,7 @@ _MEASURES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "SegAccuracy")
 
 def input_layer(config: NetConfig) -> proto.LayerParameter | None:
     """The layer that feeds a net in phase TEST from a source; None where it has an Input. Raises ConfigError."""
-    layers = test_layers(config)
-    feeding = [layer for layer in layers if not layer.bottom]
+    feeding = _feeding(test_layers(config))
     if not feeding:
         raise ConfigError("nothing feeds the net in phase TEST", config.path)
     return None if feeding[0].type == "Input" else feeding[0]
@@ -27,7 +26,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     go through a Softmax, negated if the Accuracy takes the smallest for the best; or, where it has neither, all of it.
     Raises ConfigError."""
     layers = test_layers(config)
-    data = next(layer for layer in layers if not layer.bottom).top[0]
+    data = _feeding(layers)[0].top[0]
     usable, known, scores, negated = [], {data}, None, False
     _require_one_input(layers, data, config.path)
     for layer in layers:
@@ -35,7 +34,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
             scores = layer.bottom[0]
             negated = layer.type == "Accuracy" and layer.accuracy_param.min_is_better
         # Losses and measures read labels, which are unknown here, and so does what reads their tops.
-        elif layer.bottom and set(layer.bottom) <= known and not layer.type.endswith("Loss"):
+        elif not _feeds(layer) and set(layer.bottom) <= known and not layer.type.endswith("Loss"):
             usable.append(layer)
             known.update(layer.top)
     if scores is not None:
@@ -51,6 +50,15 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     return NetConfig(net, config.path)
 
 
+def _feeds(layer: proto.LayerParameter) -> bool:
+    """Whether a layer gives data; what a Parameter layer gives is weights."""
+    return not layer.bottom and layer.type != "Parameter"
+
+
+def _feeding(layers: list[proto.LayerParameter]) -> list[proto.LayerParameter]:
+    return [layer for layer in layers if _feeds(layer)]
+
+
 def _ends_in_softmax(layers: list[proto.LayerParameter], scores: str) -> bool:
     return bool(layers) and layers[-1].type == "Softmax" and scores in layers[-1].top
 
@@ -58,7 +66,7 @@ def _ends_in_softmax(layers: list[proto.LayerParameter], scores: str) -> bool:
 def _require_one_input(layers: list[proto.LayerParameter], data: str, path: str) -> None:
     """Raises ConfigError where the scores depend on the picture, which is `data`, together with another input."""
     judged = [layer.bottom[0] for layer in layers if layer.type in _SCORES]
-    from_data, from_others = {data}, {top for layer in layers if not layer.bottom for top in layer.top} - {data}
+    from_data, from_others = {data}, {top for layer in _feeding(layers) for top in layer.top} - {data}
     for layer in _needed(layers, judged[-1]) if judged else layers:
         read, others = set(layer.bottom), [blob for blob in layer.bottom if blob in from_others]
         if layer.type.endswith("Loss") or layer.type in _MEASURES or not layer.top:

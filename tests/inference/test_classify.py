@@ -163,6 +163,32 @@ def test_the_net_s_own_mean_file_is_not_read_where_another_mean_is_given(picture
         Classifier(config, [weights[0]], Preprocessing())
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("text", [DEPLOY, TRAIN], ids=["deployed", "training"])
+def test_a_parameter_layer_is_no_source_of_data(text, first, picture, weights, tmp_path):
+    path, (weight, bias) = weights
+    k = np.random.default_rng(3).normal(0, 30, (1, 3, 4, 6)).astype(np.float32)
+    parameter = """layer { name: "k" type: "Parameter" top: "k"
+      parameter_param { shape { dim: 1 dim: 3 dim: 4 dim: 6 } } }"""
+    added = """layer { name: "added" type: "Eltwise" bottom: "data" bottom: "k" top: "added" }
+    layer { name: "ip" """
+    text = text.replace('layer { name: "ip" ', (added if first else parameter + added), 1)
+    text = (parameter if first else "") + text.replace('bottom: "data" top: "ip"', 'bottom: "added" top: "ip"')
+    config = parse_net(text, "net")
+    write_caffemodel(path, config.message, {"ip": [weight, bias], "k": [k]})
+    scores = Classifier(config, [path], Preprocessing((8, 9), input_scale=0.02, mean_value=[100])).scores(str(picture))
+    shifted = weight, bias + weight @ k.ravel()
+    np.testing.assert_allclose(scores, expected(picture, shifted, 100, 0.02), rtol=1e-4)
+
+
+def test_the_input_is_the_one_of_phase_test(weights):
+    others = DEPLOY.replace('top: "data"', 'top: "data" include { phase: TRAIN }', 1).replace("dim: 4", "dim: 9", 1)
+    text = others.split("layer", 2)
+    config = parse_net("layer" + text[1] + DEPLOY, "net")
+    assert [layer.type for layer in config.message.layer[:2]] == ["Input", "Input"]
+    Classifier(config, [weights[0]], Preprocessing())
+
+
 def test_a_net_of_two_inputs():
     text = """
         layer { name: "in" type: "Input" top: "data" top: "side"
