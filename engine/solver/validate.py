@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from engine import proto
 from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
@@ -24,9 +24,6 @@ from engine.solver.schedules import (
     left_out,
 )
 from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
-
-if TYPE_CHECKING:
-    from engine import proto
 
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
