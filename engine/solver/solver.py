@@ -320,9 +320,13 @@ class Solver:
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
-        while self._goes_on(until, until_lost):
+        moved = True
+        while self._goes_on(until, until_lost, moved):
+            before = self.iteration
             asked = advance(until)
-            if self._snapshot_is_due():
+            # In mode ASYNC ranks meet again at once where a signal has come in a test or snapshot: neither is repeated.
+            moved = self.iteration > before
+            if moved and self._snapshot_is_due():
                 self.snapshot()
             if self.elastic:  # after the snapshot, which is taken again if a rank dies meanwhile
                 self.elastic.keep()
@@ -330,15 +334,15 @@ class Solver:
                 return False
         return True
 
-    def _goes_on(self, until: int, until_lost: bool) -> bool:
-        """Whether there is an iteration to come, after the test that is due before it."""
+    def _goes_on(self, until: int, until_lost: bool, moved: bool) -> bool:
+        """Whether there is an iteration to come, after the test that is due before it. moved: since the last call."""
 
         def is_over() -> bool:
             return self.iteration >= until or (until_lost and self.goals.are_lost(self.state.goals))
 
         if is_over():
             return False
-        if self._test_is_due():
+        if moved and self._test_is_due():
             self.test()
         return not is_over()
 

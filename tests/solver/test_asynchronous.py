@@ -315,3 +315,37 @@ print("fine", flush=True)
     all_fine(2, program)
     state = read_solverstate(tmp_path / "net_iter_4.solverstate")
     assert 4 < len(state.recent_loss) <= 8 and np.isfinite(state.recent_loss).all()  # rank 0, of 8 gradients
+
+
+HANGUP = """
+import os, signal
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON
+world = world()
+text = COMMON + "test_iter: 1 test_interval: 2 snapshot: 2 test_initialization: false comm_param {{ mode: ASYNC }}"
+solver = make_solver(text, digits_net(8), "{folder}", world)
+done = {{"test": [], "snapshot": []}}
+
+def hung_up(name, method):
+    def watched():
+        done[name].append(solver.iteration)
+        method()
+        if (name, len(done[name])) in (("test", 1), ("snapshot", 2)):  # on all ranks, so that none takes a step before
+            os.kill(os.getpid(), signal.SIGHUP)
+    return watched
+
+for name in done:
+    setattr(solver, name, hung_up(name, getattr(solver, name)))
+assert solver.solve()
+assert done == {{"test": [2, 4, 6], "snapshot": [2, 4, 6]}}, done
+solver.close()
+world.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_a_signal_does_not_repeat_what_it_comes_in(tmp_path):
+    """A test or a snapshot, after which ranks meet at once."""
+    all_fine(2, HANGUP.format(folder=tmp_path))
