@@ -39,6 +39,11 @@ _OUTDATED = {
     "layer.pooling_param.ceil_mode": "round_mode",
     "layer.transpose_param": "permute_param.order",
     "layer.image_data_param.short_side": "transform_param.random_resize_param",
+    **{
+        f"layer.{param}.{name}": f"transform_param.{name}"
+        for param in ("data_param", "image_data_param", "window_data_param")
+        for name in ("scale", "mean_file", "crop_size", "mirror")
+    },
     **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),
     **dict.fromkeys((f"layer.convolution_param.dilation_{axis}" for axis in "hw"), "dilation"),
     "layer.transform_param.var_sz_img_rand_resize_lower": "img_rand_resize_lower",

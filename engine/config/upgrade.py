@@ -124,7 +124,12 @@ _V0_ANYWHERE = {
     "mirror": "transform_param.mirror",
 }
 
-_DATA_PARAMS = {"Data": "data_param", "ImageData": "image_data_param", "WindowData": "window_data_param"}
+_DATA_PARAMS = {
+    "Data": "data_param",
+    "AnnotatedData": "data_param",
+    "ImageData": "image_data_param",
+    "WindowData": "window_data_param",
+}
 _MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 _RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim", "axis"))
 _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
@@ -166,7 +171,7 @@ def upgrade_net(
     """Brings a NetParameter to the current format, in place.
 
     nodes: where the file has its `layer`, `layers` and `input` fields, by that name. Returns the place of each
-    message.layer (None if unknown), and a line for each older format that was met.
+    message.layer (None if unknown), and a line for each older format that was met, and for fields without effect.
     Raises ConfigError for what has no counterpart today.
     """
     nodes = nodes or {}
@@ -183,6 +188,7 @@ def upgrade_net(
         notes.append("upgraded its inputs to an Input layer")
         origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
     for layer, origin in zip(message.layer, origins, strict=True):
+        notes += _without_old_transform(layer, origin)
         _upgrade_fields(layer, origin)
     return origins, notes
 
@@ -240,6 +246,7 @@ def _from_v1(old: proto.V1LayerParameter, layer: proto.LayerParameter, origin: N
             _copy(layer, field.name, value, f"layer '{old.name}': ", origin)  # the rest has kept its name
     name = old.LayerType.Name(old.type)
     layer.type = _V1_TYPES.get(name, name.title().replace("_", ""))
+    _move_to_transform(layer, _MOVED_TO_TRANSFORM, origin)
     _params(layer, name=old.param, share_mode=old.blob_share_mode, lr_mult=old.blobs_lr, decay_mult=old.weight_decay)
 
 
@@ -314,15 +321,35 @@ def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[No
     return [origin]
 
 
+def _move_to_transform(layer: proto.LayerParameter, names: Iterable[str], origin: Node | None) -> None:
+    """Moves fields of a data layer to its transform_param."""
+    data_param = _DATA_PARAMS.get(layer.type)
+    data = getattr(layer, data_param) if data_param else None
+    for name in names:
+        if data is not None and data.HasField(name):
+            _copy(layer.transform_param, name, getattr(data, name), f"layer '{layer.name}': ", origin)
+            data.ClearField(name)
+
+
+def _without_old_transform(layer: proto.LayerParameter, origin: Node | None) -> list[str]:
+    """Takes the fields that V1 layers had in place of a transform_param out of a current one: Caffe moves those of V1
+    layers, and reads none here but the scale of WindowData. Returns a note on them."""
+    data_param = _DATA_PARAMS.get(layer.type)
+    if not data_param:
+        return []
+    if layer.type == "WindowData":
+        _move_to_transform(layer, ["scale"], origin)
+    data = getattr(layer, data_param)
+    given = [name for name in _MOVED_TO_TRANSFORM if data.HasField(name)]
+    for name in given:
+        data.ClearField(name)
+    if not given:
+        return []
+    return [f"layer '{layer.name}': {data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param"]
+
+
 def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
     """Fields that moved or changed their name within the current format of layers."""
-    data_param = _DATA_PARAMS.get(layer.type)
-    if data_param and layer.HasField(data_param):
-        data = getattr(layer, data_param)
-        for name in _MOVED_TO_TRANSFORM:
-            if data.HasField(name):
-                _copy(layer.transform_param, name, getattr(data, name), f"layer '{layer.name}': ", origin)
-                data.ClearField(name)
     for param, old, new in _RENAMED:
         if layer.HasField(param) and getattr(layer, param).HasField(old):
             message = getattr(layer, param)

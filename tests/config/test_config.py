@@ -276,6 +276,32 @@ def test_v1_layers():
     assert config.notes == ["<net>: upgraded from the V1 format of layers"]
 
 
+OLD_TRANSFORM = 'scale: 0.5 mean_file: "m" crop_size: 9 mirror: true'
+
+
+@pytest.mark.parametrize(
+    ("type", "old_type", "param", "read"),
+    [
+        ("Data", "DATA", "data_param", ""),
+        ("ImageData", "IMAGE_DATA", "image_data_param", ""),
+        ("WindowData", "WINDOW_DATA", "window_data_param", "scale"),  # Caffe's layer reads it there
+    ],
+)
+def test_the_transform_within_data_param_counts_in_v1_layers_only(type, old_type, param, read):
+    """As in Caffe."""
+    fields = f'{param} {{ source: "s" {OLD_TRANSFORM} }}'
+    old = parse_net(f'layers {{ name: "d" type: {old_type} top: "d" {fields} }}')
+    transform = old.message.layer[0].transform_param
+    assert (transform.scale, transform.mean_file, transform.crop_size, transform.mirror) == (0.5, "m", 9, True)
+    assert len(old.notes) == 1
+    current = parse_net(f'layer {{ name: "d" type: "{type}" top: "d" {fields} }}', "net")
+    (layer,) = current.message.layer
+    assert str(layer.transform_param) == ("scale: 0.5\n" if read else "")
+    assert str(getattr(layer, param)) == 'source: "s"\n'
+    ignored = "mean_file, crop_size, mirror" if read else "scale, mean_file, crop_size, mirror"
+    assert current.notes == [f"net: layer 'd': {param} {{ {ignored} }} has no effect; expected in transform_param"]
+
+
 def test_every_v1_type_has_a_name_of_today():
     kind = proto.V1LayerParameter.DESCRIPTOR.enum_types_by_name["LayerType"]
     text = "\n".join(f"layers {{ type: {value.name} }}" for value in kind.values)
@@ -398,13 +424,13 @@ def test_override_of_layers():
             "layer[inception_3a/1x1].convolution_param.kernel_size=5,7",
             "layer[inception_3a/1x1].param[0].lr_mult=0",
             "layer[2].convolution_param.weight_filler.type=msra",
-            "layer[data].data_param.crop_size=8",
+            "layer[2].loss_param={ normalize: true }",
         ],
     )
     train, test, conv = config.message.layer
     assert [train.data_param.source, test.data_param.source] == ["/x", "/x"]
     assert [train.data_param.batch_size, test.data_param.batch_size] == [4, 50]
-    assert [train.transform_param.crop_size, test.transform_param.crop_size] == [8, 8]  # upgraded, too
+    assert conv.loss_param.normalization == proto.LossParameter.VALID  # upgraded, too
     assert list(conv.convolution_param.kernel_size) == [5, 7]
     assert conv.convolution_param.weight_filler.type == "msra" and conv.param[0].lr_mult == 0
     assert config.where(1) == "<net>:7:1"
@@ -438,6 +464,7 @@ def test_layers_that_an_override_removes_take_their_places_along():
         ("input_dim=3", "'input_dim' is upgraded when the file is read; say layer[input].input_param.shape[0].dim"),
         ("layer[data].loss_param.normalize=false", "'normalize' is upgraded when the file is read; say normalization"),
         ("layer[data].concat_param.concat_dim=2", "'concat_dim' is upgraded when the file is read; say axis"),
+        ("layer[data].data_param.crop_size=8", "'crop_size' is upgraded when the file is read; say transform_param"),
         ("layer[data].convolution_param.hole_h=4", "'hole_h' is upgraded when the file is read; say dilation"),
         ("layer[data].transpose_param.dim=1", "'transpose_param' is upgraded when the file is read; say permute_param"),
         ("layer[data].top[2]=", "no top[2]; there are 2"),
