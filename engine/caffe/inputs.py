@@ -13,20 +13,22 @@ from engine.caffe.ranks import ranks
 from engine.config import NetConfig
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import DataError
+from engine.errors import ConfigError, DataError
 from engine.layers.base import Shape
 from engine.net import Net
 
 
 class FedBySolver:
     """The data layers of a solver's net, through the solver's feeder. `start` makes it flow where it does not, from
-    the sample that `position` tells."""
+    the sample that `position` tells. refusal: why programs may not run the net, if they may not."""
 
-    def __init__(self, feeder: Feeder, start: Callable[[], None], position: Callable[[], int]):
-        self._feeder, self._start, self._position = feeder, start, position
+    def __init__(self, feeder: Feeder, start: Callable[[], None], position: Callable[[], int], refusal: str = ""):
+        self._feeder, self._start, self._position, self._refusal = feeder, start, position, refusal
 
     def next(self, net: Net, layers: Collection[str]) -> None:
-        """As Inputs'."""
+        """As Inputs'. Raises ConfigError where programs may not run the net."""
+        if self._refusal:
+            raise ConfigError(self._refusal)
         if not _includes_first(self._feeder, layers):
             return
         if not self._feeder.running:

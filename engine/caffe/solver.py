@@ -26,6 +26,7 @@ from engine.errors import ConfigError
 from engine.host.interrupts import undisturbed, whole
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
+from engine.solver.model_parallel import ModelParallel
 from engine.solver.schedules import policies
 from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
@@ -111,7 +112,7 @@ class Solver:
         self.test_nets = []
         for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):
             # Tests end the stream: it then begins where the next will.
-            fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples)
+            fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
         close_with(self, solver.close)
 
@@ -257,6 +258,16 @@ class Solver:
         for callbacks in self._callbacks:
             callbacks[which]()
         self._push()
+
+
+def _refusal(divided: ModelParallel) -> str:
+    """Why programs may not run test nets, whose whole layers are gathered by all ranks; "" if they may."""
+    if not divided:
+        return ""
+    return (
+        f"ranks hold {divided.describe()}, and test nets have them whole only in the tests of step() and solve(): "
+        "forward() would score old weights; give test_interval, or take model_parallel out"
+    )
 
 
 def _leave_open(config: SolverConfig) -> None:

@@ -18,6 +18,7 @@ from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import all_fine, digits_net, make_solver
+from tests.solver.test_model_parallel import divided
 
 INPUT_NET = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 8 dim: 5 } } }
@@ -693,3 +694,28 @@ def test_a_program_may_not_look_into_asynchronous_steps(tmp_path):
     one.add_callback(lambda: None, lambda: None)
     one.step(1)
     one.apply_update()
+
+
+IN_PARTS = """
+import engine.caffe as caffe
+from engine.errors import ConfigError
+solver = caffe.SGDSolver("{path}")
+solver.step(2)
+for layers in ({{}}, dict(start="ip2")):
+    try:
+        solver.test_nets[0].forward(**layers)
+    except ConfigError as error:
+        assert "ip1, ip2 in 2 parts" in str(error), error
+    else:
+        raise AssertionError
+solver.net.forward()
+solver.step(1)
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_test_nets_without_the_parts_of_other_ranks(tmp_path):
+    """Are run by step() alone."""
+    text = f"{PLAIN_SGD} test_interval: 1 test_iter: 1 snapshot_after_train: false"
+    all_fine(2, IN_PARTS.format(path=write(tmp_path, text, digits_net(8) + divided("ip1", "ip2"))))
