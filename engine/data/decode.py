@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import time
 import warnings
 from math import prod
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from PIL import Image, _imaging
+from PIL import Image, ImageFile, _imaging
 
 from engine import proto
 from engine.data.limits import MAX_PIXELS, MAX_SCANNED, MAX_SIDE, fits
@@ -255,20 +256,34 @@ def decode_mask(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size("it has", *image.size)
         _check_scans(_scans(data), *image.size)
+        stretch = _stretch(image)
         image.load()
         if image.mode in ("P", "1"):
             return Image.fromarray(np.asarray(image).astype(np.uint8))
-        if image.mode.startswith("I"):
-            classes = np.asarray(image)
-            if classes.max(initial=0) > 255:
-                raise ValueError(f"a mask has classes 0 to 255, got {classes.max()}")
-            return Image.fromarray(classes.astype(np.uint8))
-        if image.mode != "L":
+        if image.mode == "L" and stretch == 1:
+            return image
+        if image.mode != "L" and not image.mode.startswith("I"):
             raise ValueError(f"expected a mask of one channel or with a palette, got mode {image.mode}")
-        return image
+        classes = np.rint(np.asarray(image) / stretch)
+        for most in (classes.min(initial=0), classes.max(initial=0)):
+            if not 0 <= most <= 255:
+                raise ValueError(f"a mask has classes 0 to 255, got {most:.0f}")
+        return Image.fromarray(classes.astype(np.uint8))
     except Exception as error:
         why = reason(error).split(" <_io.")[0]
         raise UndecodableImage(f"cannot decode {len(data)} bytes as a mask: {why}") from None
+
+
+def _stretch(image: ImageFile.ImageFile) -> float:
+    """By what Pillow will multiply the grey values of a file that is open, so that the largest possible is white: those
+    of PNGs and TIFFs of 2 or 4 bits, and of PGMs."""
+    for codec, _, _, how in image.tile[:1]:
+        arguments: tuple[Any, ...] = how if isinstance(how, tuple) else (how,)
+        if codec in ("ppm", "ppm_plain") and image.mode in ("L", "I"):
+            return (255 if image.mode == "L" else 65535) / arguments[-1]
+        if bits := re.match("L;([24])", str(arguments[0])):
+            return 255 / (2 ** int(bits[1]) - 1)
+    return 1
 
 
 def resized(

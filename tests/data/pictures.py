@@ -35,13 +35,13 @@ def image_bytes(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def png(width: int, height: int, data: bytes = b"") -> bytes:
+def png(width: int, height: int, data: bytes = b"", bits: int = 8) -> bytes:
     """A grey PNG that says to have this size; its pixels begin with `data`."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 

@@ -95,6 +95,30 @@ def test_progressive_jpegs_of_many_scans():
         decode_bytes(data[:-2] + 300 * last + b"\xff\xd9")
 
 
+@pytest.mark.parametrize(
+    ("file", "classes"),
+    [
+        (png(4, 1, b"\0\x1b", bits=2), [0, 1, 2, 3]),
+        (png(4, 1, b"\0\x01\xef", bits=4), [0, 1, 14, 15]),
+        (png(3, 1, b"\0\0\0\0\x01\0\xff", bits=16), [0, 1, 255]),
+        (b"P5 4 1 20\n\0\1\x13\x14", [0, 1, 19, 20]),
+        (b"P2 4 1 20\n0 1 19 20\n", [0, 1, 19, 20]),
+        (b"P5 3 1 300\n\0\0\0\1\0\xff", [0, 1, 255]),
+    ],
+)
+def test_classes_are_the_numbers_in_the_file(file, classes):
+    """Pillow stretches those of few bits, for a picture, up to white."""
+    assert np.asarray(decode_mask(file)).tolist() == [classes]
+
+
+@pytest.mark.parametrize("value", [-3, 300])
+def test_classes_that_are_no_bytes_are_refused(value):
+    file = io.BytesIO()
+    Image.fromarray(np.full((2, 2), value, np.int32)).save(file, "TIFF")
+    with pytest.raises(UndecodableImage, match=f"as a mask: a mask has classes 0 to 255, got {value}$"):
+        decode_mask(file.getvalue())
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_numbers_without_a_known_range_are_refused(kind):
     """0 to 255, or 0 to 1, would become black."""
