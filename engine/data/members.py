@@ -2,7 +2,7 @@
 
 Without any label files, folders are the classes, numbered in alphabetical order, and samples come in the order of
 their names. Where there are files such as `a.cls` or `a.mask.png`, all that is `a.*` is one sample, as in WebDataset's
-shards, and samples come in the order of the archive.
+shards: samples of a tar come in its order, those of a folder or a zip in that of their names.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class MemberSource:
     the picture's first."""
 
     KIND = ""
+    SORTED = False  # whether files of one sample may lie apart, and samples come in the order of their names
     classes: list[str]
 
     def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
@@ -80,7 +81,10 @@ class MemberSource:
 
     def _build(self, fields: Sequence[str]) -> Index:
         members = list(watched(self.members()))
-        inner = self.inner_files(members) if is_labelled(members, fields) else []
+        labelled = is_labelled(members, fields)
+        if labelled and self.SORTED:
+            members.sort(key=lambda member: _as_in_folders(member.name))
+        inner = self.inner_files(members) if labelled else []
         stamp = stamp_of("inner", inner, self.where)
         found = arrange(members, self.path, fields, lambda member: self.read_at(member.name, member.place), self.where)
         width = len(members[0].place) if members else 0
@@ -141,6 +145,12 @@ def arrange(members: Sequence[Member], root: str, fields: Sequence[str], read, w
 def is_labelled(members: Sequence[Member], fields: Sequence[str]) -> bool:
     """Whether samples have files with labels or masks, or others that are asked for; else folders are the classes."""
     return bool(fields) or any(_extension(member.name) in (LABEL, *MASKS) for member in members)
+
+
+def _as_in_folders(name: str) -> tuple[str, str]:
+    """What sorts names as those of a folder's files are: folder by folder, each before those below it."""
+    folder, name = os.path.split(name)
+    return folder.replace("/", "\0"), name
 
 
 def _extension(name: str) -> str:

@@ -280,6 +280,25 @@ def test_several_labels_of_a_tar(tmp_path):
     assert first(layer(path))[1].tolist() == [[1, 0, 2.5], [0, 0, -1]]
 
 
+def test_samples_of_a_zip_come_as_those_of_a_folder(tmp_path):
+    """Whatever the order of its files."""
+    names = ["b.png", "a.png", "in/a.n/x.png", "in/a.png", "in-a.cls", "in/a.cls", "in-a.png", "a.cls"]
+    names += ["in/a.n/x.cls", "b.cls"]
+    (tmp_path / "folder/in/a.n").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for number, name in enumerate(names):
+            content = PNG if name.endswith("png") else str(number).encode()
+            archive.writestr(name, content)
+            (tmp_path / "folder" / name).write_bytes(content)
+
+    def samples(path):
+        source = open_source(str(path))
+        return [(key, datum.label) for key, datum in map(source.item, range(len(source)))]
+
+    expected = [("a.png", 7), ("b.png", 9), ("in-a.png", 4), ("in/a.png", 5), ("in/a.n/x.png", 8)]
+    assert samples(tmp_path / "x.zip") == samples(tmp_path / "folder") == expected
+
+
 def test_fields_of_a_tar(tmp_path):
     sample = {"png": PNG, "small.png": image_bytes(random_pixels(3, 4, 5)), "cls": b"1", "age": b"40"}
     path = wds(tmp_path / "x.tar", {"a": sample, "b": sample})

@@ -23,7 +23,8 @@ _LOCAL_HEADER = 30  # bytes, before the name and the extra field, whose lengths 
 class ZipSource(MemberSource):
     """Members are read by where they are, many at a time: the module zipfile holds 1 KB for each of them."""
 
-    KIND = "ZIP"
+    KIND = "ZIP 2"  # 1: an index of samples in the order of the archive
+    SORTED = True  # what writes a zip follows no order
 
     def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
         self._file, self._inside = _split(path, where)
