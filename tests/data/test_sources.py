@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -565,6 +566,25 @@ def test_damaged_zips(made):
     assert "it is packed by method 99, expected deflate or none" in message_of(path)
     with pytest.raises(DataError, match=r"a.zip: it has no folder none"):
         open_source(made("zip") + "/none")
+
+
+@pytest.mark.parametrize(
+    "field, words", [(24, r"has 9223372036854775813 bytes"), (42, r"is at byte 92233720368547758\d\d")]
+)
+def test_members_of_a_zip_beyond_any_file(made, field, words):
+    """zip64 has 64 bits without a sign. field: where in the directory the number's 32 bits are."""
+    path = Path(made("zip"))
+    data = bytearray(path.read_bytes())
+    member, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
+    extra = struct.pack("<HHQ", 1, 8, 2**63 + 5)
+    data[end + 12 : end + 16] = struct.pack("<I", end - member + len(extra))
+    data[member + field : member + field + 4] = b"\xff" * 4
+    data[member + 30 : member + 32] = struct.pack("<H", len(extra))
+    at = member + 46 + int.from_bytes(data[member + 28 : member + 30], "little")
+    data[at:at] = extra
+    path.write_bytes(data)
+    assert re.search(r"a.zip: member 'cat/3.png' is at byte .* bytes: damaged\?", message_of(path))
+    assert re.search(words, message_of(path))
 
 
 def message_of_backend(path, backend):

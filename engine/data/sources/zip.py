@@ -63,6 +63,8 @@ class ZipSource(MemberSource):
             raise self._shards.error(0, f"it has no folder {self._inside}")
         for name, entry in inside:
             place = (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, entry.compress_type)
+            if max(place) >= 1 << 63:  # zip64 has room for more than any file can have
+                raise self._shards.error(0, f"member '{name}' is at byte {place[0]} and has {place[2]} bytes: damaged?")
             yield Member(name[skipped:], place)
 
     def read_at(self, name: str, place: Sequence[int]) -> bytes:
