@@ -204,7 +204,7 @@ def _upgrade(config: NetConfig) -> None:
     _to_current_format(config)
     kept, notes = leave_out_writers(config.message)
     config._layers = [config._layers[index] for index in kept]
-    notes += stand_in(config.message, os.path.dirname(os.path.abspath(config.path)))
+    notes += stand_in(config.message, config.path)
     config.notes.extend(f"{config.path}: {note}" for note in notes)
 
 

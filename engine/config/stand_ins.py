@@ -10,17 +10,22 @@ import re
 from collections.abc import Callable
 
 from engine import proto
+from engine.errors import ConfigError
 
 # Layers of DeepLab's and FlowNet 2's forks that write files.
 WRITERS = ("MatWrite", "ImgWriter", "FLOWriter", "FloatWriter", "PFMWriter")
 
-_NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]*)?|\.[0-9]{1,9})"
+_NUMBER = r"-?(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(?:[eE]-[0-9]{1,2})?(?![\w.])"
+_TAG = r"(?:!!?[\w/.:]{1,99}\s+)?"  # of YAML, before a value: !!python/tuple
+_BETWEEN = r"[\s,]+(?:-\s+)?"  # two items of a list; YAML may have a line for each, after a dash
 
 
 def _numbers(text: str, name: str) -> list[float]:
-    """One number, or a list of them, that a param_str gives to a name."""
-    found = re.search(rf"{name}\D{{0,200}}?({_NUMBER}(?:[\s,]+{_NUMBER})*)", text)
-    return [float(number) for number in re.split(r"[\s,]+", found[1])] if found else []
+    """One number, or a list of them, that a param_str (YAML or a dictionary of Python) gives to a name; [] where it has
+    something else there."""
+    begin = rf"(?<!\w){name}['\"]?\s*[:=]\s*{_TAG}(?:[\[(]\s*|-\s+|['\"])?"
+    found = re.search(rf"{begin}({_NUMBER}(?:{_BETWEEN}{_NUMBER})*)", text)
+    return [float(number) for number in re.split(_BETWEEN, found[1])] if found else []
 
 
 def _proposal(layer: proto.LayerParameter) -> None:
@@ -34,7 +39,7 @@ def _proposal(layer: proto.LayerParameter) -> None:
 def _spatial_dropout(layer: proto.LayerParameter) -> None:
     """ENet's: param_str is a dictionary with p, the ratio."""
     layer.type = "SpatialDropout"
-    layer.spatial_dropout_param.dropout_ratio = next(iter(_numbers(layer.python_param.param_str, r"\bp\b")), 0.5)
+    layer.spatial_dropout_param.dropout_ratio = next(iter(_numbers(layer.python_param.param_str, "p")), 0.5)
 
 
 def _anchor_target(layer: proto.LayerParameter) -> None:
@@ -78,15 +83,21 @@ STAND_INS: dict[tuple[str, str], Callable[[proto.LayerParameter], None]] = {
 }
 
 
-def stand_in(net: proto.NetParameter, folder: str) -> list[str]:
-    """Replaces such layers of a net whose module is neither in PYTHONPATH nor in `folder`. Returns notes."""
-    notes = []
+def stand_in(net: proto.NetParameter, path: str) -> list[str]:
+    """Replaces such layers of a net, in the file `path`, whose module is neither in PYTHONPATH nor beside it. Returns
+    notes. Raises ConfigError for a param_str with numbers that the layer cannot have."""
+    notes, folder = [], os.path.dirname(os.path.abspath(path))
     for layer in net.layer:
         param = layer.python_param
         replace = STAND_INS.get((param.module, param.layer)) if layer.type == "Python" else None
         if replace is None or is_module_there(param.module, folder):
             continue
-        replace(layer)
+        try:
+            replace(layer)
+        except ValueError as error:
+            raise ConfigError(
+                f"layer '{layer.name}': {param.param_str!r} is for no {layer.type}: {error}", path
+            ) from None
         notes.append(f"layer '{layer.name}': module {param.module} not found, replaced by a {layer.type} layer")
         layer.ClearField("python_param")
     return notes

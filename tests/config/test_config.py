@@ -58,7 +58,7 @@ def test_the_zoo_reads_as_protobuf_reads_it():
         expected = text_format.Parse(text, type(config.message)())
         upgrades[config.kind](expected)
         if config.kind == "net":
-            stand_in(expected, str(path.parent))
+            stand_in(expected, str(path))
         assert config.message == expected, path
         lines = text.splitlines()
         for index in range(len(config.message.layer) if config.kind == "net" else 0):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine.config import parse_net, read_net
+from engine.errors import ConfigError
 from engine.net import Net, NetOptions
 
 NET = """
@@ -29,6 +30,30 @@ def test_the_layer_becomes_ours():
 def test_without_scales():
     layer = parse_net(NET % "'feat_stride': 16", "net.prototxt").message.layer[1]
     assert (layer.type, layer.proposal_param.feat_stride, len(layer.proposal_param.scale)) == ("Proposal", 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("param_str", "scales", "ratios", "border"),
+    [
+        ("{'feat_stride': 16, 'scales': None, 'ratios': [0.5, 1, 2]}", [], [0.5, 1, 2], 0),
+        ("'min_scales': [9]\\n'scales': [4]\\n'allowed_border': -1", [4], [], -1),
+        ("scales:\\n- 4\\n- 8.5\\nratios: !!python/tuple\\n- -1\\n- 1e-1\\nallowed_border: 2", [4, 8.5], [-1, 0.1], 2),
+        ("{'scales': (4, 8), 'ratios': [], 'allowed_border': '3'}", [4, 8], [], 3),
+    ],
+)
+def test_numbers_are_those_of_their_own_name(param_str, scales, ratios, border):
+    layer = (
+        'layer {{ type: "Python" python_param {{ module: "rpn.anchor_target_layer" layer: "{}" param_str: "{}" }} }}'
+    )
+    message = parse_net(layer.format("AnchorTargetLayer", param_str), "net").message.layer[0]
+    param = message.anchor_target_param
+    assert (message.type, param.feat_stride, param.allowed_border) == ("AnchorTarget", 16, border)
+    assert list(param.scale) == scales and list(param.ratio) == pytest.approx(ratios)
+
+
+def test_a_number_that_the_layer_cannot_have():
+    with pytest.raises(ConfigError, match=r"net: layer 'proposal': .*-8.* is for no Proposal: Value out of range: -8"):
+        parse_net(NET % "'feat_stride': -8", "net")
 
 
 @pytest.mark.parametrize("where", ["rpn/__init__.py", "rpn.py"])
