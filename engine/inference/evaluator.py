@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from engine.report.progress import Progress
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import NetConfig
-    from engine.layers.base import Layer
+    from engine.layers.base import Layer, Shape
 
 Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 
@@ -101,26 +102,40 @@ class Evaluator:
     def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
         """Collective. The averages over `iterations` batches; with None over every sample once, each weighted alike.
 
-        on_batch(k, outputs) is called on rank 0, in the order of k: at once on one rank, at the end on several.
+        on_batch(k, outputs) is called on rank 0, in the order of k: at once on one rank, at the end on several,
+        which keep all outputs until then.
         Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
         """
         if iterations is None and not self.feeder.size:
             raise ConfigError(
                 "the net has no data source whose end could be reached; give --iterations", self._config.path
             )
-        mine = []
+        totals, mine = _Totals(self.detectors, self.by_sample), []
+
+        def add(k: int, size: int, outputs: Outputs) -> None:
+            figures = totals.add(size, outputs)
+            if on_batch:
+                on_batch(k, figures)
+
         self.world.board.net(self.number)
         for net in [self.net, self._small[1]] if self._small else [self.net]:
             net.program.parameters_changed()  # by training
         try:
-            for k, size, outputs in self._batches(iterations):
-                mine.append((k, size, outputs))
-                if on_batch and self.world.size == 1:
-                    on_batch(k, {name: value for name, value in outputs.items() if name not in self.detectors})
+            for batch in self._batches(iterations):
+                if self.world.size == 1:
+                    add(*batch)
+                else:
+                    mine.append(batch)
         finally:
             self.feeder.stop()
         self.samples += (iterations or 0) * self.feeder.batch_size
-        result = self._merge(mine, on_batch if self.world.size > 1 else None)
+        gathered, result = self.world.gather(mine), {}
+        if gathered is not None:
+            for batch in sorted(chain.from_iterable(gathered), key=lambda batch: batch[0]):
+                add(*batch)
+            self.detections = totals.detections
+            result = {**totals.averages(), **self._precisions(totals.detections)}
+        result = self.world.broadcast_object(result)
         self.world.board.net(0)
         return result
 
@@ -167,37 +182,6 @@ class Evaluator:
             self._small[1].set_board(self.world.board, self.number, self.feeder.sources)
         return self._small[1]
 
-    def _merge(self, mine: list[tuple[int, int, Outputs]], on_batch: Callable[[int, Outputs], None] | None) -> Outputs:
-        gathered = self.world.gather(mine)
-        result: Outputs = {}
-        if gathered is not None:
-            averages = Averages()
-            self.detections = detections = {name: Detections() for name in self.detectors}
-            batches = sorted((batch for of_rank in gathered for batch in of_rank), key=lambda batch: batch[0])
-            left_out = self._without_average(batches)
-            for k, size, outputs in batches:
-                for name, layer in self.detectors.items():
-                    _ADD_DETECTIONS[layer.type](detections[name], layer, outputs.pop(name))
-                averages.add({name: value for name, value in outputs.items() if name not in left_out}, size)
-                if on_batch:
-                    on_batch(k, outputs)
-            result = {**averages.result(), **self._precisions(detections)}
-        return self.world.broadcast_object(result)
-
-    def _without_average(self, batches: list[tuple[int, int, Outputs]]) -> Collection[str]:
-        """The outputs that have no average over these batches, which is told."""
-        sizes = sorted({size for _, size, _ in batches}, reverse=True)
-        if len(sizes) == 1:
-            return ()
-        names = [name for name in batches[0][2] if name not in self.detectors]
-        left_out = {name: shape for name in names if (shape := self.by_sample.grows_otherwise(name)) is not None}
-        for name, shape in left_out.items():
-            warn(
-                f"Output {name} ({shape_text(shape)}) is left out: it grows with the batch, but not by a row for each "
-                f"sample, and has no average over batches of {' and '.join(map(str, sizes))}"
-            )
-        return left_out
-
     def _precisions(self, detections: dict[str, Detections]) -> Outputs:
         """The mean average precision of each detector, by the name of its top; then, if asked for, of its classes."""
         result = {}
@@ -215,6 +199,39 @@ class Evaluator:
 
     def close(self) -> None:
         self.feeder.close()
+
+
+class _Totals:
+    """What a test comes to. Its batches are added in the order of their numbers, and need not be kept."""
+
+    def __init__(self, detectors: Mapping[str, Layer], by_sample: BySample):
+        self.detections = {name: Detections() for name in detectors}
+        self._detectors, self._by_sample = detectors, by_sample
+        self._averages, self._sizes = Averages(), set[int]()
+        self._left_out: dict[str, Shape] = {}  # outputs that have no average over these batches
+
+    def add(self, size: int, outputs: Outputs) -> Outputs:
+        """Of a batch of so many samples; returns what are no detections."""
+        figures = {name: value for name, value in outputs.items() if name not in self._detectors}
+        for name, layer in self._detectors.items():
+            _ADD_DETECTIONS[layer.type](self.detections[name], layer, outputs[name])
+        self._sizes.add(size)
+        if len(self._sizes) > 1:
+            shapes = {name: self._by_sample.grows_otherwise(name) for name in figures}
+            self._left_out = {name: shape for name, shape in shapes.items() if shape is not None}
+            self._averages.leave_out(self._left_out)
+        self._averages.add({name: value for name, value in figures.items() if name not in self._left_out}, size)
+        return figures
+
+    def averages(self) -> Outputs:
+        """Tells which outputs have none."""
+        sizes = " and ".join(map(str, sorted(self._sizes, reverse=True)))
+        for name, shape in self._left_out.items():
+            warn(
+                f"Output {name} ({shape_text(shape)}) is left out: it grows with the batch, but not by a row for each "
+                f"sample, and has no average over batches of {sizes}"
+            )
+        return self._averages.result()
 
 
 def detectors_of(graph: Graph) -> dict[str, Layer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -23,6 +23,11 @@ class Averages:
                 raise ValueError(f"output '{name}': expected {total.size} values as before, got {weighted.size}")
             self._sums[name] = total + weighted
         self.samples += samples
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """What was added of these outputs."""
+        for name in names:
+            self._sums.pop(name, None)
 
     def result(self) -> dict[str, np.ndarray]:
         """By name (elements,) float64; {} if nothing was added."""
