@@ -237,6 +237,26 @@ def test_an_axis_along_which_the_second_does_not_lie(tmp_path):
     assert "node 'y' (Add) makes no sense ((6,) along (2, 4, 7, 6), from axis 1 on)" in refused(tmp_path, made)
 
 
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("stride", "told"), [(3, False), (5, True)])
+def test_same_pads_nothing_where_strides_leave_places_out(stride, told, auto_pad, tmp_path):
+    """ONNX's own evaluator does so, too; ONNX Runtime cuts places off, of which a note tells."""
+    from onnx.reference import ReferenceEvaluator
+
+    shape = (2, 4, 3 * stride, 2 * stride)
+    made = model(
+        [node("Conv", "x,w", "y", strides=[stride] * 2, auto_pad=auto_pad)], {"x": shape}, w=normal(4, 4, 1, 1)
+    )
+    onnx.save(made, tmp_path / "x.onnx")
+    notes = import_onnx(tmp_path / "x.onnx", tmp_path / "x.prototxt", tmp_path / "x.caffemodel")
+    assert [f"{auto_pad} pads nothing where strides [5, 5] end within" in note for note in notes] == [True] * told
+    inputs = harness.random_inputs({"x": shape})
+    found = harness.engine_outputs((tmp_path / "x.prototxt").read_text(), str(tmp_path / "x.caffemodel"), inputs)["y"]
+    harness.assert_close(found, np.asarray(ReferenceEvaluator(made).run(None, inputs)[0]))
+    if not told:
+        harness.assert_close(found, harness.onnx_outputs(tmp_path / "x.onnx", inputs)["y"])
+
+
 def test_an_open_batch_is_one_or_as_asked(tmp_path):
     made = model([node("Relu", "x", "y")], {"x": ["N", 3, 4, 5]})
     assert "dim: 1\n" in check(made, {"x": (1, 3, 4, 5)}, tmp_path)

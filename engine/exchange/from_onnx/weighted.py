@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_import import Reader
 
 
+# Padding of SAME_* below which ONNX Runtime lets a convolution begin within its input (a pooling it refuses), though
+# ONNX's text knows of places that are added only.
+_CUT = -2
+
+
 def constant(value: Value | None, what: str) -> np.ndarray:
     if not isinstance(value, np.ndarray):
         raise Unsupported(f"{what} that are not constants here")
@@ -51,10 +56,16 @@ def window(
     if auto == "VALID":
         begins, ends = [0] * axes, [0] * axes
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
-        total = [
-            max(0, (-(-size // stride) - 1) * stride + step * (side - 1) + 1 - size)
+        wanted = [
+            (-(-size // stride) - 1) * stride + step * (side - 1) + 1 - size
             for size, stride, step, side in zip(sizes, strides, dilations, kernel, strict=True)
         ]
+        if min(wanted) < _CUT:
+            reader.notes.append(
+                f"{reader.place()}: {auto} pads nothing where strides {strides} end within the input, as ONNX's own "
+                "evaluator and TensorFlow have it; ONNX Runtime cuts places off its beginning"
+            )
+        total = [max(0, each) for each in wanted]
         less, more = [each // 2 for each in total], [each - each // 2 for each in total]
         begins, ends = (less, more) if auto == "SAME_UPPER" else (more, less)
     if min([*begins, *ends]) < 0:
