@@ -308,9 +308,10 @@ class Net:
 
     def forward_all(self, blobs: Sequence[str] | None = None, **inputs: np.ndarray) -> Arrays:
         """Runs any number of samples in batches, the last one padded with zeros; returns outputs and `blobs` of all
-        samples."""
+        samples: empty arrays where there are none."""
         total = self._samples(inputs)
-        return _joined([_copies(self.forward(blobs, None, None, **batch)) for batch in self._split(inputs)], total)
+        batches = [_copies(self.forward(blobs, None, None, **batch)) for batch in self._split(inputs)]
+        return _joined(batches, total) if batches else self._none_of([*self.outputs, *(blobs or ())])
 
     def forward_backward_all(
         self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **given: np.ndarray
@@ -324,7 +325,13 @@ class Net:
         for batch, top_batch in zip(self._split(inputs), top_batches):
             forwards.append(_copies(self.forward(blobs, None, None, **batch)))
             backwards.append(_copies(self.backward(diffs, None, None, **top_batch)))
+        if not forwards:
+            return self._none_of([*self.outputs, *(blobs or ())]), self._none_of([*self.inputs, *(diffs or ())])
         return _joined(forwards, total), _joined(backwards, total)
+
+    def _none_of(self, names: Sequence[str]) -> Arrays:
+        """What no sample gives for each of these blobs."""
+        return {name: np.empty((0, *self._shape(name)[1:]), np.float32) for name in names}
 
     def _samples(self, given: Arrays) -> int:
         if not given:

@@ -392,6 +392,17 @@ def test_all_samples(deploy):
     assert (diffs["data"].shape, diffs["conv"].shape) == (images.shape, (5, 16, 6, 6))
 
 
+def test_no_samples(deploy):
+    """Empty arrays, as pycaffe's; a batch of zeros would add to gradients."""
+    nothing = np.zeros((0, 3, 6, 6), np.float32)
+    result = deploy.forward_all(data=nothing, blobs=["pool"])
+    assert {name: array.shape for name, array in result.items()} == {"prob": (0, 4), "pool": (0, 16, 1, 1)}
+    blobs, diffs = deploy.forward_backward_all(data=nothing, prob=np.zeros((0, 4)), diffs=["conv"])
+    assert {name: array.shape for name, array in blobs.items()} == {"prob": (0, 4)}
+    assert {name: array.shape for name, array in diffs.items()} == {"data": (0, 3, 6, 6), "conv": (0, 16, 6, 6)}
+    assert not deploy.params["conv"][0].diff.any()
+
+
 def test_layers_by_number(tmp_path):
     net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
     assert [net._blob_names[i] for i in (*net._inputs, *net._outputs)] == ["data", "label", "loss"]
