@@ -31,7 +31,7 @@ class DataSource:
         """The items of the source, divided among the ranks that it belongs to."""
         if self.reader.owners is None:
             return self.size
-        rank, ranks = self.reader.owners
+        rank, ranks = self.reader.owners.index(self._request.rank), len(self.reader.owners)
         return self.size * (rank + 1) // ranks - self.size * rank // ranks
 
     @property
@@ -57,11 +57,20 @@ class DataSource:
         return self.reader.top_shapes(self.shapes, batch_size)
 
     def batches(
-        self, batch_size: int, rank: int = 0, ranks: int = 1, start: int = 0, threads: int | None = None
+        self,
+        batch_size: int,
+        rank: int = 0,
+        ranks: int = 1,
+        start: int = 0,
+        threads: int | None = None,
+        first_rank: int = 0,
     ) -> Prefetcher:
-        """Endless batches of this rank, beginning at sample `start` (counted over all ranks)."""
+        """Endless batches of this rank, beginning at sample `start` (counted over all ranks), of which first_rank has
+        the first."""
         begin = self.reader.first + start
-        shares = self._sampler().shares(batch_size, rank, ranks, begin, owners=self.reader.owners)
+        shares = self._sampler().shares(
+            batch_size, rank, ranks, begin, owners=self.reader.owners, first_rank=first_rank
+        )
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def epoch(self, batch_size: int, rank: int = 0, ranks: int = 1, threads: int | None = None) -> Prefetcher:

@@ -69,7 +69,7 @@ class Feeder:
         self._opened: dict[str, _Opened] = {}  # by layer
         self._paths: dict[str, str] = {}
         self._batches: dict[str, Prefetcher] = {}
-        self._begin, self._taken = 0, 0  # first sample and batches since start(), for nets without data layers
+        self._begin, self._turn, self._taken = 0, 0, 0  # see start(), and batches since; for nets without data layers
         self._keys: list[str] = []  # of the batch in use
         self._files: dict[str, HDF5Writer] = {}  # by layer
         self.decoded: tuple[int, int] | None = None  # when the batch in use was
@@ -125,7 +125,8 @@ class Feeder:
             return None
         hosts = [host for host, _ in all_hosts_and_cores(self._world)]
         mine, names = hosts[self._rank], list(dict.fromkeys(hosts))
-        return Share(hosts[: self._rank].count(mine), hosts.count(mine), names.index(mine), len(names))
+        sharing = tuple(rank for rank, host in enumerate(hosts) if host == mine)
+        return Share(sharing.index(self._rank), sharing, names.index(mine), len(names))
 
     def shapes_for(self, size: int) -> Callable[[proto.LayerParameter, str], list[Shape]]:
         """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
@@ -220,15 +221,18 @@ class Feeder:
         """How long this rank has waited for data since start()."""
         return sum(batches.wait_seconds for batches in self._batches.values())
 
-    def start(self, start: int = 0) -> None:
-        """Endless batches from sample `start` on, counted over all ranks in samples of the first data layer."""
+    def start(self, start: int = 0, first_rank: int = 0) -> None:
+        """Endless batches from sample `start` on, counted over all ranks in samples of the first data layer. The first
+        of them is that of first_rank."""
         self.stop()
         with self._all_or_none():
             for name, opened in self._opened.items():
                 # Layers with other batch sizes are as many batches ahead as the first.
                 begin = start * opened.batch_size // self.batch_size
-                self._batches[name] = opened.source.batches(opened.batch_size, self._rank, self._ranks, begin)
-        self._begin, self._taken = start, 0
+                self._batches[name] = opened.source.batches(
+                    opened.batch_size, self._rank, self._ranks, begin, first_rank=first_rank
+                )
+        self._begin, self._turn, self._taken = start, (self._rank - first_rank) % self._ranks, 0
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -269,7 +273,7 @@ class Feeder:
         if len(taken) < len(self._batches):
             return None
         if not taken:
-            return Batch(self._begin + (self._taken - 1) * self._ranks + self._rank, 0)
+            return Batch(self._begin + (self._taken - 1) * self._ranks + self._turn, 0)
         return replace(taken[0], arrays={name: tops for each in taken for name, tops in each.arrays.items()})
 
     def feed(self, net: Net, batch: Batch) -> int:

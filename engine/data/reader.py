@@ -50,9 +50,8 @@ class Reader:
 
     size: items. shapes: of one item's arrays, one for each top. classes: names by their labels, where the source says
     them. Order and prefetch: shuffle (a new permutation in each epoch), first (item that the training begins with),
-    owners (where the source holds the items of some ranks only: the place of this one among them, and how many they
-    are), depth (batches read ahead; 0: each when it is asked for). pairs: samples 2k and 2k + 1 of a batch go through
-    join() when both are loaded.
+    owners (where the source holds the items of some ranks only: those ranks), depth (batches read ahead; 0: each when
+    it is asked for). pairs: samples 2k and 2k + 1 of a batch go through join() when both are loaded.
     """
 
     field: ClassVar[str]  # of LayerParameter, which has batch_size
@@ -64,7 +63,7 @@ class Reader:
     classes: Sequence[str] = ()
     shuffle = False
     first = 0
-    owners: tuple[int, int] | None = None
+    owners: tuple[int, ...] | None = None
     depth = 4
     pairs = False
 

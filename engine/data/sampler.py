@@ -7,7 +7,7 @@ iteration do not depend on how many ranks there are, and a run resumes at any sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,17 +61,22 @@ class Sampler:
         ranks: int,
         start: int = 0,
         stop: int | None = None,
-        owners: tuple[int, int] | None = None,
+        owners: Sequence[int] | None = None,
+        first_rank: int = 0,
     ) -> Iterator[Share]:
         """The rank's share of each global batch from sample `start` on: endless, or up to item number `stop`, where the
         last global batch may be short and the later ranks may get less of it, or nothing.
 
-        owners: the source holds the items of some ranks only, which share them: the place of this one among them, and
-            how many they are.
+        owners: the source holds the items of these ranks only, which share them; None: of all. What has been read of it
+            before sample `start` is what they have had, if each rank in turn, from rank 0 on, has had a batch.
+        first_rank: which rank's share of a global batch is the first of it; the ranks behind it follow.
         """
-        first = start + rank * batch_size
-        among, sharing = owners or (rank, ranks)
-        begin, stride = start * sharing // ranks + among * batch_size, sharing * batch_size
+        first = start + (rank - first_rank) % ranks * batch_size
+        sharing = owners or range(ranks)
+        done, rest = divmod(start, batch_size)
+        before = sum((done - each + ranks - 1) // ranks for each in sharing)
+        place = sum((each - first_rank) % ranks < (rank - first_rank) % ranks for each in sharing)
+        begin, stride = (before + place) * batch_size + rest, len(sharing) * batch_size
         while stop is None or begin < stop:
             end = begin + batch_size if stop is None else min(begin + batch_size, stop)
             yield Share(first, self.samples(begin, end))

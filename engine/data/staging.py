@@ -47,11 +47,11 @@ _held: dict[Path, tuple[int, bool]] = {}  # copy -> descriptor that says it is i
 
 @dataclass(frozen=True)
 class Share:
-    """Which ranks read a copy together: the place of this one among them, how many they are; the host's place among the
+    """Which ranks read a copy together: the place of this one among them, and all of them; the host's place among the
     hosts, and how many those are."""
 
     rank: int = 0
-    ranks: int = 1
+    ranks: tuple[int, ...] = (0,)
     host: int = 0
     hosts: int = 1
 

@@ -56,7 +56,7 @@ class SyntheticFeeder(Feeder):
     def batch_size(self) -> int:
         return self._size
 
-    def start(self, start: int = 0) -> None:
+    def start(self, start: int = 0, first_rank: int = 0) -> None:
         self._taken = 0
 
     def take(self) -> Batch:

@@ -33,9 +33,10 @@ Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 class Evaluator:
     """A net, its data and the ranks that share the work.
 
-    Batch k of a test runs on rank k % ranks; results are summed in the order of k. So the result does not depend on the
-    number of ranks. A test of so many batches goes on where the one before it ended, as Caffe's do: `samples` is how
-    many they have read. share: the train net whose weights are tested.
+    Each batch runs on the rank after that of the one before it; results are summed in their order. So the result does
+    not depend on the number of ranks. A test of so many batches goes on where the one before it ended, as Caffe's do:
+    `samples` is how many they have read. It begins with the next rank, too: where each has a source of its own, none is
+    ahead of the others by more than a batch. share: the train net whose weights are tested.
     """
 
     def __init__(
@@ -141,19 +142,25 @@ class Evaluator:
 
     def start(self) -> None:
         """Batches flow from the sample at which the next test begins."""
-        self.feeder.start(self.samples)
+        self.feeder.start(self.samples, self._first_rank)
+
+    @property
+    def _first_rank(self) -> int:
+        """Which runs the first batch of the next test."""
+        return self.samples // (self.feeder.batch_size or 1) % self.world.size
 
     def _batches(self, iterations: int | None) -> Iterator[tuple[int, int, Outputs]]:
         """(k, samples, outputs) of this rank's batches."""
         rank, ranks = self.world.rank, self.world.size
         if iterations is None:
             self.feeder.start_epoch()
+            k = rank
             total = -(-self.feeder.size // self.feeder.batch_size)
         else:
             self.start()
+            k = (rank - self._first_rank) % ranks
             total = iterations
         with Progress("Testing", total) as progress:
-            k = rank
             while iterations is None or k < iterations:
                 batch = self.feeder.take()
                 if batch is None:

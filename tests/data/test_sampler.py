@@ -61,9 +61,34 @@ def test_an_epoch_over_ranks_is_exact(size, batch_size, ranks):
 
 
 def test_a_rank_with_its_own_items_reads_all_of_it():
-    shares = list(islice(Sampler(5, 1, False).shares(2, 1, 2, start=4, owners=(0, 1)), 3))
+    shares = list(islice(Sampler(5, 1, False).shares(2, 1, 2, start=4, owners=(1,)), 3))
     assert [[index for _, index in share.samples] for share in shares] == [[2, 3], [4, 0], [1, 2]]
     assert [share.first_sample for share in shares] == [6, 10, 14]
+
+
+@pytest.mark.parametrize("groups", [[[0], [1]], [[0], [1], [2]], [[0, 1], [2, 3]], [[0, 2], [1]], [[0, 1, 2]]])
+@pytest.mark.parametrize("count", range(1, 8))
+def test_tests_read_all_of_sources_that_some_ranks_have(groups, count):
+    """Five tests of `count` batches, each of which begins with the rank after the last one's. groups: of ranks that
+    share a source."""
+    sampler, ranks, read = Sampler(1000, 1, False), sum(map(len, groups)), [[] for _ in groups]
+    for begin in range(0, 5 * count, count):
+        for k in range(count):
+            rank = (begin + k) % ranks
+            group = next(number for number, group in enumerate(groups) if rank in group)
+            shares = sampler.shares(10, rank, ranks, 10 * begin, owners=groups[group], first_rank=begin % ranks)
+            share = next(islice(shares, k // ranks, None))
+            assert share.first_sample == 10 * (begin + k)
+            read[group] += [index for _, index in share.samples]
+    assert all(items == list(range(len(items))) for items in read) and sum(map(len, read)) == 50 * count
+
+
+def test_a_training_that_skips_items_reads_no_item_twice():
+    """Also of two ranks that share a source, while the first sample lies within a batch of another rank."""
+    for first in range(0, 90, 5):
+        shares = [next(Sampler(1000, 1, False).shares(10, rank, 4, first, owners=(0, 1))) for rank in (0, 1)]
+        (a, *_), (b, *_) = ([index for _, index in share.samples] for share in shares)
+        assert b == a + 10
 
 
 def test_keyed_random_is_uniform_and_repeats():

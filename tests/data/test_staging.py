@@ -108,7 +108,8 @@ def test_one_copies_and_the_others_wait(made, tmp_path, monkeypatch):
     found = []
     threads = [
         threading.Thread(
-            target=lambda share: found.append(copy_of(source, tmp_path / "stage", share)), args=(Share(rank, 4),)
+            target=lambda share: found.append(copy_of(source, tmp_path / "stage", share)),
+            args=(Share(rank, (0, 1, 2, 3)),),
         )
         for rank in range(4)
     ]
@@ -326,10 +327,10 @@ def test_where_no_copy_can_be(made, tmp_path, stage):
 @pytest.mark.parametrize("name", ["lmdb", "tar", "leveldb"])
 def test_parts_are_the_items_of_one_host_each(made, tmp_path, name):
     source = made(name)
-    parts = [copy_of(source, tmp_path / f"stage{host}", Share(0, 1, host, 5), part=True) for host in range(5)]
+    parts = [copy_of(source, tmp_path / f"stage{host}", Share(0, (host,), host, 5), part=True) for host in range(5)]
     assert [items(part) for part in parts] == [items(source)[host::5] for host in range(5)]
     with pytest.raises(DataError, match=r"has 12 items for 13 hosts: stage_part needs one for each"):
-        copy_of(source, tmp_path / "stage", Share(0, 1, 12, 13), part=True)
+        copy_of(source, tmp_path / "stage", Share(0, (12,), 12, 13), part=True)
 
 
 def test_ranks_of_a_host_share_its_part(made, tmp_path):
@@ -338,7 +339,7 @@ def test_ranks_of_a_host_share_its_part(made, tmp_path):
 
     def open_rank(rank):
         message = layer(source, f'shuffle: true stage: "{tmp_path}/stage{rank // 2}" stage_part: true stage_keep: true')
-        share = Share(rank % 2, 2, rank // 2, 2)
+        share = Share(rank % 2, (rank // 2 * 2, rank // 2 * 2 + 1), rank // 2, 2)
         return open_data(message, proto.TRAIN, seed=5, rank=rank, ranks=4, share=share)
 
     def keys(rank, start=0, batches=6):
@@ -361,7 +362,7 @@ def test_a_source_of_each_rank_is_not_divided_again(made, tmp_path):
     os.rename(source, f"{source}0")
     message = layer(f"{source}%#", f'stage: "{tmp_path}/stage" stage_part: true')
     with pytest.raises(ConfigError, match="a source with %# is each rank's own already: take stage_part out"):
-        open_data(message, proto.TRAIN, ranks=2, share=Share(0, 1, 0, 2))
+        open_data(message, proto.TRAIN, ranks=2, share=Share(0, (0,), 0, 2))
 
 
 def test_sizes_of_parts_add_up(image_folder, tmp_path):
@@ -370,7 +371,6 @@ def test_sizes_of_parts_add_up(image_folder, tmp_path):
     sizes = []
     for rank in range(6):
         message = layer(tmp_path / "db", f'stage: "{tmp_path}/stage{rank // 3}" stage_part: true stage_keep: true')
-        sizes.append(
-            open_data(message, proto.TRAIN, rank=rank, ranks=6, share=Share(rank % 3, 3, rank // 3, 2)).own_size
-        )
+        share = Share(rank % 3, tuple(range(rank // 3 * 3, rank // 3 * 3 + 3)), rank // 3, 2)
+        sizes.append(open_data(message, proto.TRAIN, rank=rank, ranks=6, share=share).own_size)
     assert sum(sizes) == 11 and max(sizes) == 2

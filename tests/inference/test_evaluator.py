@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from engine.comm.world import World
 from engine.config import parse_net, read_net
@@ -211,6 +212,33 @@ from tests.inference.test_evaluator import scaled_net
 from tests.solver.harness import solve
 text = "max_iter: 4 test_interval: 2 test_iter: 3 comm_param {{ drift_check: 1 }} ema: 0.9"
 solve(text, scaled_net({kind!r}), world=world())
+world().close()
+print("fine")
+"""
+    all_fine(2, program)
+
+
+@pytest.mark.mpi
+def test_tests_of_an_odd_number_of_batches_read_each_ranks_own_source_whole(tmp_path):
+    """None of its items twice before each has been read, none never."""
+    for rank in range(2):
+        for number in range(12):
+            Image.new("L", (2, 2), number).save(tmp_path / f"{rank}_{number:02d}.png")
+        (tmp_path / f"list{rank}").write_text("".join(f"{rank}_{number:02d}.png {number}\n" for number in range(12)))
+    net = f"""layer {{ name: "data" type: "ImageData" top: "data" top: "label" image_data_param {{
+        source: "{tmp_path}/list%#" root_folder: "{tmp_path}/" batch_size: 2 is_color: false }} }}"""
+    program = f"""
+import numpy as np
+from engine.comm.world import world
+from engine.config import parse_net
+from engine.inference.evaluator import Evaluator
+test, read = Evaluator(parse_net({net!r}), world()), []
+test.on_forward = lambda net, size, keys: read.extend(keys)
+labels = [test.run(3)["label"].tolist() for _ in range(4)]
+assert read == [f"{{world().rank}}_{{number:02d}}.png" for number in range(12)], read
+# The first test has two batches of rank 0, of labels 0 1 and 2 3, and one of rank 1; the second begins with rank 1's.
+np.testing.assert_allclose(labels[:2], [[(0.5 + 0.5 + 2.5) / 3], [(2.5 + 4.5 + 4.5) / 3]])
+test.close()
 world().close()
 print("fine")
 """

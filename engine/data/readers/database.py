@@ -31,7 +31,7 @@ class DatabaseReader(PairedReader):
         backend = param.DB.Name(param.backend) if param.HasField("backend") else ""
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
         path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
-        owners = (0, 1) if "%#" in param.source else None
+        owners = (request.rank,) if "%#" in param.source else None
         share = request.share
         if param.stage_part and owners:
             raise ConfigError(
@@ -43,7 +43,7 @@ class DatabaseReader(PairedReader):
             options = {"keep": param.stage_keep, "part": param.stage_part, "where": request.where}
             path = staged(path, param.stage, share, **options)
             if param.stage_part:
-                backend, owners = "", (share.rank, share.ranks)
+                backend, owners = "", share.ranks
         elif (param.stage_keep or param.stage_part) and not param.stage:
             raise ConfigError("stage_keep and stage_part need stage: the folder to copy to", request.where)
         self._source = open_source(path, request.where, param.shuffle, param.field, backend)

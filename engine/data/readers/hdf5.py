@@ -50,7 +50,7 @@ class HDF5Reader(Reader):
         self.shuffle = param.shuffle
         if self.shuffle:
             self._warn_of_chunks()
-        self.owners = (0, 1) if "%#" in param.source else None
+        self.owners = (request.rank,) if "%#" in param.source else None
         self._seed = request.seed
         rows = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
         self._transformer = self._masks = None

@@ -57,7 +57,7 @@ class ListedReader(PairedReader):
         else:
             self._open_lines(listing.bare, request.where)
         self.shuffle = listing.shuffle
-        self.owners = (0, 1) if "%#" in listing.source else None
+        self.owners = (request.rank,) if "%#" in listing.source else None
         self.first = random_first(listing.rand_skip, request)
 
     def _open_lines(self, bare: bool, where: str | None) -> None:

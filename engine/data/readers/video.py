@@ -64,7 +64,7 @@ class VideoReader(PictureReader):
         self._videos = _read_videos(self.name, request.where)
         self.size = len(self._videos)
         self.shuffle = param.shuffle
-        self.owners = (0, 1) if "%#" in param.source else None
+        self.owners = (request.rank,) if "%#" in param.source else None
         self.first = random_first(param.rand_skip, request)
         self.shapes = (self._first_stack(), ())
 
