@@ -16,6 +16,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError
 from engine.graph.build import build
 from engine.inference.evaluator import detectors_of
+from engine.report.log import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Goal:
-    """An output of a test net that is to become as high as it can, or as low.
+    """An output of a test net that is to become as high as it can, or as low; as text, what snapshots call it.
 
     field: of the solver, that names it. index: of the first test net that has it and is tested.
     """
@@ -53,6 +54,9 @@ class Goal:
         losses = {top.name for layer in layers for top, weight in zip(layer.tops, layer.loss_weights) if weight}
         self.sign = -1 if (output in losses if best_is is None else best_is == proto.LOWEST) else 1
 
+    def __str__(self) -> str:
+        return f"{'highest' if self.sign > 0 else 'lowest'} {self.output} of test net #{self.index}"
+
     def value(self, records: Sequence[TestRecord]) -> float:
         """Of a test of all nets. Raises ConfigError for an output of several values."""
         record = next(each for each in records if each.index == self.index)
@@ -64,6 +68,14 @@ class Goal:
     def gains(self, value: float, best: float | None, by: float = 0.0) -> bool:
         """Whether a value is better by more than `by` than the best so far. NaN is never better."""
         return not np.isnan(value) and (best is None or self.sign * (value - best) > by)
+
+
+def _is_another(goal: Goal | None, before: str | None) -> bool:
+    """Whether a snapshot's values are of another goal than this run has, which is logged."""
+    if goal is None or before in (None, str(goal)):  # an old state does not name its goal
+        return False
+    log(f"{goal.field} goes by the {goal}, and the snapshot by the {before}: what is best is sought anew")
+    return True
 
 
 def _least_values(graph: Graph, output: str) -> int:
@@ -99,6 +111,17 @@ class Goals:
         except ConfigError as error:
             raise ConfigError(str(error), self._place(field)) from None
 
+    def take_up(self, state: GoalsState) -> None:
+        """From a snapshot: forgets values of another goal than this run's, with which its own cannot be compared."""
+        new_best = _is_another(self.best, state.best_goal)
+        if new_best:
+            state.best_value = state.best_iteration = state.best_goal = None
+        if new_stopping := _is_another(self.stopping, state.stopping_goal):
+            state.stopping_value = state.tests_without_gain = state.stopping_goal = None
+        # Of a test that is repeated, early_stopping would count again what it has seen.
+        if new_stopping or (new_best and not self.stopping):
+            state.last_judged = None
+
     def judge(self, state: GoalsState, iteration: int, records: Sequence[TestRecord]) -> bool:
         """After a test of all nets: whether its weights are the best so far. A test that a resumed run repeats counts
         once. Raises ConfigError for an output of several values."""
@@ -107,9 +130,9 @@ class Goals:
         state.last_judged = iteration
         best = False
         if self.best and self.best.gains(value := self._value(self.best, records), state.best_value):
-            state.best_value, state.best_iteration, best = value, iteration, True
+            state.best_value, state.best_iteration, state.best_goal, best = value, iteration, str(self.best), True
         if self.stopping:
-            value = self._value(self.stopping, records)
+            value, state.stopping_goal = self._value(self.stopping, records), str(self.stopping)
             if self.stopping.gains(value, state.stopping_value, self._min_delta):
                 state.stopping_value, state.tests_without_gain = value, 0
             else:

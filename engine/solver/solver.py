@@ -234,6 +234,7 @@ class Solver:
             evaluator.samples = samples
         if self.world.broadcast_object(Path(path) == self.snapshots.names(saved.iteration)[1]):  # names may have ranks
             self._restored_at = saved.iteration
+        self.goals.take_up(self.state.goals)
         self.find_best()
         if self._tuner:
             self._tuner.restore(saved.tuned, saved.ranks, path)
@@ -245,7 +246,7 @@ class Solver:
         if best.best_iteration is not None and not (self.goals.best and self.snapshots.find_best(best.best_iteration)):
             if self.goals.best:
                 log(f"The best weights, of iteration {best.best_iteration}, are not there: the next test is the best")
-            best.best_value = best.best_iteration = None
+            best.best_value = best.best_iteration = best.best_goal = None
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""

@@ -26,6 +26,8 @@ class GoalsState:
     stopping_value: float | None = None
     tests_without_gain: int | None = None
     last_judged: int | None = None
+    best_goal: str | None = None
+    stopping_goal: str | None = None
 
 
 @dataclass

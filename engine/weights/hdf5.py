@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _DATA, _HISTORY = "data", "history"
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")  # of a blob in its layer
-_TEXT_FIELDS = ("learned_net", "digest", "begun_from", "kernels", "tuned")
+_TEXT_FIELDS = ("learned_net", "digest", "begun_from", "kernels", "tuned", "best_goal", "stopping_goal")
 _FLOAT_FIELDS = ("minimum_loss", "last_rate", "ema", "best_value", "stopping_value")
 _INT32_FIELDS = ("iter", "current_step", "iter_last_event")  # Caffe reads these as int
 

@@ -39,6 +39,8 @@ class SolverState:
     stopping_value: float | None = None  # the best of the output that early_stopping names
     tests_without_gain: int | None = None  # since then
     last_judged: int | None = None  # the iteration of the last test that the two have seen
+    best_goal: str | None = None  # what best_value is: see engine.solver.goals.Goal
+    stopping_goal: str | None = None  # the same of stopping_value
     kept_snapshots: list[int] = field(default_factory=list)  # iterations of the run's other snapshots that were there
 
 

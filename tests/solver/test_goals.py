@@ -18,6 +18,7 @@ from engine.report.observer import Observer
 from engine.report.summary import Summary
 from engine.solver.solver import Solver
 from engine.solver.stages import check_stages
+from engine.solver.state import GoalsState
 from engine.watchdog import board
 from engine.weights import SolverState, read_caffemodel, read_solverstate, write_solverstate
 from tests.mpi import run_ranks
@@ -223,6 +224,44 @@ def test_best_weights_that_are_gone_are_sought_anew(tmp_path, caplog):
     assert state.best_value == max(value for at, value in seen.values.items() if at < 40)
 
 
+def test_a_run_that_goes_on_by_another_output_seeks_the_best_anew(tmp_path, caplog):
+    """With the same output, and from a state of before, which does not name it, it goes on with what it knows."""
+    caplog.set_level("INFO", "engine")
+    text = TESTS + 'max_iter: %d base_lr: 0 snapshot_best: "%s" early_stopping { patience: 3 }'
+    solver, _ = watched(text % (40, "loss"), tmp_path)
+    restore = tmp_path / "net_iter_15.solverstate"
+    state = read_solverstate(restore)
+    assert solver.iteration == state.iteration == 15
+    assert state.best_goal == state.stopping_goal == "lowest loss of test net #0"
+    assert watched(text % (40, "loss"), tmp_path, restore=restore)[0].iteration == 15
+    assert "sought anew" not in caplog.text
+    later, seen = watched(text % (40, "accuracy"), tmp_path, restore=restore)
+    for field in ("snapshot_best", "early_stopping"):
+        told = "goes by the highest accuracy of test net #0, and the snapshot by the lowest loss of test net #0"
+        assert f"{field} {told}" in caplog.text
+    assert later.iteration == 30 and list(seen.values) == [15, 20, 25, 30]
+    assert (tmp_path / "net_best.caffemodel").resolve().name == "net_iter_15_best.caffemodel"
+    assert later.state.goals.best_value == seen.values[15] < 0.5
+    state.best_goal = state.stopping_goal = None
+    write_solverstate(restore, state)
+    assert watched(text % (40, "accuracy"), tmp_path, restore=restore)[0].iteration == 15
+
+
+@pytest.mark.parametrize(
+    "best, stopping, known", [("loss", "loss", 5), ("accuracy", "loss", 5), ("loss", "accuracy", None)]
+)
+def test_each_goal_is_taken_up_by_itself(tmp_path, best, stopping, known):
+    """A repeated test counts once for early_stopping, whose output stays, also where that of the best does not."""
+    text = TESTS + 'snapshot_best: "%s" early_stopping { output: "%s" }'
+    goals = make_solver(text % (best, stopping), digits_net(), tmp_path).goals
+    loss = "lowest loss of test net #0"
+    state = GoalsState(0.5, 5, 0.5, 2, last_judged=5, best_goal=loss, stopping_goal=loss)
+    goals.take_up(state)
+    assert (state.best_value, state.best_iteration) == ((0.5, 5) if best == "loss" else (None, None))
+    assert (state.stopping_value, state.tests_without_gain) == ((0.5, 2) if stopping == "loss" else (None, None))
+    assert state.last_judged == known
+
+
 def test_snapshots_under_another_prefix_are_another_runs(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -357,6 +396,8 @@ def test_the_state_is_written_and_read(tmp_path, suffix):
         stopping_value=-2.5,
         tests_without_gain=2,
         last_judged=4,
+        best_goal="lowest loss of test net #0",
+        stopping_goal="highest accuracy of test net #1",
         kept_snapshots=[1, 3],
     )
     write_solverstate(path, state)
