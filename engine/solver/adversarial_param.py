@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engine import proto
 from engine.solver.resolve import in_epochs
+from engine.solver.update import find_rule
 
 Complaint = tuple[str, str]  # field, what is wrong with it
 
@@ -122,9 +123,12 @@ def of_discriminator(param: proto.SolverParameter) -> proto.SolverParameter:
         result.ClearField(field.name)
     if param.HasField("max_iter") and not other.HasField("max_iter"):
         result.max_iter = updates_of_discriminator(param, param.max_iter)
-    if other.HasField("type") and not other.HasField("momentum"):
-        result.ClearField("momentum")  # which not every type has
     result.MergeFrom(other)
+    rule = find_rule(result)
+    if rule and "momentum" not in rule.constants:  # the solver's own is for a type that has one
+        result.ClearField("momentum_policy")
+        if not other.HasField("momentum"):
+            result.ClearField("momentum")
     result.iter_size = 2
     if result.clip_gradients > 0:
         result.clip_gradients *= 2

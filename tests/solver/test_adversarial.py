@@ -236,6 +236,23 @@ def test_gradients_of_the_discriminator_are_clipped_as_the_mean_of_two_passes(tm
     solver.close()
 
 
+@pytest.mark.parametrize(
+    "fields, momentum, policy",
+    [
+        ('type: "SGD" base_lr: 0.02', 0.5, "poly"),
+        ('type: "Adam"', 0.5, "poly"),
+        ('type: "SGD" momentum: 0.25', 0.25, "poly"),
+        ('type: "RMSProp"', 0, "fixed"),
+    ],
+)
+def test_the_discriminator_has_the_solvers_momentum_if_its_type_has_any(tmp_path, fields, momentum, policy):
+    overrides = ["momentum_policy=poly", "max_momentum=0.5"]
+    solver = make(tmp_path, f"discriminator_solver {{ {fields} }}", overrides=overrides)
+    assert solver.opponent.param.momentum == momentum and solver.opponent.param.momentum_policy == policy
+    assert solver.opponent.momentum(0, 0.01) == momentum and solver.optimizer.momentum(0, 0.01) == 0.5
+    solver.close()
+
+
 def test_fewer_ranks_cannot_hold_the_batch(tmp_path):
     config = read_solver(write(tmp_path))
     with pytest.raises(ConfigError, match=r"1 rank of batch_size 16 cannot hold .* of 48, .* ranks that can: 3, 4, "):
