@@ -54,8 +54,14 @@ class _Solver(EngineSolver):
     def apply_update(self) -> None:
         """The update of an iteration, of gradients that are there; its loss is that of the last forward."""
         self.state.recent_loss.append(self._loss())
+        iteration = self.iteration
+        if self.average:
+            self.optimizer.wait()
+            self.average.catch_up()
         with self.optimizer.update(self.state, self.samples_per_iteration):
             self.optimizer.release()
+        if self.average:
+            self.average.step(iteration)
 
     def rebuild_net(self, config: NetConfig) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""

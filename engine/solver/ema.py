@@ -42,7 +42,7 @@ class WeightAverage:
         self.begun = False
 
     def step(self, iteration: int) -> None:
-        """After the backward pass of an iteration."""
+        """After the backward pass of an iteration, with the first of which the average begins: see `begun`."""
         share = np.float32(1 - min(self.decay, iteration / (iteration + _EARLY)))
         for parameter, average in self._statistics.items():
             _approach(average, self._tensors[parameter].get(), share)
@@ -100,9 +100,9 @@ class WeightAverage:
 
     # Snapshots
 
-    def start_over(self) -> None:
-        """On every rank, when rank 0 has read a snapshot: what was due is of weights that are gone."""
-        self.begun, self._due = True, None
+    def start_over(self, iteration: int) -> None:
+        """On every rank, when rank 0 has read a snapshot of an iteration: what was due is of weights that are gone."""
+        self.begun, self._due = iteration > 0, None
 
     def to_blobs(self, wholes: dict[Parameter, np.ndarray]) -> list[np.ndarray]:
         """As History.to_blobs(). wholes: of the parameters that this rank has a part of."""

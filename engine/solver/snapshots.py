@@ -104,7 +104,7 @@ class Snapshots:
             whole, histories = sharding.whole_weights(), history.wholes()
         else:
             whole, histories = divided.weights(), divided.histories(history)
-        averages = self._write_average(state, model) if self._average and state.iteration else []
+        averages = self._write_average(state, model) if self._average and self._average.begun else []
         if self._world.rank == 0:
             net, content = self._optimizer.net, hashlib.sha256()
             lock_prefix(self.prefix())
@@ -128,7 +128,7 @@ class Snapshots:
     def write_best(self, iteration: int) -> list[str]:
         """Collective. Writes what a test has just scored, the weights or their average, and returns the files that it
         takes the place of, which have been removed. Raises EngineError."""
-        average = self._average if iteration else None  # which begins with the first update
+        average = self._average if self._average and self._average.begun else None
         net, path = self._optimizer.net, self.best_name(iteration)
         self._world.board.enter(board.SNAPSHOT)
         if average:
@@ -196,7 +196,7 @@ class Snapshots:
         elif self._optimizer.sharding:
             self._optimizer.history.from_blobs(None, path)
         if self._average:
-            self._average.start_over()  # rank 0's values are sent to all
+            self._average.start_over(state.iteration)  # rank 0's values are sent to all
         self._optimizer.weights_are_read()
         self.kept.restore(path, state)
         return state

@@ -13,7 +13,7 @@ import engine.caffe as caffe
 from engine.caffe import mode
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.solver.update import solver_types
-from engine.weights import read_caffemodel
+from engine.weights import read_caffemodel, read_solverstate
 from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
@@ -287,6 +287,32 @@ def test_updates_by_hand(text, tmp_path):
         its.plateau.iter_last_event,
     )
     np.testing.assert_allclose(by_hand.net.params["ip"][0].data, stepped.net.params["ip"][0].data, rtol=1e-5, atol=1e-6)
+
+
+def test_updates_by_hand_are_averaged(tmp_path):
+    """As those of step() are, also when the two take turns; before the first there is no average."""
+    found = []
+    for name, by_hand in (("a", 6), ("b", 0), ("c", 3)):
+        (tmp_path / name).mkdir()
+        solver = with_input(caffe.SGDSolver(write(tmp_path / name, PLAIN_SGD + " ema: 0.7", INPUT_NET)))
+        solver.snapshot()
+        for _ in range(by_hand):
+            solver.net.clear_param_diffs()
+            solver.net.forward()
+            solver.net.backward()
+            solver.apply_update()
+        if by_hand < 6:
+            solver.step(6 - by_hand)
+        solver.snapshot()
+        assert not (tmp_path / name / "x_iter_0_ema.caffemodel").exists()
+        assert read_solverstate(tmp_path / name / "x_iter_0.solverstate").ema is None
+        average, weights = (
+            read_caffemodel(tmp_path / name / f"x_iter_6{kind}.caffemodel")["ip"] for kind in ("_ema", "")
+        )
+        assert np.abs(average[0] - weights[0]).max() > 0.01 and average[0].any()
+        found.append(average[0])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[2], found[1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_script_s_plateau_lowers_the_rate(tmp_path):
