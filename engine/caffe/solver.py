@@ -27,7 +27,7 @@ from engine.host.interrupts import undisturbed, whole
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Net as EngineNet
 from engine.solver.model_parallel import ModelParallel
-from engine.solver.schedules import policies
+from engine.solver.schedules import need_max_iter
 from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
@@ -277,8 +277,8 @@ def _refusal(divided: ModelParallel) -> str:
 
 
 def _leave_open(config: SolverConfig) -> None:
-    """A script that steps need not say how often: solve() then does nothing, as in Caffe. A rate may need it."""
-    if "max_iter" not in policies().get(config.message.lr_policy, ()):
+    """A script that steps need not say how often: solve() then does nothing, as in Caffe. Schedules may need it."""
+    if not need_max_iter(config.message):
         config.message.max_iter = 0
 
 

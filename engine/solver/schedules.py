@@ -64,6 +64,13 @@ def policies() -> dict[str, tuple[str, ...]]:
     return {name: each.required for name, each in _policies.items()}
 
 
+def need_max_iter(param: proto.SolverParameter) -> bool:
+    """Whether one of a solver's schedules goes by the length of the run."""
+    named = (param.lr_policy, param.weight_decay_schedule.policy)
+    nvidias = (param.momentum_policy, param.weight_decay_policy)
+    return "poly" in nvidias or any("max_iter" in policies().get(name, ()) for name in named)
+
+
 def left_out(param: proto.SolverParameter) -> Iterator[str]:
     """What a rate is without the usual fields of its policy, which Caffe takes as 0, or as none."""
     known = _policies.get(param.lr_policy)
@@ -208,11 +215,12 @@ WEIGHT_DECAY_POLICIES = ("fixed", "poly")
 
 
 def _poly_from_to(param: proto.SolverParameter, field: str, last: float, power: float) -> Rate | None:
-    """NVIDIA's policy "poly" of a field; None if it has another."""
+    """NVIDIA's policy "poly" of a field; None if it has another. Beyond max_iter, to which programs may step, it
+    stays."""
     if getattr(param, f"{field}_policy") != "poly":
         return None
     first, iterations = getattr(param, field), max(1, param.max_iter)
-    return lambda iteration: first + (last - first) * (iteration / iterations) ** power
+    return lambda iteration: first + (last - first) * min(1.0, iteration / iterations) ** power
 
 
 class BatchGrowth:

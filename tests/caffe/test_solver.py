@@ -74,8 +74,20 @@ def test_a_script_that_steps_need_not_say_how_often(tmp_path):
     assert solver.iter == 3 and (solver.net.params["ip"][0].data != before).any()
     solver.solve()
     assert solver.iter == 3
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        'lr_policy: "poly" power: 1',
+        'lr_policy: "fixed" momentum: 0.5 momentum_policy: "poly"',
+        'lr_policy: "fixed" weight_decay_policy: "poly" max_weight_decay: 0.1',
+        'lr_policy: "fixed" weight_decay: 0.1 weight_decay_schedule { policy: "cosine" }',
+    ],
+)
+def test_a_schedule_over_the_run_needs_its_length(schedule, tmp_path):
     with pytest.raises(ConfigError, match="max_iter is missing"):
-        caffe.SGDSolver(write(tmp_path, 'base_lr: 0.5 lr_policy: "poly" power: 1', INPUT_NET))
+        caffe.SGDSolver(write(tmp_path, f"base_lr: 0.5 {schedule}", INPUT_NET))
 
 
 @pytest.mark.parametrize(("first", "second", "rate"), [("", "lr_mult: 3", 1.5), ("lr_mult: 2", "", 1), ("", "", 0.5)])

@@ -279,12 +279,14 @@ def test_quadratic_warm_up():
 def test_momentum(text, expected):
     momentum = Momentum(parse_solver(f"max_iter: 100 momentum: 0.5 {text}").message)
     assert [momentum(i, 0.04) for i in range(100)] == pytest.approx([expected(i) for i in range(100)])
+    assert momentum(1000, 0.04) == pytest.approx(expected(100))  # a program may step further
 
 
 def test_weight_decay_policy():
     text = 'max_iter: 100 weight_decay: 0.25 weight_decay_policy: "poly" max_weight_decay: 0.5 weight_decay_power: 2'
     decay = WeightDecay(parse_solver(text).message)
     assert [decay(i) for i in range(100)] == pytest.approx([0.25 + 0.25 * (i / 100) ** 2 for i in range(100)])
+    assert decay(1000) == 0.5
 
 
 @pytest.mark.parametrize(
