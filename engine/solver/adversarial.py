@@ -95,11 +95,13 @@ class AdversarialSolver(Solver):
         adversarial = self.param.adversarial
         if self.iteration % adversarial.generator_steps:
             return super()._forward(micro, first_sample)
+        # Passes that make samples, in all stages: one in each of the generator's other iterations, too.
+        before = self.first_sample // self.calendar.batch + self.iteration * adversarial.discriminator_steps
         for turn in range(adversarial.discriminator_steps):
             if turn:
                 with self._recorder.wait("data"):
                     first_sample = self.feeder.next(self.net)
-            counters = Counters(self.iteration, first_sample, self.opponent_state.iteration)
+            counters = Counters(self.iteration, first_sample, before + turn)
             with self._naming_data():
                 self.net.run_forward(counters, self._making)
             self._teach(counters)

@@ -236,6 +236,33 @@ def test_gradients_of_the_discriminator_are_clipped_as_the_mean_of_two_passes(tm
     solver.close()
 
 
+@pytest.mark.parametrize("steps", ["generator_steps: 2", "generator_steps: 3", "discriminator_steps: 3", ""])
+def test_no_noise_is_drawn_twice(tmp_path, steps):
+    """Of whole batches, in turns of the discriminator and between them; and a run that goes on draws what it would."""
+    generator = GENERATOR.replace(" per_sample: true", "").replace("dim: 1 dim: 16", "dim: 16 dim: 16")
+
+    def drawn(restore: str = "") -> list[float]:
+        solver = make(tmp_path, steps, generator=generator, overrides=["max_iter=7", "snapshot=4"])
+        run_forward, noise, seen = solver.net.run_forward, solver.net.blobs["noise"].tensor, []
+
+        def watched(counters, *layers):
+            run_forward(counters, *layers)
+            if layers != (solver._judging,):
+                seen.append(float(noise.get().ravel()[0]))
+
+        solver.net.run_forward = watched
+        if restore:
+            solver.restore(str(tmp_path / restore))
+        assert solver.solve()
+        solver.close()
+        return seen
+
+    seen = drawn()
+    each = 3 if "discriminator" in steps else 1
+    assert len(seen) == len(set(seen)) == 7 * each
+    assert drawn("solver_iter_4.solverstate") == seen[4 * each :]
+
+
 @pytest.mark.parametrize(
     "fields, momentum, policy",
     [
