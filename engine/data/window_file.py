@@ -63,7 +63,8 @@ def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[s
         raise DataError("window_data_param.source is missing", where)
     lines = _Lines(path, read_text(path, where))
     pictures: list[str] = []
-    of_pictures, labels, overlaps, boxes = array("i"), array("i"), array("d"), array("i")
+    # Overlaps of 32 bits, as Caffe's: of 64, the 0.6 of a line would be less than a threshold of 0.6, which has 32.
+    of_pictures, labels, overlaps, boxes = array("i"), array("i"), array("f"), array("i")
     while lines.left:
         lines.read("`# number of a picture`", lambda line: line.index("#", 0, 1))
         pictures.append(root_folder + lines.read("the path of a picture", _name))

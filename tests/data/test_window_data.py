@@ -68,7 +68,7 @@ def only_window(folder, line, window="", transform="crop_size: 8"):
 def test_the_list(pictures):
     paths, windows = read_windows(str(pictures / "windows.txt"), "x/", None)
     assert paths == ["x/a.png", "x/b.png"]
-    assert windows[0] == Window(0, 5, 0.9, (2, 3, 9, 10)) and windows[-1].picture == 1 and len(windows) == 4
+    assert windows[0] == Window(0, 5, np.float32(0.9), (2, 3, 9, 10)) and windows[-1].picture == 1 and len(windows) == 4
 
 
 def test_a_long_list_takes_little_memory(tmp_path):
@@ -90,6 +90,17 @@ def test_a_batch_is_background_then_foreground(pictures):
     assert np.array_equal(data, again[0]) and keys == again[2]
     other = first_batch(layer_of(pictures), seed=2)
     assert keys != other[2]
+
+
+@pytest.mark.parametrize("threshold", np.arange(1, 20) / 20)
+def test_an_overlap_of_the_threshold_is_foreground(pictures, threshold):
+    """As in Caffe, also where its nearest number of 32 bits is above that of 64: 0.6."""
+    head, lines = "# 0\na.png\n3\n12\n16\n", f"5 {threshold} 2 3 9 10\n"
+    below = np.nextafter(np.float32(threshold), np.float32(0))
+    (pictures / "windows.txt").write_text(f"{head}2\n{lines}6 {below:.9g} 2 3 9 10\n")
+    text = f"fg_fraction: 0.5 fg_threshold: {threshold} bg_threshold: {threshold}"
+    _, labels, _ = first_batch(layer_of(pictures, text))
+    assert labels == [0] * 4 + [5] * 4
 
 
 def test_a_window_of_the_crops_size_is_cut_out(pictures):
