@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine import proto
-from engine.solver.resolve import in_epochs
+from engine.solver.resolve import LENGTHS, in_epochs, is_given
 from engine.solver.update import find_rule
 
 Complaint = tuple[str, str]  # field, what is wrong with it
@@ -121,6 +121,9 @@ def of_discriminator(param: proto.SolverParameter) -> proto.SolverParameter:
     result.CopyFrom(param)
     for field, _ in other.ListFields():  # a list takes the place of the other's
         result.ClearField(field.name)
+    for epochs, iterations in LENGTHS.items():  # which say the same thing
+        if is_given(other, iterations):
+            result.ClearField(epochs)
     if param.HasField("max_iter") and not other.HasField("max_iter"):
         result.max_iter = updates_of_discriminator(param, param.max_iter)
     result.MergeFrom(other)

@@ -280,6 +280,14 @@ def test_the_discriminator_has_the_solvers_momentum_if_its_type_has_any(tmp_path
     solver.close()
 
 
+def test_the_discriminators_iterations_take_the_place_of_the_solvers_epochs(tmp_path):
+    text = SOLVER.replace("max_iter: 20", "max_epoch: 0.1 warmup_epoch: 0.05")
+    solver = make(tmp_path, "discriminator_solver { max_iter: 500 warmup_iter: 3 }", solver=text)
+    assert (solver.opponent.param.max_iter, solver.opponent.param.warmup_iter) == (500, 3)
+    assert solver.param.max_iter < 20 and solver.param.warmup_iter > 3
+    solver.close()
+
+
 def test_fewer_ranks_cannot_hold_the_batch(tmp_path):
     config = read_solver(write(tmp_path))
     with pytest.raises(ConfigError, match=r"1 rank of batch_size 16 cannot hold .* of 48, .* ranks that can: 3, 4, "):
