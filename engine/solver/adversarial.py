@@ -64,7 +64,8 @@ class AdversarialSolver(Solver):
             for real in (True, False)
         }
         self._scored = self.discriminator.blobs[LOSS].tensor
-        self.judged = {True: 0.0, False: 0.0}  # what the scores of the last real and made samples lost, on this rank
+        # What the scores of the last real and made samples lost, on this rank, once the discriminator has had a turn.
+        self.judged: dict[bool, float] = {}
 
     def _other_optimizers(self) -> list[Optimizer]:
         """The discriminator's, which counts its own updates."""
@@ -84,6 +85,7 @@ class AdversarialSolver(Solver):
 
     def restore(self, path: str) -> None:
         super().restore(path)
+        self.judged.clear()  # of other samples
         state = self.opponent_state
         state.iteration = updates_of_discriminator(self.param, self.iteration)
         if state.iteration:
@@ -141,10 +143,11 @@ class AdversarialSolver(Solver):
             check_loss(loss, self.iteration, net, self.feeder.describe_batch())
 
     def _figures(self) -> Figures:
-        """With what the discriminator's scores lose, as means over the ranks."""
+        """With what the discriminator's scores lose, as means over the ranks; not before its first turn of a run that
+        goes on between two of them."""
         figures = super()._figures()
         names = {"discriminator_loss_real": True, "discriminator_loss_made": False}
-        outputs = {name: np.array([self.judged[real]]) for name, real in names.items()}
+        outputs = {name: np.array([self.judged[real]]) for name, real in names.items() if real in self.judged}
         for values in outputs.values():
             self.world.allreduce(values)
             values /= self.world.size

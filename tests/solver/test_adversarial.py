@@ -543,6 +543,27 @@ def test_the_log_shows_both_losses(tmp_path, caplog):
         assert len([text for text in caplog.messages if line in text]) == 2
 
 
+def test_a_run_that_goes_on_shows_no_losses_before_the_discriminators_turn(tmp_path):
+    text = ["max_iter=7", "snapshot=4"]
+    whole = make(tmp_path, "generator_steps: 3", overrides=text)
+    assert whole.solve()
+    whole.close()
+    solver = make(tmp_path, "generator_steps: 3", overrides=text)
+    for _ in range(2):  # also from a snapshot of its own past
+        solver.restore(str(tmp_path / "solver_iter_4.solverstate"))
+        solver.share_weights()
+        solver.feeder.start(solver.state.samples_seen)
+        shown = []
+        for _ in range(3):
+            solver.step()
+            shown.append({name for name in solver._figures().outputs if name.startswith("discriminator")})
+        assert shown == [set(), set(), {"discriminator_loss_real", "discriminator_loss_made"}]
+        assert solver.judged == whole.judged
+        solver.feeder.stop()
+    solver.feeder.close()
+    solver.close()
+
+
 def test_fields_of_either_net_can_be_set(tmp_path):
     overrides = ["layer[g1].inner_product_param.num_output=64", "layer[g_shape].reshape_param.shape.dim=0,4,4,4"]
     solver = make(tmp_path, overrides=[*overrides, "layer[d1].convolution_param.num_output=24"])
