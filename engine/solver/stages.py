@@ -59,7 +59,10 @@ def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
             if found == length:
                 instead = now.max_iter
             elif every and not found % every:
-                instead = min(found // every * now.snapshot, now.max_iter)
+                instead = found // every * now.snapshot
+                instead = min(instead, now.max_iter) if length else instead
+            elif now.max_epoch or now.snapshot_epoch:  # of which the whole iterations count: see Calendar.iterations()
+                instead = max(1, found // divisor)
             else:
                 instead = divided(found, divisor)
             config.message.weights[number] = path.replace(f"_iter_{found}", f"_iter_{instead}")

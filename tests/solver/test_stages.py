@@ -214,6 +214,22 @@ def test_a_shortened_branch_begins_where_the_shortened_stage_has_a_snapshot(tmp_
     check_stages(configs, World())
 
 
+@pytest.mark.parametrize(
+    ("one", "begins", "shortened"),
+    [
+        ("max_epoch: 1.4", 125, 12),  # at its end
+        ("max_epoch: 2.5 snapshot_epoch: 1.4", 125, 12),
+        ("max_iter: 200 snapshot_epoch: 1.4", 125, 12),
+        ("max_epoch: 2.5 snapshot: 70", 140, 14),
+    ],
+)
+def test_a_shortened_branch_begins_where_epochs_end(tmp_path, one, begins, shortened):
+    branch = f'max_iter: 10 base_lr: 0.01 lr_policy: "fixed" weights: "{{folder}}/one_iter_{begins}.caffemodel"'
+    solvers = files(tmp_path, one=f'base_lr: 0.01 lr_policy: "fixed" {one}', two=branch, three="", four="")
+    assert train("--solver", solvers, "--shorten", "10") == 0
+    assert (tmp_path / f"one_iter_{shortened}.caffemodel").exists() and (tmp_path / "two_iter_1.caffemodel").exists()
+
+
 BAD = {
     "no snapshot": (
         {"three": STAGES["three"].replace("one_iter_4", "one_iter_3")},
