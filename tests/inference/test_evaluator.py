@@ -111,7 +111,7 @@ def test_an_output_that_only_happens_to_be_as_long_as_the_batch(as_ensemble, tmp
 def test_layers_of_python_are_made_once(tmp_path, monkeypatch):
     """The code of a user is not run again to learn what grows with the batch."""
     (tmp_path / "made.py").write_text(
-        "import caffe\n"
+        "import engine.caffe as caffe\n"
         "MADE = []\n"
         "class Copy(caffe.Layer):\n"
         "    def setup(self, bottom, top): MADE.append(self)\n"
