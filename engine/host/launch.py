@@ -18,6 +18,7 @@ from pathlib import Path
 import engine
 from engine.errors import CommError
 
+RANKS_A_CORE = 32  # of more, each of which is a process that imports and computes, a host does not come back
 LAUNCHER_KILLS_AFTER = 1.0  # seconds: before, rank 0 has printed what all ranks would
 
 
@@ -110,7 +111,14 @@ def own_command(*arguments: str) -> list[str]:
 
 
 def command_for(ranks: int, arguments: Sequence[str]) -> list[str]:
-    """To run `engine arguments...` on so many ranks of this host. Raises CommError where that needs mpiexec."""
+    """To run `engine arguments...` on so many ranks of this host. Raises CommError where that needs mpiexec, and for
+    more ranks than the host can bear."""
+    cores = len(os.sched_getaffinity(0))
+    if ranks > RANKS_A_CORE * cores:
+        raise CommError(
+            f"{ranks} ranks on one host of {cores} cores: expected {RANKS_A_CORE * cores} at most; a cluster's launcher "
+            "starts more, as in mpiexec -n N engine train"
+        )
     command = own_command(*arguments)
     if ranks == 1:
         return command

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from engine.errors import CommError
+from engine.host import launch
 from engine.host.launch import own_command
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.solver.harness import digits_net
@@ -59,3 +61,10 @@ def test_it_starts_itself_also_where_python_does_not_find_it(tmp_path):
 def test_nothing_in_engine_starts_python_with_a_module_option():
     found = [path for path in (REPO / "engine").rglob("*.py") if '"-m"' in path.read_text()]
     assert found == []
+
+
+def test_a_host_is_not_flooded_with_ranks():
+    most = launch.RANKS_A_CORE * len(os.sched_getaffinity(0))
+    assert str(most) in launch.command_for(most, ["train"])
+    with pytest.raises(CommError, match=f"{most + 1} ranks on one host .*: expected {most} at most"):
+        launch.command_for(most + 1, ["train"])
