@@ -6,8 +6,10 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -105,14 +107,23 @@ def atomic_write(path: str | os.PathLike, digest: _Hash | None = None) -> Iterat
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator[Path]:
-    """atomic_write() for writers that open a file themselves: yields the name to write to."""
+    """atomic_write() for writers that open a file themselves: yields the name to write to.
+
+    A device or a pipe, such as /dev/null, is not replaced, but gets what was written as a whole.
+    """
     path = Path(path)
-    temporary = unfinished(path, "tmp")
+    into = _is_stream(path)
+    temporary = unfinished(Path(tempfile.gettempdir(), path.name) if into else path, "tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
             if digest is not None:  # here, for the file of that name may be another run's afterwards
                 take_in(file, digest)
+            if into:
+                file.seek(0)
+                with open(path, "wb") as stream:
+                    shutil.copyfileobj(file, stream)
+                return
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
@@ -121,6 +132,17 @@ def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterato
     finally:
         with contextlib.suppress(OSError, ValueError):  # of a folder that is gone or read-only: told above
             temporary.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path leads to a device or a pipe, or is a name of an open file, as /dev/stdout is."""
+    try:
+        mode = path.stat().st_mode
+        if path.is_symlink() and os.path.realpath(path.parent).startswith(("/dev", "/proc")):
+            return True
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
 
 def unfinished(path: Path, kind: str) -> Path:
@@ -146,6 +168,10 @@ def check_writable(path: str | os.PathLike) -> None:
     """Raises EngineError where atomic_write() would: better before hours of work than after."""
     path = Path(path)
     try:
+        if _is_stream(path):
+            if not os.access(path, os.W_OK):
+                raise EngineError("cannot be written: no permission", str(path))
+            return
         if path.is_dir():
             raise EngineError("cannot be written: it is a folder", str(path))
         if not path.parent.is_dir():

@@ -115,9 +115,10 @@ def command_for(ranks: int, arguments: Sequence[str]) -> list[str]:
     more ranks than the host can bear."""
     cores = len(os.sched_getaffinity(0))
     if ranks > RANKS_A_CORE * cores:
+        most = RANKS_A_CORE * cores
         raise CommError(
-            f"{ranks} ranks on one host of {cores} cores: expected {RANKS_A_CORE * cores} at most; a cluster's launcher "
-            "starts more, as in mpiexec -n N engine train"
+            f"{ranks} ranks on one host of {cores} cores: expected {most} at most; a cluster's launcher starts "
+            "more, as in mpiexec -n N engine train"
         )
     command = own_command(*arguments)
     if ranks == 1:

@@ -16,7 +16,10 @@ LARGEST = 2**31 - 1  # of the schema's int32
 
 
 def comma_separated(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+    words = [word for word in text.split(",") if word]
+    if not words:  # such as a shell's variable that is not set
+        raise argparse.ArgumentTypeError(f"expected at least one, separated by commas, got {printable(repr(text))}")
+    return words
 
 
 def whole(text: str, wanted: str, low: int, high: int = LARGEST) -> int:

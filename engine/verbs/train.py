@@ -97,7 +97,10 @@ def _add_start(parser: ArgumentParser) -> None:
         "there is none, start as without this flag",
     )
     parser.add_argument(
-        "--ranks", type=positive, metavar="N", help="start N ranks on this host, at most 32 a core, by the mpiexec found there"
+        "--ranks",
+        type=positive,
+        metavar="N",
+        help="start N ranks on this host, at most 32 for each core, by the mpiexec found there",
     )
     parser.add_argument(
         "--max_restarts",
