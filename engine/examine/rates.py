@@ -38,6 +38,7 @@ LEFT_OUT = (
     *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
     *("stepsize", "stepvalue", "stagelr", "stageiter", "plateau_winsize", "cycle_iter", "cycle_mult", "power"),
     *("rampup_interval", "rampup_lr", "batch_growth", "weight_decay_schedule", "momentum_correction"),
+    "weight_decay_policy",
     *("snapshot", "snapshot_prefix", "snapshot_keep", "test_initialization", "display", "average_loss", "ema"),
 )
 
@@ -178,6 +179,8 @@ def _range_test(config: SolverConfig, lowest: float, highest: float, iterations:
     param.CopyFrom(config.message)
     for field in LEFT_OUT:
         param.ClearField(field)
+    if param.momentum_policy == "poly":  # over the whole run, as weight_decay_policy
+        param.ClearField("momentum_policy")
     leave_tests_out(param)
     for message, _, epochs, _ in twins(param):
         if message is param:

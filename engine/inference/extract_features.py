@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -43,6 +44,8 @@ def extract_features(
     if archive is None:
         if len(outputs) != len(blobs):
             raise ConfigError(f"{len(blobs)} blobs for {len(outputs)} LMDBs; name one for each, or a single .npz")
+        if len(set(map(os.path.realpath, outputs))) < len(outputs):
+            raise ConfigError(f"expected an LMDB for each blob, got {', '.join(outputs)}: one of them twice")
         for output in outputs:
             check_new(output)
     else:

@@ -238,6 +238,9 @@ class Solver:
         self.find_best()
         if self._tuner:
             self._tuner.restore(saved.tuned, saved.ranks, path)
+        if self._observed:  # a script goes back
+            for observer in self.observers:
+                observer.gone_back(self.iteration)
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def find_best(self) -> None:

@@ -182,6 +182,9 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
         raise ConfigError(f"snapshot_prefix: {error}", where) from None
 
 
+CORRECTED = ("SGD", "Nesterov")  # whose momentum grows with the rate
+
+
 def notes(param: proto.SolverParameter) -> Iterator[str]:
     """What the file asks for and a run passes over, without a change of the result."""
     if param.HasField("solver_mode") and param.solver_mode == param.GPU:
@@ -193,6 +196,8 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
         yield "test_iter: 0 tests nothing"
     for field in constants_of_others(param):
         yield f"{field} is ignored: solver type {param.type} does not read it"
+    if param.momentum_correction and param.type not in CORRECTED:
+        yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
     yield from left_out(param)
 
 

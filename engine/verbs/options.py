@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -83,9 +84,12 @@ def positives(text: str) -> list[int]:
 
 def numbers(text: str) -> list[float]:
     try:
-        return [float(word) for word in text.split(",")]
+        found = [float(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}")
+    return found
 
 
 def two_numbers(text: str) -> tuple[int, int]:

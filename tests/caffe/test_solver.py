@@ -374,6 +374,19 @@ def test_snapshot_and_restore(tmp_path):
     assert (tmp_path / "x_iter_6.caffemodel").exists()
 
 
+def test_those_who_watch_are_told_of_a_restore(tmp_path):
+    text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 20 display: 2'
+    solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
+    solver.step(4)
+    solver.snapshot()
+    solver.step(6)
+    solver.restore(str(tmp_path / "x_iter_4.solverstate"))
+    solver.step(4)
+    solver.snapshot()
+    rows = [row.split(",") for row in (tmp_path / "x_curve.csv").read_text().splitlines()]
+    assert [int(row[2]) for row in rows if row[1] == "train loss"] == [0, 2, 4, 6]
+
+
 @pytest.mark.parametrize("more", ["", "average_loss: 4 ema: 0.5"])
 def test_restoring_what_the_same_solver_saved(more, tmp_path):
     """Iterations come again, with the same bits."""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.cli import main
-from engine.examine.rates import Rates, describe, smooth
+from engine.config import parse_solver
+from engine.examine.rates import Rates, _range_test, describe, smooth
 from tests.mpi import run_ranks
 from tests.solver.harness import make_solver
 from tests.solver.test_goals import digits_net
@@ -53,6 +54,17 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
         assert plain.state.loss == pytest.approx(loss, rel=1e-5)
     plain.feeder.close()
     plain.close()
+
+
+def test_momentum_and_decay_stay_what_they_are():
+    text = f"""net_param {{ {digits_net()} }} base_lr: 0.1 lr_policy: "fixed" max_iter: 1000 momentum: 0.5
+        weight_decay: 0.1 momentum_policy: "poly" weight_decay_policy: "poly" max_momentum: 0.9"""
+    param = _range_test(parse_solver(text, "x"), 1e-3, 1, 10).message
+    assert not param.HasField("weight_decay_policy") and not param.HasField("momentum_policy")
+    param = _range_test(
+        parse_solver(text.replace('momentum_policy: "poly"', 'momentum_policy: "opt"'), "x"), 1e-3, 1, 10
+    )
+    assert param.message.momentum_policy == "opt"
 
 
 def test_the_steepest_line():

@@ -74,6 +74,8 @@ def test_what_cannot_be_done(trained, tmp_path):
     config, weights = parse_net(digits_net(), "x.prototxt"), [str(trained / "net_iter_3.caffemodel")]
     with pytest.raises(ConfigError, match=r"2 blobs for 1 LMDBs; name one for each, or a single .npz"):
         extract_features(config, weights, ["ip1", "ip2"], [str(tmp_path / "a")], 1)
+    with pytest.raises(ConfigError, match="one of them twice"):
+        extract_features(config, weights, ["ip1", "ip2"], [str(tmp_path / "a"), str(tmp_path / "b/../a")], 1)
     with pytest.raises(ConfigError, match=r"x.prototxt: no blob 'ip3'; known: data, label, conv, ip1"):
         extract_features(config, weights, ["ip3"], [str(tmp_path / "a")], 1)
     assert list(tmp_path.iterdir()) == []
