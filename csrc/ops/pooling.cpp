@@ -62,15 +62,18 @@ private:
     // The top lies as the bottom does. oneDNN's own choice is the same, but for an axis of one element, which padding
     // makes longer: as the strides of the bottom do not tell where it belongs, others may find the top laid out as
     // nothing that they know.
-    forward_pd make_forward() const {
+    Layout top_layout() const {
         const Layout& bottom = input(0)->layout;
-        return forward_pd(cpu(), forward_kind(spec_), how_, bottom,
-                          layout_like(bottom, spec_.output_shapes[0], bottom.get_data_type()), stride_, kernel_,
-                          dilation_, pad_, pad_end_, user_scratchpad());
+        return layout_like(bottom, spec_.output_shapes[0], bottom.get_data_type());
+    }
+
+    forward_pd make_forward() const {
+        return forward_pd(cpu(), forward_kind(spec_), how_, input(0)->layout, top_layout(), stride_, kernel_, dilation_,
+                          pad_, pad_end_, user_scratchpad());
     }
 
     void build_forward(const forward_pd& pd) {
-        output(0, pd.dst_desc());
+        output(0, top_layout());  // that of pd may be of another net's, whose axes of one element have other strides
         Call call{dnnl::pooling_forward(pd),
                   {{DNNL_ARG_SRC, input(0)->memory},
                    {DNNL_ARG_DST, outputs_[0]->memory},
