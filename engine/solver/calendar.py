@@ -33,7 +33,7 @@ class Calendar:
         """How often the data set has been seen after so many iterations. The size must be known."""
         return self.samples(iterations) / self.size
 
-    def iterations(self, epochs: float | Fraction) -> int:
+    def iterations(self, epochs: float) -> int:
         """The whole iterations that fit into so many epochs, at least one, if there are any. The size must be known."""
         samples, begin, batch = exact(epochs) * self.size, 0, self.batch
         if samples <= 0:
@@ -63,6 +63,6 @@ class Calendar:
         return -(-self.samples(iteration + 1) // (exact(epochs) * self.size)) - 1 if iteration > 0 else 0
 
 
-def exact(number: float | Fraction) -> Fraction:
+def exact(number: float) -> Fraction:
     """The decimal fraction that a float32 of a text stands for: 0.7, not 0.699999988."""
-    return number if isinstance(number, Fraction) else Fraction(str(np.float32(number)))
+    return Fraction(str(np.float32(number)))

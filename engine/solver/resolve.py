@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError, WeightsError
-from engine.solver.calendar import Calendar, exact
+from engine.solver.calendar import Calendar
 
 if TYPE_CHECKING:
     from engine import proto
@@ -33,8 +32,6 @@ LENGTHS = {
 }
 # The same for what falls due again and again. These stay in epochs: see Calendar.is_due().
 INTERVALS = {"test_epoch": "test_interval", "snapshot_epoch": "snapshot", "display_epoch": "display"}
-# Of a solver's lengths, those that lie so far behind the warm-up where policy_after_warmup is given.
-AFTER_WARMUP = ("lr_epoch", "stepvalue_epoch", "stage_epoch")
 # Messages in a solver that have some of these fields.
 SCHEDULES = ("weight_decay_schedule", "batch_growth")
 LARGEST = 2**31 - 1  # iterations
@@ -97,8 +94,7 @@ def resolve(
         result.batch_growth.stepvalue[:] = steps
     for message, prefix, epochs, iterations in twins(result):
         if epochs in LENGTHS and is_given(message, epochs):
-            begin = _warmup(param, calendar) if message is result and epochs in AFTER_WARMUP else Fraction(0)
-            _count(message, epochs, iterations, partial(_iterations, calendar, prefix + epochs, place, begin=begin))
+            _count(message, epochs, iterations, partial(_iterations, calendar, prefix + epochs, place))
     if param.HasField("lr_scaling"):
         if not reads_data:
             raise ConfigError("lr_scaling needs the batch_size of a data layer; the net has none", place("lr_scaling"))
@@ -166,24 +162,8 @@ def _count(message: Message, epochs: str, iterations: str, count: Callable[[floa
     message.ClearField(epochs)
 
 
-def _warmup(param: proto.SolverParameter, calendar: Calendar) -> Fraction:
-    """The epochs behind which a policy begins to count."""
-    if not param.policy_after_warmup:
-        return Fraction(0)
-    if param.HasField("warmup_epoch"):
-        return exact(param.warmup_epoch)
-    return Fraction(calendar.samples(max(0, param.warmup_iter)), calendar.size)
-
-
-def _iterations(
-    calendar: Calendar,
-    field: str,
-    place: Callable[[str], str | None],
-    epochs: float,
-    begin: Fraction = Fraction(0),
-) -> int:
-    """Those of `epochs` after the first `begin`, of which the batch may grow in between."""
-    count = calendar.iterations(begin + exact(epochs)) - calendar.iterations(begin)
+def _iterations(calendar: Calendar, field: str, place: Callable[[str], str | None], epochs: float) -> int:
+    count = calendar.iterations(epochs)
     if count > LARGEST:
         raise ConfigError(f"{field}: {epochs:g} epochs are {count} iterations; at most {LARGEST} can be", place(field))
     return count

@@ -83,21 +83,6 @@ def test_every_field_in_epochs():
     assert resolve(plain, 10, 0, place)[0] is plain
 
 
-@pytest.mark.parametrize("warmup", ["warmup_epoch: 1", "warmup_iter: 10"])
-def test_a_policy_after_the_warm_up_counts_its_epochs_from_there(warmup):
-    """Where the batch grows meanwhile: at epoch 2, after 20 iterations, to 20 samples."""
-    text = f"max_epoch: 10 {warmup} lr_epoch: 4 stepvalue_epoch: 1 stepvalue_epoch: 3 stage_epoch: 2"
-    text += ' batch_growth { factor: 2 stepvalue_epoch: 2 } weight_decay_schedule { policy: "step" stepvalue_epoch: 3 }'
-    param, calendar = resolved(text + " policy_after_warmup: true", 10, 100)
-    assert param.warmup_iter == 10 and calendar.samples(20) == 200
-    after = (list(param.stepvalue), list(param.stageiter), param.lr_iter)
-    assert after == ([10, 20], [15], 25)  # of the run: iterations 20 and 30, 25, 35
-    assert [calendar.epochs(10 + count) for count in (10, 20, 15, 25)] == [2, 4, 3, 5]
-    assert list(param.weight_decay_schedule.stepvalue) == [25]  # knows no warm-up
-    param, _ = resolved(text, 10, 100)
-    assert (list(param.stepvalue), list(param.stageiter), param.lr_iter) == ([10, 25], [20], 30)
-
-
 @pytest.mark.parametrize(
     "text, words",
     [
