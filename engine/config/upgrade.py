@@ -267,9 +267,10 @@ def _from_v0(
 ) -> None:
     options = old.layer
     label = f"layer '{options.name}': "
-    if options.type not in _V0_TYPES:
-        raise ConfigError(f"{label}unknown type '{options.type}'{suggestion(options.type, _V0_TYPES)}", _where(origin))
-    layer.type = _V0_TYPES[options.type]
+    type_ = options.type if isinstance(options.type, str) else repr(options.type)  # bytes of a binary file, not UTF-8
+    if type_ not in _V0_TYPES:
+        raise ConfigError(f"{label}unknown type '{type_}'{suggestion(type_, _V0_TYPES)}", _where(origin))
+    layer.type = _V0_TYPES[type_]
     layer.top.extend(old.top)
     for bottom in old.bottom:
         padded = padding.get(bottom)
