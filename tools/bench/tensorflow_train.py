@@ -13,10 +13,10 @@ import json
 import os
 import statistics
 import time
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
+from own_process import peak_memory, process_age
 from tensorflow import keras
 
 NETS = {
@@ -60,12 +60,6 @@ class Training:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(self.labels, scores))
 
 
-def process_age() -> float:
-    """Seconds since this process was started (proc(5), stat: starttime, in clock ticks since boot)."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", choices=NETS, default="resnet50")
@@ -82,10 +76,9 @@ def main() -> None:
     to_first_iteration = process_age()
     training.step()
     steps = [training.step() for _ in range(options.iterations)]
-    status = Path("/proc/self/status").read_text()
     result = {
         "images_per_second": options.batch_size / statistics.median(steps),
-        "peak_memory_bytes": 1024 * int(status.split("VmHWM:")[1].split()[0]),
+        "peak_memory_bytes": peak_memory(),
         "to_first_iteration_s": to_first_iteration,
         "version": tf.__version__,
     }

@@ -14,9 +14,9 @@ import json
 import os
 import statistics
 import time
-from pathlib import Path
 
 import torch
+from own_process import peak_memory, process_age
 from torch import nn
 from torch_nets import NETS, SIZES
 
@@ -63,18 +63,6 @@ def chosen_layout(options) -> str:
         training = Training(options, layout)
         seconds[layout] = [training.step() for _ in range(2)][-1]
     return min(seconds, key=seconds.__getitem__)
-
-
-def process_age() -> float:
-    """Seconds since this process was started (proc(5), stat: starttime, in clock ticks since boot)."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def peak_memory() -> int:
-    """VmHWM of this process, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def main() -> None:
