@@ -138,7 +138,7 @@ def _is_stream(path: Path) -> bool:
     """Whether a path leads to a device or a pipe, or is a name of an open file, as /dev/stdout is."""
     try:
         mode = path.stat().st_mode
-        if path.is_symlink() and os.path.realpath(path.parent).startswith(("/dev", "/proc")):
+        if path.is_symlink() and f"{os.path.realpath(path.parent)}/".startswith(("/dev/", "/proc/")):
             return True
     except (OSError, ValueError):
         return False

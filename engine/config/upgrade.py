@@ -5,6 +5,7 @@ Both upgrades may run again on their own result: nothing changes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
@@ -267,7 +268,7 @@ def _from_v0(
 ) -> None:
     options = old.layer
     label = f"layer '{options.name}': "
-    type_ = options.type if isinstance(options.type, str) else repr(options.type)  # bytes of a binary file, not UTF-8
+    type_ = os.fsdecode(options.type)  # a string that is no UTF-8 comes as bytes
     if type_ not in _V0_TYPES:
         raise ConfigError(f"{label}unknown type '{type_}'{suggestion(type_, _V0_TYPES)}", _where(origin))
     layer.type = _V0_TYPES[type_]

@@ -37,8 +37,8 @@ CLEARLY = 3.0  # standard deviations of the losses
 LEFT_OUT = (
     *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
     *("stepsize", "stepvalue", "stagelr", "stageiter", "plateau_winsize", "cycle_iter", "cycle_mult", "power"),
-    *("rampup_interval", "rampup_lr", "batch_growth", "weight_decay_schedule", "momentum_correction"),
-    "weight_decay_policy",
+    *("rampup_interval", "rampup_lr", "batch_growth", "momentum_correction"),
+    *("weight_decay_schedule", "weight_decay_policy"),
     *("snapshot", "snapshot_prefix", "snapshot_keep", "test_initialization", "display", "average_loss", "ema"),
 )
 

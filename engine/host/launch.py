@@ -114,8 +114,7 @@ def command_for(ranks: int, arguments: Sequence[str]) -> list[str]:
     """To run `engine arguments...` on so many ranks of this host. Raises CommError where that needs mpiexec, and for
     more ranks than the host can bear."""
     cores = len(os.sched_getaffinity(0))
-    if ranks > RANKS_A_CORE * cores:
-        most = RANKS_A_CORE * cores
+    if ranks > (most := RANKS_A_CORE * cores):
         raise CommError(
             f"{ranks} ranks on one host of {cores} cores: expected {most} at most; a cluster's launcher starts "
             "more, as in mpiexec -n N engine train"
