@@ -31,6 +31,13 @@ AFTER = """
 A field that is given twice in a text has its last value, and a message the fields of both, with a note: BVLC's strict
 reader refuses such texts, those of some forks do not.
 
+## BatchNorms of Intel's
+
+Intel's own kernels keep scale and shift in the BatchNorm: five blobs. A net without a Scale behind its BatchNorms gets
+them where it says `engine: MKL2017` or `MKLDNN` (of the layer or of the net), `filler` or `use_weight_bias: true`, and
+not `use_weight_bias: false`, `engine: CAFFE`, or three `param`, as nets of BVLC's do. A note tells. Where a Scale
+follows, the net is BVLC's, and a file of Intel's is taken apart.
+
 ## Solvers of NVIDIA's
 
 - `larc: true`: where `lr_mult` is above 0 it becomes `larc_eta` (1 - momentum) |w| / |g|, with the norms of a parameter

@@ -14,6 +14,7 @@ from engine import proto
 from engine.config.prototext import Node
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
+from engine.weights.intel import keeps_scale, scale_behind
 
 SOLVER_TYPES = {
     "SGD": "SGD",
@@ -191,7 +192,7 @@ def upgrade_net(
     for layer, origin in zip(message.layer, origins, strict=True):
         notes += _without_old_transform(layer, origin)
         _upgrade_fields(layer, origin)
-    return origins, notes
+    return origins, notes + _upgrade_intels_norms(message, origins)
 
 
 def _places(nodes: Sequence[Node | None] | None, count: int) -> list[Node | None]:
@@ -377,6 +378,34 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
                     _where(origin),
                 )
             param.lr_mult = param.decay_mult = 0
+
+
+def _upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | None]) -> list[str]:
+    """Gives scale and shift to the BatchNorms that have them in Intel's Caffe: those of its own kernels, unless a net
+    says use_weight_bias: false, or has a Scale behind them, which Intel's takes into them."""
+    found = []
+    for index, layer in enumerate(message.layer):
+        param = layer.batch_norm_param
+        if layer.type != "BatchNorm" or keeps_scale(param) or not param.use_weight_bias:
+            continue
+        kernels = param.Engine.Name(param.engine) if param.HasField("engine") else message.engine.upper()
+        own = kernels in ("MKL2017", "MKLDNN") or param.HasField("filler") or param.HasField("use_weight_bias")
+        of_bvlc = kernels == "CAFFE" or len(layer.param) == _BATCH_NORM_STATISTICS
+        if not own or of_bvlc or scale_behind(message, index):
+            continue
+        if not param.bias_term:
+            raise ConfigError(
+                f"layer '{layer.name}': bias_term: false: expected scale and shift, or use_weight_bias: false",
+                _where(origins[index]),
+            )
+        param.scale_bias = True
+        if param.HasField("filler"):
+            param.scale_filler.CopyFrom(param.filler)
+        found.append(layer.name)
+    if not found:
+        return []
+    others = f" and {len(found) - 1} more" if found[1:] else ""
+    return [f"scale and shift are BatchNorm's own, as in Intel's Caffe: {found[0]}{others}"]
 
 
 def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:

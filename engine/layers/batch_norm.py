@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 @register("BatchNorm")
 class BatchNorm(Layer):
     """Bottom and top (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1); and,
-    with NVIDIA's `scale_bias`, `scale_filler` or `bias_filler`, scale (C) and shift (C).
+    with NVIDIA's `scale_bias`, `scale_filler` or `bias_filler`, scale (C) and shift (C). A net for Intel's own kernels
+    (`engine: MKL2017` or `MKLDNN`, `filler`, `use_weight_bias`) without a Scale behind it is read as `scale_bias`.
 
     Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into slices of so many
     samples that are normalised each by itself, one after the other also in the running sums. `sync` (bn_sync of the
     net) is the opposite: one mean and variance for the batches of all ranks, as one rank with all of them has.
 
-    Files of Intel's form with scale and shift in the same layer are read by the weights reader, not here: a net says
-    BatchNorm, then Scale.
+    Where the net says BatchNorm, then Scale, weights of Intel's form, with both in the same layer, are taken apart by
+    who reads the file.
     """
 
     bf16 = True

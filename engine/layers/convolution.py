@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FURTHEST = 16  # pixels between windows, in bf16: from 32 on, kernels of oneDNN 3.2 write outside of the blob
 FEWEST_TILES = 48  # of a batch, for Winograd's algorithm: weights are transformed once for all of them
+MANY_WEIGHTS = 30_000  # inputs x outputs from which it wins in bf16 on planes of 7 x 7 and 14 x 14, too
 
 
 def grouped(weights: Shape, group: int) -> Shape:
@@ -186,6 +187,8 @@ class Convolution(Weighted):
         if channels // param.group % lanes or param.num_output // param.group % lanes:
             return False
         pixels, fewest = (8, 32) if dtype == "f32" else (14, 64)  # of a tile's 16; channels
+        if dtype != "f32" and channels // param.group * param.num_output >= MANY_WEIGHTS:
+            pixels = 12
         tiles = math.prod((each + 3) // 4 for each in size)
         return math.prod(size) >= pixels * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= fewest
 

@@ -20,6 +20,15 @@ def keeps_scale(param: proto.BatchNormParameter) -> bool:
     return param.scale_bias or param.HasField("scale_filler") or shift
 
 
+def scale_behind(net: proto.NetParameter, index: int) -> proto.LayerParameter | None:
+    """Returns the Scale with parameters of its own that is the next to read the first top of net.layer[index]."""
+    for top in net.layer[index].top[:1]:
+        reader = next((each for each in net.layer[index + 1 :] if top in each.bottom), None)
+        if reader is not None and reader.type == "Scale" and len(reader.bottom) == 1:
+            return reader
+    return None
+
+
 def separated(
     net: proto.NetParameter, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str
 ) -> dict[str, Sequence[np.ndarray | None]]:
@@ -34,9 +43,8 @@ def separated(
             continue
         if len(blobs.get(layer.name, ())) != len(MERGED):
             continue
-        readers = (each for each in list(net.layer)[index + 1 :] if layer.top[0] in each.bottom)
-        scale = next(readers, None)
-        if scale is None or scale.type != "Scale" or len(scale.bottom) != 1:
+        scale = scale_behind(net, index)
+        if scale is None:
             raise WeightsError(
                 f"layer '{layer.name}': the file has scale and shift in it, as Intel's Caffe does; expected a Scale "
                 "with bias_term after it in the net to take them, got none",

@@ -22,6 +22,7 @@ import io
 import os
 import pkgutil
 import re
+import select
 import signal
 import sys
 import tempfile
@@ -220,10 +221,8 @@ class Supervisor:
     def _watch(self, pid: int) -> tuple[int, str]:
         """Waits for a child. Returns its status, and why it was killed."""
         count, since, reason = -1, time.monotonic(), ""
-        while True:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return status, reason
+        ended = os.pidfd_open(pid)
+        while not select.select([ended], [], [], 0.05)[0]:
             if self._board.count != count:
                 count, since = self._board.count, time.monotonic()
             if not reason and (why := self._why_to_end(pid, since)):
@@ -232,7 +231,8 @@ class Supervisor:
                 since = time.monotonic()
             elif reason and time.monotonic() - since > 5:
                 os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+        os.close(ended)
+        return os.waitpid(pid, 0)[1], reason
 
     def _why_to_end(self, pid: int, since: float) -> str:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

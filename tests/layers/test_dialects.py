@@ -5,6 +5,7 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
+from engine.config.upgrade import upgrade_net
 from engine.layers.fillers import fill, keyed_generator
 from engine.weights.intel import separated
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
@@ -59,11 +60,46 @@ def test_blobs_of_batch_norm(params, scale, shift):
     assert len(statistics) == 3 and (ours == scale).all() and (theirs == shift).all()
 
 
-@pytest.mark.parametrize("params", ["", "filler { value: 3 } bias_filler { value: 2 }"])
-def test_batch_norm_without_scale(params):
-    """Intel's Caffe has the fillers of a Scale that it merges in: the net has one, too."""
-    net = make_net(net_text(layer("BatchNorm", f"batch_norm_param {{ {params} }}"), x=SHAPE))
-    assert len(net.params["layer"]) == 3
+# Intel's BatchNorm, with scale and shift by default where its own kernels compute it
+
+SCALE = layer("Scale", "scale_param { bias_term: true }", ["y"], "z").replace('"layer"', '"scale"')
+STATISTICS = "param { lr_mult: 0 } " * 3
+
+
+@pytest.mark.parametrize(
+    "net, params, more, scale",
+    [
+        ("", "engine: MKLDNN", "", 1),
+        ("", "engine: MKL2017", "", 1),
+        ('engine: "MKL2017"', "", "", 1),
+        ("", "filler { value: 3 } bias_filler { value: 2 }", "", 3),
+        ("", "use_weight_bias: true", "", 1),
+        ("", "", "", None),
+        ("", "engine: CAFFE use_weight_bias: true", "", None),
+        ('engine: "MKLDNN"', "engine: CAFFE", "", None),
+        ("", "engine: MKLDNN use_weight_bias: false", "", None),
+        ("", "engine: MKLDNN } " + STATISTICS + "batch_norm_param {", "", None),
+        ("", "engine: MKLDNN filler { value: 3 }", SCALE, None),
+    ],
+)
+def test_scale_and_shift_of_intels_norms(net, params, more, scale):
+    text = net_text(layer("BatchNorm", f"batch_norm_param {{ {params} }}") + more, x=SHAPE)
+    blobs = [tensor.get() for tensor in make_net(net + text).params["layer"]]
+    assert len(blobs) == (5 if scale else 3)
+    assert not scale or (blobs[3] == scale).all()
+
+
+def test_intels_norms_are_told_once_and_stay():
+    norm = layer("BatchNorm", "batch_norm_param { engine: MKLDNN filler { value: 3 } }")
+    config = parse_net(norm + norm.replace('"y"', '"z"').replace('"layer"', '"second"'))
+    assert config.notes[0].endswith("scale and shift are BatchNorm's own, as in Intel's Caffe: layer and 1 more")
+    before = proto.NetParameter.FromString(config.message.SerializeToString())
+    assert upgrade_net(config.message)[1] == [] and config.message == before
+
+
+def test_intels_norm_with_scale_alone():
+    error = error_of(net_text(layer("BatchNorm", "batch_norm_param { engine: MKLDNN bias_term: false }"), x=SHAPE))
+    assert "bias_term: false: expected scale and shift, or use_weight_bias: false" in error
 
 
 def test_batch_norm_with_scale_is_folded_into_a_convolution():

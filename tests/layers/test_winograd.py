@@ -64,10 +64,13 @@ def test_result_and_gradients(case):
         assert close(values, expected[what]), what
 
 
+RULE = [(8, 64, True), (8, 32, False), (7, 64, False), (14, 480, True), (14, 448, False), (7, 480, True), (5, 480, False)]
+
+
 @needs_bf16
-@pytest.mark.parametrize(("size", "channels", "is_fast"), [(8, 64, True), (8, 32, False), (7, 64, False)])
+@pytest.mark.parametrize(("size", "channels", "is_fast"), RULE)
 def test_the_rule_in_bf16(size, channels, is_fast):
-    """By measurement on processors without AMX: whole tiles, of many channels."""
+    """By measurement on processors without AMX: whole tiles of many channels, or most of them of very many."""
     text = CONV.format(outputs=64, pad=1, group=1, bias="true", algorithm="auto")
     net = make_net(net_text(text, x=(2, channels, size, size)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
