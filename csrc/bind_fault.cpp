@@ -1,4 +1,4 @@
-// Faults of files that are mapped into memory.
+// Faults of files that are read.
 #include "bind.h"
 #include "fault.h"
 
@@ -6,10 +6,11 @@ namespace engine {
 
 void bind_fault(py::module_& m) {
     m.def(
-        "reading", [](std::string_view file, const py::bytes& key) { reading(file, std::string_view(key)); }, "file"_a,
-        "key"_a,
-        "Until done_reading(), a fault of this thread, such as SIGBUS, is the file's: it is named, and the process "
-        "ends with status 1.");
+        "reading",
+        [](std::string_view file, const py::bytes& key, int seconds) { reading(file, std::string_view(key), seconds); },
+        "file"_a, "key"_a, "seconds"_a = 0,
+        "Until done_reading(), a fault of this thread, such as SIGBUS, is the file's, and so are more seconds of the "
+        "processor's time, if they are given: it is named, and the process ends with status 1.");
     m.def("done_reading", &done_reading);
     m.def(
         "speak_as", &speak_as, "name"_a, "pipe"_a, "socket"_a,

@@ -2,6 +2,8 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,8 +17,9 @@
 namespace engine {
 namespace {
 
-// Cut off, on a page that points outside of the file, in its header, found by an assertion of the library itself.
-constexpr int kSignals[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT};
+// Cut off, on a page that points outside of the file, in its header, found by an assertion of the library itself, never
+// at an end.
+constexpr int kSignals[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT, SIGXCPU};
 struct sigaction former[std::size(kSignals)];
 
 constexpr size_t kFileBytes = 2048, kKeyBytes = 1024;
@@ -122,7 +125,9 @@ void pass_on(int number, siginfo_t* info, void* context) {
 }
 
 void handle(int number, siginfo_t* info, void* context) {
-    const bool own = info->si_code > 0 || (number == SIGABRT && info->si_pid == getpid());
+    const bool own = number == SIGXCPU   ? info->si_code == SI_TIMER
+                     : number == SIGABRT ? info->si_pid == getpid()
+                                         : info->si_code > 0;
     if (current && own) end(*current);
     pass_on(number, info, context);
 }
@@ -135,9 +140,55 @@ void install() {
     for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &former[i]);
 }
 
+// Sends SIGXCPU to the thread that made it, by the processor's time that it has taken.
+class Timer {
+public:
+    Timer() {
+        sigevent event{};
+        event.sigev_notify = SIGEV_THREAD_ID;
+        event.sigev_signo = SIGXCPU;
+        event._sigev_un._tid = pid_t(syscall(SYS_gettid));
+        is_there_ = timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0;
+    }
+    ~Timer() {
+        if (is_there_) timer_delete(timer_);
+    }
+    Timer(const Timer&) = delete;
+    Timer& operator=(const Timer&) = delete;
+
+    // 0: not at all.
+    void set(int seconds) const {
+        const itimerspec when{{0, 0}, {seconds, 0}};
+        if (is_there_) timer_settime(timer_, 0, &when, nullptr);
+    }
+
+private:
+    timer_t timer_{};
+    bool is_there_;
+};
+
+// A child that was forked has none of its parent's timers, but its memory: it makes its own.
+struct OwnTimer {
+    std::unique_ptr<Timer> timer;
+    pid_t owner = 0;
+    bool runs = false;
+};
+
+thread_local OwnTimer own_timer;
+
+void set_timer(int seconds) {
+    if (own_timer.owner != getpid()) {
+        (void)own_timer.timer.release();
+        own_timer.timer = std::make_unique<Timer>();
+        own_timer.owner = getpid();
+    }
+    own_timer.timer->set(seconds);
+    own_timer.runs = seconds > 0;
+}
+
 }  // namespace
 
-void reading(std::string_view file, std::string_view key) {
+void reading(std::string_view file, std::string_view key, int seconds) {
     static std::once_flag installed;
     std::call_once(installed, install);
     thread_local const auto place = std::make_unique<Place>();
@@ -145,9 +196,11 @@ void reading(std::string_view file, std::string_view key) {
     place->key_size = key.copy(place->key, kKeyBytes);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     current = place.get();
+    if (seconds) set_timer(seconds);
 }
 
 void done_reading() {
+    if (own_timer.runs) set_timer(0);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     current = nullptr;
 }

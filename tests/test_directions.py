@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "proto": set(),
     "host": set(),
     "config": {"proto", "files", "weights"},  # files, weights: `engine upgrade_net_proto_binary` writes a caffemodel
-    "weights": {"proto", "files"},
+    "weights": {"proto", "files", "host"},  # host: faults of files
     "layers": {"config", "weights", "host", "proto"},
     "graph": {"config", "layers", "host", "proto"},
     "net": {"config", "files", "graph", "layers", "host", "weights"},  # files: measurements are kept

@@ -337,9 +337,9 @@ def pack_bf16(values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndar
     """
     float32 to bfloat16, held as uint16.
     """
-def reading(file: str, key: bytes) -> None:
+def reading(file: str, key: bytes, seconds: typing.SupportsIndex = 0) -> None:
     """
-    Until done_reading(), a fault of this thread, such as SIGBUS, is the file's: it is named, and the process ends with status 1.
+    Until done_reading(), a fault of this thread, such as SIGBUS, is the file's, and so are more seconds of the processor's time, if they are given: it is named, and the process ends with status 1.
     """
 def retouch(pixels: numpy.ndarray, changes: typing.Annotated[numpy.typing.ArrayLike, numpy.float64]) -> None:
     ...

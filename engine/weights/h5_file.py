@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.errors import EngineError, printable
 from engine.files import is_regular, reason
 from engine.weights.shapes import MOST_AXES, checked_shape
 
@@ -27,6 +27,7 @@ Rows: TypeAlias = "h5py.Dataset | np.ndarray"  # read row by row
 # for each, and a few more.
 _BYTES_FOR_EACH = 100
 _BYTES_MORE = 64 << 20
+_SECONDS = 5  # of the processor's time to find a member: where a file is damaged, libhdf5 may search for ever
 
 
 def most_bytes(path: str | os.PathLike) -> int:
@@ -57,7 +58,8 @@ class H5File:
         with self._guarded():
             if os.path.exists(path) and not is_regular(path):  # a pipe would be waited for
                 raise fail("it is no regular file")
-            self._file = h5py.File(path, "r")
+            with self._searching():
+                self._file = h5py.File(path, "r")
             self._room = most_bytes(path)  # for what is still to be read
 
     def __enter__(self) -> H5File:
@@ -174,6 +176,10 @@ class H5File:
 
     def _find(self, name: str) -> Any:
         """Returns a member, after the links that lead to it have been looked at."""
+        with self._searching():
+            return self._follow(name)
+
+    def _follow(self, name: str) -> Any:
         node = self._file
         for part in filter(None, name.split("/")):
             link = node.get(part, getlink=True) if isinstance(node, self._h5py.Group) else None
@@ -214,6 +220,17 @@ class H5File:
     def _chunk_bytes(dataset: Dataset) -> int:
         """Of the least that is read at a time."""
         return prod(dataset.chunks or (0,)) * dataset.dtype.itemsize
+
+    @contextlib.contextmanager
+    def _searching(self) -> Iterator[None]:
+        """A search without an end is the file's fault, and ends the process with a line that names it."""
+        from engine.host import _core
+
+        _core.reading(f"HDF5 file {printable(str(self._path))}", b"", _SECONDS)
+        try:
+            yield
+        finally:
+            _core.done_reading()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

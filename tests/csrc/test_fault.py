@@ -48,6 +48,27 @@ def test_what_a_damaged_file_may_come_to(fault):
     assert (done.returncode, done.stderr) == (1, LINE)
 
 
+FORKED = """_core.reading("", b"", 1)
+_core.done_reading()
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize("begin", ["", FORKED], ids=["first process", "forked process"])
+def test_a_library_that_never_comes_back(begin):
+    """It takes its second of the processor's time in C, where Python's handlers of signals do not run."""
+    done = run(f"{begin}_core.reading('HDF5 file x.h5', b'', 1)\nsum(range(10**12))")
+    assert (done.returncode, done.stderr) == (1, "engine: HDF5 file x.h5" + LINE.partition("key'")[2])
+
+
+def test_time_that_is_not_the_file_s():
+    """Waiting counts as little as what comes after it was read."""
+    program = "import time\n_core.reading('f', b'', 1)\ntime.sleep(1.5)\n_core.done_reading()\n"
+    done = run(f"{program}begin = time.process_time()\nwhile time.process_time() < begin + 1.5: pass\nprint('end')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
 def test_in_another_thread():
     done = run(
         "def work():\n    read()\n    ctypes.string_at(0)\nthreading.Thread(target=work).start()\nsignal.pause()"
