@@ -1,6 +1,6 @@
 // A file that is mapped into memory ends the process where it is damaged or cut off: by a signal, in the midst of the
-// library that reads it; and there are libraries that never come back from some damage. Here both become one line, which
-// names the file, and exit status 1.
+// library that reads it; and there are libraries that never come back from some damage. Here both become one line,
+// which names the file, and exit status 1.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,8 @@ namespace engine {
 
 // Until done_reading(), a fault of the calling thread is the file's. file: as messages name it, such as "LMDB
 // train_db"; key: of the item that is read; empty for none; seconds: of the processor's time that it may take, 0: any.
-// The first call installs the handlers; faults of other threads, and at other times, go to those that were there before.
+// The first call installs the handlers; faults of other threads, and at other times, go to those that were there
+// before.
 void reading(std::string_view file, std::string_view key, int seconds = 0);
 void done_reading();
 
