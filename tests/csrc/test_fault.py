@@ -55,6 +55,7 @@ if os.fork():
 """
 
 
+@DEFERRED
 @pytest.mark.parametrize("begin", ["", FORKED], ids=["first process", "forked process"])
 def test_a_library_that_never_comes_back(begin):
     """It takes its second of the processor's time in C, where Python's handlers of signals do not run."""
