@@ -127,6 +127,7 @@ void bind_program(py::module_& m) {
         .def("repeat", &Program::repeat, "op"_a, "step"_a)
         .def("overwrites", &overwrites, "(step, input buffer, output buffer): results that may replace an input.")
         .def("join", &Program::join, "output"_a, "input"_a)
+        .def("succeed", &Program::succeed, "before"_a, "Takes over what ops remember of the same net in other shapes.")
         .def("place", &Program::place, "offsets"_a, "bytes"_a)
         .def("own", &Program::own, "tensor"_a)
         .def(

@@ -86,6 +86,10 @@ public:
     virtual bool repeatable() const { return false; }
     virtual void repeat(const dnnl::stream& stream) { forward(stream); }
 
+    // For ops that remember something from pass to pass: takes over what an op of the same layer does, of a net that
+    // this one's replaces.
+    virtual void succeed(const Op&) {}
+
     // For ops that keep what they made of constant parameters: those have changed, other than by Tensor::write.
     virtual void parameters_changed() {}
 

@@ -116,6 +116,12 @@ std::vector<Program::Overwrite> Program::overwrites() {
     return result;
 }
 
+void Program::succeed(const Program& before) {
+    for (const auto& op : ops_)
+        for (const auto& earlier : before.ops_)
+            if (op->spec().name == earlier->spec().name) op->succeed(*earlier);
+}
+
 void Program::join(int output, int input) { buffers_.at(input)->join(buffers_.at(output)); }
 
 void Program::place(const std::vector<int64_t>& offsets, int64_t bytes) {

@@ -57,8 +57,9 @@ public:
     void forward(size_t begin = 0, size_t end = all_ops);
     void backward(size_t begin = 0, size_t end = all_ops);
     static constexpr size_t all_ops = size_t(-1);
-    void parameters_changed();  // other than by Tensor::write; only nets that are not trained need to know
-    void zero_gradients();      // of the parameters whose writers add
+    void succeed(const Program& before);  // the same net in other shapes, which this one replaces
+    void parameters_changed();            // other than by Tensor::write; only nets that are not trained need to know
+    void zero_gradients();                // of the parameters whose writers add
     // The first op whose output is not finite, running forward again op by op; "" if all are.
     std::string first_nonfinite();
 

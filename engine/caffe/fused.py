@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def may_fuse(config: NetConfig, phase: int) -> bool:
-    """Whether a forward can be repeated to see what it has computed: no layer leaves anything behind but its tops, and
+    """Whether a forward can be repeated to see what it has computed: no layer leaves anything behind but its tops, such as other weights, and
     none works in place on an input. A file that asks for gradients (force_backward) is of somebody who looks inside."""
     if phase != proto.TEST or config.message.force_backward:
         return False
@@ -35,7 +35,8 @@ def may_fuse(config: NetConfig, phase: int) -> bool:
     made = Counter(top for layer in layers for top in layer.top)
     if any(made[top] > 1 for layer in layers if not layer.bottom for top in layer.top):
         return False
-    return not any(layer_type(each.type, each.name, config.path)(each, config.path, phase).remembers for each in layers)
+    found = (layer_type(each.type, each.name, config.path)(each, config.path, phase) for each in layers)
+    return not any(layer.remembers or layer.rescales_weights for layer in found)
 
 
 class FusedNet:
@@ -98,7 +99,7 @@ class FusedNet:
     def push(self) -> None:
         """Before a run: takes what was written into arrays of parameters."""
         self._outputs.release()
-        self.parameters.push_changes()
+        self.parameters.push()
 
     def pull(self) -> None:
         """After a run, or after another change of tensors that followed a push()."""

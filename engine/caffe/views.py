@@ -53,16 +53,15 @@ class Views:
             self._copies[other] = self._copies.pop(tensor)
 
     def push(self) -> None:
-        """Before a run: what was written into copies goes to the tensors; copies that nobody holds are dropped."""
-        for tensor, values in self._copies.items():
+        """Before a run: what was written into copies goes to the tensors, and nothing else: of two that share their
+        memory the script may have changed one. Copies that nobody holds are dropped."""
+        changed = [
+            (tensor, values)
+            for tensor, values in self._copies.items()
+            if not np.array_equal(tensor.get().ravel().view(np.uint32), values.ravel().view(np.uint32))
+        ]
+        for tensor, values in changed:
             tensor.set(values)
-        self.release()
-
-    def push_changes(self) -> None:
-        """As push(), for tensors of which something costly is made whenever they are set."""
-        for tensor, values in self._copies.items():
-            if not np.array_equal(tensor.get().ravel().view(np.uint32), values.ravel().view(np.uint32)):
-                tensor.set(values)
         self.release()
 
     def release(self) -> None:

@@ -276,6 +276,10 @@ class Program:
         """
         (2 ops, 2) int64: start and end of each step of the last run, CLOCK_MONOTONIC ns.
         """
+    def succeed(self, before: Program) -> None:
+        """
+        Takes over what ops remember of the same net in other shapes.
+        """
     def touches(self) -> list[tuple[int, list[int]]]:
         """
         (bytes, steps that touch it) of every activation buffer.

@@ -33,7 +33,7 @@ SizedParam: TypeAlias = (
 Attribute = int | float | str | Sequence[int] | Sequence[float] | Callable[[bool], None]
 Attributes = dict[str, Attribute]
 
-MOST_AXES, MOST_VALUES = 32, 2**31 - 1  # of a blob, as in Caffe
+MOST_AXES, MOST_VALUES = 12, 2**31 - 1  # of a blob: axes as in oneDNN (Caffe takes 32), values as in Caffe
 MOST_PIXELS = 2**31 - 1  # of a window along an axis: ops add two such numbers in 64 bits
 
 

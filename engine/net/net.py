@@ -94,8 +94,10 @@ class Net:
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
             self.feed(blob, np.zeros(blob.shape, np.float32))
-        if before is not None and before is share:
-            self._take_place_of(before)
+        if before is not None:
+            self.program.succeed(before.program)
+            if before is share:
+                self._take_place_of(before)
 
     @property
     def seed(self) -> int:

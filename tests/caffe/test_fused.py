@@ -228,6 +228,7 @@ NOT_FUSED = {
     "running sums": TEXT.replace('top: "bn" }', 'top: "bn" batch_norm_param { use_global_stats: false } }', 1),
     "gradients": "force_backward: true" + TEXT,
     "in place": TEXT.replace("} } }", '} } } layer { name: "first" type: "AbsVal" bottom: "data" top: "data" }', 1),
+    "other weights": TEXT.replace("num_output: 4", "num_output: 4 normalize: true"),
     "python": TEXT + 'layer { name: "p" type: "Python" bottom: "ip" top: "p" '
     'python_param { module: "twice" layer: "Twice" } }',
 }

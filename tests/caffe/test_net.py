@@ -553,3 +553,25 @@ def test_gradients_of_a_blob_that_several_layers_read(tmp_path):
     net.blobs["sum"].diff[...] = 1
     for end in ("x", "a"):
         assert (net.backward(diffs=["x"], end=end)["x"] == 5).all(), end
+
+
+SUM = """force_backward: true
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 16 dim: 8 dim: 8 } } }
+layer { name: "a" type: "Convolution" bottom: "x" top: "a"
+  convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "xavier" } } }
+layer { name: "b" type: "Convolution" bottom: "x" top: "b"
+  convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "xavier" } } }
+layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
+"""
+
+
+def test_a_gradient_that_a_script_sets_beside_others_that_it_has_looked_at(tmp_path):
+    """The gradients of a sum and of its terms are in one place."""
+    net = caffe.Net(write(tmp_path, SUM), caffe.TEST)
+    net.forward()
+    given, looked = net.blobs["sum"].diff, net.blobs["a"].diff
+    for value in (1, 2):
+        given[...] = value
+        assert (net.backward(diffs=["a"])["a"] == value).all() and (looked == value).all()
+        weights = [net.params[name][0].data.reshape(16, 16).sum(0) for name in "ab"]
+        np.testing.assert_allclose(net.blobs["x"].diff[0, :, 0, 0], value * sum(weights), rtol=1e-4, atol=1e-5)

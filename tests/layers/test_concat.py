@@ -68,6 +68,21 @@ def test_shape_and_errors():
 
 
 @needs_bf16
+@pytest.mark.parametrize("size", [(9, 1), (1, 9), (1, 1), (9, 4)])
+def test_channels_that_lie_last_in_a_column(size):
+    """As a blob lies that is narrowed to bf16."""
+    conv = """layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param {
+        num_output: 1 kernel_size: 1 weight_filler { type: "constant" value: 3 } } }"""
+    norm = 'layer { name: "norm" type: "BatchNorm" bottom: "y" top: "z" }'
+    net = make_net(net_text(conv + layer(bottoms="x c") + norm, x=(4, 1, *size)), precision="bf16")
+    x = RANDOM.normal(size=(4, 1, *size)).astype(np.float32)
+    net.blobs["x"].set(x)
+    net.forward()
+    normalised = (x - x.mean()) / x.std()
+    np.testing.assert_allclose(net.blobs["z"].data, np.concatenate([normalised] * 2, 1), atol=0.05)
+
+
+@needs_bf16
 @pytest.mark.parametrize("channels", [1, 2])
 def test_channels_that_lie_last(channels):
     """Of one channel, the place of its axis among the others is not to be told by strides alone."""

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+import engine.caffe as caffe
 from engine import proto
 from engine.errors import DataError
 from tests.layers.harness import error_of, make_net, net_text, run
@@ -74,3 +75,17 @@ def test_errors():
     assert "expected top_k 1, got 2" in error_of(layer("top_k: 2"), x=(2, 3, 4, 5), l=(2, 1, 4, 5))
     with pytest.raises(DataError, match=r"layer 'layer': label 255 at position 0 is outside \[0, 2\)"):
         run(layer(), x=np.zeros((1, 2, 1, 1), np.float32), l=np.full((1, 1, 1, 1), 255, np.float32))
+
+
+def test_pixels_stay_counted_in_other_shapes(tmp_path):
+    """A script scores pictures of any size, one at a time."""
+    path = tmp_path / "net.prototxt"
+    path.write_text(net_text(layer("reset: false"), x=(1, 2, 1, 2), l=(1, 1, 1, 2)))
+    net = caffe.Net(str(path), caffe.TEST)
+    for right, width in ((False, 2), (True, 3)):
+        net.blobs["x"].reshape(1, 2, 1, width)
+        net.blobs["l"].reshape(1, 1, 1, width)
+        net.blobs["x"].data[...] = np.array([1, 0]).reshape(1, 2, 1, 1)
+        net.blobs["l"].data[...] = 0 if right else 1
+        net.forward()
+    assert net.blobs["y"].data.ravel()[0] == np.float32(3 / 5)

@@ -30,10 +30,12 @@ Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type typ
     }
     std::vector<size_t> order(dims.size());  // of axes, innermost first
     std::iota(order.rbegin(), order.rend(), 0);
-    // An axis of one element has the stride of its neighbour: it is the inner one, as channels are in nhwc.
+    // An axis of one element has the stride of its neighbour: it is the inner one, and channels are before others, as
+    // in nhwc.
     const Dims from = layout.get_dims();
+    const auto place = [&](size_t axis) { return from[axis] != 1 ? 2 : axis == 1 ? 0 : 1; };
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-        return strides[a] != strides[b] ? strides[a] < strides[b] : from[a] == 1 && from[b] != 1;
+        return strides[a] != strides[b] ? strides[a] < strides[b] : place(a) < place(b);
     });
     Dims dense(dims.size());
     int64_t stride = 1;
