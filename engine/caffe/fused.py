@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def may_fuse(config: NetConfig, phase: int) -> bool:
-    """Whether a forward can be repeated to see what it has computed: no layer leaves anything behind but its tops, such as other weights, and
-    none works in place on an input. A file that asks for gradients (force_backward) is of somebody who looks inside."""
+    """Whether a forward can be repeated to see what it has computed: no layer leaves anything behind but its tops, such
+    as other weights, and none works in place on an input. A file that asks for gradients (force_backward) is of
+    somebody who looks inside."""
     if phase != proto.TEST or config.message.force_backward:
         return False
     layers = test_layers(config)
