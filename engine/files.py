@@ -185,6 +185,14 @@ def check_writable(path: str | os.PathLike) -> None:
         raise EngineError(f"cannot be written: {reason(error)}", str(path)) from None
 
 
+def check_apart(path: str | os.PathLike, *read: str | os.PathLike) -> None:
+    """Raises EngineError where a file to write is one of those that are read, by whatever name."""
+    for each in read:
+        with contextlib.suppress(OSError, ValueError):  # of names that are not there, which others tell
+            if os.path.samefile(path, each):
+                raise EngineError("cannot be written: it is a file that is read; choose another name", str(path))
+
+
 def _sync_folder(folder: Path) -> None:
     """Puts the new name on the disk, too, where the file system lets folders be synced."""
     with contextlib.suppress(OSError):

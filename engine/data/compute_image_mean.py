@@ -12,7 +12,7 @@ from engine.data.ordered_map import ordered_map
 from engine.data.prefetch import data_threads
 from engine.data.registry import open_source
 from engine.errors import DataError, shape_text
-from engine.files import check_writable
+from engine.files import check_apart, check_writable
 
 
 def compute_image_mean(
@@ -27,10 +27,11 @@ def compute_image_mean(
     1 x c x h x w, if out is given. mean.mean(axis=(1, 2)) are the values for mean_value.
 
     Sums in double precision. Raises DataError, which names the key, for images that differ in size or are damaged;
-    EngineError, before any is read, where out cannot be written.
+    EngineError, before any is read, where out cannot be written, or is db.
     """
     if out is not None:
         check_writable(out)
+        check_apart(out, db)
     source = open_source(db, backend=backend)
 
     def pixels(index: int) -> tuple[str, np.ndarray]:

@@ -12,9 +12,10 @@ from engine.files import opened
 TORCH, KERAS, ONNX = "PyTorch", "Keras", "ONNX"
 KERAS_WEIGHTS = "model.weights.h5"  # of a .keras archive
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_SUFFIXES = {
-    **dict.fromkeys((".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors"), TORCH),
-    **dict.fromkeys((".h5", ".hdf5", ".keras"), KERAS),
+SUFFIXES = {
+    TORCH: (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors"),
+    KERAS: (".h5", ".hdf5", ".keras"),
+    ONNX: (".onnx",),
 }
 
 
@@ -38,4 +39,5 @@ def kind_of(path: str | os.PathLike) -> str:
                 return TORCH
             if KERAS_WEIGHTS in names:
                 return KERAS
-    return _SUFFIXES.get(os.path.splitext(path)[1], ONNX)
+    suffix = os.path.splitext(path)[1]
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), ONNX)

@@ -1,5 +1,6 @@
 """Writes a net and its weights in the format of another framework. --onnx: an ONNX model of the net deployed, phase
-TEST without labels and losses, whose batch is dynamic. --torch: a state dictionary of PyTorch, .pth or .safetensors.
+TEST without labels and losses, whose batch is dynamic. --torch: a state dictionary of PyTorch, .safetensors by that
+suffix, else as torch.save writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     formats.add_argument("--torch", action="store_true", help="write a state dictionary of PyTorch")
     parser.add_argument("model", metavar="NET", help="the net, a prototxt")
     parser.add_argument("weights", metavar="WEIGHTS", help="its .caffemodel")
-    parser.add_argument("target", metavar="OUT", help="the file to write")
+    parser.add_argument("target", metavar="OUT", help="the file to write: .onnx, or .pth, .safetensors")
     parser.add_argument(
         "--fold", action="store_true", help="ONNX: fold BatchNorm and Scale into the weights of the layers before them"
     )
@@ -34,12 +35,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    import os
+
+    from engine.errors import ConfigError
+    from engine.exchange.kinds import ONNX, SUFFIXES, TORCH
+    from engine.files import check_apart
     from engine.report.log import log, set_up
     from engine.verbs.runtime import asked_net, refuse_idle
 
     set_up()
     if options.torch:
         refuse_idle(options, ("--fold", "--partial"), "with --torch")
+    check_apart(options.target, options.model, options.weights)
+    kind, suffix = TORCH if options.torch else ONNX, os.path.splitext(options.target)[1]
+    if suffix not in SUFFIXES[kind]:
+        found = f"'{suffix}'" if suffix else "a name without a suffix"
+        raise ConfigError(f"expected a name in {', '.join(SUFFIXES[kind])} for {kind}, got {found}", options.target)
     config = asked_net(options, options.model)
     if options.onnx:
         from engine.exchange.onnx_export import export_onnx

@@ -45,10 +45,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.exchange.kinds import KERAS, ONNX, TORCH, kind_of
+    from engine.files import check_apart
     from engine.report.log import log, set_up
     from engine.verbs.runtime import refuse_idle
 
     set_up()
+    check_apart(options.weights, options.source, options.model)
     kind = kind_of(options.source)
     if kind != ONNX:
         refuse_idle(options, ("--shape",), f"on a file of {kind}")

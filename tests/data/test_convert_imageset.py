@@ -289,6 +289,15 @@ def test_a_mean_that_cannot_be_written_is_told_before(tmp_path):
         compute_image_mean(str(tmp_path / "not read"), str(tmp_path / "none/mean.binaryproto"))
 
 
+def test_a_mean_leaves_what_it_reads(image_folder, tmp_path):
+    source = tmp_path / "x.tar"
+    convert_imageset(str(image_folder), None, str(source))
+    before = source.read_bytes()
+    with pytest.raises(EngineError, match=r"x\.tar: cannot be written: it is a file that is read"):
+        compute_image_mean(str(source), str(source))
+    assert source.read_bytes() == before
+
+
 def test_mean_of_images_that_differ_in_size(make_lmdb, tmp_path):
     path = make_lmdb({"a": raw_datum(random_pixels(1)), "b": raw_datum(random_pixels(1, 11, 16))})
     with pytest.raises(DataError, match=r"key 'b': image of 11 x 16 x 3 .* the others are of 12 x 16 x 3"):

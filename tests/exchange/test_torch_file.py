@@ -77,6 +77,38 @@ def test_weights_of_a_net_go_out_and_come_back(name, tmp_path):
         harness.assert_close(after[top], before[top], 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("net.prototxt", "cannot be written: it is a file that is read; choose another name"),
+        ("x.onnx", "expected a name in .pth, .pt, .bin, .ckpt, .tar, .safetensors for PyTorch, got '.onnx'"),
+        ("new", ".safetensors for PyTorch, got a name without a suffix"),
+        ("weights.bin", "cannot be written: it is a file that is read; choose another name"),
+        ("link.bin", "cannot be written: it is a file that is read; choose another name"),
+    ],
+)
+def test_an_export_leaves_what_it_reads(out, told, tmp_path, capfd):
+    net, weights = tmp_path / "net.prototxt", tmp_path / "weights.bin"
+    net.write_text(NET)
+    harness.random_weights(parse_net(NET, "net.prototxt"), weights)
+    (tmp_path / "link.bin").symlink_to(weights)
+    before = net.read_bytes(), weights.read_bytes()
+    assert main(["export", "--torch", str(net), str(weights), str(tmp_path / out)]) == 1
+    assert told in capfd.readouterr().err.splitlines()[-1]
+    assert (net.read_bytes(), weights.read_bytes()) == before
+
+
+def test_an_import_leaves_what_it_reads(tmp_path, capfd):
+    net, state = tmp_path / "net.prototxt", tmp_path / "x.pth"
+    net.write_text(NET)
+    write_state(state, STATE)
+    (tmp_path / "link.prototxt").symlink_to(net)
+    for weights in (state, tmp_path / "link.prototxt"):
+        assert main(["import", str(state), str(net), str(weights), "--onto"]) == 1
+        assert "it is a file that is read; choose another name" in capfd.readouterr().err.splitlines()[-1]
+    assert net.read_text() == NET and read_state(state)
+
+
 def write_old(path: Path) -> None:
     """As PyTorch before 1.6."""
     write_state(path, {"conv.bias": STATE["conv.bias"]})
