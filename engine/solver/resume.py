@@ -256,20 +256,27 @@ def share(total: int, ranks: int, batch: int, steps: int, adjustable: bool = Tru
     the batch_size that is nearest to `batch` from below. Raises ConfigError."""
     if ranks * batch * steps == total:
         return batch, steps
-    each, rest = divmod(total, ranks)
-    fitting = [number for number in range(1, 4 * ranks + 1) if total % number == 0]
-    advice = f"ranks that can: {', '.join(map(str, fitting[-8:]))}; --snapshot goes on with another global batch"
-    if rest:
+    if size := _batch_size(total, ranks, batch, adjustable):
+        return size, total // ranks // size
+    fitting = [str(number) for number in range(1, 4 * ranks + 1) if _batch_size(total, number, batch, adjustable)]
+    can = ", ".join(fitting[-8:]) or f"none up to {4 * ranks}"
+    advice = f"ranks that can: {can}; --snapshot goes on with another global batch"
+    if total % ranks:
         raise ConfigError(f"--resume auto: {ranks} ranks cannot share the snapshot's global batch of {total}; {advice}")
+    wanted = f"{(batch + 1) // 2} to {batch}" if adjustable else str(batch)
+    raise ConfigError(
+        f"--resume auto: the snapshot's global batch of {total} is {total // ranks} for each of {ranks} ranks, which "
+        f"is no multiple of a batch_size of {wanted}; {advice}"
+    )
+
+
+def _batch_size(total: int, ranks: int, batch: int, adjustable: bool) -> int:
+    """Of each of `ranks` ranks: the nearest to `batch` from below, 0 where none from the half of it on divides their
+    share."""
+    each, rest = divmod(total, ranks)
     sizes = range(1, min(batch, each) + 1) if adjustable else [batch]
     size = max((size for size in sizes if each % size == 0), default=0)
-    if not size or (each > batch and 2 * size < batch):
-        wanted = f"{(batch + 1) // 2} to {batch}" if adjustable else str(batch)
-        raise ConfigError(
-            f"--resume auto: the snapshot's global batch of {total} is {each} for each of {ranks} ranks, which is no "
-            f"multiple of a batch_size of {wanted}; {advice}"
-        )
-    return size, each // size
+    return 0 if rest or (each > batch and 2 * size < batch) else size
 
 
 def set_iter_size(param: proto.SolverParameter, steps: int) -> None:

@@ -235,6 +235,26 @@ def test_what_cannot_be_held_is_refused():
         share(254, 2, 32, 1)
     with pytest.raises(ConfigError, match="no multiple of a batch_size of 32"):
         share(96, 2, 32, 1, adjustable=False)
+    with pytest.raises(ConfigError, match="batch_size of 16 to 32; ranks that can: none up to 8; "):
+        share(254, 2, 32, 1)
+
+
+def holds(total: int, ranks: int, batch: int, adjustable: bool) -> bool:
+    try:
+        share(total, ranks, batch, 1, adjustable)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("total", "ranks", "batch", "adjustable", "told"),
+    [(140, 4, 20, True, "2, 5, 7, 10, 14"), (140, 3, 20, True, "1, 2, 5, 7, 10"), (140, 3, 20, False, "1, 7")],
+)
+def test_all_numbers_of_ranks_that_it_names_can_hold_it(total, ranks, batch, adjustable, told):
+    with pytest.raises(ConfigError, match=f"ranks that can: (.*, )?{told}; --snapshot"):
+        share(total, ranks, batch, 1, adjustable)
+    assert all(holds(total, int(number), batch, adjustable) for number in told.split(", "))
 
 
 @pytest.mark.mpi
