@@ -22,6 +22,7 @@ from engine.data.decode import (
     decode,
     decode_bytes,
     decode_mask,
+    open_image,
     parse_datum,
     resized,
 )
@@ -201,7 +202,7 @@ def convert_imageset(
         list_file: lines as read_list() reads them.
         shards: files that a tar or TFRecord is written to, db-000000 and so on; 0: one, of the name db.
         val_fraction: of the pictures, chosen by the seed, which are written to val_name(db) instead.
-        check_size: pictures that are stored as pixels have to be of one size.
+        check_size: what is stored has to be of one size, whether pixels or image files.
         threads: None for as many as there are cores.
         progress: is called with (done, total) now and then.
 
@@ -254,8 +255,8 @@ def convert_imageset(
         conversion.outputs.subtract(names)
         shapes: set[tuple[int, ...]] = set()
         for done, (number, index, name, datum) in enumerate(items, start=1):
-            if check_size and not datum.encoded:
-                shapes.add((datum.channels, datum.height, datum.width))
+            if check_size:
+                shapes.add(_shape(datum))
                 if len(shapes) > 1:
                     raise DataError(
                         f"{root}/{name}: differs in size from those before it: {sorted(shapes)}; resize_height and "
@@ -274,6 +275,14 @@ def convert_imageset(
             if not conversion.outputs[name]:
                 raise DataError(f"none of the pictures for {name} can be decoded", list_file or root)
     return conversion
+
+
+def _shape(datum: proto.Datum) -> tuple[int, int, int]:
+    """(channels, height, width) of the picture in a Datum. Raises UndecodableImage."""
+    if not datum.encoded:
+        return datum.channels, datum.height, datum.width
+    image = open_image(datum.data)  # of a JPEG, its header alone
+    return len(image.mode), image.height, image.width
 
 
 class _Source:

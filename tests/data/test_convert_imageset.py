@@ -57,6 +57,16 @@ def test_sizes_that_differ_are_told_where_asked(image_folder, tmp_path):
     convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(height=8, width=8), check_size=True)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("db", ""), ("db", "jpg"), ("x.tar", "jpg"), ("x.tfrecord", "")])
+def test_sizes_of_image_files_are_compared_too(name, kind, image_folder, tmp_path):
+    Image.new("RGB", (5, 4)).save(image_folder / "cat/odd.png")
+    root, db = str(image_folder), str(tmp_path / name)
+    with pytest.raises(DataError, match=r"cat/odd.png: differs in size .*\(3, 4, 5\), \(3, 12, 16\)"):
+        convert_imageset(root, None, db, Output(encoded=True, encode_type=kind), check_size=True)
+    assert not os.path.exists(db)
+    convert_imageset(root, None, db, Output(height=8, width=8, encoded=True, encode_type=kind), check_size=True)
+
+
 def test_list_with_spaces_in_names(image_folder, tmp_path):
     shutil.copy(image_folder / "ant/0.png", image_folder / "my ant.png")
     (tmp_path / "list.txt").write_text("my ant.png 7\n\ncat/1.png -1\n")
