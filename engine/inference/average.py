@@ -53,9 +53,10 @@ def _whole(path: str, layer: str, blob: np.ndarray | None) -> np.ndarray:
 
 
 def has_statistics(blobs: Blobs) -> bool:
-    """Whether some layer looks like a BatchNorm: two vectors of one size, then a single number."""
+    """Whether some layer looks like a BatchNorm: two vectors of one size, a single number, and perhaps scale and shift
+    (scale_bias)."""
     shapes = [[blob.shape for blob in each] for each in blobs.values()]
-    return any(len(each) == 3 and each[0] == each[1] and each[2] == (1,) for each in shapes)
+    return any(len(each) in (3, 5) and each[0] == each[1] and each[2] == (1,) for each in shapes)
 
 
 class Averaged:

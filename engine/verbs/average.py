@@ -8,7 +8,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from engine.verbs.options import add_running, add_skip, positive
+from engine.verbs.options import OF_RUNS, add_running, add_skip, positive
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -46,8 +46,10 @@ def run(options: Namespace) -> int:
 
     from engine.errors import ConfigError, WeightsError
     from engine.files import check_writable
-    from engine.verbs.runtime import start
+    from engine.verbs.runtime import refuse_idle, start
 
+    if not (options.model or options.solver):
+        refuse_idle(options, ("--iterations", "--skip_bad_images", *OF_RUNS), "without --model or --solver")
     if len(options.files) < 2:
         raise ConfigError(f"expected two files or more to average, then OUT; got {len(options.files) + 1} names")
     world = start()

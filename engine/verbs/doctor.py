@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_json, add_running
+from engine.verbs.options import OF_RUNS, add_json, add_running
 
 ORDER = 80
 RANKS = True
@@ -27,8 +27,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.verbs.runtime import asked_solver, show, start, write_json
+    from engine.verbs.runtime import asked_solver, refuse_idle, show, start, write_json
 
+    if not options.solver:
+        refuse_idle(options, OF_RUNS, "without --solver")
     world = start(output=options.json)
     from engine.examine.doctor import doctor, to_text
 

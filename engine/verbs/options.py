@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from engine.errors import printable, shortened
 
 LARGEST = 2**31 - 1  # of the schema's int32
+OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # what add_running() adds
 
 # Types: each takes the text of an argument, and raises ArgumentTypeError where it does not fit
 

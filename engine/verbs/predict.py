@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_json, add_running, number, positive, positives
+from engine.verbs.options import OF_RUNS, add_json, add_running, number, positive, positives
 
 ORDER = 50
 RANKS = True
@@ -21,7 +21,6 @@ EXAMPLES = [
     "--bandwidth 100 --variation 12 --epochs 100 --dataset_size 1281167",
     "mpiexec -n 2 engine predict --profile times.json --ranks 2,64",
 ]
-OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # of a net
 
 
 def add_arguments(parser: ArgumentParser) -> None:

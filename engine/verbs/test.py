@@ -182,6 +182,7 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     from engine.net import NetOptions
     from engine.net.kernel_table import Kernels
     from engine.report.log import log
+    from engine.verbs.runtime import refuse_idle
 
     net = NetOptions(precision=usable_precision(options.precision or "fp32", world), keep_all=bool(options.report))
     kernels = Kernels(options.kernels or "default", say=log)
@@ -189,8 +190,11 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     views = Views(config, options.crops, options.flip)
     if not options.ensemble and views.count == 1:
         evaluator = Evaluator(config, world, net, feeder=feeder, ap_version=options.ap_version, kernels=kernels)
+        if not evaluator.detectors:
+            refuse_idle(options, ("--ap_version",), "on a net without a detector")
         load(evaluator.net, options.weights)
         return evaluator
+    refuse_idle(options, ("--ap_version",), "with --ensemble, --crops or --flip")
     if views.count > 1:
         log(f"Averaging probabilities over {views.describe()}.")
     members = [[path] for path in options.weights] if options.ensemble else [options.weights]

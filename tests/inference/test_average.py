@@ -76,6 +76,17 @@ def test_every_blob_is_the_mean(members, tmp_path, capsys):
     assert "BatchNorm's statistics are averaged like weights" in said and f"average of 3 files to {out}" in said
 
 
+@pytest.mark.parametrize("field", ["", "batch_norm_param { scale_bias: true }"])
+def test_it_warns_of_statistics_that_are_averaged(field, tmp_path, capsys):
+    layers = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }'
+    net = parse_net(f'{layers} layer {{ name: "bn" type: "BatchNorm" bottom: "x" top: "y" {field} }}', "net")
+    paths = [str(tmp_path / name) for name in ("a.caffemodel", "b.caffemodel", "average.caffemodel")]
+    for path in paths[:2]:
+        write_caffemodel(path, net.message, Net(net, TRAIN).weights_by_layer())
+    assert main(["average", *paths]) == 0
+    assert "BatchNorm's statistics are averaged like weights" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", ["model", "solver"])
 def test_statistics_are_those_of_the_data(given, members, tmp_path):
     out = str(tmp_path / "out.caffemodel")

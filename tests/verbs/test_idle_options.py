@@ -10,6 +10,7 @@ from engine.exchange.torch_file import write_state
 from engine.verbs.command_line import parse
 
 STATE, KERAS, DATA = "x.pth", "x.keras", "examples/digits/digits_test_lmdb"
+TEST = ("test", "--model", "nets/digits.prototxt", "--weights", "a")
 LINK = ("--latency", "1", "--bandwidth", "10")
 
 
@@ -49,6 +50,27 @@ LINK = ("--latency", "1", "--bandwidth", "10")
         (
             ["check", "a.prototxt", "--run", "--ranks", "1", "--plot", "x.png"],
             "--ranks, --plot: without effect with --run; leave them out",
+        ),
+        (
+            ["doctor", "--precision", "bf16", "--python_layers", "--level", "1", "--stage", "a", "--set", "x=1"],
+            "--precision, --python_layers, --level, --stage, --set: without effect without --solver; leave them out",
+        ),
+        (
+            ["average", "a", "b", "c", "--iterations", "5", "--skip_bad_images", "--precision", "bf16", "--set", "x=1"],
+            "--iterations, --skip_bad_images, --precision, --set: without effect without --model or --solver; "
+            "leave them out",
+        ),
+        (
+            ["average", "a", "b", "c", "--python_layers", "--level", "1", "--stage", "a"],
+            "--python_layers, --level, --stage: without effect without --model or --solver; leave them out",
+        ),
+        (
+            [*TEST, "--ap_version", "11point"],
+            "--ap_version: without effect on a net without a detector; leave it out",
+        ),
+        (
+            [*TEST, "--flip", "--ap_version", "11point"],
+            "--ap_version: without effect with --ensemble, --crops or --flip; leave it out",
         ),
         (
             ["check", DATA, "--run", "--strict", "--stage", "x"],
