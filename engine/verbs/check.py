@@ -12,7 +12,6 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_common, add_consent, positive
 
 ORDER = 60
-RANKS = True
 SUMMARY = "find the errors in nets and solvers, and show what they cost"
 EXAMPLES = [
     "engine check solvers/*.prototxt",

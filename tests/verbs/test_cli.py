@@ -392,13 +392,19 @@ def test_an_error_of_all_ranks_is_printed_once(arguments, expected, in_repo):
 
 
 @pytest.mark.mpi
-def test_a_verb_of_one_process_is_not_run_by_several(tmp_path, in_repo):
-    out = tmp_path / "labels"
-    done = on_ranks(2, "extract_features", "x.caffemodel", "nets/digits.prototxt", "label", out, "1")
-    assert done.returncode != 0 and not out.exists()
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["extract_features", "x.caffemodel", "nets/digits.prototxt", "label", "labels", "1"],
+        ["check", "solvers/digits.prototxt", "--json"],
+    ],
+)
+def test_a_verb_of_one_process_is_not_run_by_several(arguments, in_repo):
+    done = on_ranks(2, *arguments)
+    assert done.returncode != 0 and done.stdout == "" and not os.path.exists("labels")
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert len(lines) == 1
-    told = r"engine: extract_features runs on one rank; start it without .*mpiexec \(exit status 1\)"
+    told = rf"engine: {arguments[0]} runs on one rank; start it without .*mpiexec \(exit status 1\)"
     assert re.fullmatch(told, lines[0])
 
 
