@@ -144,9 +144,12 @@ class _Parser(argparse.ArgumentParser):
                 self.error(f"{flag}: this engine computes on processors, with all cores that it may use; leave it out")
             if flag.startswith("--") and flag not in known:
                 self.error(f"unrecognized arguments: {flag}{_nearest(flag, known) or self._without_flags()}")
-        required = [action.option_strings[0] for action in self._actions if action.required and action.option_strings]
+        required = any(action.required for action in self._actions)
         if words and not words[0].startswith("-") and required and not self._without_flags():
-            self.error(f"'{words[0]}' has no flag; did you mean '{required[0]} {words[0]}'?")
+            texts = [action for action in self._actions if action.nargs is None and action.type is None]
+            texts.sort(key=lambda action: not action.required)
+            near = f"; did you mean '{texts[0].option_strings[0]} {words[0]}'?" if texts else ""
+            self.error(f"'{words[0]}' has no flag{near}")
 
     def _without_flags(self) -> str:
         """A tail for a message, such as "; FILE has no flag", or ""."""

@@ -195,6 +195,7 @@ def test_wrong_usage_is_status_2(arguments, capsys):
         (["plot_log", "a.log", "--output", "b.log"], "unrecognized arguments: --output; OUT and LOG have no flag\n"),
         (["test", "--iter", "3"], "unrecognized arguments: --iter; did you mean '--iterations'?"),
         (["train", "x.prototxt"], "'x.prototxt' has no flag; did you mean '--solver x.prototxt'?"),
+        (["predict", "x.prototxt"], "'x.prototxt' has no flag; did you mean '--model x.prototxt'?"),
         (["--verson"], "arguments: --verson; did you mean '--version'?"),
         (
             ["train", "--solver", "x", "-gpu", "all"],
