@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,9 +19,11 @@ _MOST_CURVES = 1000  # which nobody tells apart, and of which each takes its tim
 def plot_logs(paths: Sequence[str], target: str) -> None:
     """Writes a .png, .svg or .pdf. Raises ConfigError for a target that is no picture, DataError, EngineError."""
     if Path(target).suffix not in KINDS or _is_log(target):
+        logs = [path for path in dict.fromkeys([target, *paths]) if _is_log(path)]
+        picture = next((path for path in paths if path not in logs and Path(path).suffix in KINDS), "curve.png")
         raise ConfigError(
             f"expected the picture to write, {', '.join(KINDS[:-1])} or {KINDS[-1]}, before the logs: "
-            f"engine plot_log curve.png {' '.join(dict.fromkeys([target, *paths]))}",
+            f"{shlex.join(['engine', 'plot_log', picture, *(logs or ['LOG'])])}",
             target,
         )
     names = _names(paths)

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import shlex
 import sys
 import time
 from xml.etree import ElementTree
@@ -125,6 +126,25 @@ def test_a_log_is_never_written_over(tmp_path):
         ):
             plot_logs([str(tmp_path / "b.log")], str(tmp_path / target))
     assert all(path.read_text() == CAFFE for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["c.jpg", "a.log"], "curve.png a.log"),
+        (["a.log", "c.svg"], "c.svg a.log"),
+        (["a.log", "none.log", "b b.log"], "curve.png a.log 'b b.log'"),
+        (["c.jpg", "none.log"], "curve.png LOG"),
+    ],
+)
+def test_what_it_suggests_works(given, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.log", "b b.log"):
+        (tmp_path / name).write_text(CAFFE)
+    assert main(["plot_log", *given]) == 1
+    suggested = capsys.readouterr().err.strip().rpartition("before the logs: engine ")[2]
+    assert suggested == f"plot_log {told}"
+    assert main(shlex.split(suggested)) == ("LOG" in told)
 
 
 def test_numbers_that_are_none():
