@@ -270,6 +270,8 @@ def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
 
 def _check_net(config: NetConfig, report: FileReport) -> None:
     """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
+    if not config.message.layer:
+        raise ConfigError("the net has no layers", config.path)
     level, stages = config.message.state.level, list(config.message.state.stage)
     _give_data(config, report)
     _give_num_output(config, report)

@@ -25,6 +25,7 @@ _REASONS = (
     (r"--python_layers", "Python layer that may not be imported"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
     (r"its shape is not given", "input without a shape"),
+    (r": the net has no layers", "nothing in it"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),

@@ -105,11 +105,14 @@ def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | 
 
 
 def asked_net(options: Namespace, path: str) -> NetConfig:
-    """A net in the state that the options give it."""
+    """A net in the state that the options give it. Raises ConfigError also for one without layers."""
     from engine.config import add_state, read_net
+    from engine.errors import ConfigError
 
     allow_python_layers(options)
     config = read_net(path, options.set)
+    if not config.message.layer:
+        raise ConfigError("the net has no layers", path)
     add_state(config.message.state, options.level, options.stage)
     return config
 

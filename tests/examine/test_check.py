@@ -42,6 +42,16 @@ def net_file(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("text", ["", 'name: "x"', "# nothing yet"])
+@pytest.mark.parametrize("verb", [["check"], ["summarize"], ["draw_net"], ["time", "--model"]])
+def test_a_net_without_layers_is_an_error(verb, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("x.prototxt").write_text(text)
+    assert main([*verb, "x.prototxt", *(["x.dot"] if verb == ["draw_net"] else [])]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "engine: x.prototxt: the net has no layers"
+    assert not Path("x.dot").exists()
+
+
 def test_costs(net_file):
     report = check_file(str(net_file))
     assert report.errors == [] and report.kind == "net"
