@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, add_consent, comma_separated, numbers, positive, two_numbers
+from engine.verbs.options import add_common, add_consent, comma_separated, finite, numbers, positive, two_numbers
 
 ORDER = 130
 SUMMARY = "print the most likely classes of images"
@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="names of the classes, one per line (default: a labels.txt with the data or beside the net)",
     )
-    parser.add_argument("--input_scale", type=float, metavar="X", help="factor applied after the mean is subtracted")
+    parser.add_argument("--input_scale", type=finite, metavar="X", help="factor applied after the mean is subtracted")
     parser.add_argument(
         "--images_dim",
         type=two_numbers,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from engine.errors import printable, shortened
 
 LARGEST = 2**31 - 1  # of the schema's int32
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of its float
 OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # what add_running() adds
 
 # Types: each takes the text of an argument, and raises ArgumentTypeError where it does not fit
@@ -57,10 +58,14 @@ def number(
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
+        value = math.nan
     if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
     return value
+
+
+def finite(text: str) -> float:
+    return number(text, "a number", -LARGEST_FLOAT, LARGEST_FLOAT)
 
 
 def above_zero(text: str) -> float:
@@ -85,12 +90,9 @@ def positives(text: str) -> list[int]:
 
 def numbers(text: str) -> list[float]:
     try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}")
-    return found
+        return [finite(word) for word in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
 
 
 def two_numbers(text: str) -> tuple[int, int]:

@@ -174,6 +174,11 @@ def test_switches_and_backends_in_caffes_forms():
         ["convert_imageset", "a", "b", "--resize_height", "-1"],
         ["convert_imageset", "a", "b", "--resize_width", "65537"],
         ["classify", "--model", "x", "--weights", "y", "z", "--images_dim", "4,-4"],
+        ["classify", "--model", "x", "--weights", "y", "z", "--input_scale", "nan"],
+        ["classify", "--model", "x", "--weights", "y", "z", "--input_scale=-inf"],
+        ["classify", "--model", "x", "--weights", "y", "z", "--input_scale", "1e300"],
+        ["classify", "--model", "x", "--weights", "y", "z", "--input_scale", "half"],
+        ["classify", "--model", "x", "--weights", "y", "z", "--mean_value", "1,2,1e300"],
     ],
 )
 def test_wrong_usage_is_status_2(arguments, capsys):
@@ -209,6 +214,13 @@ def test_unknown_verbs_and_flags_are_met_with_the_nearest(arguments, expected, c
     with pytest.raises(SystemExit) as left:
         parse(arguments)
     assert left.value.code == 2 and expected in capsys.readouterr().err
+
+
+def test_a_factor_may_be_below_zero():
+    asked = parse(
+        ["classify", "--model", "x", "--weights", "y", "z", "--input_scale", "-0.5", "--mean_value", "1,-2e3"]
+    )
+    assert (asked.input_scale, asked.mean_value) == (-0.5, [1, -2000])
 
 
 def test_a_solver_for_a_gpu_is_told_what_computes(tmp_path, capsys):
