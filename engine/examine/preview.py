@@ -43,9 +43,9 @@ class Shown:
     lines: list[str] = field(default_factory=list)
 
 
-def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) -> tuple[Image.Image, list[str]]:
-    """A sheet of the first `count` samples of a net in its state, and what it shows, in a few lines. Raises
-    ConfigErrors, DataError."""
+def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) -> tuple[Image.Image, int, list[str]]:
+    """A sheet of the first `count` samples of a net in its state, or of all if there are fewer; how many it shows; and
+    what these are, in a few lines. Raises ConfigErrors, DataError."""
     with contextlib.closing(Feeder(config, phase, seed, world)) as feeder:
         state = config.message.state
         graph = build(config, phase, level=state.level, stages=state.stage, shapes_of=feeder.shapes_of, to_look_at=True)
@@ -54,11 +54,12 @@ def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) 
         names = list(source.reader.classes) or _names(layer.message, config)
         shown: list[Shown] = []
         notes = [_describe(layer)]
+        count = min(count, source.size)
         with source.batches(feeder.batch_sizes[layer.name]) as batches:  # of this layer alone, with its own keys
             while len(shown) < count:
                 batch = next(batches)
                 shown += _samples(layer, batch.arrays[layer.name], batch.keys, names)
-    return _sheet(shown[:count]), notes
+    return _sheet(shown[:count]), count, notes
 
 
 def save(sheet: Image.Image, path: str) -> None:

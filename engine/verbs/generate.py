@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from engine.verbs.options import add_common, add_consent, comma_separated, positive, uint32
+from engine.verbs.options import add_common, add_consent, comma_separated, uint32, up_to_1000
 
 ORDER = 135
 SUMMARY = "draw what a trained generator makes"
@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", metavar="NET", help="the generator's net, a prototxt")
     parser.add_argument("blobs", type=comma_separated, metavar="BLOBS", help="names of blobs, separated by commas")
     parser.add_argument("target", metavar="OUT", help="the picture: .png or .jpg")
-    parser.add_argument("--count", type=positive, default=64, metavar="N", help="samples to draw (default: 64)")
+    parser.add_argument("--count", type=up_to_1000, default=64, metavar="N", help="samples to draw (default: 64)")
     parser.add_argument("--seed", type=uint32, default=1, metavar="N", help="of the noise (default: 1)")
     parser.add_argument(
         "--range", type=_span, default=(-1.0, 1.0), metavar="A,B", help="black and white (default: --range=-1,1)"

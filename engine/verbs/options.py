@@ -39,6 +39,11 @@ def positive(text: str) -> int:
     return whole(text, "a whole number above 0", 1)
 
 
+def up_to_1000(text: str) -> int:
+    """Samples on one sheet, which nobody would see of more."""
+    return whole(text, "a whole number from 1 to 1000", 1, 1000)
+
+
 def int32(text: str) -> int:
     return whole(text, "a whole number of 32 bits", -LARGEST - 1)
 

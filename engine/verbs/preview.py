@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import add_common, add_phase, positive, uint32
+from engine.verbs.options import add_common, add_phase, uint32, up_to_1000
 
 ORDER = 65
 SUMMARY = "draw a batch as the net sees it"
@@ -20,7 +20,7 @@ EXAMPLES = [
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", metavar="NET", help="the net, a prototxt, with its data")
     parser.add_argument("target", metavar="OUT", help="the picture: .png or .jpg")
-    parser.add_argument("--count", type=positive, default=32, metavar="N", help="samples to show (default: 32)")
+    parser.add_argument("--count", type=up_to_1000, default=32, metavar="N", help="samples to show (default: 32)")
     parser.add_argument("--seed", type=uint32, default=1, metavar="N", help="a run's random_seed (default: 1)")
     add_phase(parser)
     add_common(parser)
@@ -37,9 +37,9 @@ def run(options: Namespace) -> int:
     check_name(options.target)
     check_writable(options.target)
     config = asked_net(options, options.model)
-    sheet, notes = preview(config, phase_of(options.phase), World(), options.seed, options.count)
+    sheet, count, notes = preview(config, phase_of(options.phase), World(), options.seed, options.count)
     save(sheet, options.target)
     for note in notes:
         log(note)
-    log(f"Wrote the first {options.count} samples to {options.target}")
+    log(f"Wrote the first {count} samples to {options.target}")
     return 0

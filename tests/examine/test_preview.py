@@ -42,6 +42,13 @@ def test_pictures_are_the_pixels_before_mean_and_scale(make_lmdb, monkeypatch): 
     assert [each.lines for each in found] == [["0 ant", "0"], ["1 bee", "1"], ["2", "2"]]
 
 
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
+def test_no_picture_is_shown_twice(phase, image_folder: Path, monkeypatch):  # noqa: F811
+    net = f'layer {{ name: "d" type: "Data" top: "x" data_param {{ source: "{image_folder}" batch_size: 5 }} }}'
+    keys = [each.lines[-1] for each in shown(net, monkeypatch, 32, phase)]
+    assert len(keys) == 12
+
+
 def test_small_pictures_are_enlarged_and_large_ones_shrunk(make_lmdb, monkeypatch):  # noqa: F811
     for side, wanted in ((28, 112), (600, 320)):
         source = make_lmdb({"0": raw_datum(random_pixels(1, side, side, 1))}, f"{side}")
@@ -80,15 +87,15 @@ def test_pictures_that_another_layer_reads_after_the_first(tmp_path, monkeypatch
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["f"] = np.zeros((9, 3), np.float32)
     (tmp_path / "h5").write_text(f"{tmp_path}/a.h5\n")
-    for name in ("a.png", "b.png"):
+    for name in ("a.png", "b.png", "c.png"):
         Image.fromarray(random_pixels(1, 120, 130)).save(tmp_path / name)
-    (tmp_path / "list").write_text("a.png 1\nb.png 0\n")
+    (tmp_path / "list").write_text("a.png 1\nb.png 0\nc.png 1\n")
     net = f"""layer {{ name: "f" type: "HDF5Data" top: "f"
       hdf5_data_param {{ source: "{tmp_path}/h5" batch_size: {size} }} }}
     layer {{ name: "d" type: "ImageData" top: "x" top: "y"
       image_data_param {{ source: "{tmp_path}/list" root_folder: "{tmp_path}/" batch_size: 2 }} }}"""
     found = shown(net, monkeypatch, 3)
-    assert [each.lines for each in found] == [["1", "a.png"], ["0", "b.png"], ["1", "a.png"]]
+    assert [each.lines for each in found] == [["1", "a.png"], ["0", "b.png"], ["1", "c.png"]]
 
 
 def test_distributions_and_several_labels():
@@ -118,7 +125,8 @@ def test_the_verb(image_folder: Path, tmp_path):  # noqa: F811
     )
     done = engine("preview", net, tmp_path / "x.png", "--count", 6)
     assert done.returncode == 0 and "layer 'd' (Data): x 4 x 3 x 12 x 16, y 4" in done.stderr
-    assert Image.open(tmp_path / "x.png").format == "PNG"
+    assert Image.open(tmp_path / "x.png").format == "PNG" and "Wrote the first 6 samples to " in done.stderr
+    assert "Wrote the first 12 samples to " in engine("preview", net, tmp_path / "x.png").stderr  # there are no more
     for target, words in ((tmp_path / "x.gif", "ends in .png or .jpg"), ("/no/x.png", "/no/x.png")):
         bad = engine("preview", net, target)
         assert bad.returncode == 1 and words in bad.stderr and bad.stderr.count("\n") == 1

@@ -174,6 +174,8 @@ def test_switches_and_backends_in_caffes_forms():
         ["convert_imageset", "a", "b", "--resize_height", "-1"],
         ["convert_imageset", "a", "b", "--resize_width", "65537"],
         ["classify", "--model", "x", "--weights", "y", "z", "--images_dim", "4,-4"],
+        ["preview", "x.prototxt", "x.png", "--count", "1001"],
+        ["generate", "x.caffemodel", "x.prototxt", "made", "x.png", "--count", "1001"],
         ["classify", "--model", "x", "--weights", "y", "z", "--input_scale", "nan"],
         ["classify", "--model", "x", "--weights", "y", "z", "--input_scale=-inf"],
         ["classify", "--model", "x", "--weights", "y", "z", "--input_scale", "1e300"],
