@@ -50,7 +50,6 @@ def benchmark(
     age = process_age()
     first = (step(net, training, 0), age)
     spans, reorders, repeats, steps, ends = [], [], [], [], []
-    begin = time.perf_counter()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
             steps.append(step(net, training, iteration, ends))
@@ -60,11 +59,9 @@ def benchmark(
             progress.update(iteration)
     if training:
         training.optimizer.wait()
-    seconds = time.perf_counter() - begin
-    if training:
         training.optimizer.close()
     spans = np.diff(np.array(spans), axis=2)[:, :, 0]
-    times = _times(net, world, precision, first, steps, seconds, spans, np.array(reorders))
+    times = _times(net, world, precision, first, steps, spans, np.array(reorders))
     if ends and world.size == 1:
         times.update_ms = 1e3 * float(np.median(ends))
     times.kernels = _kernel_times(net, kernels)
@@ -103,7 +100,6 @@ def _times(
     precision: str,
     first: tuple[float, float],
     steps: list[float],
-    seconds: float,
     spans: np.ndarray,
     reorders: np.ndarray,
 ) -> Times:
@@ -113,7 +109,7 @@ def _times(
 
     layers = _layer_times(net, spans, reorders)
     shapes = [blob.shape for blob in net.inputs if blob.shape]
-    batch = shapes[0][0] if shapes else 1
+    batch, median = shapes[0][0] if shapes else 1, float(np.median(steps))
     return Times(
         net=net.name,
         phase=PHASES[net.phase],
@@ -124,10 +120,10 @@ def _times(
         iterations=len(steps),
         first_iteration_ms=1e3 * first[0],
         to_first_iteration_s=first[1],
-        step_ms=1e3 * float(np.median(steps)),
+        step_ms=1e3 * median,
         forward_ms=sum(layer.forward_ms for layer in layers),
         backward_ms=sum(layer.backward_ms for layer in layers),
-        images_per_second=batch * world.size * len(steps) / seconds,
+        images_per_second=batch * world.size / median,
         activation_bytes=net.program.activation_bytes,
         scratch_bytes=net.program.scratch_bytes,
         peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

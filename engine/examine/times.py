@@ -59,7 +59,7 @@ class KernelTime:
 
 @dataclass
 class Times:
-    """What was measured, on rank 0; images_per_second counts the images of all ranks.
+    """What was measured, on rank 0; images_per_second counts the images of all ranks in a step of median time.
 
     A step is forward, backward and update in phase TRAIN, forward alone in phase TEST.
     """
