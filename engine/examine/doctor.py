@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.mpi_world import mpi_library
 from engine.comm.precision import asked_precision, usable_precision
-from engine.comm.preflight import check_sum, compare, hosts, versions
-from engine.config import SolverConfig, net_of_solver
-from engine.config.config import texts_of
+from engine.comm.preflight import check_sum, compare, compare_data, hosts, versions
+from engine.config import SolverConfig, net_of_solver, nets_of_solver
 from engine.data.decode import jpeg_decoder
+from engine.data.feeder import Feeder
 from engine.data.prefetch import data_threads
+from engine.graph.build import build
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
 from engine.host.launch import mpiexec
 from engine.host.ranks import gather_everywhere
 from engine.report.table import table
-from engine.solver.validate import validate
+from engine.solver.stages import check_stages, texts_of_stages
+from engine.solver.validate import tests, validate
 
 if TYPE_CHECKING:
     from engine.comm.world import World
 
 
-def doctor(world: World, config: SolverConfig | None = None) -> dict[str, Any]:
-    """Collective; the same on all ranks. Raises CommError where ranks differ, and what reading nets raises."""
-    if config:
+def doctor(world: World, configs: Sequence[SolverConfig] = ()) -> dict[str, Any]:
+    """Collective; the same on all ranks. configs: solvers in a row. Raises CommError and DataError where ranks differ,
+    and what reading nets and opening data raises."""
+    check_stages(configs, world)
+    for config in configs:
         validate(config.message, config.place)
     found = versions(world)
-    compare(world, found | (texts_of(config) if config else {}))
+    compare(world, found | texts_of_stages(configs))
     check_sum(world)
     line, warning = hosts([host for host, _ in all_hosts_and_cores(world)])
-    plan, plan_warning = _core_plan(world, config)
+    plan, plan_warning = _core_plan(world, configs[0] if configs else None)
     result: dict[str, Any] = {"ranks": line, **found, "sum": "right"}
     if world.size == 1:
         result["MPI"] = _installed_mpi()
-    if config:
-        result["layouts"] = _layouts(world, config)
+    for number, config in enumerate(configs, start=1):
+        stage = f" of stage {number}" if len(configs) > 1 else ""
+        result[f"layouts{stage}"] = _layouts(world, config)
+        if world.size > 1:
+            result[f"data{stage}"] = _data(world, config)
     result["JPEGs"] = f"decoded by {jpeg_decoder()}"
     result["link"] = str(world.links()) or "one rank: none"
     result["cores"] = _by_rank(gather_everywhere(world, plan))
@@ -84,6 +93,24 @@ def _layouts(world: World, config: SolverConfig) -> str:
     if other is None:
         return f"of {len(net.parameters)} parameters, the same on all ranks"
     return f"ranks 0 and {other} have different processors or oneDNN versions: plain layouts would be used"
+
+
+def _data(world: World, config: SolverConfig) -> str:
+    """What training compares of the sources of its nets, but nothing is copied to the hosts (`stage`) for it."""
+    nets, sources = nets_of_solver(config), 0
+    for net in filter(None, (nets.train, *(nets.tests if tests(config.message) else ()))):
+        message = proto.NetParameter()
+        message.CopyFrom(net.message)
+        for layer in message.layer:
+            for field in ("stage", "stage_keep", "stage_part"):
+                layer.data_param.ClearField(field)
+        net, state = net.with_message(message), message.state
+        with contextlib.closing(Feeder(net, state.phase, 1, world)) as feeder:
+            opened = feeder.shapes_of
+            build(net, state.phase, level=state.level, stages=state.stage, shapes_of=opened, to_look_at=True)
+            compare_data(world, feeder.identities)
+            sources += len(feeder.sources)
+    return f"of {sources} source{'s' if sources != 1 else ''}, the same on all ranks"
 
 
 def _by_rank(lines: list[str]) -> dict[str, str]:

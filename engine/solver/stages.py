@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from engine import proto
 from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver
+from engine.config.config import texts_of
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
 from engine.files import is_regular, opened, take_in
@@ -87,6 +88,13 @@ def check_stages(configs: Sequence[SolverConfig], world: World) -> None:
         errors += [*_same_prefixes(configs, world), *_missing_weights(configs, world), *_misfits(configs, world)]
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
+def texts_of_stages(configs: Sequence[SolverConfig]) -> dict[str, str]:
+    """texts_of() all solvers; of several, each by its stage."""
+    names = [f" of stage {number}" if len(configs) > 1 else "" for number in range(1, len(configs) + 1)]
+    found = zip(names, map(texts_of, configs), strict=True)
+    return {f"{what}{name}": text for name, texts in found for what, text in texts.items()}
 
 
 def _same_prefixes(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:

@@ -1,7 +1,7 @@
 """Runs only the checks that training makes before its first iteration: compares the ranks' versions and, with --solver,
-their solver, nets and parameter layouts; checks an allreduce whose result is known; measures the link. A difference
-ends it with status 1 and a line that names two ranks and what differs; only layouts may differ, with the processors:
-training then keeps plain ones.
+their solvers, nets, parameter layouts and data; checks an allreduce whose result is known; measures the link. A
+difference ends it with status 1 and a line that names two ranks and what differs; only layouts may differ, with the
+processors: training then keeps plain ones.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ EXAMPLES = [
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--solver", metavar="FILE", help="a solver whose nets and comm_param are to be checked, too")
+    parser.add_argument(
+        "--solver", metavar="A,B", help="a solver, or several in a row: check nets, data and comm_param, too"
+    )
     add_json(parser)
     add_running(parser)
 
 
 def run(options: Namespace) -> int:
-    from engine.verbs.runtime import asked_solver, refuse_idle, show, start, write_json
+    from engine.verbs.runtime import asked_solvers, refuse_idle, show, start, write_json
 
     if not options.solver:
         refuse_idle(options, OF_RUNS, "without --solver")
     world = start(output=options.json)
     from engine.examine.doctor import doctor, to_text
 
-    found = doctor(world, asked_solver(options) if options.solver else None)
+    found = doctor(world, asked_solvers(options) if options.solver else [])
     if world.rank == 0:
         show(to_text(found), options.json)
         if options.json:

@@ -81,8 +81,8 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
         texts = zip(options.set, asked, strict=True)
         mine = [match[2] if match else text for text, match in texts if not match or int(match[1]) == number]
         found.append(asked_solver(options, path, mine))
-    if options.shorten:
-        shorten_stages(found, options.shorten)
+    if divisor := getattr(options, "shorten", None):  # which not every verb has
+        shorten_stages(found, divisor)
     return found
 
 

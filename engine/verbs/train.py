@@ -158,10 +158,9 @@ def run(options: Namespace) -> int:
 def _position(options: Namespace, configs: list[SolverConfig], world: World) -> Position:
     """Checks all solvers before the first of them begins; where in their row to begin, or to go on."""
     from engine.comm.preflight import preflight
-    from engine.config.config import texts_of
     from engine.errors import ConfigError
     from engine.solver.resume import note_known, snapshot_prefix, take_prefix
-    from engine.solver.stages import check_stages, first_position, resume_stages
+    from engine.solver.stages import check_stages, first_position, resume_stages, texts_of_stages
     from engine.solver.validate import check_snapshots, saves
 
     if options.snapshot and len(configs) > 1:
@@ -173,10 +172,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
         note_known([snapshot_prefix(config, world) for config in configs if saves(config.message)])
         for config in configs:
             take_prefix(config, world)
-    texts = [texts_of(config) for config in configs]
-    if len(texts) > 1:
-        texts = [{f"{name} of stage {n}": text for name, text in each.items()} for n, each in enumerate(texts, start=1)]
-    preflight(world, {name: text for each in texts for name, text in each.items()})
+    preflight(world, texts_of_stages(configs))
     _watch(configs[0], world)
     if options.resume:
         return resume_stages(configs, world, options.weights)

@@ -56,8 +56,33 @@ def test_doctor(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["ranks"].startswith("2 on 1 host (") and found["sum"] == "right"
     assert found["layouts"] == "of 8 parameters, the same on all ranks"
+    assert found["data"] == "of 2 sources, the same on all ranks"
     assert "within a host" in found["link"] and "compute thread" in found["cores"]["0-1"]
     assert "ranks 0-1" in done.stdout and "MPI" in done.stdout
+
+
+@pytest.mark.mpi
+def test_doctor_copies_no_data_and_takes_a_row_of_solvers(tmp_path):
+    """Solvers as training takes them: --set 2:PATH=VALUE is the second's."""
+    write_ranks(tmp_path, {"train": keys(144), "test": keys(20)}, {"train": keys(144), "test": keys(20)})
+    for folder in (tmp_path / "0", tmp_path / "1"):
+        net = (
+            (folder / "net.prototxt")
+            .read_text()
+            .replace('source: "train"', f'source: "train" stage: "{tmp_path}/copy"')
+        )
+        (folder / "net.prototxt").write_text(net)
+        solver = (folder / "s.prototxt").read_text().replace("snapshot_after_train: false", "")
+        for name in ("s", "t"):
+            (folder / f"{name}.prototxt").write_text(f'{solver} snapshot_prefix: "{name}"')
+    done = run_in_own_folders(tmp_path, "doctor of a row")
+    assert done.returncode == 0 and not (tmp_path / "copy").exists(), done.stderr
+    for stage in (1, 2):
+        assert f"layouts of stage {stage}  of 2 parameters, the same on all ranks" in done.stdout
+        assert f"data of stage {stage}     of 2 sources, the same on all ranks" in done.stdout
+    (tmp_path / "1/t.prototxt").write_text((tmp_path / "1/t.prototxt").read_text() + "momentum: 0.5")
+    (line,) = lines_of_engine(run_in_own_folders(tmp_path, "doctor of a row"))
+    assert "differ in the solver of stage 2: " in line
 
 
 NET = """
@@ -70,6 +95,8 @@ layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: 
 """
 VERBS = {
     "train": ["train", "--solver", "s.prototxt"],
+    "doctor": ["doctor", "--solver", "s.prototxt"],
+    "doctor of a row": ["doctor", "--solver", "s.prototxt,t.prototxt", "--set", "2:base_lr=0.2"],
     "test": ["test", "--model", "net.prototxt", "--weights", "none"],
 }
 
@@ -119,8 +146,10 @@ def keys(count: int, tail: str = "") -> list[str]:
         ),
         ("train", {"train": keys(144), "test": keys(21)}, ("test", "20 items, keys", "21 items, keys")),
         ("test", {"test": keys(21)}, ("test", "20 items, keys", "21 items, keys")),
+        ("doctor", {"train": keys(36), "test": keys(20)}, ("train", "144 items, keys", "36 items, keys")),
+        ("doctor", {"train": keys(144), "test": keys(21)}, ("test", "20 items, keys", "21 items, keys")),
     ],
-    ids=["number of items", "keys", "test data of a training", "test"],
+    ids=["number of items", "keys", "test data of a training", "test", "doctor", "test data of doctor"],
 )
 def test_a_rank_with_other_data_is_named(tmp_path, verb, others, difference):
     write_ranks(tmp_path, {"train": keys(144), "test": keys(20)}, others)
