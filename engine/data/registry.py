@@ -5,11 +5,11 @@ A module in engine/data/sources or engine/data/readers registers what it holds.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from engine import proto
@@ -77,9 +77,7 @@ def reader(name: str) -> Callable[[type[ReaderT]], type[ReaderT]]:
 
 def find_source(name: str, where: str | None = None) -> type[Source]:
     """The class registered for a backend. Raises ConfigError, with the known names, for an unknown one."""
-    from engine.data import sources
-
-    _load(sources)
+    _load("sources")
     if name not in _sources:
         raise ConfigError(f"backend {name} is not supported{suggestion(name, _sources)}", where)
     return _sources[name]
@@ -107,9 +105,7 @@ def open_source(
 
 def recognised(path: str) -> str:
     """The type of the source at a path, by what is there; "" for nothing that is known."""
-    from engine.data import sources
-
-    _load(sources)
+    _load("sources")
     try:
         return next((name for name, each in _sources.items() if each.recognises(path)), "")
     except (OSError, ValueError):  # no permission; a name that cannot be one
@@ -126,14 +122,15 @@ def is_here(path: str) -> bool:
 
 def find_reader(name: str, where: str | None = None) -> type[Reader]:
     """The class registered for a type of data layer. Raises ConfigError, with the known types, for an unknown one."""
-    from engine.data import readers
-
-    _load(readers)
+    _load("readers")
     if name not in _readers:
         raise ConfigError(f"data layers of type {name} cannot be read{suggestion(name, _readers)}", where)
     return _readers[name]
 
 
-def _load(package: ModuleType) -> None:
+@functools.cache
+def _load(kind: str) -> None:
+    """Imports the modules of engine/data/sources or readers, once: looking for them reads the disk."""
+    package = importlib.import_module(f"engine.data.{kind}")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
