@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -112,17 +112,14 @@ class WeightAverage:
                 blobs[index] = self._statistics[parameter].reshape(parameter.shape)
         return blobs
 
-    def from_blobs(self, blobs: Sequence[np.ndarray] | None, source: str) -> None:
-        """blobs: of a snapshot; None: it has none, and the average begins with the net's weights. Raises
-        WeightsError."""
-        if blobs is None:
+    def take(self, values: Mapping[Parameter, np.ndarray] | None) -> None:
+        """values: of a snapshot, by parameter; None: it has none, and the average begins with the net's weights."""
+        if values is None:
             self.weights[:] = self._live
         else:
-            self.history.from_blobs(list(blobs), source)
-        for index, parameter in enumerate(self.net.graph.params):
-            if parameter in self._statistics:
-                values = self._tensors[parameter].get() if blobs is None else blobs[index]
-                self._statistics[parameter][:] = values.ravel()
+            self.history.take([values])
+        for parameter, average in self._statistics.items():
+            average[:] = (self._tensors[parameter].get() if values is None else values[parameter]).ravel()
 
 
 def _approach(average: np.ndarray, values: np.ndarray, share: np.float32) -> None:

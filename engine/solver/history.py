@@ -22,7 +22,7 @@ class History:
     """An arena for each of `names`, which tell what it holds (one for SGD, two for Adam and AdaDelta), zero at first.
     `arrays` are their float32 views for the updater, `named` the same by name.
 
-    sharding: every rank holds its shares only; from_blobs() and wholes() are collective then.
+    sharding: every rank holds its shares only; take() and wholes() are collective then.
     """
 
     def __init__(self, net: Net, names: Sequence[str], sharding: Sharding | None = None):
@@ -53,27 +53,32 @@ class History:
                 blobs.append(values)
         return blobs
 
-    def from_blobs(self, blobs: list[np.ndarray] | None, source: str) -> None:
-        """blobs: None on ranks that get their shares from rank 0. Raises WeightsError where the number or the size of
-        the arrays is not this net's."""
-        if blobs is None:
-            assert self._sharding
-            for array in self.arrays:
-                self._sharding.scatter(None, array)
-            return
+    def fit(self, blobs: Sequence[np.ndarray], source: str) -> list[dict[Parameter, np.ndarray]]:
+        """Arrays in the order of to_blobs(), by parameter, set after set. Raises WeightsError where their number or
+        size is not this net's."""
         params = self.net.own_params()
         if len(blobs) != len(params) * len(self._tensors):
             raise WeightsError(
                 f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} "
                 "for this net and solver type"
             )
-        sets = [dict(zip(params, blobs[at : at + len(params)])) for at in range(0, len(blobs), len(params) or 1)]
+        begins = [number * len(params) for number in range(len(self._tensors))]
+        sets = [dict(zip(params, blobs[at : at + len(params)])) for at in begins]
         for parameter, values in (item for each in sets for item in each.items()):
             if values.size != math.prod(parameter.whole_shape):
                 raise WeightsError(
                     f"{source}: history of {parameter.name}: expected shape {parameter.whole_shape}, "
                     f"got {tuple(values.shape)}"
                 )
+        return sets
+
+    def take(self, sets: Sequence[Mapping[Parameter, np.ndarray]] | None) -> None:
+        """sets: of fit(); None on ranks that get their shares from rank 0."""
+        if sets is None:
+            assert self._sharding
+            for array in self.arrays:
+                self._sharding.scatter(None, array)
+            return
         for values, tensors, array in zip(sets, self._tensors, self.arrays, strict=False):
             if self._sharding:
                 self._sharding.scatter(values, array)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.layers.base import Parameter
     from engine.solver.ema import WeightAverage
+    from engine.solver.history import History
     from engine.solver.model_parallel import ModelParallel
     from engine.solver.optimizer import Optimizer
+
+    Values = dict[Parameter, np.ndarray]
 
 
 class Snapshots:
@@ -179,22 +182,28 @@ class Snapshots:
                 log(f"Layer {layer} is not in {', '.join(paths)}: it keeps its initial values")
         self._optimizer.weights_are_read()
 
-    def read(self, path: str) -> SolverState:
+    def read(self, path: str, refuse: Callable[[SolverState], None]) -> SolverState:
         """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
-        returns the state on all ranks. Raises WeightsError where one of the files is not what was written."""
+        returns the state on all ranks. refuse: raises WeightsError for a state of another run. Raises WeightsError,
+        too, where a file is not what was written, or not of this net and solver. Nothing is taken over then."""
         found = read_whole(path) if self._world.rank == 0 else None
         history = found.state.history if found else []  # array by array: it may be too large for one message
         mine = (replace(found.state, history=[]), found.model) if found else (SolverState(), "")
         state, model = self._world.broadcast_object(mine)
         log(f"Restoring previous solver status from {path}")
+        refuse(state)
         if self._model_parallel:  # the others get theirs from rank 0 when the run starts
             history = self._broadcast(history)
         if found or self._model_parallel:
             blobs = found.blobs if found else weights.read_caffemodel(model)
-            self._optimizer.net.load_weights(blobs, model)
-            self._restore_history(replace(state, history=history), path)
+            fitted, average = self._fit_history(replace(state, history=history), path)
+            self._optimizer.net.load_weights(blobs, model)  # nothing, where something does not fit
+            for each, sets in fitted:
+                each.take(sets)
+            if self._average:
+                self._average.take(average)
         elif self._optimizer.sharding:
-            self._optimizer.history.from_blobs(None, path)
+            self._optimizer.history.take(None)
         if self._average:
             self._average.start_over(state.iteration)  # rank 0's values are sent to all
         self._optimizer.weights_are_read()
@@ -210,23 +219,26 @@ class Snapshots:
             self._world.broadcast(array)
         return found
 
-    def _restore_history(self, state: SolverState, path: str) -> None:
-        """The optimizer's sets, and the weights' average, which is the last set; then the sets of the others."""
-        history, averages = state.history, None
+    def _fit_history(self, state: SolverState, path: str) -> tuple[list[tuple[History, list[Values]]], Values | None]:
+        """The sets of each history, of the optimizer and the others, and the weights' average, if there is one: it is
+        the last set of the optimizer. Raises WeightsError."""
+        history, average = state.history, None
+        fitted: list[tuple[History, list[Values]]] = []
         for other in reversed(self._others):
             count = len(other.history.arrays) * len(other.net.own_params())
             history, sets = (history[:-count], history[-count:]) if count else (history, [])
-            other.history.from_blobs(sets, path)
+            fitted.append((other.history, other.history.fit(sets, path)))
         if state.ema is not None:
             count = len(self._optimizer.net.graph.params)
             history, averages = history[:-count], history[-count:]
-        self._optimizer.history.from_blobs(history, path)
-        if self._average:
-            if averages is None:
-                log(f"No average of the weights in {path}: it begins with the weights")
-            self._average.from_blobs(averages, path)
-        elif averages is not None:
-            log(f"The average of the weights in {path} is left out: the solver has no ema")
+            if self._average:
+                (average,) = self._average.history.fit(averages, path)
+            else:
+                log(f"The average of the weights in {path} is left out: the solver has no ema")
+        elif self._average:
+            log(f"No average of the weights in {path}: it begins with the weights")
+        fitted.append((self._optimizer.history, self._optimizer.history.fit(history, path)))
+        return fitted, average
 
     def take_over(self) -> None:
         """After the rank that wrote has died: rank 0 of those that are left has the snapshot_prefix, at the latest when

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ from engine.solver.state import TrainingState
 from engine.solver.train_net import build_alike, divide, net_options
 from engine.solver.validate import check_schedules, check_tests, require_loss, saves, tests, validate
 from engine.watchdog import board
+from engine.weights import SolverState
 
 
 class Solver:
@@ -219,14 +221,8 @@ class Solver:
 
     def restore(self, path: str) -> None:
         """Continues from a solverstate and the weights that it names. The order of samples goes on where it stopped,
-        also with another number of ranks. Raises WeightsError."""
-        saved = self.snapshots.read(path)
-        if saved.random_seed is not None and self.param.random_seed < 0 and saved.random_seed != self.seed:
-            raise WeightsError(
-                f"{path}: was trained with random_seed {saved.random_seed}; set it to go on with the same order of "
-                "samples"
-            )
-        refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
+        also with another number of ranks. Raises WeightsError, and then goes on as it was."""
+        saved = self.snapshots.read(path, partial(self._refuse, path))
         for optimizer in self.optimizers:
             optimizer.start_over()
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
@@ -242,6 +238,15 @@ class Solver:
             for observer in self.observers:
                 observer.gone_back(self.iteration)
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
+
+    def _refuse(self, path: str, saved: SolverState) -> None:
+        """Raises WeightsError for a state with which the run would not go on."""
+        if saved.random_seed is not None and self.param.random_seed < 0 and saved.random_seed != self.seed:
+            raise WeightsError(
+                f"{path}: was trained with random_seed {saved.random_seed}; set it to go on with the same order of "
+                "samples"
+            )
+        refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
 
     def find_best(self) -> None:
         """Collective. Whether the best weights that the state knows of are still there."""

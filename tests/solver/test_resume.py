@@ -124,6 +124,25 @@ def test_states_of_other_runs_are_refused(photos, tmp_path):
         make_solver('type: "Adam" random_seed: 5', photos).restore(state)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "was trained with random_seed 5"),
+        ('type: "Adam" random_seed: 5', "8 history blobs, expected 16"),
+        ("random_seed: 5 iter_size: 2 max_epoch: 4", "was trained in global batches of 5"),
+    ],
+)
+def test_a_state_that_is_refused_changes_nothing(photos, tmp_path, text, why):
+    """Neither weights and history nor which snapshots are kept: the solver trains as if nobody had asked."""
+    solve("max_iter: 3 random_seed: 5 momentum: 0.9", photos, tmp_path)
+    solver = make_solver(f"{text} snapshot_keep: 1", photos, tmp_path)
+    before = learned(solver)
+    with pytest.raises(WeightsError, match=why):
+        solver.restore(str(tmp_path / "net_iter_3.solverstate"))
+    assert different(before, learned(solver)) == []
+    assert solver.iteration == 0 and solver.snapshots.kept.iterations == []
+
+
 RANKS = """
 from engine.comm.world import world
 from tests.solver.harness import *
