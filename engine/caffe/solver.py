@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from engine import proto
@@ -42,7 +43,24 @@ class _Solver(EngineSolver):
     def step(self) -> None:
         if self.on_start is not None:
             self.on_start()
-        super().step()
+        with self._whole_or_not_at_all():
+            super().step()
+
+    @contextmanager
+    def _whole_or_not_at_all(self) -> Iterator[None]:
+        """Around an iteration: one that an error leaves out leaves nothing behind, neither its loss nor, in running
+        sums, its batch."""
+        iteration, state = self.iteration, self.state.copy()
+        statistics = [(values, values.copy()) for values in self.net.statistics()]
+        try:
+            yield
+        except BaseException:
+            if self.iteration == iteration:
+                with undisturbed():
+                    vars(self.state).update(vars(state))
+                    for values, before in statistics:
+                        values[...] = before
+            raise
 
     def _forward(self, micro: int, first_sample: int) -> float:
         while True:
@@ -53,15 +71,16 @@ class _Solver(EngineSolver):
 
     def apply_update(self) -> None:
         """The update of an iteration, of gradients that are there; its loss is that of the last forward."""
+        with self._whole_or_not_at_all():
+            self._apply_update()
+
+    def _apply_update(self) -> None:
         self.state.recent_loss.append(self._loss())
-        iteration = self.iteration
         if self.average:
             self.optimizer.wait()
             self.average.catch_up()
-        with self.optimizer.update(self.state, self.samples_per_iteration):
+        with self.optimizer.update(self.state, self.samples_per_iteration, self.average):
             self.optimizer.release()
-        if self.average:
-            self.average.step(iteration)
 
     def rebuild_net(self, config: NetConfig) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine import proto
     from engine.comm.world import Channel
     from engine.host._core import Updater
+    from engine.solver.ema import WeightAverage
     from engine.watchdog.board import Board
 
 
@@ -149,9 +150,9 @@ class Optimizer:
     # The step
 
     @contextmanager
-    def update(self, state: TrainingState, samples: int) -> Iterator[float]:
+    def update(self, state: TrainingState, samples: int, average: WeightAverage | None = None) -> Iterator[float]:
         """The update of one iteration, around the backward pass that completes its gradients: yields its rate. Then the
-        state has advanced by so many samples over all ranks.
+        state has advanced by so many samples over all ranks, and the average of the weights, if any, by a step.
 
         An error inside leaves the iteration out, on one rank; with several it ends the servers' wait for gradients that
         will not come.
@@ -162,6 +163,8 @@ class Optimizer:
             with undisturbed() if self.world.size == 1 else nullcontext():
                 self.finish()
                 state.advance(samples)
+                if average:
+                    average.step(state.iteration - 1)
         except BaseException as error:
             self.abandon(f"iteration {state.iteration} has failed: {str(error) or type(error).__name__}")
             raise

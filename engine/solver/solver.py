@@ -449,15 +449,13 @@ class Solver:
         showing = [observer for observer in self.observers if observer.wants_values(iteration)]
         if showing and self.optimizer.sharding is None:  # of shares, all ranks would have to exchange them
             self.optimizer.keep_gradients()
-        with self.optimizer.update(self.state, samples) as rate:
+        with self.optimizer.update(self.state, samples, self.average) as rate:
             program.mark_ready(self.on_gradients is None)
             program.backward()
             if self.on_gradients is not None:
                 self.on_gradients()
                 self.optimizer.release()
         self._recorder.passed(self.net)
-        if self.average:
-            self.average.step(iteration)
         record = self._recorder.end(rate, self.state.loss, samples, self._figures() if wanted else None)
         for observer in self.observers:
             observer.step(record)

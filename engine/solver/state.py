@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.weights import SolverState
 
@@ -51,6 +51,11 @@ class TrainingState:
     def loss(self) -> float:
         """The smoothed loss of this rank; NaN before the first."""
         return sum(self.recent_loss) / len(self.recent_loss) if self.recent_loss else float("nan")
+
+    def copy(self) -> TrainingState:
+        """One that does not change with it."""
+        own = {"recent_loss": self.recent_loss.copy(), "plateau": replace(self.plateau), "goals": replace(self.goals)}
+        return replace(self, **own)
 
     def advance(self, samples: int) -> None:
         """Counts an iteration of so many samples over all ranks."""

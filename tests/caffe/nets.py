@@ -1,5 +1,7 @@
 """Nets that the tests of the Python interface share."""
 
+from tests.solver.harness import digits_net
+
 DEPLOY = """
 name: "small"
 force_backward: true
@@ -24,6 +26,11 @@ layer { name: "fixed" type: "InnerProduct" bottom: "ip" top: "fixed" param { lr_
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fixed" bottom: "label" top: "loss" }
 layer { name: "accuracy" type: "Accuracy" bottom: "fixed" bottom: "label" top: "accuracy" include { phase: TEST } }
 """
+
+# With running sums.
+NORMED = digits_net().replace(
+    'layer { name: "relu"', 'layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" } layer { name: "relu"'
+)
 
 
 def write(folder, text, name="net.prototxt"):

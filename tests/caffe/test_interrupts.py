@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.caffe.nets import NORMED
 from tests.mpi import REPO, run_ranks
 from tests.solver.harness import digits_net
 
@@ -59,10 +60,11 @@ for number in range(int(sys.argv[3])):
     raised += interrupt(name, calls[name], int(sys.argv[4]))
 solver.step(1)
 print("raised", raised, "of", sys.argv[3])
-interrupted, iterations = {k: v[0].data.copy() for k, v in net.params.items()}, solver.iter
+interrupted, iterations = [blob.data.copy() for blobs in net.params.values() for blob in blobs], solver.iter
 other = caffe.SGDSolver(sys.argv[1])
 other.step(iterations)
-print("same bits", all((other.net.params[k][0].data == v).all() for k, v in interrupted.items()), flush=True)
+blobs = [blob.data for blobs in other.net.params.values() for blob in blobs]
+print("same bits", all((mine == blob).all() for mine, blob in zip(interrupted, blobs, strict=True)), flush=True)
 """
 
 AT_EXIT = """
@@ -97,9 +99,9 @@ if %(times)d == 1:
 """
 
 
-def write(folder):
+def write(folder, net):
     path = folder / "solver.prototxt"
-    path.write_text(f'{SOLVER} snapshot_prefix: "{folder}/x" net_param {{ force_backward: true {digits_net()} }}')
+    path.write_text(f'{SOLVER} snapshot_prefix: "{folder}/x" net_param {{ force_backward: true {net} }}')
     return str(path)
 
 
@@ -117,7 +119,7 @@ def run(program, *arguments, timeout=60):
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupted_calls_can_be_made_again(tmp_path, times):
     """With the bits of a run that nobody has interrupted, also where a second one has come at once."""
-    done = run(AGAIN_AND_AGAIN, write(tmp_path), times, 24, times)
+    done = run(AGAIN_AND_AGAIN, write(tmp_path, NORMED), times, 24, times)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "raised 24 of 24" in done.stdout
     assert "same bits True" in done.stdout
@@ -125,21 +127,21 @@ def test_interrupted_calls_can_be_made_again(tmp_path, times):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
 def test_an_interrupt_at_the_exit_ends_it(tmp_path, seconds):
-    done = run(AT_EXIT, write(tmp_path), 0, seconds)
+    done = run(AT_EXIT, write(tmp_path, digits_net()), 0, seconds)
     assert done.returncode in (0, 1, 130, -signal.SIGINT), done.stderr[-3000:]
     assert "defect" not in done.stderr and "Fatal Python error" not in done.stderr
 
 
 @pytest.mark.mpi
 def test_an_interrupt_of_one_rank_ends_the_call_of_all(tmp_path):
-    done = run_ranks(2, RANKS % {"file": write(tmp_path), "times": 1})
+    done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 1})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("caught") == 2 and "alike 1 1 3" in done.stdout
 
 
 @pytest.mark.mpi
 def test_ranks_that_parted_within_an_iteration_end(tmp_path):
-    done = run_ranks(2, RANKS % {"file": write(tmp_path), "times": 2})
+    done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 2})
     assert done.returncode != 0
     assert "[rank 1] training has failed or was interrupted within an iteration" in done.stderr
 

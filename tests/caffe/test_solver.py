@@ -1,6 +1,8 @@
 """caffe.SGDSolver and its kin: the same training as engine train's, looked at and changed from Python between steps."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from engine.caffe import mode
 from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.solver.update import solver_types
 from engine.weights import read_caffemodel, read_solverstate
+from tests.caffe.nets import NORMED
 from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
@@ -352,6 +355,57 @@ def test_callbacks(tmp_path):
     assert [(what, at) for what, at, _ in seen] == [("start", 0), ("gradients", 0), ("start", 1), ("gradients", 1)]
     np.testing.assert_allclose(seen[2][2], -0.5 * seen[1][2])  # the update used what the callback wrote
     np.testing.assert_allclose(weights.data, -0.5 * (seen[1][2] + seen[3][2]))
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_iteration_that_a_callback_breaks_off_leaves_no_trace(by_hand, tmp_path, monkeypatch):
+    """Nor does an update by hand: what averages, counts and decides goes on as if it had not begun."""
+    text = 'base_lr: 0.05 momentum: 0.9 momentum_correction: true lr_policy: "plateau" gamma: 0.5 average_loss: 4 '
+    text += "plateau_winsize: 1 plateau_winsize: 2 iter_size: 2 max_iter: 9 ema: 0.5"
+    broken, whole = (caffe.SGDSolver(write(tmp_path, text, NORMED)) for _ in range(2))
+    for solver in (broken, whole):
+        solver.step(2)
+        if by_hand:
+            solver.net.forward()
+            solver.net.backward()
+
+    def fail():
+        raise ZeroDivisionError
+
+    optimizer = broken._solver.optimizer
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "release" if by_hand else "finish", fail)
+        with pytest.raises(ZeroDivisionError):
+            broken.apply_update() if by_hand else broken.step(1)
+    assert broken._solver.state == whole._solver.state and broken.iter == 2
+    for solver in (broken, whole):
+        solver.apply_update() if by_hand else solver.step(3)
+    assert broken._solver.state == whole._solver.state
+    for layer, blobs in whole.net.params.items():
+        for mine, its in zip(broken.net.params[layer], blobs):
+            np.testing.assert_array_equal(mine.data, its.data)
+
+
+def test_an_iteration_that_is_done_when_it_is_interrupted_is_in_the_average(tmp_path, monkeypatch):
+    text = PLAIN_SGD + " ema: 0.5"
+    interrupted, whole = (with_input(caffe.SGDSolver(write(tmp_path, text, INPUT_NET))) for _ in range(2))
+    interrupted.step(3)
+    optimizer = interrupted._solver.optimizer
+    finish = optimizer.finish
+
+    def strike():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupted.add_callback(lambda: None, strike)
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "finish", lambda: [strike(), finish()])  # a second one, which ends the call at once
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.step(10)
+    assert interrupted.iter == 4
+    whole.step(4)
+    for solver in (interrupted, whole):
+        solver._solver.average.catch_up()
+    np.testing.assert_array_equal(interrupted._solver.average.weights, whole._solver.average.weights)
 
 
 def test_snapshot_and_restore(tmp_path):
