@@ -20,7 +20,8 @@ _ENDINGS = (".h5", ".hdf5")
 
 
 class HDF5Writer:
-    """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it.
+    """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it, also after
+    close().
 
     The net may be a stranger's, and names any file of the user: none is replaced but what such a layer has written.
     """
@@ -68,20 +69,27 @@ class HDF5Writer:
         """Adds the rows of a batch. Raises DataError."""
         try:
             if self._file is None:
-                if self._is_there():
-                    os.unlink(self._path)
-                self._file = file = self._h5py.File(self._path, "x")  # which follows no link
-                self._datasets = [
-                    file.create_dataset(name, (0, *rows.shape[1:]), np.float32, maxshape=(None, *rows.shape[1:]))
-                    for name, rows in zip(NAMES, blobs, strict=True)
-                ]
-                file.attrs[_MARK] = "HDF5Output"
-                file.flush()  # so that the next run knows the file, whatever ends this one
+                self._open(self._is_there(), blobs)
             for dataset, rows in zip(self._datasets, blobs, strict=True):
                 dataset.resize(len(dataset) + len(rows), axis=0)
                 dataset[-len(rows) :] = rows
         except (OSError, RuntimeError) as error:
             raise self._error(f"cannot be written: {reason(error)}") from None
+
+    def _open(self, there: bool, blobs: Sequence[np.ndarray]) -> None:
+        if there and self._datasets:  # closed at the end of a run, after which the net runs again
+            self._file = file = self._h5py.File(self._path, "r+")
+            self._datasets = [file[name] for name in NAMES]
+            return
+        if there:
+            os.unlink(self._path)
+        self._file = file = self._h5py.File(self._path, "x")  # which follows no link
+        self._datasets = [
+            file.create_dataset(name, (0, *rows.shape[1:]), np.float32, maxshape=(None, *rows.shape[1:]))
+            for name, rows in zip(NAMES, blobs, strict=True)
+        ]
+        file.attrs[_MARK] = "HDF5Output"
+        file.flush()  # so that the next run knows the file, whatever ends this one
 
     def close(self) -> None:
         if self._file is not None:

@@ -45,6 +45,26 @@ def test_every_forward_adds_a_batch(tmp_path):
         np.testing.assert_array_equal(file["data"][:], 3 * VALUES)
 
 
+def test_what_comes_after_the_end_of_a_run_is_added(tmp_path):
+    """The file is whole when a run ends, and the net may run again: a script's may. Others' in its place stay."""
+    net, feeder = make(tmp_path / "out.h5")
+    for runs in (1, 2):
+        feeder.start()
+        feeder.next(net)
+        net.forward()
+        feeder.close()
+        with h5py.File(tmp_path / "out.h5") as file:
+            assert file["label"][:].tolist() == [0, 1] * runs
+    (tmp_path / "out.h5").write_bytes(b"mine")
+    with pytest.raises(DataError, match="is there already"):
+        net.forward()
+    (tmp_path / "out.h5").unlink()
+    net.forward()
+    feeder.close()
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["label"][:].tolist() == [0, 1]
+
+
 def test_each_rank_has_its_file(tmp_path):
     with pytest.raises(ConfigError, match="layer 'out': 2 ranks would write one file; put %# "):
         make(tmp_path / "out.h5", ranks=2)
