@@ -127,7 +127,6 @@ class Solver:
         self._solver = _Solver(config, world, every_blob=True)
         if config.message.weights:
             self._solver.load_weights(list(config.message.weights))
-        self._shared = False  # rank 0's weights, with all ranks
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
         me = weakref.ref(self)  # so that a solver that the script drops is gone
         self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
@@ -156,15 +155,9 @@ class Solver:
 
     def _start(self) -> None:
         """Weights are the same everywhere, and data flows."""
-        self._share()
+        self._solver.share_weights()
         if not self._solver.feeder.running:
             self._solver.feeder.start(self._solver.state.samples_seen)
-
-    def _share(self) -> None:
-        """Collective, before all that needs the same weights on all ranks: they begin with rank 0's."""
-        if not self._shared:
-            self._solver.share_weights()
-            self._shared = True
 
     # What was written into arrays goes into a run, and what the run has done comes back.
 
@@ -172,7 +165,7 @@ class Solver:
         for net in (self.net, *self.test_nets):
             net.reshape()
             net._live.push()
-        if self._shared:
+        if self._solver.weights_are_shared:
             self._solver.optimizer.take_over_weights()
 
     def _run(self, run: Callable[[], bool]) -> bool:
@@ -228,7 +221,7 @@ class Solver:
     def snapshot(self) -> None:
         """Collective."""
         self._push()
-        self._share()
+        self._solver.share_weights()
         self._solver.snapshot()
         self._pull()
 
@@ -237,8 +230,7 @@ class Solver:
         """Collective. Goes on from a solverstate and the weights that it names. Raises WeightsError."""
         self._push()
         self._solver.restore(str(path))
-        self._shared = False  # rank 0 has read them
-        self._share()
+        self._solver.share_weights()
         self._solver.feeder.stop()
         self._pull()
 

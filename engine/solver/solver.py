@@ -101,6 +101,7 @@ class Solver:
         self.snapshots = Snapshots(
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
+        self.weights_are_shared = False  # all ranks have begun with rank 0's: see share_weights()
         self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
         for evaluator in self.evaluators:
             warn_of_other_classes(self.feeder, evaluator.feeder)
@@ -212,6 +213,7 @@ class Solver:
     def load_weights(self, paths: list[str]) -> None:
         """For fine-tuning: takes values by layer name, file after file; all others keep their initial values."""
         self.snapshots.load_weights(paths)
+        self.weights_are_shared = False
 
     def begin_after(self, sample: int, begun_from: str) -> None:
         """As a stage of several solvers in a row, before restore(). sample: the number of its first one in the whole
@@ -223,6 +225,7 @@ class Solver:
         """Continues from a solverstate and the weights that it names. The order of samples goes on where it stopped,
         also with another number of ranks. Raises WeightsError, and then goes on as it was."""
         saved = self.snapshots.read(path, partial(self._refuse, path))
+        self.weights_are_shared = False  # rank 0 has read them
         for optimizer in self.optimizers:
             optimizer.start_over()
         self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
@@ -257,13 +260,17 @@ class Solver:
             best.best_value = best.best_iteration = best.best_goal = None
 
     def share_weights(self) -> None:
-        """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own."""
+        """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own. Only at first,
+        and after files were read: ranks that train have statistics, and perhaps weights, of their own."""
+        if self.weights_are_shared:
+            return
         arenas, others = self.shared_arrays()
         with self.model_parallel.kept(arenas):
             for array in (*arenas, *others):
                 self.world.broadcast(array)
         for optimizer in self.optimizers:
             optimizer.take_over_weights()
+        self.weights_are_shared = True
 
     def shared_arrays(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Views, float32, of what all ranks begin with: laid out as arenas of weights; and what does not learn, where

@@ -750,6 +750,36 @@ def test_every_rank_goes_back(more, tmp_path):
         assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
+STEPPED = """
+import engine.caffe as caffe
+for folder, steps in (("{folder}", 3), ("{folder}/whole", 0)):
+    solver = caffe.SGDSolver(folder + "/solver.prototxt")
+    if steps:
+        solver.step(steps)
+    solver.solve()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "more",
+    ["", "ema: 0.9 comm_param { shard_updates: true compression: BF16 }", "comm_param { mode: LOCAL sync_every: 4 }"],
+)
+def test_solve_goes_on_where_step_has_ended(more, tmp_path):
+    """With what each rank has of its own by then: BatchNorm's statistics, shares of an average, weights that are
+    averaged later."""
+    text = f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 {more}'
+    (tmp_path / "whole").mkdir()
+    for folder in (tmp_path, tmp_path / "whole"):
+        write(folder, text, NORMED.replace("batch_size: 16", "batch_size: 8"))
+    all_fine(2, STEPPED.format(folder=tmp_path))
+    names = [path.name for path in tmp_path.glob("x_iter_6*.caffemodel")]
+    assert len(names) == 1 + ("ema" in more)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
 BEFORE_A_STEP = """
 import engine.caffe as caffe
 solver = caffe.SGDSolver("{path}")
