@@ -79,6 +79,9 @@ class AdversarialSolver(Solver):
         """Of all ranks: each update of the discriminator takes a batch, and the generator the last of them."""
         return super().samples_per_iteration * self.param.adversarial.discriminator_steps
 
+    def _samples_of(self, iterations: int) -> int:
+        return super()._samples_of(iterations) * self.param.adversarial.discriminator_steps
+
     def solve(self) -> bool:
         log(f"Against {self.wiring.discriminator.path}: {describe(self.param)}")
         return super().solve()

@@ -208,6 +208,10 @@ class Solver:
         """Of all ranks and micro-batches, in the iteration to come."""
         return max(1, self.feeder.batch_size) * self.world.size * self.iter_size
 
+    def _samples_of(self, iterations: int) -> int:
+        """Of all ranks, in the first so many iterations of this solver."""
+        return self.calendar.samples(iterations)
+
     # Weights and state
 
     def load_weights(self, paths: list[str]) -> None:
@@ -228,7 +232,10 @@ class Solver:
         self.weights_are_shared = False  # rank 0 has read them
         for optimizer in self.optimizers:
             optimizer.start_over()
-        self.state.restore(saved, self.first_sample + self.calendar.samples(saved.iteration))
+        trained = self._samples_of(saved.iteration)
+        self.state.restore(saved, self.first_sample + trained)
+        # What came before: other stages' samples, or those by which batches were larger.
+        self.first_sample, self.begun_from = self.state.samples_seen - trained, saved.begun_from or ""
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
         if self.world.broadcast_object(Path(path) == self.snapshots.names(saved.iteration)[1]):  # names may have ranks
@@ -381,7 +388,7 @@ class Solver:
             self.step()
             self._before = mine
         staleness = self.optimizer.meet(self.state)
-        self.state.samples_seen = self.first_sample + self.calendar.samples(self.iteration)
+        self.state.samples_seen = self.first_sample + self._samples_of(self.iteration)
         if staleness:
             log(staleness)
         return self.world.agree(lambda: self.signals.flags)

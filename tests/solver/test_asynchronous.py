@@ -220,6 +220,23 @@ def test_snapshots_and_tests(tmp_path):
         assert all(np.isfinite(value).all() for value in in_files(tmp_path / name, 60).values())
 
 
+OTHER_BATCH = """
+from engine.comm.world import world
+from tests.solver.harness import *
+from tests.solver.test_asynchronous import COMMON
+solver = solve(COMMON + "comm_param {{ mode: ASYNC }}", digits_net(4), restore={state!r}, world=world())
+assert solver.state.samples_seen == 3 * 48 + 3 * 8, solver.state.samples_seen
+world().close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_samples_of_other_batches_stay_counted(tmp_path):
+    solve(COMMON.replace("max_iter: 6", "max_iter: 3"), digits_net(48), tmp_path)
+    all_fine(2, OTHER_BATCH.format(state=str(tmp_path / "net_iter_3.solverstate")))
+
+
 SOLVER = """
 net: "{folder}/train.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "Adam" random_seed: 7 display: 1
 max_iter: {iterations} snapshot: {snapshot} snapshot_prefix: "{folder}/net"

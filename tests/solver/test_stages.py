@@ -22,7 +22,7 @@ from engine.solver.stages import check_stages, digest_of
 from engine.weights import read_caffemodel, read_solverstate
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.shared import SHARED, needs_shared
-from tests.solver.harness import different, digits_net
+from tests.solver.harness import different, digits_net, learned, make_solver
 
 STAGES = {  # as in the 72-epoch run: a first part, a cycle, a branch from before it, an end without a snapshot between
     "one": 'max_iter: 6 base_lr: 0.05 lr_policy: "poly" power: 1 snapshot: 2',
@@ -167,6 +167,38 @@ def test_snapshots_of_another_run_do_not_count(whole, tmp_path, capfd):
         path.unlink()
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
     assert "two_iter_5.solverstate: its run began with other weights than this stage does" in capfd.readouterr().err
+
+
+def test_a_stage_that_goes_on_alone_stays_one_of_its_row(whole, tmp_path, capfd):
+    """Which takes its snapshots for its own, and does not train it again."""
+    solvers = files(tmp_path)
+    for path in [*whole.glob("one_iter_*"), *whole.glob("two_iter_2.*")]:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    state = str(tmp_path / "two_iter_2.solverstate")
+    assert train("--solver", str(tmp_path / "two.prototxt"), "--snapshot", state) == 0
+    assert train("--solver", solvers, "--resume", "auto") == 0
+    assert f"Stage 2 of 4 is done: {tmp_path}/two_iter_5.solverstate" in capfd.readouterr().err
+    same(whole, tmp_path)
+
+
+def test_a_stage_that_goes_on_alone_has_the_noise_that_it_has_in_its_row(tmp_path):
+    net = """layer { name: "noise" type: "DummyData" top: "noise"
+      dummy_data_param { shape { dim: 4 dim: 5 } data_filler { type: "gaussian" } } }
+    layer { name: "ip" type: "InnerProduct" bottom: "noise" top: "ip"
+      inner_product_param { num_output: 1 weight_filler { type: "xavier" } } }
+    layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 }"""
+    found = []
+    for restore in (False, True):
+        solver = make_solver("max_iter: 4 snapshot: 2", net, tmp_path)
+        if restore:
+            solver.restore(str(tmp_path / "net_iter_2.solverstate"))
+        else:
+            solver.begin_after(12, "digest")
+        assert solver.solve() and solver.state.samples_seen == 16
+        solver.close()
+        assert solver.begun_from == "digest"
+        found.append(learned(solver))
+    assert different(*found) == []
 
 
 def test_overrides_are_for_all_stages_or_for_one(tmp_path, capfd):
