@@ -750,6 +750,33 @@ def test_every_rank_goes_back(more, tmp_path):
         assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
+BACK = """
+import engine.caffe as caffe
+first = caffe.SGDSolver("{folder}/solver.prototxt")
+first.step(3)
+first.snapshot()
+first.step(1)
+first.restore("{folder}/x_iter_3.solverstate")
+assert not first._solver.optimizer.apart
+first.step(3)
+other = caffe.SGDSolver("{folder}/solver.prototxt")
+other.restore("{folder}/x_iter_3.solverstate")
+other.step(3)
+for layer, blobs in first.net.params.items():
+    for mine, its in zip(blobs, other.net.params[layer]):
+        assert (mine.data == its.data).all(), layer
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("comm", ["compression: BF16 error_feedback: true", "mode: LOCAL sync_every: 5"])
+def test_what_ranks_have_of_their_own_does_not_go_back(comm, tmp_path):
+    """What rounding has taken from gradients, and that weights have parted: as in a new solver."""
+    write(tmp_path, f'base_lr: 0.05 lr_policy: "fixed" max_iter: 9 comm_param {{ {comm} }}', digits_net(8))
+    all_fine(2, BACK.format(folder=tmp_path))
+
+
 STEPPED = """
 import engine.caffe as caffe
 for folder, steps in (("{folder}", 3), ("{folder}/whole", 0)):

@@ -150,8 +150,12 @@ class Strategy:
         self.queue.fail(reason)
 
     def start_over(self) -> None:
-        """When every update is in the weights: steps may come again."""
+        """When every update is in the weights: these are to be others, the same on all ranks, and steps may come
+        again."""
         self.queue.abandon()
+        self.apart = False
+        if self.residual is not None:
+            self.residual[:] = 0
 
     def forsake(self) -> None:
         """After ranks were lost: nothing of this strategy goes on, and nothing is given back. Raises CommError."""
