@@ -110,6 +110,7 @@ class Solver:
         self._observed = False  # observers know of the run
         self._restored_at: int | None = None  # of a snapshot with this run's own name
         self._saved_at: int | None = None
+        self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
@@ -238,6 +239,7 @@ class Solver:
         self.first_sample, self.begun_from = self.state.samples_seen - trained, saved.begun_from or ""
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
+        self._last_test = -1, []
         if self.world.broadcast_object(Path(path) == self.snapshots.names(saved.iteration)[1]):  # names may have ranks
             self._restored_at = saved.iteration
         self.goals.take_up(self.state.goals)
@@ -544,6 +546,7 @@ class Solver:
         """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks."""
         self._begin_observing()
         self._settle()
+        self._last_test = self.iteration, [evaluator.samples for evaluator in self.evaluators]
         records: list[TestRecord] = []
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
@@ -570,7 +573,8 @@ class Solver:
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
-        saved.test_samples = [evaluator.samples for evaluator in self.evaluators]
+        at, before = self._last_test  # a run that goes on repeats it
+        saved.test_samples = before if at == self.iteration else [each.samples for each in self.evaluators]
         if self.param.lr_policy != "plateau":  # which counts its own
             saved.current_step = current_step(self.param, self.iteration)
         self._tell_saved(self.snapshots.names(self.iteration)[0], self.snapshots.write(saved))

@@ -189,6 +189,23 @@ def test_a_run_without_a_gain_ends(tmp_path, caplog):
     assert longer.iteration == 25
 
 
+def test_going_on_from_an_early_end_repeats_its_test_on_the_same_samples(tmp_path):
+    """And so all later ones have theirs."""
+    net, text = (
+        digits_net().replace("batch_size: 180", "batch_size: 47"),
+        TESTS + "test_iter: 1 max_iter: 40 base_lr: 0 ",
+    )
+    _, whole = watched(text, tmp_path, net=net)
+    stopping = text + 'early_stopping { output: "accuracy" patience: %d }'
+    short, _ = watched(stopping % 2, tmp_path, net=net)
+    assert 0 < short.iteration < 40
+    state = tmp_path / f"net_iter_{short.iteration}.solverstate"
+    watched(stopping % 2, tmp_path, restore=state, net=net)  # which is over, and writes it again
+    longer, rest = watched(stopping % 100, tmp_path, restore=state, net=net)
+    assert longer.iteration == 40 and min(rest.values) == short.iteration
+    assert rest.values == {at: value for at, value in whole.values.items() if at >= short.iteration}
+
+
 def test_small_gains_are_none(tmp_path):
     text = TESTS + 'max_iter: 40 early_stopping { output: "loss" patience: 2 min_delta: %s }'
     (tmp_path / "a").mkdir()
