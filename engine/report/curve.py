@@ -40,6 +40,7 @@ class Curve(Observer):
         except EngineError as error:
             warn(f"The curve begins at iteration {first}: {error}")
         self._points.cut(first)
+        self._shown = bool(self._points.rows())
 
     def wants_figures(self, iteration: int) -> bool:
         return self._due(iteration)

@@ -123,6 +123,14 @@ def test_a_resumed_run_draws_all_of_it(tmp_path):
     assert read_table(tmp_path / "parts/net_curve.csv") == read_table(tmp_path / "whole/net_curve.csv")
 
 
+def test_a_run_that_is_over_keeps_its_curve(tmp_path):
+    """Whoever goes on from its end: a supervisor, or --resume auto by habit."""
+    curve_of(tmp_path, 6)
+    before = read_table(tmp_path / "net_curve.csv")
+    curve_of(tmp_path, 6, "net_iter_6.solverstate")
+    assert sorted(read_table(tmp_path / "net_curve.csv")) == sorted(before)
+
+
 def test_another_rank_draws_all_of_a_resumed_run(tmp_path):
     """Where rank 0 has died after that: this one has not written the table before."""
     curve_of(tmp_path, 6)
@@ -133,7 +141,6 @@ def test_another_rank_draws_all_of_a_resumed_run(tmp_path):
     curve.begin(Run(world, SimpleNamespace(name="net"), [], 6, 12, f"{tmp_path}/net"))
     world.rank = 0
     curve.gone_back(6)
-    curve._shown = True
     curve.finished(12, 1.5)
     assert sorted(read_table(path)) == sorted([*before, (True, "train loss", 12, 1.5)])
 
