@@ -123,4 +123,7 @@ class WeightAverage:
 
 
 def _approach(average: np.ndarray, values: np.ndarray, share: np.float32) -> None:
-    average += share * (values - average)
+    if share == 1:  # of the first update: whatever stood there, no bit of it stays
+        average[...] = values
+    else:
+        average += share * (values - average)

@@ -235,7 +235,7 @@ class Snapshots:
                 (average,) = self._average.history.fit(averages, path)
             else:
                 log(f"The average of the weights in {path} is left out: the solver has no ema")
-        elif self._average:
+        elif self._average and state.iteration > 0:
             log(f"No average of the weights in {path}: it begins with the weights")
         fitted.append((self._optimizer.history, self._optimizer.history.fit(history, path)))
         return fitted, average

@@ -99,6 +99,19 @@ def test_states_with_and_without_it(tmp_path, caplog):
     assert different({name: before[name] for name in after}, after) == []
 
 
+def test_a_snapshot_before_the_first_update(tmp_path, caplog):
+    """It has no average, and misses none: the first update begins it, whatever stands there by then."""
+    caplog.set_level("INFO", "engine")
+    make_solver(EMA, NET, tmp_path).snapshot()
+    solver = make_solver(EMA, NET)
+    solver.restore(str(tmp_path / "net_iter_0.solverstate"))
+    assert "No average" not in caplog.text
+    solver.optimizer.weights[:] *= np.float32(1e-9)  # so that sums with what stands there would round it away
+    solver.average.step(0)
+    solver.average.catch_up()
+    np.testing.assert_array_equal(solver.average.weights, solver.optimizer.weights)
+
+
 def test_hdf5(tmp_path):
     pytest.importorskip("h5py")
     solve(TESTED + " snapshot: 10 snapshot_format: HDF5", NET, tmp_path)
