@@ -130,6 +130,7 @@ class Kernels:
         self.table: Table | None = None  # in use; None: rules of thumb alone
         self._opened = False
         self._used: set[str] = set()  # keys of the ops of all nets
+        self._handed_on: str | None = None
 
     @property
     def measures(self) -> bool:
@@ -155,11 +156,18 @@ class Kernels:
         self._used.update(each.key for each in net.builder.asked)
         return net
 
+    def hand_on(self, snapshot: str | None) -> None:
+        """When a program goes on from a snapshot, by the kernels that its nets have: the next snapshot has that one's
+        again, for runs to come."""
+        self._handed_on = snapshot
+        if snapshot:
+            self._say("Kernels: this program does not compute by those of the snapshot: results may differ by rounding")
+
     def saved(self) -> str | None:
         """For a snapshot: the table of what the nets use, without times; None for rules of thumb."""
         used = self.table.choices(sorted(self._used)) if self.table is not None else {}
         if self.table is None or not used:
-            return None
+            return self._handed_on
         table = Table(self.table.machine, {key: Measured(dict(kernels)) for key, kernels in used.items()})
         return json.dumps(json.loads(table.to_text()), separators=(",", ":"))
 

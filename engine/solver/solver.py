@@ -71,7 +71,7 @@ class Solver:
         needed: Sequence[str] = (),
     ):
         self.config, self.param, self.world = config, config.message, world
-        self.every_blob, self.kernels = every_blob, kernels or Kernels()
+        self.every_blob, self.kernels = every_blob, kernels or Kernels(say=log)
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
         validate(self.param, self.config.place)
@@ -244,6 +244,8 @@ class Solver:
             self._restored_at = saved.iteration
         self.goals.take_up(self.state.goals)
         self.find_best()
+        if self.every_blob:
+            self.kernels.hand_on(saved.kernels)
         if self._tuner:
             self._tuner.restore(saved.tuned, saved.ranks, path)
         if self._observed:  # a script goes back

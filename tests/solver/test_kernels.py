@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import engine.caffe as caffe
 from engine import proto
 from engine.cli import main
 from engine.config import read_net
@@ -70,6 +71,19 @@ def test_a_resume_keeps_the_kernels(folder):
         assert "winograd" in (read_solverstate(str(folder / f"{name}_iter_4.solverstate")).kernels or "")
     assert main(arguments(folder, "other", "--snapshot", half, "--kernels", "default")) == 0
     assert weights(folder, "other") != weights(folder, "whole")
+
+
+def test_a_program_hands_the_kernels_on(folder, capfd):
+    """Which has built its nets by rules of thumb before it goes on from a snapshot."""
+    assert main(arguments(folder, "whole", "--kernels", table(folder, "direct"))) == 0
+    half = folder / "whole_iter_2.solverstate"
+    solver = caffe.SGDSolver(str(folder / "solver.prototxt"))
+    solver.restore(half)
+    assert "Kernels: this program does not compute by those of the snapshot" in capfd.readouterr().err
+    solver.step(1)
+    solver.snapshot()
+    assert read_solverstate(half).kernels
+    assert read_solverstate(folder / "solver_iter_3.solverstate").kernels == read_solverstate(half).kernels
 
 
 def test_a_snapshot_in_hdf5_names_the_kernels(folder):
