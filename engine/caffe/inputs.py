@@ -15,25 +15,36 @@ from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError, DataError
 from engine.layers.base import Shape
-from engine.net import Net
+from engine.net import Counters, Net
 
 
 class FedBySolver:
     """The data layers of a solver's net, through the solver's feeder. `start` makes it flow where it does not, from
-    the sample that `position` tells. refusal: why programs may not run the net, if they may not."""
+    the sample that `position` tells. refusal: why programs may not run the net, if they may not. count: counts a batch,
+    of which it is given the first sample's number, as the solver counts its own."""
 
-    def __init__(self, feeder: Feeder, start: Callable[[], None], position: Callable[[], int], refusal: str = ""):
+    def __init__(
+        self,
+        feeder: Feeder,
+        start: Callable[[], None],
+        position: Callable[[], int],
+        refusal: str = "",
+        count: Callable[[int], Counters] | None = None,
+    ):
         self._feeder, self._start, self._position, self._refusal = feeder, start, position, refusal
+        self._count, self._counters = count, None
 
-    def next(self, net: Net, layers: Collection[str]) -> None:
+    def next(self, net: Net, layers: Collection[str]) -> Counters | None:
         """As Inputs'. Raises ConfigError where programs may not run the net."""
         if self._refusal:
             raise ConfigError(self._refusal)
-        if not _includes_first(self._feeder, layers):
-            return
+        if not _includes_first(self._feeder, net, layers):
+            return self._counters
         if not self._feeder.running:
             self._start()
-        self._feeder.next(net)
+        first_sample = self._feeder.next(net)
+        self._counters = self._count(first_sample) if self._count else None
+        return self._counters
 
     def set_arrays(self, net: Net, data: np.ndarray, labels: np.ndarray) -> None:
         """As Inputs'."""
@@ -67,9 +78,10 @@ class Inputs:
         self._empty.discard(layer)
 
     def next(self, net: Net, layers: Collection[str]) -> None:
-        """The next batch of every data layer, if the first of them is among `layers`. Raises DataError for a MemoryData
-        layer that has nothing yet."""
-        if not self._feeder.batch_size or not _includes_first(self._feeder, layers):
+        """The next batch of every data layer, if the first of them is among `layers`. Returns from what a pass through
+        them counts its randomness; None: from the passes of the net. Raises DataError for a MemoryData layer that has
+        nothing yet."""
+        if not self._feeder.batch_size or not _includes_first(self._feeder, net, layers):
             return
         for name in self._empty:
             raise DataError(f"layer '{name}' (MemoryData) has no data; call net.set_input_arrays() first")
@@ -81,9 +93,9 @@ class Inputs:
                 np.copyto(net.fed[top], values.reshape(top.shape))
 
 
-def _includes_first(feeder: Feeder, layers: Collection[str]) -> bool:
-    """Of the data layers, which go on together."""
-    return next(iter(feeder.batch_sizes), None) in {None, *layers}
+def _includes_first(feeder: Feeder, net: Net, layers: Collection[str]) -> bool:
+    """Of the data layers, which go on together; of a net without any, the first layer."""
+    return next(iter(feeder.batch_sizes), net.graph.layers[0].name) in layers
 
 
 def _memory_layer(net: Net) -> str:

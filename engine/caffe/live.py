@@ -207,15 +207,15 @@ class LiveNet:
         self._views = fused.arrays_for(self.net)
         self.step = fused.step
 
-    def forward(self, start: int, end: int) -> None:
-        """Layers start to end, both included."""
+    def forward(self, start: int, end: int, counters: Counters | None = None) -> None:
+        """Layers start to end, both included. counters: of whoever counts passes in this net's place."""
         for name, versions in self._versions.items():
             wanted = next((v for v in reversed(versions) if v.maker < start), None)
             if wanted not in (None, self._data_of[name]):
                 self._data(wanted.blob)[...] = self.data(name)
                 self._let_data_be(name, wanted)
         self.push()
-        self.net.run_forward(Counters(self.step), self._slice(start, end))
+        self.net.run_forward(counters or Counters(self.step), self._slice(start, end))
         self._runs = self.net.runs
         for name, versions in self._versions.items():
             self._let_data_be(name, next((v for v in reversed(versions) if v.maker <= end), versions[0]))

@@ -27,8 +27,8 @@ from engine.host.interrupts import whole
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged, allow_modules
 from engine.layers.python_layer import PythonLayer, Shape
+from engine.net import Counters, NetOptions
 from engine.net import Net as EngineNet
-from engine.net import NetOptions
 from engine.weights import hdf5, read_caffemodel, write_caffemodel
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class Net:
         state.phase, state.level = phase, given.get("level", level)
         state.stage.extend(given.get("stages", stages) or ())
         self._config = config
-        self._inputs_of = Inputs(config, phase, mode.seed())
+        self._seed = mode.seed()  # also of the same net in other shapes
+        self._inputs_of = Inputs(config, phase, self._seed)
         self._rebuild: Callable[[NetConfig], EngineNet] | None = None  # a solver's
         self._looking = threading.RLock()
         fused = may_fuse(config, phase)
@@ -112,7 +113,7 @@ class Net:
     def _build(
         self, config: NetConfig, fused: bool, share: EngineNet | None = None, before: EngineNet | None = None
     ) -> EngineNet:
-        options = NetOptions(seed=mode.seed(), shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=False)
+        options = NetOptions(seed=self._seed, shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=False)
         if not fused:
             options = options.replace(gradients=True).watched()
         net = EngineNet(config, config.message.state.phase, options, share=share, before=before)
@@ -229,22 +230,22 @@ class Net:
         outputs = self.top_names[end] if end is not None else self.outputs
         inside = (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, (*outputs, *(blobs or ()))))
         net = self._live if inside else self._net
-        self._inputs_of.next(net.net, self._layer_names[first : last + 1])
+        counters = self._inputs_of.next(net.net, self._layer_names[first : last + 1])
         if isinstance(net, FusedNet):
             net.forward()
         else:
-            self._run_forward(first, last)
+            self._run_forward(first, last, counters)
         return {name: self.blobs[name].data for name in dict.fromkeys([*outputs, *(blobs or ())])}
 
     def _shows(self, name: str) -> bool:
         """Whether a fused net has that blob, too."""
         return not isinstance(self._net, FusedNet) or name not in self.blobs or self._net.shows(name)
 
-    def _run_forward(self, first: int, last: int) -> None:
+    def _run_forward(self, first: int, last: int, counters: Counters | None) -> None:
         """Builds the net again where a layer written in Python gives its tops other shapes."""
         while True:
             try:
-                return self._live.forward(first, last)
+                return self._live.forward(first, last, counters)
             except ShapesChanged as change:
                 self._follow(change, first)
 

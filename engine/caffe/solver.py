@@ -26,6 +26,7 @@ from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.errors import ConfigError
 from engine.host.interrupts import undisturbed, whole
 from engine.layers.python import ShapesChanged, allow_modules
+from engine.net import Counters
 from engine.net import Net as EngineNet
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.schedules import need_max_iter
@@ -71,16 +72,27 @@ class _Solver(EngineSolver):
 
     def apply_update(self) -> None:
         """The update of an iteration, of gradients that are there; its loss is that of the last forward."""
-        with self._whole_or_not_at_all():
-            self._apply_update()
+        try:
+            with self._whole_or_not_at_all():
+                self._apply_update()
+        finally:
+            self._find_first_sample()
 
     def _apply_update(self) -> None:
         self.state.recent_loss.append(self._loss())
         if self.average:
             self.optimizer.wait()
             self.average.catch_up()
-        with self.optimizer.update(self.state, self.samples_per_iteration, self.average):
+        with self.optimizer.update(self.state, 0, self.average):  # samples were counted when they were taken
             self.optimizer.release()
+
+    def count_pass(self, first_sample: int) -> Counters:
+        """Of a forward that a script runs: its randomness is that of step(), and no other pass takes its batch."""
+        one = max(1, self.feeder.batch_size) * self.world.size
+        counters = Counters(self.iteration, first_sample, self.state.samples_seen // one)
+        self.state.samples_seen += one
+        self._find_first_sample()
+        return counters
 
     def rebuild_net(self, config: NetConfig) -> EngineNet:
         """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
@@ -131,7 +143,7 @@ class Solver:
         me = weakref.ref(self)  # so that a solver that the script drops is gone
         self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
         solver, train = self._solver, net_of_solver(config, proto.TRAIN)
-        fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen)
+        fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen, count=solver.count_pass)
         self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net)
         self.test_nets = []
         for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):

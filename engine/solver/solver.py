@@ -233,10 +233,9 @@ class Solver:
         self.weights_are_shared = False  # rank 0 has read them
         for optimizer in self.optimizers:
             optimizer.start_over()
-        trained = self._samples_of(saved.iteration)
-        self.state.restore(saved, self.first_sample + trained)
-        # What came before: other stages' samples, or those by which batches were larger.
-        self.first_sample, self.begun_from = self.state.samples_seen - trained, saved.begun_from or ""
+        self.state.restore(saved, self.first_sample + self._samples_of(saved.iteration))
+        self._find_first_sample()
+        self.begun_from = saved.begun_from or ""
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
         self._last_test = -1, []
@@ -252,6 +251,11 @@ class Solver:
             for observer in self.observers:
                 observer.gone_back(self.iteration)
         log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
+
+    def _find_first_sample(self) -> None:
+        """Where more samples were seen than in so many iterations of this solver, they came before: in other stages, in
+        larger batches, in passes that a script ran."""
+        self.first_sample = self.state.samples_seen - self._samples_of(self.iteration)
 
     def _refuse(self, path: str, saved: SolverState) -> None:
         """Raises WeightsError for a state with which the run would not go on."""

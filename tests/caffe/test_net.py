@@ -485,6 +485,20 @@ def test_fresh_randomness_at_every_forward(tmp_path, monkeypatch):
     assert (net.forward()["drop"] != first).any()
 
 
+def test_another_seed_is_for_nets_to_come(tmp_path, monkeypatch):
+    """Not for one that is built again in other shapes."""
+    monkeypatch.setattr(mode, "_seed", None)
+    text = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: %d } } }
+              layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }"""
+    net = caffe.Net(write(tmp_path, text % 10), caffe.TRAIN)
+    other = caffe.Net(write(tmp_path, text % 100), caffe.TRAIN)
+    caffe.set_random_seed(7)
+    net.blobs["data"].reshape(100)
+    for each in (net, other):
+        each.blobs["data"].data[...] = 1
+    np.testing.assert_array_equal(net.forward()["drop"], other.forward()["drop"])
+
+
 def test_the_gpu_is_declined():
     caffe.set_mode_cpu()
     caffe.set_device(0)

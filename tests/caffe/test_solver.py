@@ -304,6 +304,58 @@ def test_updates_by_hand(text, tmp_path):
     np.testing.assert_allclose(by_hand.net.params["ip"][0].data, stepped.net.params["ip"][0].data, rtol=1e-5, atol=1e-6)
 
 
+def train_by_hand(solver, updates):
+    for _ in range(updates):
+        solver.net.clear_param_diffs()
+        for _ in range(max(1, solver.param.iter_size)):
+            solver.net.forward()
+            solver.net.backward()
+        solver.apply_update()
+
+
+def test_passes_by_hand_are_those_of_step(tmp_path):
+    """Samples and what is random about them, dropout too: from the start, in turns with step(), after a restore."""
+    text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 8 random_seed: 3 iter_size: 2'
+    path = write(tmp_path, text, digits_net())
+    stepped, first, second = (caffe.SGDSolver(path) for _ in range(3))
+    stepped.step(6)
+    train_by_hand(first, 2)
+    first.step(1)
+    first.snapshot()
+    train_by_hand(first, 3)
+    second.restore(tmp_path / "x_iter_3.solverstate")
+    train_by_hand(second, 3)
+    for solver in (first, second):
+        assert solver._solver.state.samples_seen == stepped._solver.state.samples_seen == 6 * 2 * 16
+        for layer, blobs in stepped.net.params.items():
+            for mine, its in zip(solver.net.params[layer], blobs):
+                np.testing.assert_allclose(mine.data, its.data, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pass_by_hand_takes_a_batch(tmp_path):
+    """Which no other pass takes again; passes of some layers share one."""
+    path = write(tmp_path, 'base_lr: 0 lr_policy: "fixed" max_iter: 4', digits_net())
+    solver, other = caffe.SGDSolver(path), caffe.SGDSolver(path)
+    batches, seen = [], []
+    for _ in range(6):
+        other.net.forward()
+        batches.append(other.net.blobs["data"].data.copy())
+
+    def note():
+        seen.append(solver.net.blobs["data"].data.copy())
+
+    solver.add_callback(lambda: None, note)
+    solver.step(2)
+    solver.net.forward(end="tanh")
+    solver.net.forward(start="drop")
+    note()
+    solver.solve()
+    solver.net.forward()
+    note()
+    np.testing.assert_array_equal(seen, batches)
+    assert solver._solver.state.samples_seen == 6 * 16
+
+
 def test_updates_by_hand_are_averaged(tmp_path):
     """As those of step() are, also when the two take turns; before the first there is no average."""
     found = []
@@ -805,6 +857,34 @@ def test_solve_goes_on_where_step_has_ended(more, tmp_path):
     assert len(names) == 1 + ("ema" in more)
     for name in names:
         assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+MASKS = """
+import numpy as np
+import engine.caffe as caffe
+from engine.comm.world import world
+solver = caffe.SGDSolver("{path}")
+solver.net.blobs["data"].data[...] = 1
+masks = []
+for _ in range(2):
+    solver.net.forward(end="data")
+    solver.net.forward(start="drop")
+    masks.append((solver.net.blobs["drop"].data > 0).tobytes())
+masks = world().gather(masks)
+assert masks is None or len(set(sum(masks, []))) == 4
+assert solver._solver.state.samples_seen == 2 * 2
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_each_rank_and_each_pass_draws_its_own_noise(tmp_path):
+    net = INPUT_NET.replace("dim: 5", "dim: 50").replace(
+        'layer { name: "ip" type: "InnerProduct" bottom: "data"',
+        """layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }
+        layer { name: "ip" type: "InnerProduct" bottom: "drop" """,
+    )
+    all_fine(2, MASKS.format(path=write(tmp_path, PLAIN_SGD, net)))
 
 
 BEFORE_A_STEP = """
