@@ -95,7 +95,7 @@ class Inputs:
 
 def _includes_first(feeder: Feeder, net: Net, layers: Collection[str]) -> bool:
     """Of the data layers, which go on together; of a net without any, the first layer."""
-    return next(iter(feeder.batch_sizes), net.graph.layers[0].name) in layers
+    return next(iter(feeder.batch_sizes), net.written[0].name) in layers
 
 
 def _memory_layer(net: Net) -> str:
