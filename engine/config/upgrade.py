@@ -190,7 +190,7 @@ def upgrade_net(
         notes.append("upgraded its inputs to an Input layer")
         origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
     for layer, origin in zip(message.layer, origins, strict=True):
-        notes += _without_old_transform(layer, origin)
+        notes += _without_idle_transform(layer)
         _upgrade_fields(layer, origin)
     return origins, notes + _upgrade_intels_norms(message, origins)
 
@@ -334,21 +334,27 @@ def _move_to_transform(layer: proto.LayerParameter, names: Iterable[str], origin
             data.ClearField(name)
 
 
-def _without_old_transform(layer: proto.LayerParameter, origin: Node | None) -> list[str]:
-    """Takes the fields that V1 layers had in place of a transform_param out of a current one: Caffe moves those of V1
-    layers, and reads none here but the scale of WindowData. Returns a note on them."""
-    data_param = _DATA_PARAMS.get(layer.type)
-    if not data_param:
-        return []
-    if layer.type == "WindowData":
-        _move_to_transform(layer, ["scale"], origin)
-    data = getattr(layer, data_param)
-    given = [name for name in _MOVED_TO_TRANSFORM if data.HasField(name)]
-    for name in given:
-        data.ClearField(name)
-    if not given:
-        return []
-    return [f"layer '{layer.name}': {data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param"]
+def _without_idle_transform(layer: proto.LayerParameter) -> list[str]:
+    """Takes out what no Caffe reads: the fields that V1 layers had in place of a transform_param, which are moved
+    there, in a current layer; the scale of a WindowData's transform_param, which has one in window_data_param (also
+    where Caffe has moved that of a V1 layer); random_aspect_ratio_param beside Intel's random_resize_param. Returns a
+    note on each."""
+    notes, transform = [], layer.transform_param
+    if layer.type == "WindowData" and transform.HasField("scale"):
+        transform.ClearField("scale")
+        notes.append("transform_param { scale } has no effect on WindowData; expected in window_data_param")
+    if transform.HasField("random_resize_param") and transform.HasField("random_aspect_ratio_param"):
+        transform.ClearField("random_aspect_ratio_param")
+        notes.append("random_aspect_ratio_param has no effect beside random_resize_param")
+    if data_param := _DATA_PARAMS.get(layer.type):
+        data = getattr(layer, data_param)
+        read = ("scale",) if layer.type == "WindowData" else ()
+        given = [name for name in _MOVED_TO_TRANSFORM if data.HasField(name) and name not in read]
+        for name in given:
+            data.ClearField(name)
+        if given:
+            notes.append(f"{data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param")
+    return [f"layer '{layer.name}': {note}" for note in notes]
 
 
 def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:

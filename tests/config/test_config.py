@@ -284,7 +284,7 @@ OLD_TRANSFORM = 'scale: 0.5 mean_file: "m" crop_size: 9 mirror: true'
     [
         ("Data", "DATA", "data_param", ""),
         ("ImageData", "IMAGE_DATA", "image_data_param", ""),
-        ("WindowData", "WINDOW_DATA", "window_data_param", "scale"),  # Caffe's layer reads it there
+        ("WindowData", "WINDOW_DATA", "window_data_param", " scale: 0.5"),  # and in no other place
     ],
 )
 def test_the_transform_within_data_param_counts_in_v1_layers_only(type, old_type, param, read):
@@ -292,14 +292,22 @@ def test_the_transform_within_data_param_counts_in_v1_layers_only(type, old_type
     fields = f'{param} {{ source: "s" {OLD_TRANSFORM} }}'
     old = parse_net(f'layers {{ name: "d" type: {old_type} top: "d" {fields} }}')
     transform = old.message.layer[0].transform_param
-    assert (transform.scale, transform.mean_file, transform.crop_size, transform.mirror) == (0.5, "m", 9, True)
-    assert len(old.notes) == 1
+    scale = 1 if read else 0.5
+    assert (transform.scale, transform.mean_file, transform.crop_size, transform.mirror) == (scale, "m", 9, True)
+    assert len(old.notes) == (2 if read else 1)
     current = parse_net(f'layer {{ name: "d" type: "{type}" top: "d" {fields} }}', "net")
     (layer,) = current.message.layer
-    assert str(layer.transform_param) == ("scale: 0.5\n" if read else "")
-    assert str(getattr(layer, param)) == 'source: "s"\n'
+    assert str(layer.transform_param) == ""
+    assert " ".join(str(getattr(layer, param)).split()) == f'source: "s"{read}'
     ignored = "mean_file, crop_size, mirror" if read else "scale, mean_file, crop_size, mirror"
     assert current.notes == [f"net: layer 'd': {param} {{ {ignored} }} has no effect; expected in transform_param"]
+
+
+def test_intel_resizes_or_takes_a_part():
+    param = "random_resize_param { min_size: 256 } random_aspect_ratio_param { }"
+    config = parse_net(f'layer {{ name: "d" type: "Data" top: "d" transform_param {{ {param} }} }}', "net")
+    assert not config.message.layer[0].transform_param.HasField("random_aspect_ratio_param")
+    assert config.notes == ["net: layer 'd': random_aspect_ratio_param has no effect beside random_resize_param"]
 
 
 def test_every_v1_type_has_a_name_of_today():

@@ -207,6 +207,23 @@ def test_random_resize_stays_in_its_range():
     assert sizes == {(4, 5, 3), (5, 6, 3), (6, 8, 3)}
 
 
+@pytest.mark.parametrize(
+    "text, sizes",
+    [
+        ("min_size: 15", {(15, 20, 3), (16, 21, 3)}),
+        ("max_size: 13", {(12, 16, 3), (13, 17, 3)}),
+        ("max_size: 4", {(12, 16, 3)}),
+        ("", {(12, 16, 3), (13, 17, 3), (14, 18, 3), (15, 20, 3), (16, 21, 3)}),
+    ],
+)
+def test_random_resize_without_a_limit(text, sizes):
+    """As in Intel's Caffe: that of the picture."""
+    datum = parse_datum(raw_datum(random_pixels(5)))
+    transformer = make(f"random_resize_param {{ {text} }}")
+    found = {as_array(transformer._prepare(decode(datum), KeyedRandom(1, 0, index))).shape for index in range(80)}
+    assert found == sizes
+
+
 def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
     """The image's values are its own coordinates, so that the part which was cut can be read from the result."""
     y, x = np.mgrid[0:200, 0:200].astype(np.uint8)

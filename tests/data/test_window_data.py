@@ -104,8 +104,9 @@ def test_an_overlap_of_the_threshold_is_foreground(pictures, threshold):
 
 
 def test_a_window_of_the_crops_size_is_cut_out(pictures):
+    """The transform's own scale is not read, as in Caffe."""
     values = bgr(random_pixels(0))[:, 3:11, 2:10]
-    got = only_window(pictures, "5 0.9 2 3 9 10", transform="crop_size: 8 mean_value: 7 scale: 0.5")
+    got = only_window(pictures, "5 0.9 2 3 9 10", "scale: 0.5", "crop_size: 8 mean_value: 7 scale: 3")
     np.testing.assert_array_equal(got, (values - 7) * 0.5)
 
 
@@ -135,6 +136,15 @@ def test_mirrored_windows(pictures):
     mirrored = [np.array_equal(each, plain[:, :, ::-1]) for each in data]
     assert any(mirrored) and not all(mirrored)
     assert all(m or np.array_equal(each, plain) for each, m in zip(data, mirrored))
+
+
+def test_mirrored_windows_are_rounded_from_the_other_side(pictures):
+    """As in Caffe: 5 pixels beyond the right edge, half as long in the result, are 3 columns; 4 on the left are 2."""
+    Image.fromarray(random_pixels(0)[:, :11]).save(pictures / "a.png")
+    (pictures / "windows.txt").write_text("# 0\na.png\n3\n12\n11\n1\n5 0.9 0 0 10 10\n")
+    layer = layer_of(pictures, "fg_fraction: 1 context_pad: 2", "crop_size: 10 mirror: true")
+    shown = {tuple(np.flatnonzero(each.any((0, 1))).tolist()) for each in first_batch(layer)[0]}
+    assert shown == {(2, 3, 4, 5, 6, 7), (3, 4, 5, 6, 7, 8)}
 
 
 def test_what_cannot_be_used(pictures):

@@ -40,7 +40,7 @@ class WindowReader(Reader):
         if param.crop_mode not in ("warp", "square"):
             raise ConfigError(f"crop_mode: expected warp or square, got {param.crop_mode!r}", request.where)
         check_within(0, param.fg_fraction, 1, "window_data_param.fg_fraction", request.where)
-        self._mirror, self._scale = transform.mirror, transform.scale
+        self._mirror, self._scale = transform.mirror, param.scale
         self._mean = _centre_mean(transform, request.where)
         self._pictures, windows = read_windows(param.source, param.root_folder, request.where)
         foreground = np.flatnonzero(windows.overlaps >= param.fg_threshold)
@@ -123,7 +123,10 @@ class _Crop:
     ) -> None:
         """Raises ImageError for a window that lies outside of its picture."""
         x1, y1, x2, y2 = self.region(window)
-        left, width = self._span(x1, x2, picture.width)
+        if mirrored:  # what lies beyond the right edge comes first, and is rounded by itself, as in Caffe
+            left, width = self._span(picture.width - 1 - x2, picture.width - 1 - x1, picture.width)
+        else:
+            left, width = self._span(x1, x2, picture.width)
         top, height = self._span(y1, y2, picture.height)
         box = (max(x1, 0), max(y1, 0), min(x2, picture.width - 1) + 1, min(y2, picture.height - 1) + 1)
         if box[0] >= box[2] or box[1] >= box[3]:
@@ -131,7 +134,6 @@ class _Crop:
         pixels = picture.resized((width, height), LINEAR, box).pixels()
         if mirrored:
             pixels = pixels[:, ::-1]
-            left = self.size - left - width
         rows, columns = slice(top, top + height), slice(left, left + width)
         less = mean if mean.shape[1] == 1 else mean[:, rows, columns]
         out.fill(0)
