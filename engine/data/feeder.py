@@ -168,8 +168,8 @@ class Feeder:
 
     @property
     def own_items(self) -> bool:
-        """Whether ranks have sources of their own, of which `size` counts this rank's items only."""
-        return any(opened.source.reader.owners is not None for opened in self._opened.values())
+        """Whether the first data layer's source is each rank's own, of which `size` counts this rank's items only."""
+        return next((opened.source.reader.owners is not None for opened in self._opened.values()), False)
 
     def size_of_all(self) -> int:
         """Collective: `size`, of all ranks together."""

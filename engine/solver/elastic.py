@@ -32,7 +32,7 @@ def refuse(solver: Solver) -> None:
     """Raises ConfigError where what a rank has would be lost with it, and where no start has ranks enough."""
     feeders = (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators))
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
-    if any(feeder.own_items for feeder in feeders):
+    if any(reader.owners is not None for feeder in feeders for reader in feeder.readers.values()):
         lost = "data of which each rank has a source of its own (%# or stage_part)"
     if lost and solver.param.comm_param.HasField("elastic"):
         raise ConfigError(

@@ -152,6 +152,21 @@ def test_ranks_with_data_of_their_own_read_all_of_it(members, tmp_path):
     assert_alike(two, one, one)
 
 
+@pytest.mark.mpi
+def test_an_epoch_is_that_of_the_first_data_layer(members, tmp_path):
+    """A later one may have sources that are a rank's own."""
+    for rank in range(2):
+        (tmp_path / f"part{rank}").symlink_to(REPO / "examples/digits/digits_train_lmdb")
+    more = """
+    layer { name: "more" type: "Data" top: "more" data_param { source: "%s/part%%#" backend: LMDB batch_size: 100 } }
+    layer { name: "silence" type: "Silence" bottom: "more" }
+    """
+    (tmp_path / "two.prototxt").write_text(TEXT + more % tmp_path)
+    arguments = [*members, str(tmp_path / "out.caffemodel"), "--model", str(tmp_path / "two.prototxt")]
+    done = run_ranks(2, ["-m", "engine", "average", *arguments], timeout=100)
+    assert done.returncode == 0 and "statistics on 15 batches" in done.stderr, done.stderr
+
+
 def test_an_epoch_is_the_default(members, tmp_path, capsys):
     out = str(tmp_path / "out.caffemodel")
     assert main(["average", *members, out, "--model", str(tmp_path / "net.prototxt")]) == 0

@@ -279,5 +279,8 @@ def test_sources_of_single_ranks_are_refused(tmp_path):
     """With a rank its samples would be lost."""
     (tmp_path / "part0").symlink_to(DIGITS / "digits_train_lmdb")
     net = digits_net().replace(f"{DIGITS}/digits_train_lmdb", f"{tmp_path}/part%#")
-    with pytest.raises(ConfigError, match=r"net\.prototxt:1:\d+: .* with data of which each rank has a source of"):
-        make_solver("comm_param { elastic { } }", net)
+    own = f'layer {{ name: "own" type: "Data" top: "own" data_param {{ source: "{tmp_path}/part%#" batch_size: 16 }} }}'
+    silence = 'layer { name: "silence" type: "Silence" bottom: "own" }'
+    for text in (net, digits_net() + own + silence):
+        with pytest.raises(ConfigError, match=r"net\.prototxt:1:\d+: .* with data of which each rank has a source of"):
+            make_solver("comm_param { elastic { } }", text)

@@ -158,19 +158,26 @@ layer { name: "data" type: "ImageData" top: "data" top: "label"
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
+SHARED_FIRST = """
+layer { name: "shared" type: "ImageData" top: "shared" top: "labels"
+  image_data_param { source: "%(folder)s/list_0.txt" root_folder: "%(folder)s/" batch_size: 1 } }
+layer { name: "silence" type: "Silence" bottom: "shared" bottom: "labels" }
+"""
 OWN_ITEMS = """
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_epochs import OWN_NET
+from tests.solver.test_epochs import OWN_NET, SHARED_FIRST
 world = world()
-solver = make_solver("max_epoch: 2", OWN_NET % {{"folder": {folder!r}}}, world=world)
-assert (solver.calendar.size, solver.param.max_iter) == (8, 8), solver.calendar
+for net, size in ((OWN_NET, 8), (SHARED_FIRST + OWN_NET, 3)):
+    solver = make_solver("max_epoch: 2", net % {{"folder": {folder!r}}}, world=world)
+    assert (solver.calendar.size, solver.param.max_iter) == (size, size), solver.calendar
 world.close()
 """
 
 
 @pytest.mark.mpi
 def test_an_epoch_of_sources_that_are_a_rank_s_own(tmp_path):
+    """Epochs are those of the first data layer."""
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     for rank, count in enumerate((3, 5)):
         (tmp_path / f"list_{rank}.txt").write_text("a.png 0\n" * count)
