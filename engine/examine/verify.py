@@ -86,13 +86,15 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
     """Collective. Compares `iterations` iterations of 1 rank and of the world's; `show` gets the table on rank 0.
 
     read: gives the solver afresh at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
-    names the iteration and the first parameter that differs by more, ConfigError for a net without data.
+    names the iteration and the first parameter that differs by more, ConfigError for data that one rank cannot read
+    alone, or none.
     """
     config = read()
     require_sync(config, "trains otherwise than one rank does: there is nothing to compare")
     many = _solver(config, world)
     if not many.feeder.batch_size:
         raise ConfigError("the train net has no data layer: there are no samples that ranks could share")
+    _refuse_own_sources(many)
     one = None
     if world.rank == 0:
         alone = World()
@@ -163,6 +165,18 @@ def _taken(solver: Solver) -> list[list[str]]:
     feeder = cast(KeepingFeeder, solver.feeder)
     batches, feeder.batches = feeder.batches, []
     return batches
+
+
+def _refuse_own_sources(many: Solver) -> None:
+    """Raises ConfigError where a source does not hold the items of all ranks."""
+    readers = many.feeder.readers
+    for layer in many.net.graph.layers:
+        owners = readers[layer.name].owners if layer.name in readers else None
+        if owners and len(owners) < many.world.size:
+            raise layer.error(
+                "each rank or host has a source of its own (%# or stage_part), of which one rank alone does not read "
+                "the others': verify has nothing to compare"
+            )
 
 
 def _compute_directly(net: proto.NetParameter, layers: set[str]) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.mpi import run_ranks
 from tests.solver import test_adversarial as adversarial
-from tests.solver.harness import digits_net, with_defaults
+from tests.solver.harness import DIGITS, digits_net, with_defaults
 from tests.solver.test_sync_batch_norm import NET as BATCH_NORM
 
 pytestmark = pytest.mark.mpi
@@ -244,3 +244,18 @@ def test_without_data_there_is_nothing_to_share(tmp_path):
         'type: "Data"', 'type: "DummyData" dummy_data_param { shape { dim: 8 dim: 1 dim: 6 dim: 6 } shape { dim: 8 } }'
     )
     assert "no data layer" in failure(tmp_path, net=net)
+
+
+def test_sources_of_single_ranks_are_refused(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"part{rank}").symlink_to(DIGITS / "digits_train_lmdb")
+    message = failure(tmp_path, net=digits_net(8).replace(f"{DIGITS}/digits_train_lmdb", f"{tmp_path}/part%#"))
+    assert "layer 'data' (Data): each rank or host has a source of its own" in message
+
+
+def test_a_part_that_all_ranks_share_is_compared(tmp_path):
+    """All are on the host that holds it."""
+    whole = f'source: "{DIGITS}/digits_train_lmdb"'
+    net = digits_net(8).replace(whole, f'{whole} stage: "{tmp_path}/stage" stage_part: true')
+    status, out, err = verify(tmp_path, net=net)
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
