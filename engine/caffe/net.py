@@ -22,7 +22,7 @@ from engine.caffe.fused import FusedNet, may_fuse
 from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
 from engine.config import NetConfig, read_net
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.host.interrupts import whole
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged, allow_modules
@@ -86,6 +86,7 @@ class Net:
         self._seed = mode.seed()  # also of the same net in other shapes
         self._inputs_of = Inputs(config, phase, self._seed)
         self._rebuild: Callable[[NetConfig], EngineNet] | None = None  # a solver's
+        self._parts = ""  # see _of_solver()
         self._looking = threading.RLock()
         fused = may_fuse(config, phase)
         net = self._build(config, fused)
@@ -102,10 +103,12 @@ class Net:
         inputs: FedBySolver,
         rebuild: Callable[[NetConfig], EngineNet],
         train: Net | None = None,
+        parts: str = "",
     ) -> Net:
-        """A net that a solver has built and builds again. `train`: the net whose parameters a test net reads."""
+        """A net that a solver has built and builds again. `train`: the net whose parameters a test net reads. parts:
+        the layers that ranks hold in parts, for messages."""
         self = cls.__new__(cls)
-        self._config, self._inputs_of, self._rebuild = config, inputs, rebuild
+        self._config, self._inputs_of, self._rebuild, self._parts = config, inputs, rebuild, parts
         self._looking = threading.RLock()
         self._open(LiveNet(net, train and train._live))
         return self
@@ -451,17 +454,25 @@ class Net:
     load_hdf5 = copy_from
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes a caffemodel."""
-        net = self._before_weights_change().net
+        """Writes a caffemodel, of what this rank holds. Raises ConfigError where that is a part of some layers."""
+        net = self._net_to_save()
         write_caffemodel(path, net.message, net.weights_by_layer())
 
     def save_hdf5(self, path: str | os.PathLike, write_diff: bool = False) -> None:
-        """Writes a caffemodel in HDF5. Raises EngineError where h5py is missing or gradients are asked for, which no
+        """As save(), in HDF5. Raises EngineError, too, where h5py is missing or gradients are asked for, which no
         reader takes."""
         if write_diff:
             raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
-        net = self._before_weights_change().net
+        net = self._net_to_save()
         hdf5.write_caffemodel(path, net.message, net.weights_by_layer())
+
+    def _net_to_save(self) -> EngineNet:
+        if self._parts:
+            raise ConfigError(
+                f"ranks hold {self._parts}, and save() would write what one of them has: use solver.snapshot(), which "
+                "gathers the parts"
+            )
+        return self._before_weights_change().net
 
 
 def _copies(arrays: Arrays) -> Arrays:

@@ -144,12 +144,13 @@ class Solver:
         self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
         solver, train = self._solver, net_of_solver(config, proto.TRAIN)
         fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen, count=solver.count_pass)
-        self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net)
+        parts = solver.model_parallel.describe()
+        self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net, parts=parts)
         self.test_nets = []
         for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):
             # Tests end the stream: it then begins where the next will.
             fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
-            self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net))
+            self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net, parts))
         close_with(self, solver.close)
 
     def __repr__(self) -> str:

@@ -950,6 +950,13 @@ for layers in ({{}}, dict(start="ip2")):
         assert "ip1, ip2 in 2 parts" in str(error), error
     else:
         raise AssertionError
+for save in (solver.net.save, solver.net.save_hdf5, solver.test_nets[0].save):
+    try:
+        save("{path}.caffemodel")
+    except ConfigError as error:
+        assert "ip1, ip2 in 2 parts" in str(error) and "solver.snapshot()" in str(error), error
+    else:
+        raise AssertionError
 solver.net.forward()
 solver.step(1)
 print("fine", flush=True)
@@ -958,6 +965,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_test_nets_without_the_parts_of_other_ranks(tmp_path):
-    """Are run by step() alone."""
+    """Are run by step() alone, and nobody saves a part as a whole."""
     text = f"{PLAIN_SGD} test_interval: 1 test_iter: 1 snapshot_after_train: false"
     all_fine(2, IN_PARTS.format(path=write(tmp_path, text, digits_net(8) + divided("ip1", "ip2"))))
+    assert not list(tmp_path.glob("*.caffemodel"))
