@@ -21,7 +21,8 @@ from engine import proto
 from engine.caffe import mode
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
-from engine.caffe.ranks import close_with, ranks
+from engine.caffe.ranks import close_with, ranks, unwatched, watched
+from engine.comm.settings import watchdog_seconds
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, read_solver
 from engine.errors import ConfigError
 from engine.host.interrupts import undisturbed, whole
@@ -33,6 +34,7 @@ from engine.solver.schedules import need_max_iter
 from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
+from engine.watchdog.board import SET_UP
 
 
 class _Solver(EngineSolver):
@@ -125,6 +127,7 @@ class Solver:
 
     _type = ""  # of a class that does not go by the file
 
+    @watched()
     def __init__(self, solver_file: str | os.PathLike):
         allow_modules()  # of nets that the calling program has chosen itself
         config = read_solver(solver_file)
@@ -134,6 +137,9 @@ class Solver:
             _leave_open(config)
         world = ranks()
         config.rank, config.ranks = world.rank, world.size
+        world.board.enter(SET_UP)
+        if world.size > 1:
+            world.watch(watchdog_seconds(config.message.comm_param, where=config.where(path="comm_param")))
         if config.message.random_seed < 0 and mode.has_seed():
             config.message.random_seed = mode.seed()
         self._solver = _Solver(config, world, every_blob=True)
@@ -166,6 +172,7 @@ class Solver:
     def param(self) -> proto.SolverParameter:
         return self._solver.param
 
+    @watched()
     def _start(self) -> None:
         """Weights are the same everywhere, and data flows."""
         self._solver.share_weights()
@@ -181,6 +188,7 @@ class Solver:
         if self._solver.weights_are_shared:
             self._solver.optimizer.take_over_weights()
 
+    @watched()
     def _run(self, run: Callable[[], bool]) -> bool:
         """What is to go on after an interrupt or another error. Returns what `run` does: False where it was stopped."""
         solver = self._solver
@@ -231,6 +239,7 @@ class Solver:
         self._run(self._solver.solve)
 
     @whole()
+    @watched()
     def snapshot(self) -> None:
         """Collective."""
         self._push()
@@ -239,9 +248,11 @@ class Solver:
         self._pull()
 
     @whole()
+    @watched()
     def restore(self, path: str | os.PathLike) -> None:
         """Collective. Goes on from a solverstate and the weights that it names. Raises WeightsError."""
         self._push()
+        self._solver.world.board.enter(SET_UP)  # files may be slow
         self._solver.restore(str(path))
         self._solver.share_weights()
         self._solver.feeder.stop()
@@ -285,8 +296,9 @@ class Solver:
             self._solver.optimizer.wait()
         for net in (self.net, *self.test_nets):
             net._live.pull()
-        for callbacks in self._callbacks:
-            callbacks[which]()
+        with unwatched():
+            for callbacks in self._callbacks:
+                callbacks[which]()
         self._push()
 
 

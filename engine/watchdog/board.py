@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 # The numbers, int64 each. The executor writes the first four: see Program::Board in csrc/program.h.
-BEAT, PLACE, OP, BUCKET, WAITS, SERVER_BEAT, ITERATION, NET, TEXT_BYTES, NUMBERS = range(10)
+BEAT, PLACE, OP, BUCKET, WAITS, SERVER_BEAT, ITERATION, NET, TEXT_BYTES, AWAY, NUMBERS = range(11)
 # Values of PLACE; FORWARD and BACKWARD are the executor's as well.
 SET_UP, DATA, FORWARD, BACKWARD, UPDATE, SNAPSHOT, END = range(7)
 # These may take so many times as long as the others: nothing can be told from within a large read or write.
@@ -71,6 +71,11 @@ class Board:
         finally:
             self.waits(False)
 
+    def away(self, on: bool) -> None:
+        """Whether a program runs code of its own, which may take as long as it likes."""
+        self.numbers[AWAY] = int(on)
+        self.numbers[BEAT] += 1
+
     def describe_net(
         self, number: int, ops: Sequence[str], sources: Sequence[str], buckets: Sequence[str] | None = None
     ) -> None:
@@ -98,7 +103,12 @@ class Board:
     def is_ending(self) -> bool:
         return self.numbers[PLACE] == END
 
+    def is_away(self) -> bool:
+        return bool(self.numbers[AWAY])
+
     def waits_for_others(self) -> bool:
+        if self.is_away():
+            return False
         return bool(self.numbers[WAITS]) or self.numbers[BUCKET] != NONE or self.numbers[PLACE] == UPDATE
 
     def text(self) -> str:
@@ -116,6 +126,8 @@ class Board:
             END: "end of the run",
         }[place]
         words = [] if place == SET_UP else [f"iteration {self.numbers[ITERATION]}"]
+        if self.is_away():
+            return ", ".join([*words, "the program's own code"])
         words += [f"test net #{number - 1}"] if number > 0 else ["discriminator"] if number == DISCRIMINATOR else []
         words.append(doing)
         if bucket != NONE:

@@ -44,7 +44,7 @@ class Watch:
             self.since = now
         self.looked, before, self.state = now, self.state, state_of(self.pid)
         beats = self.board.beats()
-        if beats != self.beats or (before == "T" and self.state != "T"):
+        if beats != self.beats or (self.state != "T" and (before == "T" or self.board.is_away())):
             self.beats, self.since = beats, now
         if self.state != "T":
             self.stopped_since = None

@@ -218,6 +218,9 @@ def test_a_board_is_read_by_another():
     mine.net(2)
     mine.enter(places.DATA)
     assert theirs.text() == "iteration 7, test net #1, waits for data from its source"
+    mine.enter(places.UPDATE)
+    mine.away(True)
+    assert theirs.text() == "iteration 7, the program's own code" and not theirs.waits_for_others()
 
 
 def test_the_executor_writes_to_the_board():
@@ -241,6 +244,10 @@ def test_how_long_is_too_long():
     assert not watch.is_stuck(begin + 3.5) and watch.is_stuck(begin + 4)
     watch.look(begin + 60)  # it has not looked for so long because it was stopped itself
     assert not watch.is_stuck(begin + 61)
+    board.away(True)
+    for seconds in range(61, 201):
+        watch.look(begin + seconds)
+    assert not watch.is_stuck(begin + 200), "a program's own code may take as long as it likes"
     watch.set_limit(0)
     assert not watch.is_stuck(begin + 1000)
 

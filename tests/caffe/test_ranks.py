@@ -1,0 +1,68 @@
+"""Ranks of a script that part ways: whoever leaves or hangs ends the others, and who takes its time does not."""
+
+import time
+
+import pytest
+
+from tests.mpi import run_ranks
+from tests.solver.harness import all_fine, digits_net
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = """
+import sys, threading, time
+import engine.caffe as caffe
+solver = caffe.SGDSolver("{solver}")
+solver.step(2)
+if caffe.solver_rank() == 1:
+{deed}
+solver.step(2)
+print("fine", flush=True)
+"""
+
+
+def script(folder, deed: str) -> str:
+    path = folder / "solver.prototxt"
+    path.write_text(f'base_lr: 0.05 lr_policy: "fixed" snapshot_prefix: "{folder}/x" net_param {{ {digits_net(8)} }}')
+    return SCRIPT.format(solver=path, deed="".join(f"    {line}\n" for line in deed.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [('"no file"', "no file"), ("3", "engine: [rank 1] the script has left by sys.exit(3): ending all ranks")],
+)
+def test_an_exit_of_one_rank_ends_all(code, said, tmp_path):
+    begin = time.monotonic()
+    done = run_ranks(2, script(tmp_path, f"sys.exit({code})"))
+    assert done.returncode == (3 if code == "3" else 1) and time.monotonic() - begin < 30
+    assert done.stderr.splitlines().count(said) == 1 and "fine" not in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "try:\n    sys.exit('caught')\nexcept SystemExit as left:\n    assert left.code == 'caught'",
+        "thread = threading.Thread(target=lambda: sys.exit(3))\nthread.start()\nthread.join()",
+    ],
+    ids=["caught", "of a thread"],
+)
+def test_an_exit_that_does_not_end_the_script_ends_nobody(deed, tmp_path):
+    all_fine(2, script(tmp_path, deed))
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path):
+    done = run_ranks(2, script(tmp_path, "raise SystemExit"), environ={"ENGINE_WATCHDOG": "2"})
+    lines = [line for line in done.stderr.splitlines() if line.startswith("engine:")]
+    assert done.returncode != 0 and "no progress for 2 s, stopping all ranks: rank 1 (pid " in lines[0], done.stderr
+    assert lines[0].endswith("iteration 1, end of the run") and "rank 0, for 2 s: iteration 2, " in lines[1]
+
+
+@pytest.mark.parametrize("deed", ["time.sleep(4)", "solver.net.forward()\ntime.sleep(4)"], ids=["", "after a forward"])
+def test_a_script_may_take_as_long_as_it_likes(deed, tmp_path):
+    """Where it runs code of its own, as in a test that one rank does for all."""
+    all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="2")
+
+
+def test_a_callback_may_take_as_long_as_it_likes(tmp_path):
+    deed = "solver.add_callback(lambda: None, lambda: time.sleep(4))"
+    all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="2")
