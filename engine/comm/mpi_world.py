@@ -141,10 +141,14 @@ class MpiWorld(World):
     def places(self) -> list[tuple[str, tuple[int, ...]]]:
         return self._places
 
+    def hosts(self) -> list[str]:
+        return self._hosts
+
     def _consist_of(self, comm) -> None:
         """Collective over the ranks of `comm`."""
         flags, local = comm.Dup(), comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._comm, self._flags_comm, self._local = comm, flags, local
+        self._hosts = comm.allgather(host_and_cores()[0])
         self.rank, self.size = comm.rank, comm.size
         self.local_rank, self.local_size = local.rank, local.size
 

@@ -85,8 +85,9 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved` and `revoke` are collective
-    there, called by every rank in one order and from one thread; only channels work from threads of their own."""
+    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved`, `revoke`, `places` and
+    `hosts` are collective there, called by every rank in one order and from one thread; only channels work from threads
+    of their own."""
 
     rank = 0
     size = 1
@@ -107,6 +108,10 @@ class World:
     def places(self) -> list[tuple[str, tuple[int, ...]]]:
         """Host and cores of all of them, as they were at the start."""
         return [host_and_cores()]
+
+    def hosts(self) -> list[str]:
+        """Of the ranks of this world, in order."""
+        return [host_and_cores()[0]]
 
     def watch(self, seconds: float) -> None:
         """From now on, a rank that makes no progress for `seconds` ends the run with a report of where every rank is;

@@ -19,7 +19,6 @@ from engine.data.readers.memory import MemoryReader
 from engine.data.registry import find_reader
 from engine.data.staging import Share
 from engine.errors import ConfigError, DataError
-from engine.host.cores import all_hosts_and_cores
 from engine.watchdog.board import DATA
 
 if TYPE_CHECKING:
@@ -120,10 +119,10 @@ class Feeder:
         self._rank, self._ranks = self._world.rank, self._world.size
 
     def _share(self, message: proto.LayerParameter) -> Share | None:
-        """Collective where the layer's data are copied to each host: who is on this one."""
+        """Where the layer's data are copied to each host: who is on this one."""
         if not message.data_param.stage:
             return None
-        hosts = [host for host, _ in all_hosts_and_cores(self._world)]
+        hosts = self._world.hosts()  # known by each rank: a program's net may be of one alone
         mine, names = hosts[self._rank], list(dict.fromkeys(hosts))
         sharing = tuple(rank for rank, host in enumerate(hosts) if host == mine)
         return Share(sharing.index(self._rank), sharing, names.index(mine), len(names))

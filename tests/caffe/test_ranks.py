@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.mpi import run_ranks
-from tests.solver.harness import all_fine, digits_net
+from tests.solver.harness import DIGITS, all_fine, digits_net
 
 pytestmark = pytest.mark.mpi
 
@@ -66,3 +66,19 @@ def test_a_script_may_take_as_long_as_it_likes(deed, tmp_path):
 def test_a_callback_may_take_as_long_as_it_likes(tmp_path):
     deed = "solver.add_callback(lambda: None, lambda: time.sleep(4))"
     all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="2")
+
+
+ALONE = """
+import engine.caffe as caffe
+if caffe.solver_rank() == 1:
+    net = caffe.Net("{folder}/net.prototxt", caffe.TEST)
+    assert net.forward()["data"].any()
+print("fine", flush=True)
+"""
+
+
+def test_a_net_of_one_rank_copies_its_source_to_the_host(tmp_path):
+    """Without the others, whose script may not have that net."""
+    data = f'source: "{DIGITS}/digits_test_lmdb" batch_size: 4 stage: "{tmp_path}/stage"'
+    (tmp_path / "net.prototxt").write_text(f'layer {{ name: "data" type: "Data" top: "data" data_param {{ {data} }} }}')
+    all_fine(2, ALONE.format(folder=tmp_path), timeout=20)
