@@ -131,7 +131,10 @@ def _close_world() -> None:
 def _fail(message: str, status: int = 1) -> int:
     """Prints the message once, unless it is empty, and ends every rank. Of several it ends with the status, which a
     launcher may not pass on."""
-    from engine.host.launch import detect, is_spokesman
+    import re
+    import socket
+
+    from engine.host.launch import detect, end_all, is_spokesman, speaks_for_host
     from engine.report.log import Output
 
     launch = detect()
@@ -141,9 +144,15 @@ def _fail(message: str, status: int = 1) -> int:
     world = _ranks()
     if world and world.is_shared:
         world.abort(message, status)
-    if is_spokesman():
-        stderr = Output(sys.stderr)
-        stderr.write(f"{message}\n" if message else "")
-        stderr.settle()
-        _close_world()
+    first = is_spokesman()
+    if launch and not first:  # rank 0 has not met this
+        named = f"engine: [rank {launch.rank} on {socket.gethostname()}] "
+        message = re.sub("^engine: ", named, message, flags=re.MULTILINE) if speaks_for_host() else ""
+    stderr = Output(sys.stderr)
+    stderr.write(f"{message}\n" if message else "")
+    stderr.settle()
+    if launch and launch.job_size > 1:
+        stderr.drain()
+        end_all(status)
+    _close_world()
     return status

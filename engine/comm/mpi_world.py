@@ -1,12 +1,10 @@
 """Several ranks, through mpi4py. Imported only when a launcher started more than one."""
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
 import sys
-import termios
 import threading
 import time
 import weakref
@@ -348,8 +346,7 @@ class MpiWorld(World):
             Output(sys.stderr).write(f"{message}\n")
         for stream in (sys.stdout, sys.stderr):
             Output(stream).settle()
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no stream, or it is closed
-                _drain(stream.fileno())
+            Output(stream).drain()
         # MPI_Abort ends the other ranks; what it would print is about itself, the reason stands above.
         null = os.open(os.devnull, os.O_WRONLY)
         if sys.__stderr__ is not None:
@@ -390,17 +387,3 @@ class MpiWorld(World):
         except self._mpi.Exception:
             if not (_tells_of_deaths() or self._is_group):
                 raise
-
-
-def _drain(fd: int) -> None:
-    """Waits, a second at most, until the launcher has read what was written: an abort may throw the rest away."""
-    unread = bytearray(4)
-    for _ in range(100):
-        try:
-            fcntl.ioctl(fd, termios.FIONREAD, unread)
-        except OSError:  # not a pipe: nothing can be lost
-            return
-        if not any(unread):
-            break
-        time.sleep(0.01)
-    time.sleep(0.05)  # from the launcher's process on this host to mpiexec

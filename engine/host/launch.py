@@ -5,9 +5,11 @@ A job may be divided into groups of ranks, each of which runs a verb of its own 
 is all there is.
 """
 
+import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -88,6 +90,22 @@ def is_spokesman() -> bool:
         return True
     time.sleep(LAUNCHER_KILLS_AFTER)
     return False
+
+
+def speaks_for_host(environ: Mapping[str, str] = os.environ) -> bool:
+    """Of ranks that are left when is_spokesman() has returned late: whether this one is to tell, too. Where srun has
+    started them, which leaves all of them, it is the first of each host."""
+    return environ.get("SLURM_LOCALID", "0") == "0"
+
+
+def end_all(status: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Has the launcher end all ranks, for an error that this one meets before MPI is up. The mpiexec of MPICH and of
+    Intel MPI would not miss a rank that leaves with a status of its own, and the others would wait for it in MPI_Init:
+    it is asked in the words of its own protocol, PMI. Other launchers miss the rank by themselves, or miss none."""
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        connection = int(environ["PMI_FD"])
+        if stat.S_ISSOCK(os.fstat(connection).st_mode):  # or it was closed, and the number is another file's
+            os.write(connection, b"cmd=abort exitcode=%d\n" % status)
 
 
 # Open MPI refuses more ranks than cores, unless told (version 4, version 5), and then spins. The others do not mind.

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import sys
+import termios
 import threading
 import time
 from typing import Any, Protocol, TextIO
@@ -86,6 +88,17 @@ class Output:
                 self._stream.flush()
         except (OSError, ValueError, EngineError):  # the last, of engine's own stdout
             self._discard()
+
+    def drain(self) -> None:
+        """Waits, a second at most, until the launcher has read what was written: an abort may throw the rest away."""
+        unread = bytearray(4)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no stream, closed, or no pipe: nothing is lost
+            for _ in range(100):
+                fcntl.ioctl(self.fileno(), termios.FIONREAD, unread)
+                if not any(unread):
+                    break
+                time.sleep(0.01)
+            time.sleep(0.05)  # from the launcher's process on this host to mpiexec
 
     def _try(self, method: str, *arguments: str) -> None:
         try:

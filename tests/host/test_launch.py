@@ -1,6 +1,7 @@
 """engine starts itself without the current folder on the import path: what lies beside the data is not executed."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -68,3 +69,17 @@ def test_a_host_is_not_flooded_with_ranks():
     assert str(most) in launch.command_for(most, ["train"])
     with pytest.raises(CommError, match=f"{most + 1} ranks on one host .*: expected {most} at most"):
         launch.command_for(most + 1, ["train"])
+
+
+def test_only_a_launcher_is_asked_to_end_all_ranks(tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(tmp_path / "data", "w+b") as data:
+        for number in (theirs.fileno(), data.fileno(), "none"):
+            launch.end_all(3, {"PMI_FD": str(number)})
+        launch.end_all(3, {})
+        assert ours.recv(99) == b"cmd=abort exitcode=3\n" and data.read() == b""
+
+
+def test_of_ranks_that_srun_leaves_running_one_of_each_host_speaks():
+    told = [launch.speaks_for_host(environ) for environ in ({}, {"SLURM_LOCALID": "0"}, {"SLURM_LOCALID": "1"})]
+    assert told == [True, True, False]

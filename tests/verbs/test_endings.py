@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -206,3 +207,24 @@ sys.exit(cli.main())
 def test_nobody_waits_for_a_rank_that_was_interrupted_before_it_was_known():
     """With a status of its own it would not be missed, and rank 0 would wait in MPI_Init."""
     assert run_ranks(2, ONE_LEAVES).returncode != 0
+
+
+WITHOUT_MPI = """
+import os, sys
+from engine.cli import main
+from engine.host.launch import detect
+if detect().rank == {rank}:
+    os.environ["MPI4PY_LIBMPI"] = "/nowhere/libmpi.so"
+sys.exit(main(["doctor"]))
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_that_one_rank_alone_meets_before_mpi_is_told(rank):
+    """Where the others wait for it in MPI_Init."""
+    done = run_ranks(2, WITHOUT_MPI.format(rank=rank), timeout=30)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
+    who = f"[rank 1 on {socket.gethostname()}] " if rank else ""
+    assert line.startswith(f"engine: {who}started by ") and f" as rank {rank} of 2, but MPI cannot be loaded (" in line
+    assert line.endswith(" (exit status 1)") and done.returncode == 1 and not done.stdout
