@@ -70,6 +70,12 @@ class _Solver(EngineSolver):
             try:
                 return super()._forward(micro, first_sample)
             except ShapesChanged as change:
+                if self.world.size > 1 and (self.net.synchronised or self.model_parallel):
+                    raise change.layer.error(
+                        "has given its tops other shapes, on this rank, than the net was built for: ranks that "
+                        "compute layers together (bn_sync, model_parts) need the same at any time; give it one shape, "
+                        "or take these out"
+                    ) from None
                 self.on_change(change)
 
     def apply_update(self) -> None:

@@ -8,7 +8,9 @@ from engine import proto
 from engine.comm.preflight import compare_data
 from engine.comm.world import World
 from engine.config import NetConfig
+from engine.errors import shape_text
 from engine.graph.model_parallel import model_parts
+from engine.layers.batch_norm import BatchNorm
 from engine.layers.kernels import Choices
 from engine.layers.model_parallel import Part
 from engine.net import Net, NetOptions
@@ -60,7 +62,8 @@ def build_alike(
     """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ.
 
     feeder: whose sources the net opens. kernels: how it comes by those that compute it. share: as for Net.
-    Raises DataError where sources are not the same on all ranks.
+    Raises DataError where sources are not the same on all ranks, CommError where layers that they compute together have
+    other shapes.
     """
 
     def make(choices: Choices) -> Net:
@@ -68,6 +71,7 @@ def build_alike(
 
     net = kernels.build(make, world)
     compare_data(world, feeder.identities)
+    world.same_on_all_ranks(_shapes_together(net), "shapes of layers that they compute together (bn_sync, model_parts)")
     if options.memory_budget:
         log(
             f"Memory budget {options.memory_budget / 1e6:g} MB: blobs, gradients and masks take "
@@ -82,3 +86,13 @@ def build_alike(
     net = kernels.build(make, world)
     world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
     return net
+
+
+def _shapes_together(net: Net) -> str:
+    """Of the bottoms of layers that normalise the batches of all ranks, or of which ranks hold parts."""
+    together = [
+        layer
+        for layer in net.graph.layers
+        if (isinstance(layer, BatchNorm) and layer.sync) or any(parameter.parts > 1 for parameter in layer.params)
+    ]
+    return ", ".join(f"{shape_text(shape)} ('{layer.name}')" for layer in together for shape in layer.shapes)

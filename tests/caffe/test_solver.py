@@ -938,6 +938,35 @@ def test_a_program_may_not_look_into_asynchronous_steps(tmp_path):
     one.apply_update()
 
 
+CHANGING = """
+import sys
+sys.path.insert(0, "{folder}")
+import engine.caffe as caffe
+solver = caffe.SGDSolver("{path}")
+solver.step(3)
+print("fine", flush=True)
+"""
+NORMALISED = """
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "bn" }
+layer { name: "loss" type: "Reduction" bottom: "bn" top: "loss" loss_weight: 1 reduction_param { operation: MEAN } }
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("sync", [False, True])
+def test_shapes_that_change_where_ranks_normalise_together_are_refused(sync, tmp_path):
+    """Another rank may have other shapes, and none can tell."""
+    (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
+    net = PICTURES_NET.partition('layer { name: "loss"')[0] + NORMALISED + ("bn_sync: true" if sync else "")
+    program = CHANGING.format(folder=tmp_path, path=write(tmp_path, PLAIN_SGD, net))
+    if not sync:
+        all_fine(2, program)
+        return
+    done = run_ranks(2, program)
+    assert done.returncode != 0 and "fine" not in done.stdout
+    assert "layer 'data' (Python): has given its tops other shapes" in done.stderr, done.stderr
+
+
 IN_PARTS = """
 import engine.caffe as caffe
 from engine.errors import ConfigError

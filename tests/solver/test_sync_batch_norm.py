@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.mpi import run_ranks
 from tests.solver.harness import DIGITS, all_fine, distance
+from tests.solver.test_model_parallel import divided
 
 NET = f"""
 layer {{ name: "data" type: "Data" top: "data" top: "label"
@@ -83,3 +85,46 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_the_watchdog_knows_who_waits():
     all_fine(2, WAITS)
+
+
+OTHER_SIZES = """
+from engine.comm.world import world
+from engine.errors import CommError
+from tests.solver.harness import *
+net = '''
+layer {{ name: "data" type: "ImageData" top: "data" top: "label"
+  image_data_param {{ source: "{folder}/list_%#.txt" root_folder: "{folder}/" batch_size: 2 }} }}
+layer {{ name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param {{ num_output: 4 kernel_size: 3 weight_filler {{ type: "xavier" }} }} }}
+layer {{ name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }}
+layer {{ name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param {{ pool: AVE global_pooling: true }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "pool" top: "ip"
+  inner_product_param {{ num_output: 4 weight_filler {{ type: "xavier" }} }} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }}
+'''
+world = world()
+make_solver("", net, world=world).close()  # each rank by itself may have any size
+try:
+    make_solver("", net + {together!r}, world=world)
+except CommError as error:
+    assert str(error).startswith({message!r}), error
+    print("fine", flush=True)
+world.close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("together", "shapes"),
+    [
+        ("bn_sync: true", "\"2 x 4 x 4 x 4 ('bn')\" and \"2 x 4 x 6 x 6 ('bn')\""),
+        (divided("conv", "conv"), "\"2 x 3 x 6 x 6 ('conv')\" and \"2 x 3 x 8 x 8 ('conv')\""),
+    ],
+    ids=["bn_sync", "parts"],
+)
+def test_ranks_with_pictures_of_other_sizes_are_refused(together, shapes, tmp_path):
+    for rank, size in enumerate((6, 8)):
+        Image.new("RGB", (size, size)).save(tmp_path / f"{size}.png")
+        (tmp_path / f"list_{rank}.txt").write_text(f"{size}.png 0\n" * 4)
+    message = "ranks 0 and 1 differ in shapes of layers that they compute together (bn_sync, model_parts): " + shapes
+    all_fine(2, OTHER_SIZES.format(folder=tmp_path, together=together, message=message))
