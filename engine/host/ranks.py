@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar, cast
+
+from engine.errors import EngineError
 
 T = TypeVar("T")
 
@@ -25,3 +29,17 @@ class Ranks(Protocol):
 def gather_everywhere(ranks: Ranks, value: T) -> list[T]:
     """Collective. Returns the values of all ranks in order, on every rank."""
     return cast("list[T]", ranks.broadcast_object(ranks.gather(value)))
+
+
+@contextmanager
+def failing_alike(ranks: Ranks) -> Iterator[None]:
+    """Collective at its end, around what a rank does by itself, such as reading a file: where it raises an EngineError
+    on one, all raise that, and nobody waits for a rank that has left."""
+    failure = None
+    try:
+        yield
+    except EngineError as error:
+        failure = error
+    for failed in gather_everywhere(ranks, failure):
+        if failed is not None:
+            raise failed

@@ -20,7 +20,7 @@ import engine
 from engine.errors import EngineError
 from engine.files import atomic_write, cache_folder, read_text
 from engine.host.machine import processor
-from engine.host.ranks import Ranks, gather_everywhere
+from engine.host.ranks import Ranks, failing_alike, gather_everywhere
 from engine.layers.kernels import PASSES, Asked, Choice, Choices
 from engine.net.measure import Measured, measure
 
@@ -180,15 +180,8 @@ class Kernels:
         kinds = gather_everywhere(ranks, machine)
         self._leader = kinds.index(machine)
         self._leads = self._leader == ranks.rank
-        table, failure = None, None
-        if self._leads:
-            try:
-                table = self._read(machine)
-            except EngineError as error:
-                failure = error
-        for failed in gather_everywhere(ranks, failure):
-            if failed is not None:
-                raise failed
+        with failing_alike(ranks):
+            table = self._read(machine) if self._leads else None
         self.table = gather_everywhere(ranks, table)[self._leader]
 
     def _read(self, machine: Machine) -> Table | None:

@@ -16,6 +16,7 @@ from engine import proto, weights
 from engine.config import SolverConfig
 from engine.errors import EngineError
 from engine.files import is_regular
+from engine.host.ranks import failing_alike
 from engine.report.log import log, warn
 from engine.solver.kept import SUFFIXES, KeptSnapshots
 from engine.solver.lock import lock_prefix, unlock_prefix
@@ -108,18 +109,18 @@ class Snapshots:
         else:
             whole, histories = divided.weights(), divided.histories(history)
         averages = self._write_average(state, model) if self._average and self._average.begun else []
-        if self._world.rank == 0:
-            net, content = self._optimizer.net, hashlib.sha256()
-            lock_prefix(self.prefix())
-            log(f"Snapshotting to {_kind(model)} file {model}")
-            weights.write_caffemodel(model, net.message, net.weights_by_layer(whole), content)
-            log(f"Snapshotting solver state to {_kind(path)} file {path}")
-            state.learned_net, state.history = str(model), history.to_blobs(histories) + averages
-            for other in self._others:
-                state.history += other.history.to_blobs()
-            state.digest = finish(content, state.history)
-            weights.write_solverstate(path, state)
-        self._world.barrier()  # nobody runs ahead of a snapshot that fails
+        with failing_alike(self._world):  # nobody runs ahead of a snapshot that fails
+            if self._world.rank == 0:
+                net, content = self._optimizer.net, hashlib.sha256()
+                lock_prefix(self.prefix())
+                log(f"Snapshotting to {_kind(model)} file {model}")
+                weights.write_caffemodel(model, net.message, net.weights_by_layer(whole), content)
+                log(f"Snapshotting solver state to {_kind(path)} file {path}")
+                state.learned_net, state.history = str(model), history.to_blobs(histories) + averages
+                for other in self._others:
+                    state.history += other.history.to_blobs()
+                state.digest = finish(content, state.history)
+                weights.write_solverstate(path, state)
         self._world.saved(str(path))
         return self.kept.add(state.iteration, state.best_iteration)
 
@@ -139,11 +140,11 @@ class Snapshots:
         else:
             sharding = self._optimizer.sharding
             whole = sharding.whole_weights() if sharding else self._model_parallel.weights()
-        if self._world.rank == 0:
-            lock_prefix(self.prefix())
-            with average.in_use() if average else nullcontext():
-                weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
-        self._world.barrier()
+        with failing_alike(self._world):
+            if self._world.rank == 0:
+                lock_prefix(self.prefix())
+                with average.in_use() if average else nullcontext():
+                    weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
         return self.kept.add_best(path, iteration)
 
     def find_best(self, iteration: int) -> bool:
@@ -162,21 +163,24 @@ class Snapshots:
         (whole,) = self._model_parallel.histories(average.history)
         blobs = average.to_blobs(whole)
         state.ema = average.decay
-        if self._world.rank == 0:
-            lock_prefix(self.prefix())
-            path = model.with_name(model.name.replace(".caffemodel", "_ema.caffemodel"))
-            log(f"Snapshotting the average of the weights to {_kind(path)} file {path}")
-            with average.in_use():
-                weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
+        with failing_alike(self._world):
+            if self._world.rank == 0:
+                lock_prefix(self.prefix())
+                path = model.with_name(model.name.replace(".caffemodel", "_ema.caffemodel"))
+                log(f"Snapshotting the average of the weights to {_kind(path)} file {path}")
+                with average.in_use():
+                    weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
         return blobs
 
     def load_weights(self, paths: list[str]) -> None:
-        """Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes differ."""
+        """Collective. Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes
+        differ."""
         fresh: list[list[str]] = []  # layers that a file lacks
-        for path in paths:
-            log(f"Finetuning from {path}")
-            if self._world.rank == 0 or self._model_parallel:
-                fresh.append(self._optimizer.net.load_weights(weights.read_caffemodel(path), path))
+        with failing_alike(self._world):
+            for path in paths:
+                log(f"Finetuning from {path}")
+                if self._world.rank == 0 or self._model_parallel:
+                    fresh.append(self._optimizer.net.load_weights(weights.read_caffemodel(path), path))
         for layer in fresh[0] if fresh else []:
             if all(layer in each for each in fresh):
                 log(f"Layer {layer} is not in {', '.join(paths)}: it keeps its initial values")
@@ -186,7 +190,8 @@ class Snapshots:
         """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
         returns the state on all ranks. refuse: raises WeightsError for a state of another run. Raises WeightsError,
         too, where a file is not what was written, or not of this net and solver. Nothing is taken over then."""
-        found = read_whole(path) if self._world.rank == 0 else None
+        with failing_alike(self._world):
+            found = read_whole(path) if self._world.rank == 0 else None
         history = found.state.history if found else []  # array by array: it may be too large for one message
         mine = (replace(found.state, history=[]), found.model) if found else (SolverState(), "")
         state, model = self._world.broadcast_object(mine)
@@ -194,10 +199,13 @@ class Snapshots:
         refuse(state)
         if self._model_parallel:  # the others get theirs from rank 0 when the run starts
             history = self._broadcast(history)
-        if found or self._model_parallel:
-            blobs = found.blobs if found else weights.read_caffemodel(model)
-            fitted, average = self._fit_history(replace(state, history=history), path)
-            self._optimizer.net.load_weights(blobs, model)  # nothing, where something does not fit
+        reads, fitted, average = found or self._model_parallel, [], None
+        with failing_alike(self._world):
+            if reads:
+                blobs = found.blobs if found else weights.read_caffemodel(model)
+                fitted, average = self._fit_history(replace(state, history=history), path)
+                self._optimizer.net.load_weights(blobs, model)  # nothing, where something does not fit
+        if reads:
             for each, sets in fitted:
                 each.take(sets)
             if self._average:

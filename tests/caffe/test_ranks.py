@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+import engine.caffe as caffe
 from tests.mpi import run_ranks
 from tests.solver.harness import DIGITS, all_fine, digits_net
 
@@ -82,3 +83,41 @@ def test_a_net_of_one_rank_copies_its_source_to_the_host(tmp_path):
     data = f'source: "{DIGITS}/digits_test_lmdb" batch_size: 4 stage: "{tmp_path}/stage"'
     (tmp_path / "net.prototxt").write_text(f'layer {{ name: "data" type: "Data" top: "data" data_param {{ {data} }} }}')
     all_fine(2, ALONE.format(folder=tmp_path), timeout=20)
+
+
+FILES = """
+import shutil
+import engine.caffe as caffe
+from engine.errors import EngineError
+solver = caffe.SGDSolver("{folder}/solver.prototxt")
+solver.step(1)
+solver.snapshot()
+if caffe.solver_rank() == 0:
+    shutil.move("{folder}/run", "{folder}/gone")
+found = []
+calls = [solver.snapshot, lambda: solver.restore("{folder}/none.solverstate"), lambda: solver.restore("{other}")]
+for call in calls:
+    try:
+        call()
+    except EngineError as error:
+        found.append(str(error))
+solver.step(1)
+assert solver.iter == 2 and len(found) == 3 and "ip2" in found[2], found
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.parametrize("more", ["", "ema: 0.9", "comm_param { shard_updates: true }"])
+def test_what_rank_0_cannot_read_or_write_fails_on_all(more, tmp_path):
+    """A program that catches the error goes on."""
+    text = f'base_lr: 0.05 lr_policy: "fixed" {more}'
+    other = digits_net(8).replace("num_output: 10", "num_output: 11")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other.prototxt").write_text(f'{text} snapshot_prefix: "{tmp_path}/other" net_param {{ {other} }}')
+    solver = caffe.SGDSolver(tmp_path / "other.prototxt")
+    solver.step(1)
+    solver.snapshot()
+    (tmp_path / "solver.prototxt").write_text(
+        f'{text} snapshot_prefix: "{tmp_path}/run/x" net_param {{ {digits_net(8)} }}'
+    )
+    all_fine(2, FILES.format(folder=tmp_path, other=tmp_path / "other_iter_1.solverstate"), timeout=20)
