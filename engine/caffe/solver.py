@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
+import numpy as np
+
 from engine import proto
 from engine.caffe import mode
 from engine.caffe.inputs import FedBySolver
@@ -195,27 +197,36 @@ class Solver:
             self._solver.optimizer.take_over_weights()
 
     @watched()
-    def _run(self, run: Callable[[], bool]) -> bool:
-        """What is to go on after an interrupt or another error. Returns what `run` does: False where it was stopped."""
+    def _run(self, run: Callable[[], object]) -> None:
+        """What is to go on after an interrupt or another error. Raises KeyboardInterrupt, on all ranks, at the end of a
+        call in which it has come to one."""
         solver = self._solver
         with solver.signals.interrupt():
             try:
                 self._push()
-                finished = run()
+                run()
                 with undisturbed():
                     self._pull()
+                interrupted = self._agree_on_interrupts()
             except BaseException:
                 with undisturbed():
                     solver.give_up()
                     if solver.world.size == 1:
                         self._pull()
-                raise
-            finally:
-                interrupted = solver.signals.interrupted
                 solver.signals.clear(STOP)
+                raise
+        if solver.world.size == 1:
+            interrupted = solver.signals.interrupted  # also one that has come just now
+        if interrupted or not solver.signals.interrupted:  # the next call ends with one that came later than the others
+            solver.signals.clear(STOP)
         if interrupted:
             raise KeyboardInterrupt
-        return finished
+
+    def _agree_on_interrupts(self) -> bool:
+        """Collective, at the end of a call, when no rank has long to wait: World.agree() would wait asleep."""
+        came = np.array([self._solver.signals.interrupted], np.int64)
+        self._solver.world.allreduce(came)
+        return bool(came[0])
 
     def _pull(self) -> None:
         self._solver.optimizer.wait()
@@ -231,12 +242,11 @@ class Solver:
 
     def step(self, iterations: int) -> None:
         """Trains for `iterations`, with the tests and snapshots that fall due. Collective."""
-        if not self._run(lambda: self._train(iterations)):
-            raise KeyboardInterrupt  # which has come to another rank
+        self._run(lambda: self._train(iterations))
 
-    def _train(self, iterations: int) -> bool:
+    def _train(self, iterations: int) -> None:
         self._start()
-        return self._solver.run(self._solver.iteration + iterations)
+        self._solver.run(self._solver.iteration + iterations)
 
     def solve(self, resume_file: str | os.PathLike | None = None) -> None:
         """Trains up to max_iter, from `resume_file`, a solverstate, if there is one, and writes the last snapshot."""
@@ -269,10 +279,9 @@ class Solver:
         self._refuse_async("apply_update()")
         self._run(self._update)
 
-    def _update(self) -> bool:
+    def _update(self) -> None:
         self._start()
         self._solver.apply_update()
-        return True
 
     def _refuse_async(self, call: str) -> None:
         """Where a program would look at weights, and set them, that servers are updating meanwhile."""

@@ -87,7 +87,8 @@ def strike():
             os.kill(os.getpid(), signal.SIGINT)
 solver.add_callback(lambda: None, strike)
 try:
-    solver.step(10**6)
+    while True:
+        %(call)s
 except KeyboardInterrupt:
     print("caught", flush=True)
 if %(times)d == 1:
@@ -133,15 +134,17 @@ def test_an_interrupt_at_the_exit_ends_it(tmp_path, seconds):
 
 
 @pytest.mark.mpi
-def test_an_interrupt_of_one_rank_ends_the_call_of_all(tmp_path):
-    done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 1})
+@pytest.mark.parametrize("call", ["solver.step(10**6)", "solver.step(1)", "solver.solve()"])
+def test_an_interrupt_of_one_rank_ends_the_call_of_all(call, tmp_path):
+    """Also one that comes in the last iteration."""
+    done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 1, "call": call})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("caught") == 2 and "alike 1 1 3" in done.stdout
 
 
 @pytest.mark.mpi
 def test_ranks_that_parted_within_an_iteration_end(tmp_path):
-    done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 2})
+    done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 2, "call": "solver.step(10**6)"})
     assert done.returncode != 0
     assert "[rank 1] training has failed or was interrupted within an iteration" in done.stderr
 
