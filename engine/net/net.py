@@ -306,6 +306,12 @@ class Net:
         for parameter, values in fitted:  # only once everything fits
             values = parameter.part_of(values.reshape(parameter.whole_shape))
             self.tensor_of[parameter.owner or parameter].set(np.ascontiguousarray(values, np.float32).ravel())
+        return self.lacking(blobs, source)
+
+    def lacking(self, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str) -> list[str]:
+        """Returns the names of the layers whose own parameters load_weights() would not find. Raises WeightsError, see
+        intel.separated()."""
+        blobs = intel.separated(self.message, blobs, source)
         return [layer for layer in self.owning_layers() if layer not in blobs]
 
     # Running

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine import proto, weights
 from engine.config import SolverConfig
-from engine.errors import EngineError
+from engine.errors import EngineError, WeightsError
 from engine.files import is_regular
 from engine.host.ranks import failing_alike
 from engine.report.log import log, warn
@@ -203,6 +203,12 @@ class Snapshots:
         with failing_alike(self._world):
             if reads:
                 blobs = found.blobs if found else weights.read_caffemodel(model)
+                if lacking := self._optimizer.net.lacking(blobs, model):
+                    raise WeightsError(
+                        f"it lacks the layers {', '.join(lacking)} of the net, and a snapshot has all (to start from "
+                        "these weights: --weights)",
+                        model,
+                    )
                 fitted, average = self._fit_history(replace(state, history=history), path)
                 self._optimizer.net.load_weights(blobs, model)  # nothing, where something does not fit
         if reads:

@@ -1,6 +1,7 @@
 """Weights and solver states in HDF5, laid out as BVLC's Caffe does (snapshot_format: HDF5).
 
-model: data/<layer>/<index of the blob>. state: iter, learned_net, current_step, history/<index>, and what only this
+model: data/<layer>/<index of the blob>; a layer whose name is no path in HDF5, such as /conv1, has a group of another
+name and its own in the attribute `name`. state: iter, learned_net, current_step, history/<index>, and what only this
 engine writes under the names of SolverState's fields.
 """
 
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from engine.weights.state import SolverState, state_fields
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_DATA, _HISTORY = "data", "history"
+_DATA, _HISTORY, _NAME = "data", "history", "name"
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")  # of a blob in its layer
 _TEXT_FIELDS = ("learned_net", "digest", "begun_from", "kernels", "tuned", "best_goal", "stopping_goal")
 _FLOAT_FIELDS = ("minimum_loss", "last_rate", "ema", "best_value", "stopping_value")
@@ -63,7 +65,9 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None
     blobs: dict[str, list[np.ndarray | None]] = {}
     with _reading(path, "caffemodel") as file:
         for group, names in file.walk(_DATA):  # a layer whose name has a slash is a group within a group
-            layer = group.removeprefix(_DATA).removeprefix("/")
+            layer = file.attribute(group, _NAME)
+            if layer is None:
+                layer = group.removeprefix(_DATA).removeprefix("/")
             for name in names:
                 if not _INDEX.fullmatch(name):
                     raise _fault(path, "caffemodel", f"layer '{layer}' has a blob '{name}', expected 0, 1 ...")
@@ -83,9 +87,19 @@ def write_caffemodel(
     with _writing(path, digest) as file:
         data = file.create_group(_DATA)
         for name in dict.fromkeys(layer.name for layer in net.layer):  # which several may have
-            group = data.require_group(name)
+            path = _path(name)
+            group = data.require_group(path)
+            if path != name:
+                group.attrs[_NAME] = name
             for index, array in enumerate(blobs.get(name, ())):
                 group.create_dataset(str(index), data=np.asarray(array, np.float32))
+
+
+def _path(layer: str) -> str:
+    """Where the blobs of a layer lie in data. HDF5 takes "/a" for the file's own "a", and "a//b", "./a/b" and "a/b/"
+    for "a/b": such a name is quoted."""
+    told = all(part not in ("", ".") for part in layer.split("/"))
+    return layer if told else "%" + quote(layer, safe="")
 
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:

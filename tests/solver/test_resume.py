@@ -143,6 +143,16 @@ def test_a_state_that_is_refused_changes_nothing(photos, tmp_path, text, why):
     assert solver.iteration == 0 and solver.snapshots.kept.iterations == []
 
 
+def test_weights_that_lack_a_layer_are_refused(photos, tmp_path):
+    """It would go on from initial values."""
+    solve("max_iter: 3", photos, tmp_path)
+    solver = make_solver("", photos.replace('name: "ip"', 'name: "fc"'), tmp_path)
+    before = learned(solver)
+    with pytest.raises(WeightsError, match=r"net_iter_3\.caffemodel: it lacks the layers fc of the net"):
+        solver.restore(str(tmp_path / "net_iter_3.solverstate"))
+    assert different(before, learned(solver)) == []
+
+
 RANKS = """
 from engine.comm.world import world
 from tests.solver.harness import *

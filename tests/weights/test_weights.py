@@ -192,6 +192,22 @@ def test_caffemodel_round_trip(tmp_path, net, blobs, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_names_that_hdf5_takes_for_other_paths(tmp_path, suffix):
+    """A name from ONNX begins with a slash."""
+    if suffix:
+        pytest.importorskip("h5py")
+    names = ["/conv1/Conv", "conv1/Conv", "a//b", "a/b", ".", "./a", "a", "a/", "", "0", "/", "..", "ä/", "%2Fa"]
+    net, blobs = proto.NetParameter(), {}
+    for index, name in enumerate(names):
+        net.layer.add(name=name, type="Scale")
+        blobs[name] = [np.full(2, index, np.float32)]
+    write_caffemodel(path := tmp_path / f"x.caffemodel{suffix}", net, blobs)
+    read = read_caffemodel(path)
+    assert_same({name: read.pop(name) for name in names}, blobs)
+    assert read == {}
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_solverstate_round_trip(tmp_path, suffix):
     if suffix:
         pytest.importorskip("h5py")
