@@ -91,7 +91,8 @@ class Writer:
     def params(self, layer: Layer) -> list[str]:
         """The values of a layer's parameters; layers that share one share the value."""
         if layer in self._scaled:
-            return [self.constant(array, f"{layer.name}.{i}") for i, array in enumerate(self._scaled[layer])]
+            # Not as owners' own are called: a layer that shares those may not be folded.
+            return [self.constant(array, f"{layer.name}/folded_{i}") for i, array in enumerate(self._scaled[layer])]
         found = []
         for parameter, array in zip(layer.params, self.arrays(layer), strict=True):
             owner = parameter.owner or parameter

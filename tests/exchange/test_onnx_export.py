@@ -122,6 +122,23 @@ def test_a_norm_is_not_folded_where_another_layer_reads_what_lies_between(tmp_pa
     assert "BatchNormalization" in {node.op_type for node in harness.nodes(tmp_path / "x.onnx")}
 
 
+@pytest.mark.parametrize("first", ["folded", "plain"])
+def test_a_layer_that_shares_weights_does_not_get_what_was_folded_into_them(first, tmp_path):
+    conv = 'type: "Convolution" param { name: "w" } convolution_param { num_output: 3 kernel_size: 1 bias_term: false }'
+    layers = {
+        "folded": f"""layer {{ name: "c1" bottom: "x" top: "a" {conv} }}
+            layer {{ name: "bn" type: "BatchNorm" bottom: "a" top: "a" }}""",
+        "plain": f'layer {{ name: "c2" bottom: "x" top: "b" {conv} }}',
+    }
+    text = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 5 dim: 4 } } }'
+    text += layers.pop(first) + layers.popitem()[1]
+    _, weights = export(text, tmp_path, fold=True)
+    inputs = harness.random_inputs({"x": (2, 3, 5, 4)})
+    expected, found = harness.engine_outputs(text, weights, inputs), harness.onnx_outputs(tmp_path / "x.onnx", inputs)
+    for name in "ab":
+        harness.assert_close(found[name], expected[name])
+
+
 def test_a_shared_weight_is_stored_once(tmp_path):
     import onnx
 
