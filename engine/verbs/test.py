@@ -162,7 +162,10 @@ def _report(
     for name, found in evaluator.detections.items():
         stem = name if len(evaluator.detections) > 1 else ""
         count, mapped = max(found.boxes, default=0) + 1, label_names(config)
-        names = [mapped.get(label, str(label)) for label in range(count)] if mapped else found_labels(config, count)
+        # Class 0 of a YOLO detector is the first behind the map's background; labels.txt has no background.
+        first = 1 if evaluator.detectors[name].type == "EvalDetection" else 0
+        names = [mapped.get(first + label, str(label)) for label in range(count)]
+        names = names if mapped else found_labels(config, count)
         report.add_detections(name, found, evaluator.ap_version, names, stem)
     if judges.results.any:
         report.add_results(judges.results.results)

@@ -179,3 +179,20 @@ def check_report(folder, net: str):
         table = list(csv.DictReader(file))
     counts = [sum(len(each.annotation_group) for each in pictures_of(k)) for k in (1, 2)]
     assert [(row["name"], row["boxes"]) for row in table] == [("bright", str(counts[0])), ("dark", str(counts[1]))]
+
+
+def test_classes_of_yolo_have_the_names_of_their_labels(databases, monkeypatch):
+    """Its class 0 is label 1 of the map, whose label 0 is the background."""
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    part = {"phase": "TEST", "batch": 16, "shuffle": "false", "augment": "", "samplers": ""}
+    net = DATA.format(source=databases / "test", folder=databases, **part) + convolution("c", "data", 14, 12, False)
+    net += """layer { name: "map" type: "EvalDetection" bottom: "c" bottom: "label" top: "map" eval_detection_param {
+        side: 4 num_class: 2 num_object: 2 biases: 1 biases: 1 biases: 2 biases: 2 } }"""
+    (databases / "net.prototxt").write_text(net)
+    files = [str(databases / name) for name in ("net.prototxt", "net.caffemodel", "report")]
+    assert main(["test", "--model", files[0], "--weights", files[1], "--report", files[2]]) == 0
+    with open(databases / "report/detections.csv") as file:
+        table = list(csv.DictReader(file))
+    counts = [sum(len(each.annotation_group) for each in pictures_of(k)) for k in (1, 2)]
+    assert counts[0] != counts[1]
+    assert [(row["name"], row["boxes"]) for row in table] == [("bright", str(counts[0])), ("dark", str(counts[1]))]
