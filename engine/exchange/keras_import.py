@@ -112,14 +112,15 @@ def _unpack(source: str | os.PathLike, target: Path) -> None:
 
 
 def _arrays(file: H5File, layers: set[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Layer -> name of an array, without ":0", -> the array. A dataset belongs to the last group on its path that has
-    the name of a layer."""
+    """Layer -> name of an array, without ":0", -> the array. A dataset belongs to the layer that its group says, else
+    to the last group on its path that has the name of a layer."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for group, names in file.walk(""):
         parts = [part for part in group.split("/") if part]
         name = file.attribute(group, "name") if parts[-1:] == ["vars"] else None
-        owner = name if name in layers else next((part for part in reversed(parts) if part in layers), None)
-        if owner is None or "optimizer_weights" in parts or "optimizer" in parts:
+        # Groups of Keras 3 are called by class and number, "dense_1", which another layer may be called.
+        owner = next((part for part in reversed(parts) if part in layers), None) if name is None else name
+        if owner not in layers or "optimizer_weights" in parts or "optimizer" in parts:
             continue
         for name in names:
             found.setdefault(owner, {})[name.partition(":")[0].removeprefix("depthwise_")] = file.numbers(

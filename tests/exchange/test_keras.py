@@ -93,6 +93,24 @@ def test_engine_computes_what_keras_does(style, tmp_path):
     check(tmp_path, style, NET)
 
 
+def test_a_group_is_not_the_layer_that_it_is_called_by(tmp_path):
+    """Keras 3 counts layers of a class: here class_3 is the name of the net's last one, and another layer's group."""
+    text = NET.replace('name: "dense"', 'name: "class_3"')
+    (tmp_path / "net.prototxt").write_text(text)
+    arrays = {**ARRAYS, "class_3": ARRAYS["dense"], "other": {"kernel": np.ones((72, 7)), "bias": np.ones(7)}}
+    del arrays["dense"]
+    write(tmp_path / "x.h5", "named", dict(sorted(arrays.items(), key=lambda each: each[0] == "class_3")))
+    import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
+    (weights, _) = read_caffemodel(tmp_path / "x.caffemodel")["class_3"]
+    assert weights.std() > 0.5
+
+    del arrays["class_3"]
+    write(tmp_path / "x.h5", "named", arrays)
+    (tmp_path / "x.caffemodel").unlink()
+    with pytest.raises(EngineError, match=r"layer 'class_3' .*: the file has no group of that name"):
+        import_keras(tmp_path / "x.h5", tmp_path / "net.prototxt", tmp_path / "x.caffemodel", onto=True)
+
+
 def test_a_depthwise_convolution_by_groups(tmp_path):
     """Caffe's own type, for which Keras 3 calls the kernel just a kernel."""
     check(
