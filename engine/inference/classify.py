@@ -13,6 +13,7 @@ from engine import proto
 from engine.config import NetConfig
 from engine.data.convert_imageset import LABELS, labels_file
 from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open_image
+from engine.data.geometry import STRETCHES
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
@@ -25,7 +26,7 @@ from engine.inference.trained import load
 from engine.net import Net
 from engine.report.log import warn
 
-_RESIZES = ("resize_param", "random_resize_param", "random_aspect_ratio_param")
+_RESIZES = ("resize_param", "random_resize_param", "random_aspect_ratio_param", *STRETCHES)
 
 
 @dataclass

@@ -118,6 +118,20 @@ def test_pictures_are_resized_as_image_data_does(weights, tmp_path):
     assert abs(asked - wanted).max() > 1e-3
 
 
+def test_pictures_are_resized_as_nvidia_s_fields_say(picture, weights, tmp_path):
+    """In phase TEST, too; --images_dim takes their place."""
+    path, blobs = weights
+    Image.fromarray(np.kron(random_pixels(3, 8, 9), np.ones((2, 2, 1), np.uint8))).save(tmp_path / "large.png")
+    fields = "img_rand_resize_lower: 8 img_rand_resize_upper: 8 interpolation_algo_down: INTER_NEAREST"
+    config = parse_net(TRAIN.replace("resize_param { height: 8 width: 9 }", fields))
+    scores = Classifier(config, [path], Preprocessing()).scores(str(tmp_path / "large.png"))
+    np.testing.assert_allclose(scores, expected(picture, blobs, 100, 0.02), rtol=1e-4, atol=1e-6)
+    asked = Preprocessing((8, 9))
+    config = parse_net(TRAIN.replace("resize_param { height: 8 width: 9 }", fields.replace("8", "6")))
+    scores = Classifier(config, [path], asked).scores(str(picture))
+    np.testing.assert_allclose(scores, expected(picture, blobs, 100, 0.02), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["resnet50", "googlenet", "inception_v3", "digits"])
 def test_deployed_nets_have_one_output(name):
     net = deploy(read_net(REPO / f"nets/{name}.prototxt"), (1, 3, 224, 224)).message
