@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.inference.coco_results import CocoResults
-from engine.report.scores import confusion
+from engine.report.scores import Confusion
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -26,16 +26,16 @@ LABELS = ("SigmoidCrossEntropyLoss",)
 
 
 class ClassJudge:
-    """One right class for each sample, or for each pixel of it: a confusion matrix. counts: int64, by rows the label,
-    by columns the class with the highest score, the first of equals. Of labels that are distributions, the
-    most probable one is right."""
+    """One right class for each sample, or for each pixel of it. A sample is taken for the class with the highest score,
+    the first of equals; for none where a score is NaN. Of labels that are distributions, the most probable one is
+    right."""
 
     def __init__(self, name: str, layer: Layer):
         axis, shape = layer.attributes()["axis"], layer.shapes[0]
         assert isinstance(axis, int)
         self.name, self._axis = name, axis
         classes = self.count = shape[axis]
-        self.counts = np.zeros((classes, classes), np.int64)
+        self.found = Confusion(classes)
         self.by_pixel = int(np.prod(shape)) != shape[0] * classes
         self._ignored = _ignored(layer)
         self._least = layer.type == "Accuracy" and layer.message.accuracy_param.min_is_better
@@ -44,18 +44,19 @@ class ClassJudge:
         """A batch: the two bottoms of the layer."""
         rows = np.moveaxis(scores, self._axis, -1)
         predicted = (rows.argmin(-1) if self._least else rows.argmax(-1)).ravel()
-        if len(self.counts) > 1 and labels.size == scores.size:
+        if self.count > 1 and labels.size == scores.size:
             labels = np.moveaxis(labels.reshape(scores.shape), self._axis, -1).argmax(-1)
         numbers = labels.ravel().astype(np.int64)
-        counted = (numbers >= 0) & (numbers < len(self.counts))
+        counted = (numbers >= 0) & (numbers < self.count)
         if self._ignored is not None:
             counted &= numbers != self._ignored
-        self.counts += confusion(numbers[counted], predicted[counted], len(self.counts))
+        known = ~np.isnan(rows).any(-1).ravel()
+        self.found.add(numbers[counted], predicted[counted], known[counted])
 
     def gather(self, world: World) -> None:
         """Collective; rank 0 then has everything."""
-        parts = world.gather(self.counts)
-        self.counts = sum(parts, np.zeros_like(self.counts)) if parts else self.counts
+        for other in (world.gather(self.found) or [])[1:]:
+            self.found += other
 
 
 class LabelJudge:

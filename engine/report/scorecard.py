@@ -17,7 +17,7 @@ from engine.files import atomic_write, check_writable, reason
 from engine.report.json_text import json_text
 from engine.report.log import log, warn
 from engine.report.plot import write_picture
-from engine.report.scores import ByClass, Roc, mean, roc
+from engine.report.scores import MOST_CLASSES, ByClass, Confusion, Roc, mean, roc
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,32 +51,38 @@ class Scorecard:
         """Of the whole test."""
         self._found |= figures
 
-    def add_classes(self, blob: str, counts: np.ndarray, by_pixel: bool, names: Names, stem: str = "") -> None:
-        """A confusion matrix. stem: of the files' names, "" where there is one matrix only."""
-        found = ByClass.of(counts)
-        labels = list(names) or [str(number) for number in range(len(counts))]
-        header = ["class", "name", "pixels" if by_pixel else "samples", "accuracy", "precision", "iou"]
-        rows = zip(range(len(labels)), labels, found.samples, found.recall, found.precision, found.iou)
+    def add_classes(self, blob: str, found: Confusion, by_pixel: bool, names: Names, stem: str = "") -> None:
+        """stem: of the files' names, "" where there is one blob only."""
+        by_class, matrix, kind = ByClass.of(found), found.matrix, "pixels" if by_pixel else "samples"
+        labels = list(names) or [str(number) for number in range(len(found.samples))]
+        header = ["class", "name", kind, "accuracy", "precision", "iou"]
+        rows = zip(range(len(labels)), labels, found.samples, by_class.recall, by_class.precision, by_class.iou)
         self._table(_name(stem, "classes.csv"), header, rows)
-        self._table(
-            _name(stem, "confusion.csv"), ["label", *labels], ([name, *row] for name, row in zip(labels, counts))
-        )
-        total = counts.sum()
+        total = found.samples.sum()
+        if found.unknown:
+            warn(f"{blob}: {found.unknown} of {total} {kind} have scores that are NaN: they count as wrong")
         self._found.setdefault("classes", {})[blob] = {
             "by_pixel": by_pixel,
             "counted": int(total),
-            "accuracy": _number(np.trace(counts) / total if total else np.nan),
-            "mean_accuracy": _number(mean(found.recall)),
-            "mean_iou": _number(mean(found.iou)),
+            "nan": found.unknown,
+            "accuracy": _number(found.right.sum() / total if total else np.nan),
+            "mean_accuracy": _number(mean(by_class.recall)),
+            "mean_iou": _number(mean(by_class.iou)),
             "names": labels,
-            **{key: _numbers(getattr(found, key)) for key in ("recall", "precision", "iou")},
-            "confusion": counts.tolist(),
+            **{key: _numbers(getattr(by_class, key)) for key in ("recall", "precision", "iou")},
+            "confusion": None if matrix is None else matrix.tolist(),
         }
-        side = float(np.clip(0.42 * len(labels) + 2.5, 5, 16))
-        self._picture(
-            _name(stem, "confusion.png"), (side + 1, side), lambda figure: draw_confusion(figure, counts, labels)
-        )
-        bars = {"iou": found.iou} if by_pixel else {"accuracy": found.recall}
+        if matrix is None:
+            log(f"{blob}: no confusion matrix of {len(labels)} classes, which are more than {MOST_CLASSES}")
+        else:
+            self._table(
+                _name(stem, "confusion.csv"), ["label", *labels], ([name, *row] for name, row in zip(labels, matrix))
+            )
+            side = float(np.clip(0.42 * len(labels) + 2.5, 5, 16))
+            self._picture(
+                _name(stem, "confusion.png"), (side + 1, side), lambda figure: draw_confusion(figure, matrix, labels)
+            )
+        bars = {"iou": by_class.iou} if by_pixel else {"accuracy": by_class.recall}
         height = float(np.clip(0.24 * len(labels) + 1.2, 3, 60))
         if len(labels) <= 200:
             self._picture(_name(stem, "classes.png"), (7, height), lambda figure: draw_bars(figure, bars, labels))
@@ -88,6 +94,8 @@ class Scorecard:
         count."""
         labels = list(names) or [str(number) for number in range(scores.shape[1])]
         curves = [roc(scores[there[:, i] >= 0, i], there[there[:, i] >= 0, i] > 0) for i in range(len(labels))]
+        if unknown := int(np.isnan(scores[there >= 0]).sum()):
+            warn(f"{blob}: {unknown} scores are NaN: their labels have no AUROC")
         areas = np.array([curve.area for curve in curves])
         positive, counted = (there == 1).sum(0), (there >= 0).sum(0)
         header = ["label", "name", "samples", "positive", "auroc"]

@@ -156,7 +156,7 @@ def _report(
         stem = judge.name if kinds.count(type(judge)) > 1 else ""
         names = found_labels(config, judge.count)
         if isinstance(judge, ClassJudge):
-            report.add_classes(judge.name, judge.counts, judge.by_pixel, names, stem)
+            report.add_classes(judge.name, judge.found, judge.by_pixel, names, stem)
         else:
             report.add_labels(judge.name, judge.scores, judge.there, names, stem, judge.keys)
     for name, found in evaluator.detections.items():

@@ -127,6 +127,34 @@ def test_figures_that_are_not_finite_are_null(tmp_path, monkeypatch):
     assert found["outputs"] == json.loads((folder / "out.json").read_text()) == {"loss": [None]}
 
 
+def test_scores_that_are_nan_are_not_right(tmp_path, monkeypatch, capfd):
+    """The first class is not the highest of a sample without numbers."""
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    scores = np.eye(3)[[0, 1, 2, 0]]
+    scores[0] = np.nan
+    scores[1, 2] = np.nan
+    folder = data(tmp_path / "data", scores, [0, 1, 2, 0])
+    found = report(folder, PIXELS.replace("loss_param { ignore_label: 255 }", "") % folder)["classes"]["x"]
+    assert (found["counted"], found["nan"], found["accuracy"], found["recall"]) == (4, 2, 0.5, [0.5, 0, 1])
+    assert "x: 2 of 4 samples have scores that are NaN: they count as wrong" in capfd.readouterr().err
+
+    data(folder, scores, np.eye(3)[[0, 1, 2, 2]])
+    found = report(folder, SEVERAL % (folder, ""))["labels"]["x"]
+    assert found["auroc"] == [None, None, None]
+    assert "x: 4 scores are NaN: their labels have no AUROC" in capfd.readouterr().err
+
+
+def test_classes_too_many_for_a_matrix(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    folder = data(tmp_path / "data", np.eye(4097)[[5, 7, 4096]], [5, 6, 4096])
+    found = report(folder, PIXELS.replace("loss_param { ignore_label: 255 }", "") % folder)["classes"]["x"]
+    assert found["confusion"] is None and found["accuracy"] == pytest.approx(2 / 3)
+    assert {path.name for path in (folder / "report").iterdir()} == {"classes.csv", "report.json"}
+    table = rows(folder / "report/classes.csv")
+    assert [table[i]["accuracy"] for i in (5, 6, 7, 4096)] == ["1.0", "0.0", "", "1.0"]
+    assert "x: no confusion matrix of 4097 classes, which are more than 4096" in capfd.readouterr().err
+
+
 @pytest.mark.mpi
 def test_ranks_find_the_same(several, pixels):
     """More ranks than some of them have batches: 37 samples of 16 are three batches."""
@@ -150,7 +178,7 @@ for net in (SEVERAL % (sys.argv[1], "loss_param { ignore_label: -1 }"), PIXELS %
     if world().rank == 0:
         from engine.report.scores import roc
         areas = lambda: [roc(x[y >= 0], y[y >= 0] > 0).area for x, y in zip(judge.scores.T, judge.there.T)][:4]
-        print(json.dumps([judges.samples, areas() if sys.argv[2] == "several" else judge.counts.tolist()]))
+        print(json.dumps([judges.samples, areas() if sys.argv[2] == "several" else judge.found.matrix.tolist()]))
     evaluator.close()
 world().close()
 """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.report.scores import ByClass, confusion, mean, roc
+from engine.report.scores import MOST_CLASSES, ByClass, Confusion, mean, roc
 
 metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
@@ -51,20 +51,50 @@ def test_one_kind_of_samples_has_no_area(there):
     assert np.isnan(found.area) and len(found.thresholds) == 1
 
 
-def test_classes_are_scikit_learns():
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_score_that_is_nan_leaves_no_area(order):
+    """It is neither above nor below others, and the area depended on the samples' order."""
+    scores, there = np.array([0.9, np.nan, 0.1, 0.5]), np.array([True, False, False, True])
+    found = roc(scores[::order], there[::order])
+    assert np.isnan(found.area) and len(found.thresholds) == 1
+
+
+def taken(labels, predicted, classes, known=None):
+    found = Confusion(classes)
+    found.add(labels, predicted, np.ones(len(labels), bool) if known is None else known)
+    return found
+
+
+@pytest.mark.parametrize("classes", [6, MOST_CLASSES + 1])
+def test_classes_are_scikit_learns(classes):
     random = np.random.default_rng(1)
     labels, predicted = random.integers(0, 6, 400), random.integers(0, 6, 400)
     predicted[labels == 2] = 2
-    counts = confusion(labels, predicted, 6)
-    np.testing.assert_array_equal(counts, metrics.confusion_matrix(labels, predicted))
-    found = ByClass.of(counts)
-    np.testing.assert_allclose(found.recall, metrics.recall_score(labels, predicted, average=None))
-    np.testing.assert_allclose(found.precision, metrics.precision_score(labels, predicted, average=None))
-    np.testing.assert_allclose(found.iou, metrics.jaccard_score(labels, predicted, average=None))
-    assert mean(found.iou) == pytest.approx(metrics.jaccard_score(labels, predicted, average="macro"))
+    found = taken(labels[:150], predicted[:150], classes)
+    found += taken(labels[150:], predicted[150:], classes)
+    if classes == 6:
+        np.testing.assert_array_equal(found.matrix, metrics.confusion_matrix(labels, predicted))
+    else:
+        assert found.matrix is None
+    by_class = ByClass.of(found)
+    np.testing.assert_allclose(by_class.recall[:6], metrics.recall_score(labels, predicted, average=None))
+    np.testing.assert_allclose(by_class.precision[:6], metrics.precision_score(labels, predicted, average=None))
+    np.testing.assert_allclose(by_class.iou[:6], metrics.jaccard_score(labels, predicted, average=None))
+    assert mean(by_class.iou) == pytest.approx(metrics.jaccard_score(labels, predicted, average="macro"))
+
+
+def test_a_sample_that_is_taken_for_nothing_is_not_right():
+    found = taken(np.array([0, 0, 1]), np.array([0, 0, 1]), 2, np.array([True, False, True]))
+    assert found.unknown == 1 and found.matrix is not None and found.matrix.tolist() == [[1, 0], [0, 1]]
+    by_class = ByClass.of(found)
+    assert [each.tolist() for each in (by_class.recall, by_class.precision, by_class.iou)] == [
+        [0.5, 1],
+        [1, 1],
+        [0.5, 1],
+    ]
 
 
 def test_a_class_that_nobody_has_does_not_count():
-    found = ByClass.of(np.array([[3, 1, 0], [0, 2, 0], [0, 0, 0]]))
+    found = ByClass.of(taken(np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 0, 1, 1, 1]), 3))
     assert np.isnan(found.recall[2]) and np.isnan(found.iou[2]) and mean(found.recall) == (0.75 + 1) / 2
     assert np.isnan(mean(np.array([np.nan])))
