@@ -34,9 +34,10 @@ class Evaluator:
     """A net, its data and the ranks that share the work.
 
     Each batch runs on the rank after that of the one before it; results are summed in their order. So the result does
-    not depend on the number of ranks. A test of so many batches goes on where the one before it ended, as Caffe's do:
-    `samples` is how many they have read. It begins with the next rank, too: where each has a source of its own, none is
-    ahead of the others by more than a batch. share: the train net whose weights are tested.
+    not depend on the number of ranks, unless a layer goes on from batch to batch. A test of so many batches goes on
+    where the one before it ended, as Caffe's do: `samples` is how many they have read. It begins with the next rank,
+    too: where each has a source of its own, none is ahead of the others by more than a batch. share: the train net
+    whose weights are tested.
     """
 
     def __init__(
@@ -74,6 +75,12 @@ class Evaluator:
         self.ap_version, self._show_per_class = ap_version, show_per_class
         self.detections: dict[str, Detections] = {}  # of the last test, by the detector's top; on rank 0
         self.detectors = detectors_of(self.net.graph)
+        going_on = [layer.name for layer in self.net.graph.layers if layer.goes_on]
+        if going_on and world.size > 1:
+            warn(
+                f"Layers that go on from batch to batch ({', '.join(going_on)}) see only their own rank's batches: "
+                "test on one rank, unless all sequences begin with a batch"
+            )
 
     def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None) -> Net:
         net = Net(self._config, TEST, self._options.replace(shapes_of=shapes_of), share=share, before=before)

@@ -157,7 +157,12 @@ class Layer:
     @property
     def remembers(self) -> bool:
         """Whether a forward leaves anything behind but its tops, so that repeating it is not the same."""
-        return self.is_sink
+        return self.is_sink or self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the tops of a batch depend on the batches before it."""
+        return False
 
     @property
     def rescales_weights(self) -> bool:

@@ -30,7 +30,7 @@ class Lstm(Layer):
         return self.message.lstm_param
 
     @property
-    def remembers(self) -> bool:
+    def goes_on(self) -> bool:
         """The states, for the next batch, unless all sequences begin with it."""
         return len(self.message.bottom) == 2
 

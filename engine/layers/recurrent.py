@@ -37,7 +37,7 @@ class Recurrent(Layer):
         return self.states if self.param.expose_hidden else 0
 
     @property
-    def remembers(self) -> bool:
+    def goes_on(self) -> bool:
         """The states, for the next batch, where they are no tops."""
         return not self.exposed
 

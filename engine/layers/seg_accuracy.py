@@ -25,7 +25,7 @@ class SegAccuracy(Layer):
     constant_bottoms = frozenset({1})
 
     @property
-    def remembers(self) -> bool:
+    def goes_on(self) -> bool:
         """The pixels so far."""
         return not self.message.seg_accuracy_param.reset
 

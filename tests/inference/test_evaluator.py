@@ -169,6 +169,44 @@ world().close()
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
+CONT = 'layer { name: "cont" type: "DummyData" top: "cont" dummy_data_param { shape { dim: 3 dim: 2 } } }'
+GOING_ON = {
+    "SegAccuracy": 'bottom: "x" bottom: "y" top: "t" seg_accuracy_param { reset: false }',
+    "LSTM": 'bottom: "x" bottom: "cont" top: "t" recurrent_param { num_output: 2 }',
+    "Lstm": 'bottom: "x" bottom: "cont" top: "t" lstm_param { num_output: 2 }',
+}
+NOT_GOING_ON = {
+    "SegAccuracy": 'bottom: "x" bottom: "y" top: "t"',
+    "Lstm": 'bottom: "x" top: "t" lstm_param { num_output: 2 batch_size: 2 }',
+    "BatchNorm": 'bottom: "x" top: "t" batch_norm_param { use_global_stats: false }',
+}
+
+
+@pytest.mark.mpi
+def test_ranks_warn_of_layers_that_go_on_from_batch_to_batch():
+    """Each sees its own batches only, and what the layers make of them depends on the number of ranks."""
+    data = """layer { name: "x" type: "DummyData" top: "x" top: "y" dummy_data_param {
+        shape { dim: 3 dim: 2 dim: 4 } shape { dim: 3 dim: 4 } } }"""
+    nets = [
+        f'{data} {CONT} layer {{ name: "{number}" type: "{kind}" {rest} }}'
+        for number, (kind, rest) in enumerate([*GOING_ON.items(), *NOT_GOING_ON.items()])
+    ]
+    program = f"""
+from engine.comm.world import World, world
+from engine.config import parse_net
+from engine.inference.evaluator import Evaluator
+for net in {nets}:
+    Evaluator(parse_net(net), world()).close()
+    Evaluator(parse_net(net), World()).close()
+world().close()
+print("fine")
+"""
+    told = all_fine(2, program)
+    for number in range(3):
+        assert told.count(f"Layers that go on from batch to batch ({number}) see only") in (1, 2), told
+    assert told.count("Layers that go on") in (3, 6)
+
+
 SCALED = {  # layers that scale the rows of their weights in each forward
     "InnerProduct": "inner_product_param { num_output: 10 normalize: true",
     "InnerDistance": 'inner_distance_param { num_output: 10 normalize: true distance_type: "product"',
