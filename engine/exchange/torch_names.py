@@ -1,6 +1,7 @@
 """The parameters of Caffe layers under the names of PyTorch's modules: "conv1.weight", "bn1.running_mean".
 
-A BatchNorm and the Scale that follows it are one module, which has the name of the BatchNorm.
+A BatchNorm and the Scale that follows it are one module, which has the name of the BatchNorm, unless that has a scale
+of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from engine.errors import WeightsError, shape_text
 from engine.exchange.deploy_graph import DeployGraph
 from engine.layers.base import Layer
+from engine.layers.batch_norm import BatchNorm
 from engine.layers.inner_product import InnerProduct
 from engine.layers.scale import Scale
 
@@ -28,7 +30,7 @@ def modules(graph: DeployGraph) -> dict[Layer, str]:
     for layer in graph.layers:
         if layer.params:
             named.setdefault(layer, layer.name)
-        if layer.type == "BatchNorm":
+        if isinstance(layer, BatchNorm) and not layer.has_scale:
             after = readers.get(layer.tops[0], [])
             if len(after) == 1 and isinstance(after[0], Scale) and after[0].is_per_channel:
                 named[after[0]] = layer.name

@@ -384,15 +384,20 @@ def test_an_architecture_whose_weights_are_damaged(state, message, tmp_path):
     assert str(error.value).startswith(f"{tmp_path / 'x.pth'}: {message}")
 
 
-def test_a_norm_with_a_scale_of_its_own(tmp_path):
-    """Intel's scale_bias: five blobs, one module of PyTorch's."""
+@pytest.mark.parametrize("behind", [False, True], ids=["alone", "before a Scale"])
+def test_a_norm_with_a_scale_of_its_own(behind, tmp_path):
+    """Intel's scale_bias: five blobs, one module of PyTorch's, which has no place for a Scale behind it."""
     net = tmp_path / "net.prototxt"
-    net.write_text("""layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }
-    layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y" batch_norm_param { scale_bias: true } }""")
+    net.write_text(
+        """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }
+    layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y" batch_norm_param { scale_bias: true } }"""
+        + 'layer { name: "scale" type: "Scale" bottom: "y" top: "y" scale_param { bias_term: true } }' * behind
+    )
     weights = harness.random_weights(read_net(net), tmp_path / "x.caffemodel")
     export_torch(read_net(net), weights, tmp_path / "x.pth")
     state = read_state(tmp_path / "x.pth")
     assert {"bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"} <= set(state)
+    assert ("scale.weight" in state) == behind
     import_torch(tmp_path / "x.pth", net, tmp_path / "y.caffemodel", onto=True)
     inputs = harness.random_inputs({"x": (2, 3, 6, 5)})
     first, second = (harness.engine_outputs(net.read_text(), path, inputs)["y"]
