@@ -340,6 +340,10 @@ def test_mobilenet_ssd_goes_as_far_as_onnx_does(tmp_path):
             'type: "BatchNorm" top: "a" batch_norm_param { use_global_stats: false stats_batch_size: 2 }',
             "stats_batch",
         ),
+        (
+            'type: "BatchNorm" top: "a" batch_norm_param { use_global_stats: false } } bn_stats_batch_size: 2 #',
+            "stats_batch",
+        ),
         ('type: "Dropout" top: "a" dropout_param { sample_weights_test: true }', "sample_weights_test"),
     ],
 )

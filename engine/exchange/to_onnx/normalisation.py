@@ -44,7 +44,7 @@ def _batch_norm(out: Writer, layer: BatchNorm, x: str) -> str:
 def normalised(out: Writer, layer: BatchNorm, x: str, scale: np.ndarray, shift: np.ndarray) -> str:
     """A BatchNorm, with a scale and shift behind it."""
     param = layer.message.batch_norm_param
-    if not layer.use_global_stats and param.stats_batch_size not in (0, layer.shapes[0][0]):
+    if layer.stats_batch_size not in (0, layer.shapes[0][0]):
         raise Inexpressible("stats_batch_size: statistics of a part of the batch")
     if layer.use_global_stats:
         mean, variance = statistics(out, layer)
