@@ -7,6 +7,7 @@ the ranks does not depend on who had which.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,9 +81,9 @@ class LabelJudge:
         self._rows.append((names, scores.reshape(there.shape).copy(), there))
 
     def gather(self, world: World) -> None:
-        """Collective; rank 0 then has everything."""
+        """Collective; rank 0 then has everything, in the order of the batches, of which each is the next rank's."""
         parts = world.gather(self._rows) or [self._rows]
-        rows = [row for part in parts for row in part]
+        rows = [row for rows in zip_longest(*parts) for row in rows if row is not None]
         self.keys += [key for keys, _, _ in rows for key in keys]
         self.scores = np.concatenate([self.scores, *(scores for _, scores, _ in rows)])
         self.there = np.concatenate([self.there, *(there for _, _, there in rows)])

@@ -178,7 +178,8 @@ for net in (SEVERAL % (sys.argv[1], "loss_param { ignore_label: -1 }"), PIXELS %
     if world().rank == 0:
         from engine.report.scores import roc
         areas = lambda: [roc(x[y >= 0], y[y >= 0] > 0).area for x, y in zip(judge.scores.T, judge.there.T)][:4]
-        print(json.dumps([judges.samples, areas() if sys.argv[2] == "several" else judge.found.matrix.tolist()]))
+        found = [areas(), judge.scores.tolist()] if sys.argv[2] == "several" else judge.found.matrix.tolist()
+        print(json.dumps([judges.samples, found]))
     evaluator.close()
 world().close()
 """
@@ -191,7 +192,8 @@ world().close()
         samples, found = json.loads(done.stdout)
         assert samples == len(scores)
         if kind == "several":
-            assert found == pytest.approx(expected(scores, there), abs=1e-6)
+            assert found[0] == pytest.approx(expected(scores, there), abs=1e-6)
+            assert found[1] == scores.tolist()  # in the order of one rank
         else:
             counted = there.ravel() != 255
             matrix = metrics.confusion_matrix(there.ravel()[counted], scores.argmax(1).ravel()[counted])
