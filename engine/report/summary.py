@@ -49,7 +49,7 @@ class Summary(Observer):
             name = figures[0] if figures else next(iter(record.outputs))
             self._sign = 1 if figures else -1
         value = float(np.ravel(record.outputs[name])[0])
-        if not self._bests or self._sign * value > self._sign * self._bests[-1][0]:
+        if not np.isnan(value) and (not self._bests or self._sign * value > self._sign * self._bests[-1][0]):
             self._bests.append((value, record.iteration, name))
 
     def gone_back(self, iteration: int) -> None:

@@ -166,3 +166,14 @@ def test_where_ranks_take_different_steps_the_run_counts(capfd):
     summary._begin, summary._end = 0.0, 10.0
     summary.end(None)
     assert "Trained iterations 0 to 10" in (said := capfd.readouterr().err) and "32 samples/s" in said
+
+
+def test_a_test_that_is_nan_is_not_the_best(capfd):
+    """No number is better than NaN by comparison: it would stay."""
+    set_up()
+    summary = Summary()
+    summary.begin(Run(World(), None, [], 0, 10))
+    for iteration, loss in ((0, np.nan), (3, 0.5), (6, np.nan), (9, 0.7)):
+        summary.test(observer.TestRecord(iteration, 0, {"loss": np.array([loss])}, {"loss": 1.0}))
+    summary.end(None)
+    assert "Best test: loss = 0.5 at iteration 3 " in capfd.readouterr().err
