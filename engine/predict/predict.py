@@ -45,7 +45,7 @@ MOST = 1e12  # that a figure of a profile may be
 class Profile:
     """One rank. forward, backward: seconds of each layer, forward's order; gradients: floats that the layer's backward
     completes; update: seconds of one thread for a byte of them; together: while all ranks of the machine computed;
-    variation: standard deviation of its steps over their mean."""
+    variation: standard deviation of its steps over their mean; None where it was not measured."""
 
     net: str
     batch: int
@@ -55,7 +55,7 @@ class Profile:
     gradients: list[int]
     update: float
     together: bool = False
-    variation: float = 0.0
+    variation: float | None = None
 
     @property
     def compute(self) -> float:
@@ -94,7 +94,7 @@ def measured(times: dict[str, Any], source: str) -> Profile:
         batch, threads = (_whole(times, name, 1) for name in ("batch", "threads"))
         beyond = _figure(times, "step_ms") / 1e3 - sum(forward) - sum(backward)
         update = max(0.0, beyond) * threads / max(1, FLOAT_BYTES * sum(floats))
-        variation = _figure({"step_variation": 0.0} | times, "step_variation")
+        variation = _figure(times, "step_variation") if "step_variation" in times else None
         return Profile(str(times["net"]), batch, threads, forward, backward, floats, update, variation=variation)
     except KeyError as error:
         raise ConfigError(f"no {error} in it; engine time --json writes such files", source) from None

@@ -102,6 +102,8 @@ def run(options: Namespace) -> int:
         cores = options.cores or profile.threads * options.ranks_per_node
         network = predict.given_network(*link, options.ranks_per_node, cores)
     varying = profile.variation if options.variation is None else options.variation / 100
+    if varying is None:
+        raise ConfigError("--variation measured: no variation of steps was measured; give a percentage")
     counts = dict.fromkeys([1, *options.ranks])  # efficiencies are of one rank
     found = [predict.predict(profile, network, count, param, varying) for count in counts]
     if world.rank == 0:

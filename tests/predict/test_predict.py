@@ -242,6 +242,9 @@ def test_questions_that_cannot_be_answered():
     given = ["--latency", "1", "--bandwidth", "100"]
     assert "--model or --profile" in fails("predict", "--ranks", "2", *given)
     assert "did you mean 'servers'" in fails("predict", *model, "--ranks", "2", *given, "--comm", "server: 2")
+    rate = "--images_per_second", "60"
+    said = fails("predict", *model, "--ranks", "2", *given, *rate, "--variation", "measured")
+    assert "--variation measured: no variation of steps was measured" in said
     local = "--comm", "mode: LOCAL"
     assert "mode: LOCAL cannot be predicted" in fails("predict", *model, "--ranks", "2", *given, *local)
 
