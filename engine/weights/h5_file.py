@@ -27,7 +27,7 @@ Rows: TypeAlias = "h5py.Dataset | np.ndarray"  # read row by row
 # for each, and a few more.
 _BYTES_FOR_EACH = 100
 _BYTES_MORE = 64 << 20
-_SECONDS = 5  # of the processor's time to find a member: where a file is damaged, libhdf5 may search for ever
+_SECONDS = 2  # of the processor's time to find a member: where a file is damaged, libhdf5 may search for ever
 
 
 def most_bytes(path: str | os.PathLike) -> int:

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -20,6 +21,7 @@ from engine.weights import (
     write_caffemodel,
     write_solverstate,
 )
+from tests.mpi import REPO
 from tests.shared import SHARED, needs_shared
 
 FILES = SHARED / "golden" / "files"
@@ -232,6 +234,24 @@ def test_layout_of_hdf5_files(tmp_path, net, blobs):
         assert file["iter"].shape == (1,) and file["iter"].dtype == np.int32
         assert file["learned_net"].dtype.itemsize == 4  # with its zero byte
         assert list(file["history"]) == ["0"]
+
+
+def test_hdf5_that_is_searched_without_end(tmp_path):
+    """libhdf5 goes through the names of a virtual dataset's sources by their lengths: also where one is 0."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.caffemodel.h5"
+    with h5py.File(path, "w") as file:
+        layout = h5py.VirtualLayout((2,), np.float32)
+        layout[:] = h5py.VirtualSource("other.h5", "x", (2,))
+        file.create_group("data/conv").create_virtual_dataset("0", layout)
+    content = bytearray(path.read_bytes())
+    first = content.index(b"GCOL") + 16
+    content[first : first + 16] = bytes(16)
+    path.write_bytes(content)
+    command = [sys.executable, "-c", f"from engine.weights import read_caffemodel; read_caffemodel({str(path)!r})"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+    line = f"engine: HDF5 file {path}: the file is damaged, or has been cut off; copy it again\n"
+    assert (done.returncode, done.stderr) == (1, line)
 
 
 def test_hdf5_without_h5py(tmp_path, net, monkeypatch):
