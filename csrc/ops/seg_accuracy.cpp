@@ -3,6 +3,7 @@
 // inputs: scores (N, classes, ...), labels (one per position outside the classes); outputs: the three (1, 1, 1, 3);
 // attributes: ignore_labels, reset (count each batch by itself, not all since the start). Has no backward.
 #include <algorithm>
+#include <cmath>
 
 #include "ops/common/labels.h"
 #include "ops/common/onednn_util.h"
@@ -18,7 +19,7 @@ public:
           classes_(input(0)->shape.at(1)),
           inner_(input(0)->count() / (input(0)->shape[0] * classes_)),
           found_(input(1)->count()),
-          pixels_(classes_ * classes_),
+          pixels_(classes_ * (classes_ + 1)),
           labels_(spec_, input(1)->count(), classes_) {
         output(0, plain_layout(spec_.output_shapes[0]));
         touch(Pass::forward, {input(0), input(1), outputs_[0]});
@@ -31,7 +32,7 @@ public:
         for (int64_t i = 0; i < count; i++) found_[i] = best_class(i);
         if (reset_) std::fill(pixels_.begin(), pixels_.end(), 0);
         for (int64_t i = 0; i < count; i++)
-            if (labels_[i] != Labels::ignored) pixels_[labels_[i] * classes_ + found_[i]]++;
+            if (labels_[i] != Labels::ignored) pixels_[labels_[i] * (classes_ + 1) + found_[i]]++;
         measure();
     }
 
@@ -41,12 +42,15 @@ public:
     }
 
 private:
-    // Of equal scores the last one wins.
+    // Of equal scores the last one wins. None, which is classes_, where a score is NaN: a net that has diverged is not
+    // found to be right.
     int32_t best_class(int64_t i) const {
         const float* const scores = input(0)->data() + i / inner_ * classes_ * inner_ + i % inner_;
         int64_t best = 0;
-        for (int64_t c = 1; c < classes_; c++)
+        for (int64_t c = 0; c < classes_; c++) {
+            if (std::isnan(scores[c * inner_])) return int32_t(classes_);
             if (scores[c * inner_] >= scores[best * inner_]) best = c;
+        }
         return int32_t(best);
     }
 
@@ -55,12 +59,13 @@ private:
         double all = 0, right = 0, recall = 0, overlap = 0;
         int64_t seen = 0;
         for (int64_t c = 0; c < classes_; c++) {
-            int64_t is = 0, was_found = 0;
+            const int64_t* const of_class = &pixels_[c * (classes_ + 1)];
+            int64_t is = of_class[classes_], was_found = 0;
             for (int64_t k = 0; k < classes_; k++) {
-                is += pixels_[c * classes_ + k];
-                was_found += pixels_[k * classes_ + c];
+                is += of_class[k];
+                was_found += pixels_[k * (classes_ + 1) + c];
             }
-            const int64_t both = pixels_[c * classes_ + c], either = is + was_found - both;
+            const int64_t both = of_class[c], either = is + was_found - both;
             all += double(is);
             right += double(both);
             overlap += either ? double(both) / double(either) : 1;
@@ -77,7 +82,7 @@ private:
     bool reset_;
     int64_t classes_, inner_;
     std::vector<int32_t> found_;
-    std::vector<int64_t> pixels_;  // (true class, found class)
+    std::vector<int64_t> pixels_;  // (true class, found class or none)
     Labels labels_;
 };
 

@@ -63,6 +63,12 @@ def test_of_equal_scores_the_last_wins():
     assert net.blobs["y"].data.ravel().tolist() == [1, 1, 1]
 
 
+def test_pixels_whose_scores_are_nan_are_wrong():
+    x = np.array([[1, 0], [np.nan, 5]], np.float32).T.reshape(1, 2, 1, 2)
+    net = run(layer(), x=x, l=np.array([0, 1], np.float32).reshape(1, 1, 1, 2))
+    assert net.blobs["y"].data.ravel().tolist() == [0.5, 0.5, 0.5]
+
+
 def test_nothing_but_ignored_pixels():
     net = run(layer("ignore_label: 0"), x=np.zeros((1, 2, 1, 1), np.float32), l=np.zeros((1, 1, 1, 1), np.float32))
     assert net.blobs["y"].data.ravel().tolist() == [0, 0, 1]
