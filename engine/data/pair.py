@@ -66,10 +66,14 @@ class MaskTransformer:
         self._refused = next((field for field in _WITHOUT_MASKS if param.HasField(field)), "")
         self._where = where
 
-    def shape(self, mask: AnyImage, picture: AnyImage) -> tuple[int, int, int]:
-        """(1, h, w) that a mask becomes. Raises ImageError, ConfigError."""
+    def require(self) -> None:
+        """Called where there are masks. Raises ConfigError for steps that they cannot follow."""
         if self._refused:
             raise ConfigError(f"transform_param.{self._refused} does not go with masks: take it out", self._where)
+
+    def shape(self, mask: AnyImage, picture: AnyImage) -> tuple[int, int, int]:
+        """(1, h, w) that a mask becomes. Raises ImageError, ConfigError."""
+        self.require()
         check_pair(mask, picture)
         return self._transformer.shape(_shifted(mask))
 

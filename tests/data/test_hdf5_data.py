@@ -238,6 +238,18 @@ def test_only_bytes_are_resized(pictures):
         open_data(layer, proto.TRAIN)
 
 
+@pytest.mark.parametrize("step", ["fix_crop: true", "multi_scale: true", "rand_augment_param { }", "erase_ratio: 1"])
+def test_steps_that_are_not_made_for_masks(pictures, step):
+    field = step.split()[0].rstrip(":")
+    layer = layer_of(pictures, tops=("bytes", "mask"))
+    text_format.Parse(f"crop_size: 8 {step}", layer.transform_param)
+    with pytest.raises(ConfigError, match=rf"transform_param.{field} does not go with masks: take it out"):
+        open_data(layer, proto.TRAIN)
+    layer = layer_of(pictures, tops=("bytes", "vector"))
+    layer.transform_param.CopyFrom(text_format.Parse("crop_size: 8 fix_crop: true", proto.TransformationParameter()))
+    assert open_data(layer, proto.TRAIN).shapes == ((1, 8, 8), (5,))
+
+
 def test_transforms_that_cannot_be(pictures):
     layer = layer_of(pictures, tops=("floats",))
     layer.transform_param.crop_size = 17

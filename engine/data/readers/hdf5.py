@@ -71,6 +71,8 @@ class HDF5Reader(Reader):
         self._transformer = Transformer(param, request.phase, request.where)
         self._masks = MaskTransformer(param, request.phase, request.where)
         self._masked = [len(row) > 1 and row in (rows[0][1:], (1, *rows[0][1:])) for row in rows]
+        if any(self._masked[1:]):
+            self._masks.require()
         kind = np.uint8 if all(first.dtype == np.uint8 for _, (first, *_) in self._files) else np.float32  # as _fill's
         try:
             shape = self._transformer.shape(np.zeros((*rows[0][1:], rows[0][0]), kind))
