@@ -3,7 +3,7 @@
 One process of a host copies, the others wait. What is in use is always whole: a copy is made under another name,
 compared with its source, gets a list of what it was made of, and is renamed last. It is used again while the sizes and
 times of its source are the same, and removed when the last process of the host that reads it ends, unless it is to be
-kept.
+kept. A source that has changed is copied beside it: another job may read the older copy, which goes once none does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
     Raises DataError: the source cannot be read, there is too little space, the copy differs.
     """
     files = _files(source, where)
-    stamp = [[file, found.st_size, found.st_mtime_ns] for file in files if (found := _stat(file, where))]
+    stamp = _stamp(files, where)
     if recognised(source) == "FOLDER":
         folder = os.path.abspath(source)  # what its files have in common may be the only class folder
     else:
@@ -77,19 +77,18 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
     inside = os.path.relpath(os.path.abspath(source), folder)
     which = f"part {share.host} of {share.hosts}" if part else "all"
     whose = f"{os.path.abspath(source)}\0{which}\0{os.getuid()}"  # nobody believes the copy of another user
-    key = hashlib.sha256(whose.encode(errors="surrogateescape")).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", os.path.basename(source.rstrip("/")))[:80]  # no braces or stars
-    copy = Path(stage) / f"{name}.{key}"
+    copy = Path(stage) / f"{name}.{_key(whose)}.{_key(json.dumps(stamp))}"
     if share.rank:
         time.sleep(_HEAD_START)
     if not os.path.isdir(parent := os.path.dirname(os.path.abspath(stage))):
         raise DataError(f"stage {stage}: there is no folder {parent}; make it, or name another place", where)
     with _errors(stage, where):
         Path(stage).mkdir(exist_ok=True)
-    with host_lock(f"stage {os.path.realpath(copy)}", f"copying {source} to {stage}"):
+    with _lock(copy, f"copying {source} to {stage}"):
         with _errors(stage, where):
             if not _is_whole(copy, stamp):
-                _clear(copy)
+                _make_room(copy, where)
                 if part:
                     _copy_part(source, copy, share, stamp, where)
                 else:
@@ -103,7 +102,7 @@ def release() -> None:
     while _held:
         copy, (descriptor, keep) = _held.popitem()
         with contextlib.suppress(OSError, DataError):
-            with host_lock(f"stage {os.path.realpath(copy)}", f"using {copy}"):
+            with _lock(copy, f"using {copy}"):
                 os.close(descriptor)
                 if not keep and _is_unused(copy):
                     _clear(copy)
@@ -130,6 +129,21 @@ def _files(source: str, where: str | None) -> list[str]:
     shards = expand(source, where)
     indexes = (os.path.splitext(shard)[0] + ".idx" for shard in shards)
     return [*shards, *(each for each in indexes if kind == "RECORDIO" and os.path.isfile(each))]
+
+
+def _stamp(files: Sequence[str], where: str | None) -> list[list]:
+    """What changes when the source does; the same however its path is spelled."""
+    found = ((os.path.abspath(file), _stat(file, where)) for file in files)
+    return [[path, each.st_size, each.st_mtime_ns] for path, each in found]
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def _lock(copy: Path, what: str) -> contextlib.AbstractContextManager[None]:
+    """One for all copies of a source, of whatever age."""
+    return host_lock(f"stage {os.path.realpath(copy.with_suffix(''))}", what)
 
 
 def _before_pattern(source: str) -> str:
@@ -182,6 +196,20 @@ def _clear(copy: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
             raise DataError(f"{folder} cannot be removed; it is not a whole copy")
+
+
+def _make_room(copy: Path, where: str | None) -> None:
+    """Removes what is not whole under the name of a copy, and older copies of the source, but nothing that is read.
+    Raises DataError, OSError."""
+    if not _is_unused(copy):
+        raise DataError(f"{copy} is read, but no longer whole; end what reads it, or name another stage", where)
+    _clear(copy)
+    for partial in copy.parent.glob(f".{copy.stem}.*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+    for other in copy.parent.glob(f"{copy.stem}.*"):
+        with contextlib.suppress(OSError, DataError):
+            if _is_unused(other):
+                _clear(other)
 
 
 def _check_space(stage: Path, needed: int, what: str, where: str | None) -> None:
@@ -257,7 +285,7 @@ def _copy_all(source: str, files: Sequence[str], folder: str, copy: Path, stamp:
                 raise DataError(f"stage {copy.parent}: the copy of {file} differs from it: is the disk sound?", where)
             copied.append([name, size, os.stat(to).st_mtime_ns])
         _write_list(partial, stamp, copied)
-        if [[file, found.st_size, found.st_mtime_ns] for file in files if (found := _stat(file, where))] != stamp:
+        if _stamp(files, where) != stamp:
             raise DataError(f"{source} has changed while it was copied to {copy.parent}", where)
         os.rename(partial, copy)
         tell.end(done)
@@ -347,20 +375,23 @@ def _compare(copied: Source, checksums: np.ndarray, stage: Path, tell: Callable[
 
 def _use(copy: Path, keep: bool) -> None:
     """Says that this process reads the copy; the system takes it back whatever ends the process."""
-    if copy in _held:
-        descriptor, kept = _held[copy]
-        _held[copy] = descriptor, keep or kept
-        return
     descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:  # and nobody can tell who is the last to use it
         _log.warning(f"{copy} stays after the run: it cannot be locked: {reason(error)}")
+    if copy in _held:  # maybe one that somebody has removed since
+        before, kept = _held[copy]
+        os.close(before)
+        keep = keep or kept
     _held[copy] = descriptor, keep
 
 
 def _is_unused(copy: Path) -> bool:
-    descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

@@ -1,5 +1,6 @@
 """Copies of a source on each host: whole or not in use, made once, kept or removed."""
 
+import contextlib
 import errno
 import json
 import os
@@ -80,7 +81,7 @@ def test_a_copy_that_is_kept_is_used_again_while_it_is_whole(made, tmp_path):
     (copy / staging.LIST).write_text("{}")
     made_when()
     os.utime(source, ns=(1, 1))
-    made_when()
+    _, copy, copied = made_when()
     assert json.loads((copy / staging.LIST).read_text())["source"] == [[source, os.path.getsize(source), 1]]
     assert items(copied) == items(source)
 
@@ -176,23 +177,53 @@ def test_the_watchdogs_of_all_ranks_see_that_a_copy_gets_on(made, tmp_path, monk
     assert min(world.board.beats()[0] for world in worlds) >= 3, "of the one that copies, and of the one that waits"
 
 
-def test_what_another_process_reads_stays(made, tmp_path):
-    source = made("tar")
+@contextlib.contextmanager
+def another_reads(source, stage, cwd):
+    """Gives the path of the copy that another process reads meanwhile."""
     code = (
-        "import sys, time; from engine.data.staging import Share, staged\n"
-        f"print(staged({source!r}, {str(tmp_path / 'stage')!r}, Share(), keep=False, part=False), flush=True)\n"
+        f"import sys; sys.path.insert(0, {str(REPO)!r}); from engine.data.staging import Share, staged\n"
+        f"print(staged({source!r}, {str(stage)!r}, Share(), keep=False, part=False), flush=True)\n"
         "sys.stdin.read()"
     )
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin and other.stdout
-        copied = other.stdout.readline().strip()
+        yield other.stdout.readline().strip()
+        other.stdin.close()
+        assert other.wait(60) == 0
+
+
+@pytest.mark.parametrize("spelled", ["{}", "./a.tar", "a.tar"])
+def test_what_another_process_reads_stays(made, tmp_path, spelled):
+    source = made("tar")
+    with another_reads(spelled.format(source), tmp_path / "stage", os.path.dirname(source)) as copied:
         assert copy_of(source, tmp_path / "stage") == copied
         release()
         assert os.path.exists(copied), "the other one reads it"
-        other.stdin.close()
-        assert other.wait(60) == 0
     assert list((tmp_path / "stage").iterdir()) == [], "the last one removes it"
+
+
+def test_what_another_process_reads_stays_where_the_source_changes(made, tmp_path):
+    source = made("tar")
+    with another_reads(source, tmp_path / "stage", REPO) as copied:
+        for time_ns in (1, 2):
+            os.utime(source, ns=(time_ns, time_ns))
+            newer = copy_of(source, tmp_path / "stage", keep=True)
+            assert newer != copied and os.path.exists(copied) and items(newer) == items(source)
+            release()
+        assert len(list((tmp_path / "stage").iterdir())) == 2, "of those that nobody reads, the older one is gone"
+    assert list((tmp_path / "stage").iterdir()) == [Path(newer).parent]
+
+
+def test_a_copy_that_is_read_and_not_whole_any_more(made, tmp_path):
+    source = made("tar")
+    copied = copy_of(source, tmp_path / "stage")
+    os.truncate(copied, 5000)
+    with pytest.raises(DataError, match=r"stage/a.tar.\S+ is read, but no longer whole; end what reads it, or name"):
+        copy_of(source, tmp_path / "stage")
+    shutil.rmtree(Path(copied).parent)
+    assert items(copy_of(source, tmp_path / "stage")) == items(source)
+    assert not staging._is_unused(Path(copied).parent), "what is locked is the new one"
 
 
 def test_a_copy_of_a_process_that_was_killed_is_never_used(made, tmp_path):
