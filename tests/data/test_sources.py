@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -643,6 +644,26 @@ def test_a_leveldb_whose_log_would_fill_the_disk(made):
     path = Path(made("leveldb"))
     os.truncate(next(path.glob("*.log")), 1 << 40)
     assert "its logs and its manifest have 1099511627" in message_of(path)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed"])
+@pytest.mark.parametrize("name", ["lmdb", "leveldb"])
+def test_a_database_that_was_replaced_while_one_is_open(made, image_folder, monkeypatch, name, listed):
+    """In one process, as Python's: a net, a conversion under the same name, and another net."""
+    monkeypatch.setattr(index, "SMALLEST", 1)
+    path = made(name)
+    before = open_source(path)
+    if listed:
+        assert before.item(11)[0] == "00000011_cat/3.png"
+    shutil.rmtree(path)
+    shutil.rmtree(image_folder / "bee")
+    made(name)
+    if name == "lmdb":  # which stays open as it was
+        assert before.item(11)[0] == "00000011_cat/3.png"
+    after = open_source(path)
+    assert [after.item(number)[0] for number in range(len(after))] == [
+        f"{number:08d}_{kind}/{number % 4}.png" for number, kind in enumerate(["ant"] * 4 + ["cat"] * 4)
+    ]
 
 
 def test_two_processes_read_one_leveldb(made):

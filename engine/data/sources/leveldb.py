@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from types import ModuleType
 
-from engine.data.index import Index, open_index
+from engine.data.index import Index, open_index, stamp_of
 from engine.data.registry import source
 from engine.errors import ConfigError, DataError
 from engine.files import reason
@@ -51,7 +51,6 @@ class LevelDbSource:
         self.path, self._where = path, where
         if not self.recognises(path):
             raise DataError(f"LevelDB not found: {path} (no such folder with a file CURRENT in it)", where)
-        self._view = _view_of(path, where)
         try:
             # Without the log: what opens the original would change its time.
             files = sorted(
@@ -59,6 +58,7 @@ class LevelDbSource:
             )
         except OSError as error:
             raise DataError(f"LevelDB {path}: cannot be read: {reason(error)}", where) from None
+        self._view = _view_of(path, files, where)
         self._keys = open_index(path, "LEVELDB", files, self._build, where).names("keys")
         if not len(self._keys):
             raise DataError(f"LevelDB {path} is empty", where)
@@ -186,20 +186,20 @@ def _close(db: object, folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _view_of(path: str, where: str | None) -> _View:
-    """One for all nets of a process. Raises DataError."""
+def _view_of(path: str, files: Sequence[str], where: str | None) -> _View:
+    """One for all nets of a process that read the same files. Raises DataError."""
     try:
         import plyvel
     except ImportError:
         raise DataError(
             f"LevelDB {path} needs plyvel: pip install prototxt-engine[leveldb], or convert it to LMDB", where
         ) from None
-    real_path = os.path.realpath(path)
+    stamp = stamp_of("LEVELDB", map(os.path.realpath, files), where)
     with _opening:
-        view = _open.get(real_path)
+        view = _open.get(stamp)
         if view is None:
             try:
-                view = _open[real_path] = _View(path, plyvel)
+                view = _open[stamp] = _View(path, plyvel)
             except (plyvel.Error, OSError, ValueError) as error:
                 raise DataError(f"cannot open LevelDB {path}: {_text(error)}", where) from None
         return view

@@ -18,7 +18,7 @@ from engine.files import is_regular, reason
 from engine.host import _core
 
 # LMDB allows one environment per file and process, and a train and a test net may read the same one.
-_environments: WeakValueDictionary[str, lmdb.Environment] = WeakValueDictionary()
+_environments: WeakValueDictionary[tuple[int, ...], lmdb.Environment] = WeakValueDictionary()
 _opening = threading.Lock()
 _MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")  # of either order of bytes
 _AT_ONCE = 4096  # keys
@@ -46,7 +46,8 @@ class LmdbSource:
         if not os.path.isfile(data_file):
             raise DataError(f"LMDB not found: {path} (no such folder with a data.mdb in it)", where)
         with self._guarded(f"cannot open LMDB {path}"):
-            self._environment = _open(data_file, readahead=not shuffled)
+            self._file = _identity(data_file)
+            self._environment = _open(data_file, self._file, readahead=not shuffled)
             last_page, stat = self._environment.info()["last_pgno"], self._environment.stat()
         self._bytes, expected = os.path.getsize(data_file), (last_page + 1) * stat["psize"]
         if self._bytes < expected:  # would be a signal later
@@ -94,14 +95,21 @@ class LmdbSource:
         index.add_names("keys", self._list_keys())
         return index
 
+    def _list(self) -> Names:
+        """Of the file that is open: under its name there may be another one by now. Raises DataError."""
+        if _identity(self._data_file) == self._file:
+            names = open_index(self.path, "LMDB", [self._data_file], self._build, self._where).names("keys")
+            if len(names) == self._size:
+                return names
+        return self._build().names("keys")
+
     def item(self, index: int) -> tuple[str, bytes]:
         """(key, serialised Datum) of the index-th key. Raises DataError where the file is damaged."""
         keys = self._keys
         if keys is None:
             with self._listing:
                 if self._keys is None:
-                    index_of = open_index(self.path, "LMDB", [self._data_file], self._build, self._where)
-                    self._keys = index_of.names("keys")
+                    self._keys = self._list()
                 keys = self._keys
         key = keys[index]
         _core.reading(self._name, key)
@@ -136,14 +144,22 @@ class LmdbSource:
         return DataError(f"LMDB {self.path}: key '{key.decode(errors='replace')}': {why}", self._where)
 
 
-def _open(data_file: str, readahead: bool) -> lmdb.Environment:
+def _identity(path: str) -> tuple[int, ...]:
+    """Of a file, whatever its name; () where there is none. Nothing else gets it while the file is open."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino
+
+
+def _open(data_file: str, identity: tuple[int, ...], readahead: bool) -> lmdb.Environment:
     """Read-only and without locks, so that it works on read-only and network file systems."""
-    real_path = os.path.realpath(data_file)
     with _opening:
-        environment = _environments.get(real_path)
+        environment = _environments.get(identity)
         if environment is None:
             environment = lmdb.open(
                 data_file, subdir=False, readonly=True, lock=False, readahead=readahead, max_spare_txns=16
             )
-            _environments[real_path] = environment
+            _environments[identity] = environment
     return environment
