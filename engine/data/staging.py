@@ -56,13 +56,23 @@ class Share:
     hosts: int = 1
 
 
-def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, where: str | None = None) -> str:
+def staged(
+    source: str,
+    stage: str,
+    share: Share,
+    *,
+    keep: bool,
+    part: bool,
+    fields: Sequence[str] = (),
+    where: str | None = None,
+) -> str:
     """The path of the copy of a source, which is made, or waited for, if there is none that is whole.
 
     Args:
         stage: the folder that copies are in; on the host's own disk, or in its memory. It is made in one that is there:
             the net that names it may be a stranger's.
-        part: the copy holds the items host, host + hosts, ... only, as an LMDB.
+        part: the copy holds the items host, host + hosts, ... only, as an LMDB; see classes_of_part().
+        fields: what the items of a part are made of, as open_source() takes them.
 
     Raises DataError: the source cannot be read, there is too little space, the copy differs.
     """
@@ -75,7 +85,7 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
         # A pattern finds the same in the copy only where that holds all folders in whose place it has braces or stars.
         folder = os.path.commonpath([*folders, *([_before_pattern(source)] if is_pattern(source) else [])])
     inside = os.path.relpath(os.path.abspath(source), folder)
-    which = f"part {share.host} of {share.hosts}" if part else "all"
+    which = json.dumps(["part", share.host, share.hosts, *fields]) if part else "all"
     whose = f"{os.path.abspath(source)}\0{which}\0{os.getuid()}"  # nobody believes the copy of another user
     name = re.sub(r"[^\w.-]", "_", os.path.basename(source.rstrip("/")))[:80]  # no braces or stars
     copy = Path(stage) / f"{name}.{_key(whose)}.{_key(json.dumps(stamp))}"
@@ -90,11 +100,16 @@ def staged(source: str, stage: str, share: Share, *, keep: bool, part: bool, whe
             if not _is_whole(copy, stamp):
                 _make_room(copy, where)
                 if part:
-                    _copy_part(source, copy, share, stamp, where)
+                    _copy_part(source, copy, share, stamp, fields, where)
                 else:
                     _copy_all(source, files, folder, copy, stamp, where)
             _use(copy, keep)
     return str(copy / "part" if part else copy / inside)
+
+
+def classes_of_part(path: str) -> list[str]:
+    """The names of the classes that the source of a part has; path: as staged() returns it."""
+    return json.loads((Path(path).parent / LIST).read_text())["classes"]
 
 
 def release() -> None:
@@ -319,14 +334,16 @@ def _checksum(file: Path, tell: Callable[[], None]) -> tuple[int, int]:
     return checksum, size
 
 
-def _write_list(folder: Path, stamp: list[list], copied: list[list]) -> None:
+def _write_list(folder: Path, stamp: list[list], copied: list[list], classes: Sequence[str] = ()) -> None:
     with atomic_write(folder / LIST) as out:
-        out.write(json.dumps({"source": stamp, "copy": copied}).encode())
+        out.write(json.dumps({"source": stamp, "copy": copied, "classes": classes}).encode())
 
 
-def _copy_part(source: str, copy: Path, share: Share, stamp: list[list], where: str | None) -> None:
+def _copy_part(
+    source: str, copy: Path, share: Share, stamp: list[list], fields: Sequence[str], where: str | None
+) -> None:
     """The items host, host + hosts, ... as an LMDB, in their order."""
-    items = open_source(source, where)
+    items = open_source(source, where, fields=fields)
     mine = range(share.host, len(items), share.hosts)
     if not len(mine):
         raise DataError(
@@ -348,7 +365,7 @@ def _copy_part(source: str, copy: Path, share: Share, stamp: list[list], where: 
                 tell(done)
         _compare(open_source(str(partial / "part"), where), checksums, copy.parent, lambda: tell(done), where)
         found = os.stat(partial / "part/data.mdb")
-        _write_list(partial, stamp, [["part/data.mdb", found.st_size, found.st_mtime_ns]])
+        _write_list(partial, stamp, [["part/data.mdb", found.st_size, found.st_mtime_ns]], items.classes)
         os.rename(partial, copy)
         tell.end(done)
         _log.info(

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -386,6 +387,30 @@ def test_ranks_of_a_host_share_its_part(made, tmp_path):
         assert mixed[:6] != mixed[6:]
     assert [keys(rank, start=8, batches=4) for rank in range(4)] == [each[2:] for each in by_rank]
     assert [open_rank(rank).own_size for rank in range(4)] == [3] * 4
+
+
+def test_a_part_has_the_names_of_the_classes_and_the_fields_that_are_named(image_folder, tmp_path):
+    def read(fields, part=True):
+        text = f'{fields} stage: "{tmp_path}/stage" stage_part: true stage_keep: true' if part else fields
+        opened = open_data(layer(source, text), proto.TEST, share=Share(0, (0,), 1, 2))
+        with opened.batches(opened.size) as batches:
+            return opened.reader.classes, [array.copy() for array in next(batches).arrays["data"]]
+
+    source = image_folder
+    assert read("")[0] == read("", part=False)[0] == ["ant", "bee", "cat"]
+    assert read("")[0] == ["ant", "bee", "cat"], "of the copy that is there"
+    source = tmp_path / "a.tar"
+    with tarfile.open(source, "w") as tar:
+        for number in range(4):
+            for extension, text in (("cls", f"{number}"), ("age", f"{20 + number}")):
+                (tmp_path / "label").write_text(text)
+                tar.add(tmp_path / "label", f"{number}.{extension}")
+            tar.add(image_folder / f"ant/{number}.png", f"{number}.png")
+    for fields in ('field: "png" field: "age"', 'field: "png" field: "cls"'):
+        _, (pictures, labels) = read(fields)
+        _, (all_pictures, all_labels) = read(fields, part=False)
+        assert np.array_equal(labels, all_labels[1::2]) and np.array_equal(pictures, all_pictures[1::2])
+    assert labels.tolist() == [1, 3]
 
 
 def test_a_source_of_each_rank_is_not_divided_again(made, tmp_path):

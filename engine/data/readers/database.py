@@ -11,7 +11,7 @@ from engine.data.pair import Partner
 from engine.data.paired_reader import PairedReader
 from engine.data.reader import Request, Shape, random_first
 from engine.data.registry import Stored, open_source, reader
-from engine.data.staging import staged
+from engine.data.staging import classes_of_part, staged
 from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError
 
@@ -32,7 +32,7 @@ class DatabaseReader(PairedReader):
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
         path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         owners = (request.rank,) if "%#" in param.source else None
-        share = request.share
+        share, fields = request.share, param.field
         if param.stage_part and owners:
             raise ConfigError(
                 "stage_part divides one source among hosts; a source with %# is each rank's own already: take "
@@ -40,15 +40,17 @@ class DatabaseReader(PairedReader):
                 request.where,
             )
         if param.stage and share is not None:
-            options = {"keep": param.stage_keep, "part": param.stage_part, "where": request.where}
+            options = {"keep": param.stage_keep, "part": param.stage_part, "fields": fields, "where": request.where}
             path = staged(path, param.stage, share, **options)
             if param.stage_part:
-                backend, owners = "", share.ranks
+                backend, owners, fields = "", share.ranks, ()
         elif (param.stage_keep or param.stage_part) and not param.stage:
             raise ConfigError("stage_keep and stage_part need stage: the folder to copy to", request.where)
-        self._source = open_source(path, request.where, param.shuffle, param.field, backend)
+        self._source = open_source(path, request.where, param.shuffle, fields, backend)
         self.name = param.source
         self.size, self.classes = len(self._source), self._source.classes
+        if param.stage_part and share is not None:
+            self.classes = classes_of_part(path)
         self.shuffle = param.shuffle
         self.owners = owners
         self.depth = max(1, param.prefetch)
