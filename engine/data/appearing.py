@@ -33,7 +33,7 @@ def appearing() -> Iterator[Begin]:
         yield begin
         for name, path in unnamed.items():
             try:
-                os.rename(path, name)
+                _give(path, name)
             except OSError as error:
                 raise DataError(f"cannot write {name}: {error.strerror}") from None
             named.append(Path(name))
@@ -42,6 +42,19 @@ def appearing() -> Iterator[Begin]:
         raise
     finally:
         _remove(unnamed.values())
+
+
+def _give(path: Path, name: str) -> None:
+    """Raises OSError, also where there is something of this name: a rename would replace a file."""
+    if path.is_dir():
+        os.rename(path, name)
+        return
+    try:
+        os.link(path, name)
+    except FileExistsError:
+        raise
+    except OSError:  # not every file system has links
+        os.rename(path, name)
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -131,6 +131,27 @@ def test_encoded_makes_new_bytes_where_they_do_not_fit(image_folder, tmp_path, o
     assert open_layer(tmp_path / "jpg").shapes[0] == (3, 20, 20)
 
 
+@pytest.mark.parametrize("name", ["x.tar", "x.tfrecord", "x_lmdb"])
+def test_of_two_conversions_to_one_name_the_first_stays(image_folder, tmp_path, name):
+    def convert_again(done, total):
+        if done == total:
+            convert_imageset(str(image_folder / "cat"), str(tmp_path / "one.txt"), str(tmp_path / name))
+
+    (tmp_path / "one.txt").write_text("0.png 7\n")
+    with pytest.raises(DataError, match=f"cannot write .*{name}: (File exists|Directory not empty)"):
+        convert_imageset(str(image_folder), None, str(tmp_path / name), progress=convert_again)
+    assert [label for label, *_ in pictures_of(tmp_path / name)] == [7] and not leftovers(tmp_path)
+
+
+def test_a_file_system_without_links(image_folder, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    convert_imageset(str(image_folder), None, str(tmp_path / "x.tar"))
+    assert len(open_source(str(tmp_path / "x.tar"))) == 12 and not leftovers(tmp_path)
+
+
 def test_an_existing_database_is_not_touched(image_folder, tmp_path):
     (tmp_path / "db").mkdir()
     (tmp_path / "db/mine").write_text("precious")
@@ -186,14 +207,17 @@ def test_interruption_leaves_nothing(image_folder, tmp_path):
 @pytest.mark.parametrize("last", ["x_lmdb", "x_lmdb_val", "x.tar", "x_val.tar"])
 def test_a_failure_at_the_end_leaves_nothing(image_folder, tmp_path, monkeypatch, last):
     """Neither of the training set nor of what is set aside, whichever of them cannot get its name."""
-    rename = os.rename
 
-    def give_name(path, name):
-        if os.path.basename(name) == last:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        rename(path, name)
+    def unless_last(give_name):
+        def give(path, name):
+            if os.path.basename(name) == last:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            give_name(path, name)
 
-    monkeypatch.setattr(os, "rename", give_name)
+        return give
+
+    for function in ("link", "rename"):
+        monkeypatch.setattr(os, function, unless_last(getattr(os, function)))
     with pytest.raises(DataError, match=f"cannot write .*/{last}: No space left on device"):
         convert_imageset(str(image_folder), None, f"{tmp_path}/{last.replace('_val', '')}", val_fraction=0.25)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
