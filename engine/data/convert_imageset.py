@@ -147,7 +147,7 @@ class Conversion:
     their names, if known."""
 
     images: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)  # name -> why it could not be decoded
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # names of pictures, and why they cannot be decoded
     outputs: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[int]] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
@@ -332,7 +332,7 @@ def _good(
         if isinstance(datum, DataError):
             if not skip_bad_images:
                 raise datum
-            conversion.skipped[name] = str(datum)
+            conversion.skipped.append((name, str(datum)))
             continue
         conversion.images += 1
         yield number, index, name, datum

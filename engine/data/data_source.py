@@ -39,9 +39,10 @@ class DataSource:
         return self.reader.shapes
 
     @property
-    def skipped(self) -> dict[str, str]:
-        """Key -> reason of the undecodable images met so far, with skip_bad_images."""
-        return self.reader.skipped
+    def skipped(self) -> dict[int, tuple[str, str]]:
+        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images; a copy."""
+        with self.reader.skipping:
+            return dict(self.reader.skipped)
 
     @property
     def recoloured(self) -> int:

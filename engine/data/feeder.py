@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from engine.data.reader import Reader
     from engine.layers.base import Shape
     from engine.net import Net
+
+
+# An item among those of all ranks: its source, the ranks that the source belongs to, None for all, its number in it.
+Item: TypeAlias = tuple[str, "tuple[int, ...] | None", int]
 
 
 @dataclass
@@ -206,9 +210,13 @@ class Feeder:
         }
 
     @property
-    def skipped(self) -> dict[str, str]:
-        """Key -> reason of the undecodable images that were skipped on this rank."""
-        return {key: why for opened in self._opened.values() for key, why in opened.source.skipped.items()}
+    def skipped(self) -> dict[Item, tuple[str, str]]:
+        """Item -> (key, reason) of the undecodable images that were skipped on this rank."""
+        return {
+            (self._paths[name], opened.source.reader.owners, index): found
+            for name, opened in self._opened.items()
+            for index, found in opened.source.skipped.items()
+        }
 
     @property
     def recoloured(self) -> int:

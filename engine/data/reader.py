@@ -69,7 +69,9 @@ class Reader:
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         """Opens what a LayerParameter names. Raises ConfigError, DataError."""
-        self.skipped: dict[str, str] = {}  # key -> reason of undecodable images met so far, with skip_bad_images
+        # item -> (key, reason) of undecodable images met so far, with skip_bad_images
+        self.skipped: dict[int, tuple[str, str]] = {}
+        self.skipping = threading.Lock()  # held by whoever changes or reads it
         self.recoloured: set[int] = set()  # items of which the first one's colours have been made
         self._where = request.where
 
@@ -134,7 +136,6 @@ class PictureReader(Reader):
         super().__init__(message, request)
         self._seed = request.seed
         self._skip_bad_images = request.skip_bad_images
-        self._skipping = threading.Lock()
 
     def fetch(self, index: int) -> tuple[str, Any]:
         """(key, what decode() understands). Raises DataError."""
@@ -173,19 +174,19 @@ class PictureReader(Reader):
             except DamagedItem as error:
                 if not self._skip_bad_images:
                     raise
-                self._skip(error.key, str(error))
+                self._skip(index, error.key, str(error))
             except ImageError as error:
                 if not (self._skip_bad_images and isinstance(error, UndecodableImage)):
                     raise DataError(f"{self.name}: key '{key}': {error}", self._where) from None
-                self._skip(key, str(error))
+                self._skip(index, key, str(error))
             except MemoryError as error:
                 raise DataError(f"{self.name}: key '{key}': {reason(error)}", self._where) from None
             index = (index + 1) % self.size
         raise DataError(f"{self.name}: none of its {self.size} images can be decoded", self._where)
 
-    def _skip(self, key: str, why: str) -> None:
-        with self._skipping:
-            self.skipped[key] = why
+    def _skip(self, index: int, key: str, why: str) -> None:
+        with self.skipping:
+            self.skipped[index] = key, why
 
     def _in_first_colours(self, image: AnyImage, index: int) -> AnyImage:
         """Grey among coloured images, or the other way around, where transform_param does not say what they become."""

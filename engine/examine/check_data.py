@@ -22,7 +22,7 @@ _TELL_EVERY = 64
 
 @dataclass
 class DataReport:
-    """What was found in a source. shapes: (c, h, w) of the pictures; broken: why, by key."""
+    """What was found in a source. shapes: (c, h, w) of the pictures; broken: keys, and why."""
 
     path: str
     kind: str
@@ -30,12 +30,14 @@ class DataReport:
     shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     labels: Counter[int] = field(default_factory=Counter)
     masks: int = 0
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: list[tuple[str, str]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """For programs."""
         shapes = [{"shape": list(shape), "items": count} for shape, count in self.shapes.most_common()]
-        return {**vars(self), "shapes": shapes, "labels": {str(label): self.labels[label] for label in self.labels}}
+        labels = {str(label): self.labels[label] for label in self.labels}
+        broken = [{"key": key, "why": why} for key, why in self.broken]
+        return {**vars(self), "shapes": shapes, "labels": labels, "broken": broken}
 
     def lines(self) -> list[str]:
         """For people."""
@@ -48,7 +50,7 @@ class DataReport:
             lines.append(f"labels: {classes}, {least} to {most} items each")
         if self.masks:
             lines.append(f"masks: {self.masks}")
-        lines += [f"broken: '{key}': {why}" for key, why in self.broken.items()]
+        lines += [f"broken: '{key}': {why}" for key, why in self.broken]
         return [printable(line) for line in [*lines, f"broken items: {len(self.broken)}"]]
 
 
@@ -82,7 +84,7 @@ def check_data(path: str, progress: Callable[[int, int], None] | None = None) ->
 
     for done, (key, shape, datum, wrong) in enumerate(ordered_map(look, range(len(source)), len(own_cores())), start=1):
         if datum is None:
-            report.broken[key] = wrong
+            report.broken.append((key, wrong))
         else:
             report.shapes[shape] += 1
             report.masks += bool(datum.mask)

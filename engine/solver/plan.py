@@ -16,7 +16,7 @@ from engine.solver.validate import notes
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.data.feeder import Feeder
+    from engine.data.feeder import Feeder, Item
     from engine.solver.solver import Solver
 
 
@@ -101,17 +101,17 @@ def log_own_skipped(feeders: Sequence[Feeder]) -> None:
     _log_skipped([_skipped(feeders)])
 
 
-def _skipped(feeders: Sequence[Feeder]) -> tuple[dict[tuple[int, str], str], int]:
-    """Of this rank: why images were left out, by feeder and key, and how many were of other colours."""
-    why = {(index, key): why for index, feeder in enumerate(feeders) for key, why in feeder.skipped.items()}
-    return why, sum(feeder.recoloured for feeder in feeders)
+def _skipped(feeders: Sequence[Feeder]) -> tuple[dict[tuple[int, Item], tuple[str, str]], int]:
+    """Of this rank: keys of images that were left out, and why, by feeder and item; how many were of other colours."""
+    skipped = {(number, item): found for number, each in enumerate(feeders) for item, found in each.skipped.items()}
+    return skipped, sum(feeder.recoloured for feeder in feeders)
 
 
-def _log_skipped(found: Sequence[tuple[dict[tuple[int, str], str], int]]) -> None:
+def _log_skipped(found: Sequence[tuple[dict[tuple[int, Item], tuple[str, str]], int]]) -> None:
     if recoloured := sum(count for _, count in found):
         log(f"{recoloured} images were given the colours of the first one: grey, or not.")
-    skipped = {key: why for of_rank, _ in found for key, why in of_rank.items()}
-    for (_, key), why in list(skipped.items())[:10]:
+    skipped = {item: each for of_rank, _ in found for item, each in of_rank.items()}
+    for key, why in list(skipped.values())[:10]:
         warn(f"Skipped '{key}': {why}")
     if skipped:
         warn(f"Skipped {len(skipped)} undecodable images; each was replaced by the next one that can be decoded.")

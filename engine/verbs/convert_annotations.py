@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
             skip_bad_images=options.skip_bad_images,
             progress=progress.update,
         )
-    log_skipped(done.skipped)
+    log_skipped(list(done.skipped))
     if done.empty:
         warn(f"{len(done.empty)} boxes have no area and are left out, the first at {done.empty[0]}")
     if done.cut:

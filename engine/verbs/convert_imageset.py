@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
             skip_bad_images=options.skip_bad_images,
             progress=progress.update,
         )
-    log_skipped(done.skipped)
+    log_skipped([name for name, _ in done.skipped])
     for line in done.table():
         log(line)
     for name, images in done.outputs.items():

@@ -161,12 +161,12 @@ def write_json(value: object, path: str) -> None:
         file.write(text.encode() + b"\n")
 
 
-def log_skipped(skipped: dict[str, str]) -> None:
+def log_skipped(skipped: Sequence[str]) -> None:
     """Says how many images could not be decoded, and names the first of them."""
     from engine.report.log import log
 
     if skipped:
-        log(f"Skipped {len(skipped)} images that could not be decoded: {', '.join(list(skipped)[:3])}")
+        log(f"Skipped {len(skipped)} images that could not be decoded: {', '.join(list(dict.fromkeys(skipped))[:3])}")
 
 
 def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: str) -> int:

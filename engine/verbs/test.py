@@ -113,7 +113,7 @@ def run(options: Namespace) -> int:
     for name, value in elements(values):
         log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
     skipped = world.gather(evaluator.feeder.skipped) or []
-    log_skipped({key: why for each in skipped for key, why in each.items()})
+    log_skipped([key for key, _ in {item: found for each in skipped for item, found in each.items()}.values()])
     if judges:
         _report(judges, world, evaluator, config, report, values)
     evaluator.close()

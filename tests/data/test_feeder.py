@@ -14,6 +14,7 @@ from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, EngineError
 from engine.graph.build import TEST, TRAIN
 from engine.net import Counters, Net, NetOptions
+from tests.data.test_sources import make_tar
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -187,6 +188,26 @@ def test_pairs_of_two_layers_are_not_torn_apart_by_skipping(tmp_path, masks, ref
                 Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
         else:
             Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+
+
+@pytest.mark.parametrize("source, bad", [("x-%#.tar", 4), ("x-0.tar", 2), ("x-{0,1}.tar", 4)])
+def test_skipped_items_are_counted_once_each(image_folder, tmp_path, source, bad):
+    """Items of one name in two shards, and of one number in the sources of two ranks, are not the same."""
+    for name in ("ant/0.png", "ant/1.png"):
+        (image_folder / name).write_bytes(b"no picture")
+    for number in range(2):
+        make_tar(image_folder, tmp_path / f"x-{number}.tar")
+    config = parse_net(f"""layer {{ name: "data" type: "Data" top: "data" top: "label"
+        data_param {{ source: "{tmp_path}/{source}" batch_size: 24 }} }}""")
+    skipped = {}
+    for number in range(2):
+        feeder = Feeder(config, TEST, 1, rank(number, 2), skip_bad_images=True)
+        feeder.shapes_of(config.message.layer[0], "here")
+        feeder.start()
+        assert len(feeder.take().keys) == 24
+        skipped.update(feeder.skipped)
+        feeder.close()
+    assert sorted(key for key, _ in skipped.values()) == ["ant/0.png"] * (bad // 2) + ["ant/1.png"] * (bad // 2)
 
 
 def test_the_first_batch_is_the_sources():

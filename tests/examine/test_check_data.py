@@ -1,6 +1,7 @@
 """`engine check DB`: everything is decoded, and what is broken is listed."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -41,7 +42,15 @@ def test_what_is_broken(folder, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line[:16] for line in lines[2:]] == ["broken: 'a/1.png", "broken: 'b/2.png", "broken items: 2"]
     assert main(["check", "--json", str(folder)]) == 1
-    assert list(json.loads(capsys.readouterr().out)["broken"]) == ["a/1.png", "b/2.png"]
+    assert [each["key"] for each in json.loads(capsys.readouterr().out)["broken"]] == ["a/1.png", "b/2.png"]
+
+
+def test_broken_items_of_one_name_are_counted_each(folder, tmp_path, capsys):
+    (folder / "a/1.png").write_bytes(b"no picture")
+    for number in range(2):
+        subprocess.run(["tar", "cf", tmp_path / f"x-{number}.tar", "-C", folder, "."], check=True)
+    assert main(["check", f"{tmp_path}/x-{{0,1}}.tar"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "broken items: 2"
 
 
 def test_broken_data_beside_a_net(folder, tmp_path, capsys):
