@@ -254,7 +254,7 @@ def convert_imageset(
         conversion.outputs, conversion.labels = Counter(names), {name: Counter() for name in names}
         conversion.outputs.subtract(names)
         shapes: set[tuple[int, ...]] = set()
-        for done, (number, index, name, datum) in enumerate(items, start=1):
+        for number, index, name, datum in items:
             if check_size:
                 shapes.add(_shape(datum))
                 if len(shapes) > 1:
@@ -267,8 +267,10 @@ def convert_imageset(
             conversion.outputs[names[to]] += 1
             if datum.HasField("label"):
                 conversion.labels[names[to]][datum.label] += 1
-            if progress and (done % _TELL_EVERY == 0 or done == len(order)):
-                progress(done, len(order))
+            if progress and (number + 1) % _TELL_EVERY == 0:
+                progress(number + 1, len(order))
+        if progress:
+            progress(len(order), len(order))
         if not conversion.images:
             raise DataError(f"none of its {len(order)} pictures can be decoded", list_file or root)
         for name in names:

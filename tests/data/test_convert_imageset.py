@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -185,6 +186,21 @@ def test_skipped_pictures_of_one_name_are_counted_each(image_folder, tmp_path):
         subprocess.run(["tar", "cf", tmp_path / f"x-{number}.tar", "-C", image_folder, "."], check=True)
     report = convert_imageset(f"{tmp_path}/x-{{0,1}}.tar", None, str(tmp_path / "db"), skip_bad_images=True)
     assert report.images == 22 and [name for name, _ in report.skipped] == ["cat/3.png"] * 2
+
+
+@pytest.mark.parametrize("bad", ["cat/3.png", "ant/0.png"], ids=["the last one", "the first one"])
+def test_the_end_is_told_where_pictures_are_left_out(image_folder, tmp_path, monkeypatch, bad):
+    monkeypatch.setattr(sys.modules[convert_imageset.__module__], "_TELL_EVERY", 5)
+    (image_folder / bad).write_bytes(b"no picture")
+    told = []
+    convert_imageset(
+        str(image_folder),
+        None,
+        str(tmp_path / "db"),
+        skip_bad_images=True,
+        progress=lambda *at: told.append(at),
+    )
+    assert told == [(5, 12), (10, 12), (12, 12)]
 
 
 def test_only_undecodable_images(image_folder, tmp_path):
