@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 # What some types of layers apply, which they say; and what none does.
 _ELSEWHERE = {
     "is_flow": "read by VideoData only",
+    "scale_factors": "read by ImageSegData only",
     "mix_param": "read by Data and ImageData only",
     "flow": "not supported",
     "bgr2rgb": "not supported",
@@ -56,6 +57,17 @@ def crop_shape(param: TransformationParameter, where: str | None = None) -> tupl
     if bool(height) != bool(width):
         raise ConfigError(f"crop_h and crop_w need each other; got {height} and {width}", where)
     return height, width
+
+
+def refuse_elsewhere(
+    param: TransformationParameter, phase: int, where: str | None = None, handled: Sequence[str] = ()
+) -> None:
+    """Raises ConfigError for fields that a type of layer does not read, though others may. handled: those it reads."""
+    given = [field.name for field, _ in param.ListFields()]
+    for field, why in _ELSEWHERE.items():
+        idle = field in handled or (field == "mix_param" and phase != proto.TRAIN)
+        if not idle and field in given and getattr(param, field):
+            raise ConfigError(f"transform_param.{field} is {why}", where)
 
 
 def forced_color(param: TransformationParameter, where: str | None = None) -> str | None:
@@ -86,10 +98,7 @@ class Transformer:
         from engine.host._core import transform_image
 
         self._random = phase == proto.TRAIN
-        for field, why in _ELSEWHERE.items():
-            idle = field in handled or (field == "mix_param" and not self._random)
-            if not idle and param.HasField(field) and getattr(param, field):
-                raise ConfigError(f"transform_param.{field} is {why}", where)
+        refuse_elsewhere(param, phase, where, handled)
         self._transform_image = transform_image
         self._mirror = param.mirror and self._random
         self._scale = param.scale

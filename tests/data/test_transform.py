@@ -466,6 +466,7 @@ def test_random_erasing():
         ("erase_ratio: 2", "erase_ratio: expected 0 to 1, got 2"),
         ("erase_ratio: 1 scale_min: 0.5", "scale_min and scale_max: expected a range in 0 to 1, got 0.5 to 0.4"),
         ("is_flow: true", "transform_param.is_flow is read by VideoData only"),
+        ("scale_factors: 0.5 crop_size: 3", "transform_param.scale_factors is read by ImageSegData only"),
     ],
 )
 def test_fields_of_forks_that_do_not_fit(text, words):

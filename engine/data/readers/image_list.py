@@ -39,11 +39,13 @@ class Listing:
 class ListedReader(PairedReader):
     """Pictures of a list, whose paths are joined to a root: a folder, a prefix, or an archive."""
 
+    handled: tuple[str, ...] = ("mix_param",)  # fields of transform_param that the reader itself applies
+
     def open_list(self, listing: Listing, transform: proto.TransformationParameter, request: Request) -> None:
         """Raises ConfigError, DataError."""
         if not listing.source:
             raise ConfigError(f"{self.field}.source is missing", request.where)
-        self._transformer = Transformer(transform, request.phase, request.where, ("mix_param",))
+        self._transformer = Transformer(transform, request.phase, request.where, self.handled)
         self.name = listing.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         self._root, self._size = listing.root, listing.size

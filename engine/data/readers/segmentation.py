@@ -43,6 +43,7 @@ class ImageSegReader(MaskedReader):
     """
 
     field = "image_data_param"
+    handled = (*MaskedReader.handled, "scale_factors")
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
