@@ -214,12 +214,14 @@ class Transformer:
         return Cut(patch, bool(mirror))
 
     def _lit(self, mean: np.ndarray | None, channels: int, random: KeyedRandom) -> np.ndarray | None:
-        """The mean, less what lighting_param adds to the colours of this picture."""
+        """The mean, less what lighting_param adds to the colours of this picture. Raises ImageError."""
         if self._light is None:
             return mean
         added = self._light(random)
-        if channels != len(added):
-            return mean  # grey
+        if channels not in (1, len(added)):
+            raise ImageError(f"lighting_param moves the colours of 1 or 3 channels, got {channels}; take it out")
+        if channels == 1:
+            return mean
         if mean is None:
             return -added
         return mean - (added if mean.ndim == 1 else added[:, None, None])

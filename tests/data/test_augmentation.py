@@ -6,7 +6,7 @@ from google.protobuf import text_format
 
 from engine import proto
 from engine.data import open_data
-from engine.data.decode import as_picture
+from engine.data.decode import ImageError, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.lighting import make_lighting
 from engine.data.mix import Mix
@@ -145,6 +145,8 @@ def test_lighting_moves_all_pixels_along_the_components(pixels):
     assert shift[0] != 0 and not shift[1:].any()  # the third of red, green, blue is blue
     grey = pixels[:, :, :1]
     assert np.array_equal(apply("lighting_param { }", grey)[0], grey[:, :, 0])
+    with pytest.raises(ImageError, match="lighting_param moves the colours of 1 or 3 channels, got 9"):
+        apply("lighting_param { }", np.concatenate([pixels] * 3, axis=2))
 
 
 def test_rand_augment_draws_all_of_its_list():
