@@ -74,6 +74,7 @@ class Reader:
         self.skipping = threading.Lock()  # held by whoever changes or reads it
         self.recoloured: set[int] = set()  # items of which the first one's colours have been made
         self._where = request.where
+        self._skip_bad_images = request.skip_bad_images
 
     def identity(self) -> str:
         """What shows whether ranks read the same source, in a few words; "" where they need not. Raises DataError."""
@@ -82,6 +83,11 @@ class Reader:
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         """Fills out, float32 arrays of `shapes`, with an item; returns its key. Raises DataError."""
         raise NotImplementedError
+
+    def skip(self, index: int, key: str, why: str) -> None:
+        """Counts an undecodable image that is replaced by another one."""
+        with self.skipping:
+            self.skipped[index] = key, why
 
     def join(self, samples: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray]) -> None:
         """Lets the two samples of a pair change each other: (epoch, index) of both, and their parts (2, *shape) of the
@@ -135,7 +141,6 @@ class PictureReader(Reader):
     def __init__(self, message: proto.LayerParameter, request: Request):
         super().__init__(message, request)
         self._seed = request.seed
-        self._skip_bad_images = request.skip_bad_images
 
     def fetch(self, index: int) -> tuple[str, Any]:
         """(key, what decode() understands). Raises DataError."""
@@ -174,19 +179,15 @@ class PictureReader(Reader):
             except DamagedItem as error:
                 if not self._skip_bad_images:
                     raise
-                self._skip(index, error.key, str(error))
+                self.skip(index, error.key, str(error))
             except ImageError as error:
                 if not (self._skip_bad_images and isinstance(error, UndecodableImage)):
                     raise DataError(f"{self.name}: key '{key}': {error}", self._where) from None
-                self._skip(index, key, str(error))
+                self.skip(index, key, str(error))
             except MemoryError as error:
                 raise DataError(f"{self.name}: key '{key}': {reason(error)}", self._where) from None
             index = (index + 1) % self.size
         raise DataError(f"{self.name}: none of its {self.size} images can be decoded", self._where)
-
-    def _skip(self, index: int, key: str, why: str) -> None:
-        with self.skipping:
-            self.skipped[index] = key, why
 
     def _in_first_colours(self, image: AnyImage, index: int) -> AnyImage:
         """Grey among coloured images, or the other way around, where transform_param does not say what they become."""

@@ -165,6 +165,34 @@ def test_what_cannot_be_used(pictures):
         open_data(layer_of(pictures, transform="crop_size: 70000"), proto.TRAIN)
 
 
+@pytest.mark.parametrize("field", ["bgr2rgb: true", "flow: true", "mix_param { mixup_alpha: 1 }", "scale_factors: 2"])
+def test_what_no_layer_of_pictures_ignores(pictures, field):
+    name = field.split()[0].rstrip(":")
+    with pytest.raises(ConfigError, match=f"transform_param.{name} is (not supported|read by)"):
+        open_data(layer_of(pictures, transform=f"crop_size: 8 {field}"), proto.TRAIN)
+
+
+def test_pictures_that_are_skipped(pictures):
+    """Another window of the same kind takes the place of each of theirs."""
+    plain, labels, keys = first_batch(layer_of(pictures))
+    (pictures / "b.png").write_bytes(b"no image")
+    layer = layer_of(pictures)
+    with pytest.raises(DataError, match=r"windows.txt: .*b.png: cannot decode 8 bytes"):
+        first_batch(layer)
+    source = open_data(layer, proto.TRAIN, skip_bad_images=True)
+    with source.batches(8) as batches:
+        batch = batches.next()
+        replaced = ["b.png" in key for key in keys]
+        assert any(replaced) and not any("b.png" in key for key in batch.keys)
+        assert batch.arrays["data"][1].tolist() == labels
+        for now, before, other in zip(batch.arrays["data"][0], plain, replaced, strict=True):
+            assert other != np.array_equal(now, before)
+    assert [path for path, _ in source.skipped.values()] == [f"{pictures}/b.png"]
+    (pictures / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"windows.txt: none of the pictures of its 2 foreground windows can be dec"):
+        first_batch(layer_of(pictures, "fg_fraction: 1"), skip_bad_images=True)
+
+
 @pytest.mark.parametrize(
     ("line", "text", "expected"),
     [

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine import proto
-from engine.data.decode import COLOR, LINEAR, ImageError, Picture, open_image
+from engine.data.decode import COLOR, LINEAR, ImageError, Picture, UndecodableImage, open_image
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES, check_size, check_within
 from engine.data.mean import read_mean
 from engine.data.reader import Reader, Request, Sample, Shape
 from engine.data.registry import reader
+from engine.data.transform import refuse_elsewhere
 from engine.data.window_file import Window, read_windows
 from engine.errors import ConfigError, DataError
 from engine.files import read_bytes
@@ -24,7 +25,8 @@ class WindowReader(Reader):
     """Arrays: the window (3, crop_size, crop_size), its class (), 0 for background.
 
     The last fg_fraction of every batch are foreground windows (overlap of fg_threshold at least), the others
-    background (less than bg_threshold), each drawn at random. An epoch is as many samples as there are windows.
+    background (less than bg_threshold), each drawn at random. An epoch is as many samples as there are windows. With
+    skip_bad_images a window of a bad picture is replaced by the next one of its kind in the file.
     """
 
     field = "window_data_param"
@@ -39,6 +41,7 @@ class WindowReader(Reader):
         self._crop = _Crop(transform.crop_size, param.context_pad, param.crop_mode == "square")
         if param.crop_mode not in ("warp", "square"):
             raise ConfigError(f"crop_mode: expected warp or square, got {param.crop_mode!r}", request.where)
+        refuse_elsewhere(transform, request.phase, request.where)
         check_within(0, param.fg_fraction, 1, "window_data_param.fg_fraction", request.where)
         self._mirror, self._scale = transform.mirror, param.scale
         self._mean = _centre_mean(transform, request.where)
@@ -60,16 +63,24 @@ class WindowReader(Reader):
         random = KeyedRandom(self._seed, sample.epoch, sample.index)
         is_foreground = sample.place >= self._background
         kind = self._kinds[is_foreground]
-        window = self._windows[kind[random.integer(0, len(kind) - 1)]]
-        path = self._pictures[window.picture]
-        mirrored = self._mirror and random.coin()
-        content = read_bytes(path, DataError, self._place, MAX_BYTES)
-        try:
-            self._crop.fill(out[0], open_image(content, COLOR), window, mirrored, self._mean, self._scale)
-        except ImageError as error:
-            raise DataError(f"{path}: {error}", self._place) from None
-        out[1][...] = window.label if is_foreground else 0
-        return f"{path} {window.box}"
+        begin, mirrored = random.integer(0, len(kind) - 1), self._mirror and random.coin()
+        for number in range(begin, begin + len(kind)):
+            window = self._windows[kind[number % len(kind)]]
+            if window.picture in self.skipped:
+                continue  # most of a picture's windows follow each other
+            path = self._pictures[window.picture]
+            content = read_bytes(path, DataError, self._place, MAX_BYTES)
+            try:
+                self._crop.fill(out[0], open_image(content, COLOR), window, mirrored, self._mean, self._scale)
+            except ImageError as error:
+                if not (self._skip_bad_images and isinstance(error, UndecodableImage)):
+                    raise DataError(f"{path}: {error}", self._place) from None
+                self.skip(window.picture, path, str(error))
+                continue
+            out[1][...] = window.label if is_foreground else 0
+            return f"{path} {window.box}"
+        what = "foreground" if is_foreground else "background"
+        raise DataError(f"none of the pictures of its {len(kind)} {what} windows can be decoded", self._place)
 
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
