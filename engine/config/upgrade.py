@@ -141,6 +141,34 @@ _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer
 _SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
 _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
 
+# What changes pictures, but not those of WindowData, which has steps of its own.
+_NOT_OF_WINDOWS = (
+    "resize_param",
+    "random_resize_param",
+    "random_aspect_ratio_param",
+    "expand_param",
+    "noise_param",
+    "distort_param",
+    "rand_augment_param",
+    "lighting_param",
+    "pad",
+    "crop_h",
+    "crop_w",
+    "center_crop",
+    "fix_crop",
+    "multi_scale",
+    "erase_ratio",
+    "force_gray",
+    "img_rand_resize_lower",
+    "img_rand_resize_upper",
+    "rand_resize_ratio_lower",
+    "rand_resize_ratio_upper",
+    "vertical_stretch_lower",
+    "vertical_stretch_upper",
+    "horizontal_stretch_lower",
+    "horizontal_stretch_upper",
+)
+
 # NVIDIA's warm-up -> ours.
 _RAMPUP = (("rampup_interval", "warmup_iter"), ("rampup_lr", "warmup_start_lr"))
 
@@ -192,6 +220,7 @@ def upgrade_net(
     for layer, origin in zip(message.layer, origins, strict=True):
         notes += _without_idle_transform(layer)
         _upgrade_fields(layer, origin)
+        notes += _without_steps_of_others(layer)
     return origins, notes + _upgrade_intels_norms(message, origins)
 
 
@@ -355,6 +384,17 @@ def _without_idle_transform(layer: proto.LayerParameter) -> list[str]:
         if given:
             notes.append(f"{data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param")
     return [f"layer '{layer.name}': {note}" for note in notes]
+
+
+def _without_steps_of_others(layer: proto.LayerParameter) -> list[str]:
+    """Takes out what WindowData does not do, as in Caffe. Returns a note on it."""
+    transform = layer.transform_param
+    found = [field.name for field, value in transform.ListFields() if value != field.default_value]
+    idle = [name for name in _NOT_OF_WINDOWS if name in found] if layer.type == "WindowData" else []
+    for name in idle:
+        transform.ClearField(name)
+    fields = ", ".join(idle)
+    return [f"layer '{layer.name}': transform_param {{ {fields} }} has no effect on WindowData"] if idle else []
 
 
 def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:

@@ -303,6 +303,17 @@ def test_the_transform_within_data_param_counts_in_v1_layers_only(type, old_type
     assert current.notes == [f"net: layer 'd': {param} {{ {ignored} }} has no effect; expected in transform_param"]
 
 
+def test_window_data_has_few_transforms():
+    """As in Caffe, which ignores the others without a word: such nets are read."""
+    others = "pad: 1 resize_param { height: 9 width: 9 } distort_param { } erase_ratio: 0.5 force_gray: false"
+    text = f'layer {{ name: "d" type: "WindowData" top: "d" transform_param {{ crop_size: 8 mirror: true {others} }} }}'
+    config = parse_net(text, "net")
+    given = [field.name for field, _ in config.message.layer[0].transform_param.ListFields()]
+    assert given == ["mirror", "crop_size", "force_gray"]
+    fields = "resize_param, distort_param, pad, erase_ratio"
+    assert config.notes == [f"net: layer 'd': transform_param {{ {fields} }} has no effect on WindowData"]
+
+
 def test_intel_resizes_or_takes_a_part():
     param = "random_resize_param { min_size: 256 } random_aspect_ratio_param { }"
     config = parse_net(f'layer {{ name: "d" type: "Data" top: "d" transform_param {{ {param} }} }}', "net")
