@@ -147,6 +147,17 @@ def test_mirrored_windows_are_rounded_from_the_other_side(pictures):
     assert shown == {(2, 3, 4, 5, 6, 7), (3, 4, 5, 6, 7, 8)}
 
 
+@pytest.mark.parametrize(
+    "batch_size, fraction, too_small", [(3, 0.25, True), (4, 0.25, False), (3, 0, False), (3, 1e-45, True)]
+)
+def test_a_batch_that_is_too_small_for_foreground_windows(pictures, caplog, batch_size, fraction, too_small):
+    layer = layer_of(pictures, f"fg_fraction: {fraction}")
+    layer.window_data_param.batch_size = batch_size
+    open_data(layer, proto.TRAIN)
+    warned = "of a rank's batch of 3 is no foreground window: make batch_size larger, or set fg_fraction: 0"
+    assert (warned in caplog.text) == too_small == bool(caplog.messages)
+
+
 def test_what_cannot_be_used(pictures):
     with pytest.raises(ConfigError, match=r"a crop_size above twice the context_pad, got 8"):
         open_data(layer_of(pictures, "context_pad: 4"), proto.TRAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from engine.data.transform import refuse_elsewhere
 from engine.data.window_file import Window, read_windows
 from engine.errors import ConfigError, DataError
 from engine.files import read_bytes
+
+_log = logging.getLogger("engine")
 
 
 @reader("WindowData")
@@ -50,6 +53,11 @@ class WindowReader(Reader):
         background = np.flatnonzero(windows.overlaps < min(param.fg_threshold, param.bg_threshold))
         wanted = int(np.float32(self._batch) * np.float32(param.fg_fraction))  # as Caffe does it: 18 of 20 * 0.9
         self._background = self._batch - wanted  # samples of a batch
+        if param.fg_fraction > 0 and not wanted:
+            _log.warning(
+                f"layer '{message.name}': fg_fraction {param.fg_fraction:g} of a rank's batch of {self._batch} is no "
+                "foreground window: make batch_size larger, or set fg_fraction: 0"
+            )
         self._windows, self._kinds = windows, (background, foreground)
         if (wanted and not len(foreground)) or (self._background and not len(background)):
             raise DataError(
