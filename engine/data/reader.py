@@ -126,6 +126,11 @@ class Reader:
         )
 
     @classmethod
+    def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
+        """With the mean that is subtracted from pictures, and the scale. Raises ConfigError."""
+        return message.transform_param
+
+    @classmethod
     def source_of(cls, message: proto.LayerParameter) -> str:
         """What has to be there for the layer to be opened: a path, "" for none."""
         return getattr(message, cls.field).source

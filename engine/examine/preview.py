@@ -21,6 +21,7 @@ from engine.config import NetConfig
 from engine.data.convert_imageset import LABELS, labels_file
 from engine.data.feeder import Feeder
 from engine.data.mean import read_mean
+from engine.data.registry import find_reader
 from engine.errors import ConfigError, EngineError, shape_text, shortened
 from engine.files import atomic_write, is_regular
 from engine.graph.build import PHASES, Graph, build
@@ -101,7 +102,7 @@ def _names(message: proto.LayerParameter, config: NetConfig) -> list[str]:
 
 def _samples(layer: Layer, tops: Sequence[np.ndarray], keys: Sequence[str], names: Sequence[str]) -> Iterator[Shown]:
     pictures, rest = tops[0], tops[1:]
-    restore = _restoring(layer.message, pictures.shape[1])
+    restore = _restoring(find_reader(layer.type).transform_of(layer.message, layer.where), pictures.shape[1])
     for n, key in enumerate(keys):
         shown = Shown(_as_image(restore(pictures[n])))
         scale = _scale_of(shown.image)
@@ -118,10 +119,9 @@ def _samples(layer: Layer, tops: Sequence[np.ndarray], keys: Sequence[str], name
         yield shown
 
 
-def _restoring(message: proto.LayerParameter, channels: int) -> Callable[[np.ndarray], np.ndarray]:
+def _restoring(param: proto.TransformationParameter, channels: int) -> Callable[[np.ndarray], np.ndarray]:
     """(c, h, w) as the net reads it -> what it was before the mean and the scale, 0 to 255. Of a mean_file its mean:
     where the crop was is not known."""
-    param = message.transform_param
     mean = np.array(list(param.mean_value) or [0.0], np.float32)
     if param.mean_file:
         mean = read_mean(param.mean_file).mean(axis=(1, 2))

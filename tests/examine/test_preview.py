@@ -10,6 +10,7 @@ from PIL import Image
 from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net
+from engine.data.mean import write_mean
 from engine.errors import ConfigError
 from engine.examine import preview as module
 from engine.examine.preview import Shown, preview
@@ -40,6 +41,22 @@ def test_pictures_are_the_pixels_before_mean_and_scale(make_lmdb, monkeypatch): 
     for n, each in enumerate(found):
         assert np.array_equal(np.asarray(each.image), pixels[n])
     assert [each.lines for each in found] == [["0 ant", "0"], ["1 bee", "1"], ["2", "2"]]
+
+
+def test_pixels_of_layers_that_have_a_scale_or_mean_of_their_own(tmp_path, monkeypatch):
+    pixels = random_pixels(1, 120, 150)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (tmp_path / "windows").write_text("# 0\na.png\n3\n120\n150\n1\n1 0.9 20 4 131 115\n")
+    window = f'source: "{tmp_path}/windows" root_folder: "{tmp_path}/" batch_size: 1 fg_fraction: 1 scale: 0.01'
+    net = f"""layer {{ name: "d" type: "WindowData" top: "x" top: "y" window_data_param {{ {window} }}
+        transform_param {{ crop_size: 112 mean_value: 100 }} }}"""
+    assert np.array_equal(np.asarray(shown(net, monkeypatch, 1)[0].image), pixels[4:116, 20:132])
+    Image.fromarray(pixels[:, :, 0]).save(tmp_path / "mask.png")
+    (tmp_path / "list").write_text("a.png mask.png\n")
+    write_mean(str(tmp_path / "mean"), np.full((3, 120, 150), 100, np.float32))
+    dense = f'source: "{tmp_path}/list" root_folder: "{tmp_path}/" batch_size: 1 mean_file: "{tmp_path}/mean"'
+    net = f'layer {{ name: "d" type: "DenseImageData" top: "x" top: "y" dense_image_data_param {{ {dense} }} }}'
+    assert np.array_equal(np.asarray(shown(net, monkeypatch, 1)[0].image)[:, :150], pixels)
 
 
 @pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])

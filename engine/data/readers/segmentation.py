@@ -174,6 +174,10 @@ class DenseImageReader(MaskedReader):
         shape = cls.listed_shape(listing, _dense_transform(message, where), where)
         return shape, _divided(shape, _label_divide_factor(message, where), where)
 
+    @classmethod
+    def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
+        return _dense_transform(message, where)
+
 
 def _label_divide_factor(message: proto.LayerParameter, where: str | None) -> int:
     factor = message.dense_image_data_param.label_divide_factor

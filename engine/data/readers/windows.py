@@ -100,6 +100,13 @@ class WindowReader(Reader):
         check_size(size, size, "crop_size", where)
         return (3, size, size), ()
 
+    @classmethod
+    def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
+        transform = proto.TransformationParameter()
+        transform.CopyFrom(message.transform_param)
+        transform.scale = message.window_data_param.scale
+        return transform
+
 
 def _centre_mean(param: proto.TransformationParameter, where: str | None) -> np.ndarray:
     """What is subtracted, (3, crop_size, crop_size) or (3, 1, 1)."""
