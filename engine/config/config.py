@@ -295,7 +295,9 @@ def _load_nets(solver: SolverConfig) -> SolverNets:
     named = [(name, None) for name in trained] + tested
     sources = [_load_net(solver, name, index) for name, index in named]
     both, test_only = {proto.TRAIN, proto.TEST}, {proto.TEST}
-    phases = [both if generic else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
+    whole_set = not message.test_iter and generic and (message.test_interval > 0 or message.test_epoch > 0)
+    is_tested = generic and (not tested or len(message.test_iter) > len(tested))
+    phases = [both if is_tested else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
     nets, discriminator = [*sources], None
     if message.adversarial.discriminator:
         path, _ = _find_net(solver, "adversarial.discriminator", message.adversarial.discriminator)
@@ -304,7 +306,6 @@ def _load_nets(solver: SolverConfig) -> SolverNets:
     _override_nets(nets, solver._net_overrides, phases)
     train, tests = sources[0] if trained else None, sources[len(trained) :]
     if train:
-        whole_set = not message.test_iter and generic and (message.test_interval > 0 or message.test_epoch > 0)
         tests += [train] * (max(len(message.test_iter), whole_set) - len(tests))
     states = list(message.test_state) or [None] * len(tests)
     return SolverNets(
@@ -367,7 +368,8 @@ def _find_net(solver: SolverConfig, name: str, path: str) -> tuple[str, list[str
 
 
 def _in_state(net: NetConfig, phase: int, state: proto.NetState | None) -> NetConfig:
-    """A copy of a net whose message.state is the phase, then what the net says, then what the solver says."""
+    """A copy of a net whose message.state is the phase, then what the net says, then what the solver says. Raises
+    ConfigError where these say another phase."""
     message = proto.NetParameter()
     message.CopyFrom(net.message)
     message.state.Clear()
@@ -375,4 +377,11 @@ def _in_state(net: NetConfig, phase: int, state: proto.NetState | None) -> NetCo
     message.state.MergeFrom(net.message.state)
     if state is not None:
         message.state.MergeFrom(state)
+    if message.state.phase != phase:
+        used, says = ("TRAIN", "TEST") if phase == proto.TRAIN else ("TEST", "TRAIN")
+        raise ConfigError(
+            f"the solver uses this net in phase {used}, and state {{ phase: {says} }} contradicts it: take the phase "
+            "out of the net's state, or of the solver's train_state or test_state",
+            net.path,
+        )
     return net.with_message(message)

@@ -58,7 +58,9 @@ class Weighted(Layer):
         if self.part or self.activation or self.param.relu:
             return False
         folds = self.constant and self.normalises and not self.adds
-        if following.type == "BatchNorm" and folds and not self.norm and cast("BatchNorm", following).use_global_stats:
+        # A BatchNorm may itself have taken a sum over, of which this is the other term.
+        normalises = following.type == "BatchNorm" and following.bottoms == [self.tops[0]]
+        if normalises and folds and not self.norm and cast("BatchNorm", following).use_global_stats:
             norm = following.attributes()
             self.norm = {name: norm[name] for name in ("eps", "scale", "shift")}
             self.params = self.params + following.params

@@ -343,7 +343,8 @@ def _inv(param: proto.SolverParameter) -> Rate:
 
 @policy("multistep", "base_lr", usual=("gamma", "stepvalue"))
 def _multistep(param: proto.SolverParameter) -> Rate:
-    gamma, steps = _gamma(param), _step_iterations(param)
+    first = 0 if param.policy_after_warmup else max(0, param.warmup_iter)
+    gamma, steps = _gamma(param), _step_iterations(param, first)
     return lambda iteration: param.base_lr * gamma ** bisect.bisect_right(steps, iteration)
 
 

@@ -69,8 +69,12 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
     errors = [ConfigError(message, place(field)) for field, message in _complaints(param)]
     if not errors:  # of the fields that schedules read
         try:
-            # Rates depend on numbers that are not known yet: what they need can be checked with any.
-            in_iterations, _ = resolve(param, 256, param.epoch_size or 2**20, place)
+            # Rates depend on numbers that are not known yet: what they need can be checked with any. Least of all are
+            # iterations where an epoch is one.
+            unsized = type(param)()
+            unsized.CopyFrom(param)
+            unsized.ClearField("epoch_size")
+            in_iterations, _ = resolve(unsized, 256, 256, place)
             check_schedules(in_iterations, place, values=not in_epochs(param))
         except ConfigError as error:
             errors += getattr(error, "errors", [error])

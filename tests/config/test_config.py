@@ -548,6 +548,16 @@ def test_nets_in_files_of_their_own(folder):
         nets_of_solver(solver_in(folder, text, ["layer[othr].top=z"]))
 
 
+def test_overrides_for_tests_go_to_nets_that_are_tested(folder):
+    (folder / "nets/test.prototxt").write_text(NET.replace('"data"', '"test_data"'))
+    text = "net: 'nets/tiny.prototxt' test_net: 'nets/test.prototxt' test_interval: 10 "
+    for tested in ("test_iter: 1", ""):
+        with pytest.raises(ConfigError, match="no layer 'data@TEST'"):
+            nets_of_solver(solver_in(folder, text + tested, ["layer[data@TEST].data_param.source=/t"]))
+    both = solver_in(folder, f"{text} test_iter: [1, 1]", ["layer[data@TEST].data_param.source=/t"])
+    assert nets_of_solver(both).tests[1].message.layer[1].data_param.source == "/t"
+
+
 def test_net_within_the_solver(folder):
     solver = solver_in(folder, f"base_lr: 1\nnet_param {{\n{NET}\n}}\ntest_iter: 1")
     net = net_of_solver(solver, proto.TEST)
@@ -609,6 +619,11 @@ def test_net_that_lies_beside_the_solver(folder):
         ("train_net: 'nets/tiny.prototxt' test_iter: 1", "1:33: 1 test_iter for 0 test nets; expected one for each"),
         ("net: 'nets/tiny.prototxt' test_iter: 1 test_state {} test_state {}", "1:40: 2 test_state for 1 test nets"),
         ("net: 'solver.prototxt'", "solver.prototxt: this is a solver; expected a net"),
+        (
+            "net: 'nets/tiny.prototxt' test_iter: 1 test_state { phase: TRAIN }",
+            "tiny.prototxt: the solver uses this net in phase TEST, and state { phase: TRAIN } contradicts it: take",
+        ),
+        ("net_param { state { phase: TEST } }", "uses this net in phase TRAIN, and state { phase: TEST } contradicts"),
     ],
 )
 def test_solvers_whose_nets_cannot_be_had(folder, text, expected):

@@ -148,7 +148,7 @@ def test_mirrored_windows_are_rounded_from_the_other_side(pictures):
 
 
 @pytest.mark.parametrize(
-    "batch_size, fraction, too_small", [(3, 0.25, True), (4, 0.25, False), (3, 0, False), (3, 1e-45, True)]
+    "batch_size, fraction, too_small", [(3, 0.25, True), (4, 0.25, False), (3, 0, False), (3, 2e-38, True)]
 )
 def test_a_batch_that_is_too_small_for_foreground_windows(pictures, caplog, batch_size, fraction, too_small):
     layer = layer_of(pictures, f"fg_fraction: {fraction}")

@@ -87,3 +87,14 @@ def test_a_test_net_follows_the_net_that_trains():
     assert evaluator.run(1)["y"].min() > 1
     np.frombuffer(train.weights, np.float32)[:] = 0  # as an update does it, in the arena
     assert evaluator.run(1)["y"].max() == 0
+
+
+def test_a_norm_that_has_taken_a_sum_over_is_not_folded_into_its_other_term():
+    """A BatchNorm of phase TRAIN in a net of TEST takes the sum behind it over."""
+    norm = """layer { name: "bn" type: "BatchNorm" bottom: "x" top: "n" phase: TRAIN
+      batch_norm_param { use_global_stats: true } }"""
+    layers = [norm, CONV % "", SUM % "n"]
+    net, plain = make(layers), make(layers, frozenset())
+    for each in (net, plain):
+        fill(each, 1)
+    outputs_agree(net, plain, 1e-6)

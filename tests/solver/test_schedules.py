@@ -246,8 +246,9 @@ def test_steps_are_counted_as_caffe_does(text):
 def test_steps_of_a_warm_up():
     """Intel's Caffe takes none in it; then, one in an iteration, those that it has missed."""
     text = 'base_lr: 1 gamma: 0.5 warmup_iter: 6 lr_policy: "multistep" stepvalue: 3 stepvalue: 4 stepvalue: 9'
-    param = parse_solver(f'net: "x" {text}').message
+    param, mine = parse_solver(f'net: "x" {text}').message, rate(text)
     assert [current_step(param, iteration) for iteration in range(12)] == [0] * 7 + [1, 2, 2, 3, 3]
+    assert [mine(iteration) for iteration in range(6, 11)] == [0.5, 0.25, 0.25, 0.125, 0.125]
     param.policy_after_warmup = True  # stepvalues 9, 10 and 15 of the run
     assert [current_step(param, iteration) for iteration in (9, 10, 11, 15, 16)] == [0, 1, 2, 2, 3]
 

@@ -22,6 +22,7 @@ def test_a_good_solver():
     check(GOOD)
     check(GOOD + " test_iter: 1 test_interval: 5 momentum: 0.9 iter_size: 2")
     check(GOOD + " comm_param { affinity: 5 }")  # with MLSL_NUM_SERVERS=1
+    check(GOOD.replace("max_iter: 10", "max_epoch: 600000"))  # of 1,000 samples in batches of 100 they are few
 
 
 @pytest.mark.parametrize(
