@@ -102,9 +102,14 @@ class Ensemble(Evaluator):
     def loss_weights(self) -> dict[str, float]:
         return {top: weight for net in (self.net, self.scoring_net) for _, top, weight in net.losses()}
 
-    def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
+    def run(
+        self,
+        iterations: int | None = None,
+        on_batch: Callable[[int, Outputs], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Outputs:
         """Collective; see the class and Evaluator.run()."""
-        found, count = super().run(iterations, on_batch), len(self._members)
+        found, count = super().run(iterations, on_batch, stop), len(self._members)
         if count == 1:
             return found
         return {name: value.reshape(count + (name not in self._others), -1) for name, value in found.items()}

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 
 
+class TestInterrupted(Exception):
+    """A test was broken off, and has no result."""
+
+
 class Evaluator:
     """A net, its data and the ranks that share the work.
 
@@ -107,18 +111,24 @@ class Evaluator:
         """Weights of the outputs that are losses, by name."""
         return {top: weight for _, top, weight in self.net.losses()}
 
-    def run(self, iterations: int | None = None, on_batch: Callable[[int, Outputs], None] | None = None) -> Outputs:
+    def run(
+        self,
+        iterations: int | None = None,
+        on_batch: Callable[[int, Outputs], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Outputs:
         """Collective. The averages over `iterations` batches; with None over every sample once, each weighted alike.
 
         on_batch(k, outputs) is called on rank 0, in the order of k: at once on one rank, at the end on several,
-        which keep all outputs until then.
+        which keep all outputs until then. stop(): asked before each batch, whether to break off.
+        Raises TestInterrupted on all ranks where it has told one of them to; the next test begins where this one did.
         Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
         """
         if iterations is None and not self.feeder.size:
             raise ConfigError(
                 "the net has no data source whose end could be reached; give --iterations", self._config.path
             )
-        totals, mine = _Totals(self.detectors, self.by_sample), []
+        totals, mine, stopped = _Totals(self.detectors, self.by_sample), [], False
 
         def add(k: int, size: int, outputs: Outputs) -> None:
             figures = totals.add(size, outputs)
@@ -129,22 +139,26 @@ class Evaluator:
         for net in [self.net, self._small[1]] if self._small else [self.net]:
             net.program.parameters_changed()  # by training
         try:
-            for batch in self._batches(iterations):
+            for batch in self._batches(iterations, stop):
                 if self.world.size == 1:
                     add(*batch)
                 else:
                     mine.append(batch)
+        except TestInterrupted:
+            stopped = True
         finally:
             self.feeder.stop()
-        self.samples += (iterations or 0) * self.feeder.batch_size
-        gathered, result = self.world.gather(mine), {}
-        if gathered is not None:
-            for batch in sorted(chain.from_iterable(gathered), key=lambda batch: batch[0]):
+        gathered, result = self.world.gather((stopped, mine)), None
+        if gathered is not None and not any(stopped for stopped, _ in gathered):
+            for batch in sorted(chain.from_iterable(batches for _, batches in gathered), key=lambda batch: batch[0]):
                 add(*batch)
             self.detections = totals.detections
             result = {**totals.averages(), **self._precisions(totals.detections)}
         result = self.world.broadcast_object(result)
         self.world.board.net(0)
+        if result is None:
+            raise TestInterrupted
+        self.samples += (iterations or 0) * self.feeder.batch_size
         return result
 
     def start(self) -> None:
@@ -156,8 +170,8 @@ class Evaluator:
         """Which runs the first batch of the next test."""
         return self.samples // (self.feeder.batch_size or 1) % self.world.size
 
-    def _batches(self, iterations: int | None) -> Iterator[tuple[int, int, Outputs]]:
-        """(k, samples, outputs) of this rank's batches."""
+    def _batches(self, iterations: int | None, stop: Callable[[], bool]) -> Iterator[tuple[int, int, Outputs]]:
+        """(k, samples, outputs) of this rank's batches. Raises TestInterrupted."""
         rank, ranks = self.world.rank, self.world.size
         if iterations is None:
             self.feeder.start_epoch()
@@ -172,6 +186,8 @@ class Evaluator:
                 batch = self.feeder.take()
                 if batch is None:
                     return
+                if stop():
+                    raise TestInterrupted
                 yield k, batch.size or 1, self._forward(batch, k)
                 progress.update(min(k + ranks, total))
                 k += ranks

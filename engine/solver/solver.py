@@ -17,7 +17,7 @@ from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, WeightsError
 from engine.host.ranks import gather_everywhere
-from engine.inference.evaluator import Evaluator
+from engine.inference.evaluator import Evaluator, TestInterrupted
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
@@ -111,6 +111,7 @@ class Solver:
         self._restored_at: int | None = None  # of a snapshot with this run's own name
         self._saved_at: int | None = None
         self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
+        self._testing = False
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
@@ -352,7 +353,12 @@ class Solver:
         self._begin_observing()
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         moved = True
-        while self._goes_on(until, until_lost, moved):
+        while not self._is_over(until, until_lost):
+            if moved and self._test_is_due():
+                if not self.test():
+                    return self._obey(self.world.agree(lambda: self.signals.flags).finish())
+                if self._is_over(until, until_lost):
+                    return True
             before = self.iteration
             asked = advance(until)
             # In mode ASYNC ranks meet again at once where a signal has come in a test or snapshot: neither is repeated.
@@ -365,17 +371,8 @@ class Solver:
                 return False
         return True
 
-    def _goes_on(self, until: int, until_lost: bool, moved: bool) -> bool:
-        """Whether there is an iteration to come, after the test that is due before it. moved: since the last call."""
-
-        def is_over() -> bool:
-            return self.iteration >= until or (until_lost and self.goals.are_lost(self.state.goals))
-
-        if is_over():
-            return False
-        if moved and self._test_is_due():
-            self.test()
-        return not is_over()
+    def _is_over(self, until: int, until_lost: bool) -> bool:
+        return self.iteration >= until or (until_lost and self.goals.are_lost(self.state.goals))
 
     def _advance(self, until: int) -> Agreement | None:
         """One iteration. Returns what signals ask for, where the ranks have met to say so."""
@@ -430,8 +427,10 @@ class Solver:
             observer.begin(run)
 
     def _say_stop(self, name: str) -> None:
-        then = ", then a snapshot" if self.param.snapshot_after_train else ""
-        log(f"{name}: finishing iteration {self.iteration}{then}; Ctrl-C ends it at once")
+        saved = self._testing and self._saved_at == self.iteration
+        then = ", then a snapshot" if self.param.snapshot_after_train and not saved else ""
+        now = "breaking off the test" if self._testing else f"finishing iteration {self.iteration}"
+        log(f"{name}: {now}{then}; Ctrl-C ends it at once")
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
@@ -548,11 +547,28 @@ class Solver:
         display, epoch = self.param.display, self.param.display_epoch
         return any(self.calendar.is_due(each, display, epoch) for each in range(first, iteration + 1))
 
-    def test(self) -> None:
-        """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks."""
+    def test(self) -> bool:
+        """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks.
+        Returns False where a signal to any rank has broken it off: the next test begins where this one did."""
         self._begin_observing()
         self._settle()
-        self._last_test = self.iteration, [evaluator.samples for evaluator in self.evaluators]
+        before = [evaluator.samples for evaluator in self.evaluators]
+        self._last_test, self._testing = (self.iteration, before), True
+        try:
+            records = self._records_of_test()
+        except TestInterrupted:
+            log("Test interrupted.")
+            for evaluator, samples in zip(self.evaluators, before, strict=True):
+                evaluator.samples = samples
+            return False
+        finally:
+            self._testing = False
+        if self.goals.judge(self.state.goals, self.iteration, records):
+            self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
+        return True
+
+    def _records_of_test(self) -> list[TestRecord]:
+        """Of each test net that is tested, which observers see at once. Raises TestInterrupted."""
         records: list[TestRecord] = []
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
@@ -561,13 +577,12 @@ class Solver:
                 continue
             with self.average.in_use() if self.average else nullcontext():
                 self.model_parallel.copy_to(evaluator.net)
-                values = evaluator.run(count)
+                values = evaluator.run(count, stop=lambda: bool(self.signals.flags & STOP))
             record = TestRecord(self.iteration, index, values, evaluator.loss_weights)
             records.append(record)
             for observer in self.observers:
                 observer.test(record)
-        if self.goals.judge(self.state.goals, self.iteration, records):
-            self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
+        return records
 
     def snapshot(self) -> None:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,

@@ -339,7 +339,7 @@ def test_a_stage_that_is_killed_in_its_last_test_makes_it(tmp_path, monkeypatch,
     def killed(solver):
         if solver.iteration == 10:
             raise EngineError("killed")
-        test(solver)
+        return test(solver)
 
     with monkeypatch.context() as patched:
         patched.setattr(Solver, "test", killed)

@@ -14,6 +14,7 @@ from PIL import Image
 from engine import weights
 from engine.data.convert_imageset import Output, convert_imageset
 from engine.errors import WeightsError
+from engine.report.log import set_up
 from engine.report.observer import Observer
 from engine.weights import SolverState, read_solverstate, write_solverstate
 from tests.data.pictures import random_pixels
@@ -215,6 +216,14 @@ def test_sigterm_stops_between_two_steps_and_the_run_goes_on(photos, tmp_path):
     assert different(resumed, in_files(tmp_path, until)) == []
 
 
+class Losses(Observer):
+    def __init__(self):
+        self.losses = {}
+
+    def test(self, record):
+        self.losses[record.iteration] = record.outputs["loss"][0]
+
+
 @pytest.mark.parametrize("format", ["BINARYPROTO", "HDF5"])
 def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
     """2 tests of 3 batches of 47 samples come before it."""
@@ -224,14 +233,7 @@ def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
         f"max_iter: 8 test_iter: 3 test_interval: 2 snapshot: 4 snapshot_format: {format} snapshot_after_train: false"
     )
 
-    class Tests(Observer):
-        def __init__(self):
-            self.losses = {}
-
-        def test(self, record):
-            self.losses[record.iteration] = record.outputs["loss"][0]
-
-    whole, rest = Tests(), Tests()
+    whole, rest = Losses(), Losses()
     solver = make_solver(text, digits_net(), tmp_path, observers=[whole])
     assert solver.solve()
     solver.close()
@@ -242,6 +244,73 @@ def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
     assert solver.solve()
     solver.close()
     assert rest.losses == {iteration: loss for iteration, loss in whole.losses.items() if iteration >= 4}
+
+
+def in_test(solver, iteration: int, number: int) -> None:
+    """Sends this process a signal after the second batch of a test."""
+
+    def signalled(net, size, keys) -> None:
+        evaluator.done = getattr(evaluator, "done", 0) + 1
+        if solver.iteration == iteration and evaluator.done % 3 == 2:
+            os.kill(os.getpid(), number)
+
+    (evaluator,) = solver.evaluators
+    evaluator.on_forward = signalled
+
+
+@pytest.mark.parametrize("iteration", [0, 4])
+def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, capfd):
+    """Also the one before the first iteration."""
+    set_up()
+    text = f"max_iter: 8 test_iter: 3 test_interval: 2 {MOMENTUM}"
+    whole, first, rest = Losses(), Losses(), Losses()
+    solver = make_solver(text, digits_net(), observers=[whole])
+    assert solver.solve()
+    weights = learned(solver)
+    solver.close()
+    solver = make_solver(text, digits_net(), tmp_path, observers=[first])
+    in_test(solver, iteration, signal.SIGTERM)
+    assert not solver.solve()
+    solver.close()
+    assert solver.evaluators[0].done == 3 * iteration // 2 + 2
+    said = capfd.readouterr().err
+    assert "SIGTERM: breaking off the test, then a snapshot; Ctrl-C ends it at once\n" in said
+    assert "Test interrupted.\n" in said and said.endswith("Optimization stopped early.\n"), said
+    state = tmp_path / f"net_iter_{iteration}.solverstate"
+    assert read_solverstate(state).test_samples == [iteration // 2 * 3 * 47]
+    solver = make_solver(text, digits_net(), observers=[rest])
+    solver.restore(str(state))
+    assert solver.solve()
+    assert different(weights, learned(solver)) == []
+    solver.close()
+    assert first.losses == {at: loss for at, loss in whole.losses.items() if at < iteration}
+    assert rest.losses == {at: loss for at, loss in whole.losses.items() if at >= iteration}
+
+
+@pytest.mark.mpi
+def test_a_signal_to_one_rank_breaks_off_the_test_of_all(tmp_path):
+    log = all_fine(
+        2,
+        f"""
+import signal
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+from tests.solver.test_resume import Losses, in_test
+set_up(world().rank)
+tests = Losses()
+text = "max_iter: 8 test_iter: 6 test_interval: 2"
+solver = make_solver(text, digits_net(), {str(tmp_path)!r}, world(), observers=[tests])
+if world().rank == 1:
+    in_test(solver, 4, signal.SIGTERM)
+assert not solver.solve() and solver.iteration == 4 and list(tests.losses) == [0, 2]
+assert read_solverstate({str(tmp_path / "net_iter_4.solverstate")!r}).test_samples == [2 * 6 * 47]
+solver.close()
+world().close()
+print("fine", flush=True)
+""",
+    )
+    assert log.count("Test interrupted.") == 1
 
 
 def test_a_state_with_impossible_positions_is_refused(tmp_path):
