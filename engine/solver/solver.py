@@ -330,13 +330,10 @@ class Solver:
         """From where the state is to the end. Returns False if a signal stopped it early."""
         self._saved_at = self._restored_at
         with self.signals:
-            finished = self.run(self.param.max_iter, until_lost=True)
+            finished = self.run(self.param.max_iter, until_lost=True) and self._finish()
             if not finished and self.param.snapshot_after_train and self._saved_at != self.iteration:
                 self.snapshot()
-            if not finished:
-                self._come_to_an_end()  # the sentinel's signal may come after another rank's has stopped the run
-        if finished:
-            self._finish()
+            self._come_to_an_end()  # the sentinel's signal may come after another rank's has stopped the run
         self._last_trace = self._recorder.trace()
         return finished
 
@@ -643,24 +640,21 @@ class Solver:
         for optimizer in self.optimizers:
             check_weights(optimizer.weights, self.iteration, optimizer.net)
 
-    def _finish(self) -> None:
-        """The last snapshot and test."""
+    def _finish(self) -> bool:
+        """The last snapshot and test. Returns False where a signal has broken that off."""
         lost = self.goals.are_lost(self.state.goals)
         if lost:
             log(self.goals.describe_stop(self.state.goals))
         self.optimizer.settle()
         # What early_stopping has seen by now is not in a snapshot that was due before the test.
         if self.param.snapshot_after_train and (lost or self._saved_at != self.iteration):
-            with self.signals:  # what asks for a snapshot may not break this one off
-                self.snapshot()
+            self.snapshot()
         loss = self.optimizer.mean_loss(self.state)
         if not np.isnan(loss):
             log(f"Iteration {self.iteration}, loss = {loss:.6g}")
             for observer in self.observers:
                 observer.finished(self.iteration, loss)
-        if self.evaluators and self.state.goals.last_judged != self.iteration:
-            self.test()
-        self._come_to_an_end()
+        return not self.evaluators or self.state.goals.last_judged == self.iteration or self.test()
 
     def _come_to_an_end(self) -> None:
         """Collective. The last that needs all ranks, but for what observers gather."""

@@ -122,6 +122,27 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     assert ranks_of(mark) == []
 
 
+def test_the_last_test_ends_with_the_supervisor(tmp_path):
+    """In order, and with one message."""
+    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path).replace("1000000", "1")
+    text += "test_iter: 1000000 test_interval: 10 test_initialization: false"
+    (tmp_path / "solver.prototxt").write_text(text)
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1"}
+    command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", "--max_restarts", "2")
+    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+    try:
+        while "Iteration 1, Testing net (#0)" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGKILL)
+        rest = process.stderr.read()  # until the last of them has ended
+    finally:
+        process.kill()
+        process.wait()
+    told = [line for line in rest.splitlines() if line.startswith("engine: ")]
+    assert told == ["engine: the process that has started this run was killed: stopping it"]
+    assert "Test interrupted." in rest and "Optimization stopped early." in rest, rest
+
+
 def test_a_run_whose_supervisor_dies_between_two_stages_ends_in_the_set_up_of_the_next(monkeypatch):
     done = subprocess.Popen([sys.executable, "-c", "pass"])
     monkeypatch.setenv("ENGINE_SUPERVISOR", identity(done.pid))
