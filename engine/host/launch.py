@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -144,9 +143,3 @@ def command_for(ranks: int, arguments: Sequence[str]) -> list[str]:
     if launcher is None:
         raise CommError(f"{ranks} ranks need mpiexec: pip install mpich, or load the cluster's module")
     return [launcher, "-n", str(ranks), *command]
-
-
-def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
-    """Runs `engine arguments...` on so many ranks of this host; its exit status. Raises CommError without mpiexec."""
-    command = command_for(ranks, arguments)
-    return subprocess.run(command, env={**OVERSUBSCRIBE, **os.environ}, stdin=subprocess.DEVNULL).returncode

@@ -27,9 +27,10 @@ def run(options: Namespace) -> int:
     import os
 
     from engine.errors import ConfigError
-    from engine.host.launch import GROUPS, detect, run_ranks
+    from engine.host.launch import GROUPS, detect
     from engine.verbs import command_line
     from engine.verbs.runtime import start
+    from engine.watchdog.supervise import run_ranks
 
     counts, programs = divided(options.programs)
     parsed = [command_line.parse(program) for program in programs]  # all, so that every rank meets the same error

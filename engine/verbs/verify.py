@@ -37,8 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.errors import ConfigError
-    from engine.host.launch import detect, run_ranks
+    from engine.host.launch import detect
     from engine.verbs.runtime import asked_solver, start
+    from engine.watchdog.supervise import run_ranks
 
     launch = detect()
     if 1 in (options.ranks, launch and launch.size):

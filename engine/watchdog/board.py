@@ -97,9 +97,6 @@ class Board:
     def is_slow(self) -> bool:
         return self.numbers[PLACE] in SLOW
 
-    def is_starting(self) -> bool:
-        return self.numbers[PLACE] == SET_UP
-
     def is_ending(self) -> bool:
         return self.numbers[PLACE] == END
 

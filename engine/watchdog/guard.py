@@ -11,7 +11,7 @@ import time
 from engine.errors import printable, shortened
 from engine.watchdog.board import SLOW_FACTOR, Board
 from engine.watchdog.hub import LINGER_SECONDS, Hub, say
-from engine.watchdog.process import has_ended, identity, state_of
+from engine.watchdog.process import catches, has_ended, identity, state_of
 from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
 from engine.watchdog.wire import JOIN_PAUSE, JOIN_SECONDS, Lines, addresses_for, connect, send
@@ -194,7 +194,7 @@ class Guard:
             return
         self.supervisor = ""
         if self.hub:
-            self.hub.told = self.watch.board.is_starting()  # SIGTERM ends it at once
+            self.hub.told = not catches(self.watch.pid, signal.SIGTERM)  # which then ends it at once
         with contextlib.suppress(OSError):
             os.kill(self.watch.pid, signal.SIGTERM)
 

@@ -38,6 +38,16 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
+def catches(pid: int, number: int) -> bool:
+    """Returns whether a process has a handler for this signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            (caught,) = (line.split()[1] for line in file if line.startswith("SigCgt:"))
+    except (OSError, ValueError):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def _start_of(pid: int) -> str:
     """Ticks from the system's start to that of the process."""
     fields = _fields(pid)

@@ -1,4 +1,4 @@
-"""`engine train --ranks N --max_restarts M`: starts the ranks on this host, and restarts them after a crash."""
+"""Starts ranks on this host; for `engine train --ranks N --max_restarts M`, restarts them after a crash."""
 
 from __future__ import annotations
 
@@ -37,9 +37,19 @@ def supervise(arguments: Sequence[str], ranks: int, max_restarts: int, resumes: 
         return _supervise(without(arguments, OWN_OPTIONS), ranks, max_restarts, resumes, folder)
 
 
+def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
+    """Runs `engine arguments...` on so many ranks of this host; its exit status. As under supervise(), signals are
+    passed on to the ranks, which end where this process is killed. Raises CommError where there is no mpiexec."""
+    return _run(command_for(ranks, arguments), _environ())[0]
+
+
+def _environ() -> dict[str, str]:
+    return {**OVERSUBSCRIBE, **os.environ, "ENGINE_SUPERVISOR": identity(os.getpid())}
+
+
 def _supervise(command: Sequence[str], ranks: int, max_restarts: int, resumes: bool, folder: str) -> int:
     """folder: for the ranks' note."""
-    environ = {**OVERSUBSCRIBE, **os.environ, "ENGINE_SUPERVISOR": identity(os.getpid())}
+    environ = _environ()
     if not resumes:
         environ["ENGINE_KNOWN_SNAPSHOTS"] = os.path.join(folder, "known")
     for attempt in range(max_restarts + 1):

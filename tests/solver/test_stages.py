@@ -105,7 +105,7 @@ def test_the_set_up_of_a_later_stage_may_take_as_long_as_that_of_the_first(tmp_p
     found, next_position = [], stages.next_position
 
     def asked(*args):
-        found.append(world().board.is_starting())
+        found.append(world().board.text() == "set-up")
         return next_position(*args)
 
     monkeypatch.setattr(stages, "next_position", asked)

@@ -122,6 +122,47 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     assert ranks_of(mark) == []
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("verb", ["verify", "groups"])
+def test_what_has_started_ranks_ends_with_them(tmp_path, verb, number):
+    mpiexec()
+    mark = f"{os.getpid()}-{tmp_path}"
+    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path)
+    (tmp_path / "solver.prototxt").write_text(text.replace("snapshot: 20", "snapshot_after_train: false"))
+    train = ["train", "--solver", f"{tmp_path}/solver.prototxt"]
+    words = {
+        "verify": ["verify", *train[1:], "--ranks", "2", "--iterations", "1000000"],
+        "groups": ["groups", "1", *train, "+", "1", *train],
+    }
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": mark}
+    command = own_command(*words[verb])
+    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+    try:
+        while len([pid for pid in ranks_of(mark) if own_command()[1] in command_of(pid)]) < 3:
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(4)  # they compute
+        process.send_signal(number)
+        rest = process.communicate(timeout=30)[1]  # until the last of them has ended
+    finally:
+        process.kill()
+        for pid in (left := ranks_of(mark)):
+            os.kill(pid, signal.SIGKILL)
+    assert not left
+    told = [line for line in rest.splitlines() if line.startswith(("engine: ", "interrupted", "Traceback"))]
+    killed = "engine: the process that has started this run was killed: stopping it"
+    if verb == "groups":  # each of which is a run
+        assert rest.count("Optimization stopped early.") == 2
+        assert told == [killed] * 2 * (number == signal.SIGKILL)
+        assert process.returncode == (-number if number == signal.SIGKILL else 0)
+    elif number == signal.SIGTERM:
+        assert told[-1].startswith("engine: stopped by SIGTERM; what mpiexec says") and process.returncode == 143
+    else:
+        assert told == [killed if number == signal.SIGKILL else "interrupted (exit status 130)"]
+        assert process.returncode == (-number if number == signal.SIGKILL else 130)
+
+
 def test_the_last_test_ends_with_the_supervisor(tmp_path):
     """In order, and with one message."""
     text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path).replace("1000000", "1")
