@@ -51,6 +51,11 @@ def whole() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def is_ignored() -> bool:
+    """Whether SIGINT is none of this process' business: a script's background jobs are told so, and hand it on."""
+    return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
 def raises() -> bool:
     """Whether SIGINT raises KeyboardInterrupt in this thread, as Python and notebooks have it."""
     in_main = threading.current_thread() is threading.main_thread()

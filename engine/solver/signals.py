@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from engine.errors import ConfigError
-from engine.host.interrupts import PATIENCE, raises
+from engine.host.interrupts import PATIENCE, is_ignored, raises
 
 STOP, SNAPSHOT = 1, 2  # flags, so that ranks agree by a bitwise or
 EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
@@ -61,7 +61,8 @@ class Signals:
 
     A SIGINT that asks to stop while the run is stopping raises KeyboardInterrupt, for those who cannot wait for the
     step to end; those that come within PATIENCE after it do nothing. Threads other than the main one cannot take
-    signals over: there they do what they did, and so they do in processes that user code forks.
+    signals over: there they do what they did, and so they do in processes that user code forks. A SIGINT that is
+    ignored, as by a script's background jobs, stays so.
     """
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot"):
@@ -94,7 +95,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self._effects:
-                self._before[number] = self._take_over(number)
+                if number != signal.SIGINT or not is_ignored():
+                    self._before[number] = self._take_over(number)
             self._listener = _Listener(self._tell)
         return self
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from engine.errors import ConfigError
+from engine.host.interrupts import is_ignored
 from engine.host.launch import OVERSUBSCRIBE, command_for, detect, own_command
 from engine.watchdog.process import command_of, descendants, identity
 
@@ -106,7 +107,8 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
         else:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = (signal.SIGTERM, signal.SIGHUP) if is_ignored() else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in heeded}
     try:
         status = process.wait()
     finally:

@@ -1,6 +1,7 @@
 """The ranks of --ranks and --max_restarts end with the process that has started them, also if it is killed."""
 
 import contextlib
+import functools
 import os
 import pty
 import selectors
@@ -120,6 +121,30 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     while ranks_of(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ranks_of(mark) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--max_restarts", "1"]])
+def test_a_background_job_does_not_heed_the_terminals_interrupts(tmp_path, options):
+    """A script's `engine train ... &` is told to ignore them."""
+    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path)
+    (tmp_path / "solver.prototxt").write_text(text.replace("snapshot: 20", "snapshot_after_train: false"))
+    command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", *options)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True, preexec_fn=ignore)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            seen = 0
+            while seen < 20:
+                line = process.stderr.readline()
+                assert line, "it has ended"
+                seen += ", lr = " in line
+            process.send_signal(number)
+        rest = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert "SIGTERM: finishing iteration" in rest and "SIGINT" not in rest and process.returncode == 0
 
 
 @pytest.mark.mpi
