@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from engine.errors import DataError
 from engine.files import unfinished
+from engine.host.interrupts import ended_in_order
 
 Begin: TypeAlias = Callable[[str], Path]
 
@@ -19,7 +20,8 @@ Begin: TypeAlias = Callable[[str], Path]
 def appearing() -> Iterator[Begin]:
     """Gives a function: the name that a file or folder will have -> the path where it is written until then.
 
-    At the end all get their names. After an error, also one of giving a name, nothing is left of any.
+    At the end all get their names. After an error, also one of giving a name, and where a signal ends the process,
+    nothing is left of any.
     Raises DataError where a name cannot be given.
     """
     unnamed: dict[str, Path] = {}
@@ -29,19 +31,20 @@ def appearing() -> Iterator[Begin]:
         unnamed[name] = unfinished(Path(name), "partial")
         return unnamed[name]
 
-    try:
-        yield begin
-        for name, path in unnamed.items():
-            try:
-                _give(path, name)
-            except OSError as error:
-                raise DataError(f"cannot write {name}: {error.strerror}") from None
-            named.append(Path(name))
-    except BaseException:
-        _remove(named)
-        raise
-    finally:
-        _remove(unnamed.values())
+    with ended_in_order():
+        try:
+            yield begin
+            for name, path in unnamed.items():
+                try:
+                    _give(path, name)
+                except OSError as error:
+                    raise DataError(f"cannot write {name}: {error.strerror}") from None
+                named.append(Path(name))
+        except BaseException:
+            _remove(named)
+            raise
+        finally:
+            _remove(unnamed.values())
 
 
 def _give(path: Path, name: str) -> None:

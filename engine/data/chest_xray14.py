@@ -19,6 +19,7 @@ from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.errors import DataError
 from engine.files import unfinished
+from engine.host.interrupts import ended_in_order
 
 # In the order of table 1 of CheXNet (Rajpurkar et al. 2017, arXiv 1711.05225).
 LABELS = (
@@ -227,6 +228,7 @@ def _divide(
     }
 
 
+@ended_in_order()
 def _write(out: Path, parts: dict[str, list[Entry]], paths: dict[str, str], found: Lists) -> None:
     """The folder appears under its name when it is complete. A part without pictures has no list."""
     temporary = unfinished(out, "partial")

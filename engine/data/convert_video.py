@@ -20,6 +20,7 @@ from engine.data.video_file import BadClip, Frame, read_frames
 from engine.errors import ConfigError, DataError
 from engine.files import reason, unfinished
 from engine.host.cores import own_cores
+from engine.host.interrupts import ended_in_order
 
 BY_FOLDER, BY_ORDER = "folder", "order"  # in place of a label
 LIST, TRAIN, VAL = "list.txt", "train.txt", "val.txt"
@@ -104,6 +105,7 @@ class Conversion:
         return [f"class {label} {name}: {counts[label]} clips" for label, name in enumerate(self.classes)]
 
 
+@ended_in_order()
 def convert_video(
     clips: Sequence[str],
     folder: str,
@@ -131,7 +133,7 @@ def convert_video(
     Frames are FOLDER/CLIP/image_0001.jpg and so on, of pieces FOLDER/CLIP/0001/image_0001.jpg; BY_FOLDER puts the name
     of the class before CLIP. The folder appears under its name when it is complete. Raises DataError: the folder
     exists, a clip cannot be decoded, two have the same name, the disk is full; ConfigError for values that cannot be;
-    EngineError without PyAV. Then nothing is left behind.
+    EngineError without PyAV. Then nothing is left behind, nor where a signal ends the process.
     """
     output = replace(output or Output(), encoded=True, encode_type=(output and output.encode_type) or "jpg")
     taken = taken or Taken()

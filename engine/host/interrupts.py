@@ -1,9 +1,11 @@
-"""SIGINT that waits: for the end of what must not be left half done, or of a call that takes a moment only."""
+"""Signals that wait: for the end of what must not be left half done, or of a call that takes a moment only."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -49,6 +51,38 @@ def whole() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGHUP, where they would end the process at once, raise KeyboardInterrupt before, so that
+    what is unfinished is removed; then the process ends by the signal. One that comes later than PATIENCE ends it."""
+    came: list[tuple[int, float]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if not came:
+            came.append((number, time.monotonic()))
+            raise KeyboardInterrupt
+        if time.monotonic() - came[0][1] > PATIENCE:
+            _end_by(number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if in_main else ()
+    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    try:
+        for number in taken:
+            signal.signal(number, note)
+        yield
+    finally:
+        if came:
+            _end_by(came[0][0])
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def is_ignored() -> bool:

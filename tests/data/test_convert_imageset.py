@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -23,6 +24,7 @@ from engine.data.registry import open_source
 from engine.data.sources.lmdb import LmdbSource
 from engine.errors import ConfigError, DataError, EngineError
 from tests.data.pictures import bgr, image_bytes, png, random_pixels, raw_datum
+from tests.mpi import REPO
 
 
 def items(path):
@@ -226,6 +228,34 @@ def test_interruption_leaves_nothing(image_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         convert_imageset(str(image_folder), None, str(tmp_path / "db"), progress=interrupt)
     assert not (tmp_path / "db").exists() and not leftovers(tmp_path)
+
+
+ENDED = """
+import os, sys
+from {module} import {function}
+
+def end(*_):
+    for _ in range(2):  # as timeout sends it
+        os.kill(os.getpid(), {number})
+
+{function}({arguments}, progress=end)
+"""
+
+
+def assert_ended_without_a_trace(folder, number, module, arguments):
+    """A conversion into `folder` that a signal ends."""
+    program = ENDED.format(module=f"engine.data.{module}", function=module, number=int(number), arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("name", ["db", "x.tar"])
+def test_a_signal_that_ends_it_leaves_nothing(image_folder, tmp_path, name, number):
+    (tmp_path / "out").mkdir()
+    arguments = f"{str(image_folder)!r}, None, {str(tmp_path / 'out' / name)!r}"
+    assert_ended_without_a_trace(tmp_path / "out", number, "convert_imageset", arguments)
 
 
 @pytest.mark.parametrize("last", ["x_lmdb", "x_lmdb_val", "x.tar", "x_val.tar"])

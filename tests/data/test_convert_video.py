@@ -24,6 +24,7 @@ from engine.data.convert_video import BY_FOLDER, BY_ORDER, Taken, convert_video
 from engine.data.video_file import BadClip, read_frames
 from engine.errors import ConfigError, DataError, EngineError
 from tests.data.clips import HEIGHT, KINDS, LOSSLESS, RATE, WIDTH, greys, moving_squares, write_clip, write_sound
+from tests.data.test_convert_imageset import assert_ended_without_a_trace
 from tests.mpi import REPO
 
 pytest.importorskip("av", reason="PyAV is not installed: pip install 'prototxt-engine[video]'")
@@ -435,6 +436,12 @@ def test_an_interrupt_does_not_wait_for_the_end_of_clips(tmp_path):
         convert_video([str(clip)], str(tmp_path / "out"), progress=progress)
     assert seen[-1] < 500
     assert [path.name for path in tmp_path.iterdir()] == ["a.mkv"]
+
+
+def test_a_signal_that_ends_it_leaves_nothing(grey, tmp_path):
+    (tmp_path / "out").mkdir()
+    arguments = f"[{str(grey)!r}], {str(tmp_path / 'out/frames')!r}"
+    assert_ended_without_a_trace(tmp_path / "out", signal.SIGTERM, "convert_video", arguments)
 
 
 def test_work_of_another_process_stays(grey, tmp_path):
