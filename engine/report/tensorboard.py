@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -53,6 +54,7 @@ class TensorBoard(Observer):
         cannot be written to."""
         self._folder, self._histograms = Path(folder), histograms
         self._writer: Any = None
+        self._error: OSError | None = None  # of writing the file
         self._since = _Since()
         if rank == 0:
             _library()
@@ -73,7 +75,30 @@ class TensorBoard(Observer):
     def _open(self, first: int) -> None:
         """A file of what is shown from an iteration on."""
         before = len(list(self._folder.glob("events.out.tfevents.*")))  # names order the files, and have seconds only
-        self._writer = _library().SummaryWriter(str(self._folder), purge_step=first, filename_suffix=f".{before:05}")
+        self._writer = _library().SummaryWriter(str(self._folder), filename_suffix=f".{before:05}")
+        # An error would end the library's thread with a traceback, and the run would wait for that for ever.
+        writer = self._writer.file_writer.event_writer
+        for name in ("write_event", "flush", "close"):
+            setattr(writer._ev_writer, name, self._noting(getattr(writer._ev_writer, name)))
+        for event in _purge_events(first):  # not by SummaryWriter, whose thread would write them before
+            writer.add_event(event)
+
+    def _noting(self, write: Callable[..., object]) -> Callable[..., object]:
+        """The same, but that an OSError is noted, for _is_open()."""
+
+        def noting(*arguments: object) -> object:
+            try:
+                return write(*arguments)
+            except OSError as error:
+                self._error = error
+
+        return noting
+
+    def _is_open(self) -> bool:
+        """Whether there is a file to write. Where it could not be written there is none any more, which is told."""
+        if self._writer and self._error:
+            self.close()
+        return self._writer is not None
 
     def gone_back(self, iteration: int) -> None:
         self._since = _Since()
@@ -83,13 +108,13 @@ class TensorBoard(Observer):
         try:
             self._open(iteration)
         except (EngineError, OSError) as error:  # where rank 0 has died, this one has not written before
-            warn(f"--tensorboard: the event files in {self._folder} end here: {error}")
+            self._warn(error)
 
     def wants_values(self, iteration: int) -> bool:
-        return self._writer is not None and self._histograms > 0 and iteration % self._histograms == 0
+        return self._histograms > 0 and iteration % self._histograms == 0 and self._is_open()
 
     def step(self, record: StepRecord) -> None:
-        if not self._writer:
+        if not self._is_open():
             return
         self._since.add(record)
         if record.figures is None:
@@ -119,7 +144,7 @@ class TensorBoard(Observer):
             self._add("time/samples_per_second", since.samples / whole * 1e9, iteration)
 
     def test(self, record: TestRecord) -> None:
-        if not self._writer:
+        if not self._is_open():
             return
         net = f"_{record.index}" if record.index else ""
         for name, value in _named(record.outputs):
@@ -128,7 +153,7 @@ class TensorBoard(Observer):
         self._writer.flush()
 
     def values(self, record: ValuesRecord) -> None:
-        if not self._writer:
+        if not self._is_open():
             return
         for kind, arrays in (("weights", record.weights), ("gradients", record.gradients)):
             for name, values in arrays.items():
@@ -137,7 +162,7 @@ class TensorBoard(Observer):
                     self._writer.add_histogram(f"{kind}/{name}", finite, record.iteration)
 
     def finished(self, iteration: int, loss: float) -> None:
-        if self._writer:
+        if self._is_open():
             self._add("loss/train", loss, iteration)
 
     def _add(self, tag: str, value: float, iteration: int) -> None:
@@ -147,6 +172,12 @@ class TensorBoard(Observer):
         if self._writer:
             self._writer.close()
             self._writer = None
+        if self._error:
+            self._warn(self._error)
+            self._error = None
+
+    def _warn(self, error: Exception) -> None:
+        warn(f"--tensorboard: the event files in {self._folder} end here: {reason(error)}")
 
 
 def _named(outputs) -> list[tuple[str, float]]:
@@ -168,6 +199,15 @@ def _library():
 
 def _proto(name: str) -> Any:
     return import_module(f"tensorboardX.proto.{name}_pb2")
+
+
+def _purge_events(first: int) -> list:
+    """What tells TensorBoard that the file shows what is from this iteration on."""
+    make, session = _proto("event").Event, _proto("event").SessionLog
+    return [
+        make(step=first, file_version="brain.Event:2"),
+        make(step=first, session_log=session(status=session.START)),
+    ]
 
 
 def _graph_event(net: Net):

@@ -1,5 +1,7 @@
 """--tensorboard: what TensorBoard's own reader finds in the event files."""
 
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -11,7 +13,7 @@ from engine.comm.world import World
 from engine.errors import EngineError
 from engine.report.observer import Observer, Run
 from engine.report.tensorboard import TensorBoard
-from tests.mpi import run_ranks
+from tests.mpi import REPO, run_ranks
 from tests.solver.harness import make_solver
 from tests.solver.test_goals import digits_net
 
@@ -105,6 +107,32 @@ def test_a_run_that_goes_back_doubles_no_step(tmp_path, another):
     solver.close()
     shown = points(read(tmp_path / "events"), "loss/train")
     assert shown[-1] == (12, 1.5) and [at for at, _ in shown] == [0, 2, 4, 6, 8, 12]
+
+
+FULL = """
+import resource
+from engine.report.tensorboard import TensorBoard
+from tests.report.test_tensorboard import *
+from tests.solver.harness import digits_net
+solver = make_solver("max_iter: 400 display: 1 test_iter: 1 test_interval: {interval}", digits_net())
+solver.observers = [TensorBoard("events", 20)]
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
+assert solver.solve() and solver.iteration == 400
+solver.close()
+"""
+
+
+@pytest.mark.parametrize("limit", [300, 20000])
+@pytest.mark.parametrize("interval", [10, 1000])
+def test_a_full_disk_ends_the_event_files_alone(tmp_path, limit, interval):
+    program = FULL.format(limit=limit, interval=interval)
+    environ = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30
+    )
+    told = "--tensorboard: the event files in events end here: File too large"
+    assert (done.returncode, done.stdout) == (0, "") and done.stderr.count(told) == 1, done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
 def test_histograms_are_of_weights_and_mean_gradients(tmp_path):
