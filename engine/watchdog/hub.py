@@ -17,6 +17,7 @@ LINGER_SECONDS = 5.0  # for ranks that an abort does not reach, and for a hub wh
 ANSWER_SECONDS = 2.0
 # What a connection may take and send until it has said the token, and how many such there may be.
 STRANGER_SECONDS, STRANGER_BYTES, MOST_STRANGERS = 2.0, 256, 4096
+SAY_SECONDS, SAY_BYTES = 1.0, 4096  # what poll() says of a pipe holds for so many
 PAUSE_SECONDS = 1.0  # without listening, where the system gives this process no more connections
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -207,7 +208,8 @@ class Hub:
         # Who waits may do so for long; it is for those who do not that the others wait.
         awaited = [answer for answer in answers if not answer.waits] or answers
         goes_on = any(answer.idle < self.seconds for answer in awaited)
-        if suspended or goes_on or self.ended:
+        screen_is_stopped = os.isatty(2) and not _takes(2)  # by Ctrl-S: the log waits for it
+        if suspended or goes_on or screen_is_stopped or self.ended:
             for guard in self.guards:
                 send(guard, "wait")
             return
@@ -256,5 +258,15 @@ def _has_come(connection: socket.socket) -> bool:
 
 
 def say(text: str) -> None:
+    """To stderr, as far as that takes it: who ends a run does not wait for those who do not read why."""
+    rest = printable(text, lines=True).encode()
     with contextlib.suppress(OSError):
-        os.write(2, printable(text, lines=True).encode())
+        while rest and _takes(2, SAY_SECONDS):
+            rest = rest[os.write(2, rest[:SAY_BYTES]) :]
+
+
+def _takes(descriptor: int, seconds: float = 0) -> bool:
+    """Whether a descriptor takes SAY_BYTES without waiting, within so many seconds."""
+    looks = select.poll()
+    looks.register(descriptor, select.POLLOUT)
+    return bool(looks.poll(1000 * seconds))

@@ -1,5 +1,6 @@
 """The hub of the sentinels is reached by the ranks, and by nobody else for long."""
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -328,3 +329,39 @@ def test_the_others_are_stopped_when_a_rank_dies_unless_they_outlive_it(running,
     assert f"engine: rank 1 (pid 77 on there) died, killed or crashed: {end}" in capfd.readouterr().err
     stays.close()
     guard.close()
+
+
+@contextlib.contextmanager
+def stuck_stderr():
+    """Meanwhile it takes nothing more, and nobody reads it."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(4096))
+    os.set_blocking(write, True)
+    before = os.dup(2)
+    os.dup2(write, 2)
+    try:
+        yield
+    finally:
+        os.close(read)
+        os.dup2(before, 2)
+        os.close(write)
+        os.close(before)
+
+
+def test_ranks_are_stopped_though_nobody_reads_why(running):
+    running.hub.expected = 1
+    dies, guard = running.enrol(), running.enrol(kind="guard")
+    assert dies and guard
+    guard.settimeout(5.0)
+    with stuck_stderr():
+        dies.close()
+        assert guard.recv(16) == b"stop\n"
+    guard.close()
+
+
+def test_a_long_message_is_whole_where_it_is_read(capfd):
+    hubs.say("x" * 100_000)
+    assert capfd.readouterr().err == "x" * 100_000

@@ -1,12 +1,14 @@
 """A run that hangs ends by itself, and says where every rank was."""
 
 import os
+import pty
 import re
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -277,6 +279,27 @@ def test_stopped_ranks_are_a_suspended_run_only_if_they_are_all(capfd, left, jud
     hub.answers = {f"{rank}": Answer(rank, 10 + rank, "n1", 9.0, "T", False, "end of the run") for rank in range(left)}
     hub.judge()
     assert hub.ended == judged and ("rank 0 (pid 10 on n1) is stopped" in capfd.readouterr().err) == judged
+
+
+def test_a_run_waits_for_the_terminal_that_somebody_has_stopped():
+    """By Ctrl-S, as who reads what stands there."""
+    hub = Hub(selectors.DefaultSelector())
+    hub.expected, hub.seconds = 1, 5.0
+    screen, terminal = pty.openpty()
+    before = os.dup(2)
+    os.dup2(terminal, 2)
+    try:
+        for judged, flow in ((False, termios.TCOOFF), (True, termios.TCOON)):
+            termios.tcflow(terminal, flow)
+            hub.answers = {"0": Answer(0, 10, "n1", 9.0, "S", False, "here")}
+            hub.judge()
+            assert hub.ended == judged
+        assert b"no progress for 5 s" in os.read(screen, 4096)
+    finally:
+        termios.tcflow(terminal, termios.TCOON)
+        os.dup2(before, 2)
+        for descriptor in (screen, terminal, before):
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize(
