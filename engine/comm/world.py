@@ -85,9 +85,9 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved`, `revoke`, `places` and
-    `hosts` are collective there, called by every rank in one order and from one thread; only channels work from threads
-    of their own."""
+    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved`, `leaves`, `revoke`, `places`
+    and `hosts` are collective there, called by every rank in one order and from one thread; only channels work from
+    threads of their own."""
 
     rank = 0
     size = 1
@@ -132,6 +132,12 @@ class World:
         """On all ranks: the run can go on from this file, which is told when a rank dies."""
         if self._sentinel:
             self._sentinel.saved(path)
+
+    def leaves(self, locks: list[str], folders: list[str]) -> None:
+        """This rank alone: should it be killed, these folders are to be removed once nobody has one of the locks, which
+        are files that flock() locks."""
+        if self._sentinel:
+            self._sentinel.leaves(locks, folders)
 
     def barrier(self) -> None: ...
 

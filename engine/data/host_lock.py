@@ -86,12 +86,17 @@ def host_lock(name: str, doing: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def lock_file(name: str) -> Path | None:
+    """The file of host_lock(name); None where the host has no folder for it."""
+    folder = lock_folder()
+    return folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock" if folder else None
+
+
 def _open(name: str) -> int | None:
     """A descriptor of the lock's file; None where there can be none."""
-    folder = lock_folder()
-    if folder is None:
+    path = lock_file(name)
+    if path is None:
         return None
-    path = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock"
     with contextlib.suppress(OSError):  # a full disk
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     return None

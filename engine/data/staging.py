@@ -3,7 +3,8 @@
 One process of a host copies, the others wait. What is in use is always whole: a copy is made under another name,
 compared with its source, gets a list of what it was made of, and is renamed last. It is used again while the sizes and
 times of its source are the same, and removed when the last process of the host that reads it ends, unless it is to be
-kept. A source that has changed is copied beside it: another job may read the older copy, which goes once none does.
+kept; of a process that is killed, its sentinel removes it. A source that has changed is copied beside it: another job may
+read the older copy, which goes once none does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.data.host_lock import getting_on, host_lock
+from engine.data.host_lock import getting_on, host_lock, lock_file
 from engine.data.lmdb_writer import new_lmdb
 from engine.data.registry import Source, open_source, recognised
 from engine.data.shards import expand, is_pattern
@@ -54,6 +55,7 @@ class Share:
     ranks: tuple[int, ...] = (0,)
     host: int = 0
     hosts: int = 1
+    leaves: Callable[[list[str], list[str]], None] = lambda locks, folders: None  # see World.leaves()
 
 
 def staged(
@@ -95,7 +97,10 @@ def staged(
         raise DataError(f"stage {stage}: there is no folder {parent}; make it, or name another place", where)
     with _errors(stage, where):
         Path(stage).mkdir(exist_ok=True)
-    with _lock(copy, f"copying {source} to {stage}"):
+    if not keep and not _held.get(copy, (0, False))[1]:
+        locks = filter(None, (lock_file(_lock_name(copy)), copy / USERS))
+        share.leaves([*map(str, locks)], [str(copy), str(_partial(copy))])
+    with host_lock(_lock_name(copy), f"copying {source} to {stage}"):
         with _errors(stage, where):
             if not _is_whole(copy, stamp):
                 _make_room(copy, where)
@@ -117,7 +122,7 @@ def release() -> None:
     while _held:
         copy, (descriptor, keep) = _held.popitem()
         with contextlib.suppress(OSError, DataError):
-            with _lock(copy, f"using {copy}"):
+            with host_lock(_lock_name(copy), f"using {copy}"):
                 os.close(descriptor)
                 if not keep and _is_unused(copy):
                     _clear(copy)
@@ -156,9 +161,9 @@ def _key(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
-def _lock(copy: Path, what: str) -> contextlib.AbstractContextManager[None]:
+def _lock_name(copy: Path) -> str:
     """One for all copies of a source, of whatever age."""
-    return host_lock(f"stage {os.path.realpath(copy.with_suffix(''))}", what)
+    return f"stage {os.path.realpath(copy.with_suffix(''))}"
 
 
 def _before_pattern(source: str) -> str:

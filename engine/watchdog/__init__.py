@@ -22,7 +22,8 @@ has suspended the run.
 
 A supervisor that is killed (supervise.py). Each sentinel sees it, and has its own rank stop in order.
 
-What a rank leaves. MPI's files of shared memory outlive a rank that is killed: its sentinel removes them.
+What a rank leaves. MPI's files of shared memory outlive a rank that is killed, and so do copies of data that were made
+for the run: its sentinel removes them, copies when no other process reads them.
 
     rank 0 -> sentinel 0    listen REACH                         host (loopback) or network; answer, for all ranks:
     sentinel 0 -> rank 0    TOKEN HOST:PORT ...                  where the hub listens until all have come
@@ -30,6 +31,7 @@ What a rank leaves. MPI's files of shared memory outlive a rank that is killed: 
                             ranks NUMBER                 of them all
                             watch SECONDS                        0: not at all
                             saved FILE                   rank 0's: where the run could go on
+                            leaves [[LOCK, ...], [FOLDER, ...]]  JSON; see World.leaves()
                             child PID                    forked by the rank: ends with it, unless it ends well
                             bye
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome

@@ -11,6 +11,7 @@ import time
 from engine.errors import printable, shortened
 from engine.watchdog.board import SLOW_FACTOR, Board
 from engine.watchdog.hub import LINGER_SECONDS, Hub, say
+from engine.watchdog.leftovers import Leftovers
 from engine.watchdog.process import catches, has_ended, identity, state_of
 from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
@@ -68,6 +69,7 @@ class Guard:
         self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
         self.later = min(LATER_SECONDS + rank - 1, LATEST_SECONDS) if rank else 0.0
         self.shared_memory = SharedMemory(watch.pid)
+        self.leftovers = Leftovers()
         self.gone_at: float | None = None  # when the rank ended, well or not
         self.connection: socket.socket | None = None
         self.joined = False
@@ -96,6 +98,8 @@ class Guard:
                 self.hub.outlives = rest[0] == "1"
             elif word == "watch":
                 self.watch.set_limit(float(rest[0]))
+            elif word == "leaves":
+                self.leftovers.note(" ".join(rest))
             elif word == "child":
                 self.children = [child for child in self.children if not has_ended(child)] + [identity(int(rest[0]))]
             elif word == "bye":
@@ -265,4 +269,6 @@ def main(rank: int, pid: int, board: int, seconds: float) -> None:
     selector = selectors.DefaultSelector()
     watch = Watch(Board(board), pid, seconds)
     hub = Hub(selector) if rank == 0 else None
-    run(selector, Guard(selector, rank, watch, hub), hub)
+    guard = Guard(selector, rank, watch, hub)
+    run(selector, guard, hub)
+    guard.leftovers.remove()

@@ -7,6 +7,7 @@ so that the launcher's clean-up does not reach it before it has spoken. See __in
 
 import contextlib
 import ctypes
+import json
 import os
 import socket
 import subprocess
@@ -109,6 +110,10 @@ class Sentinel:
     def saved(self, path: str) -> None:
         """Rank 0's: the run can go on from this file, which is told when a rank dies."""
         self._tell(f"saved {printable(path)}")
+
+    def leaves(self, locks: list[str], folders: list[str]) -> None:
+        """See World.leaves()."""
+        self._tell(f"leaves {json.dumps([list(map(os.path.abspath, paths)) for paths in (locks, folders)])}")
 
     def outlive(self, others: bool) -> None:
         """Rank 0's: from now on, the others go on when a rank dies, or end."""

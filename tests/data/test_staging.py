@@ -27,7 +27,7 @@ from engine.data.shards import expand
 from engine.data.staging import Share, release, staged
 from engine.errors import ConfigError, DataError
 from tests.data.test_sources import MAKERS, layer, make_tar
-from tests.mpi import REPO
+from tests.mpi import REPO, run_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +242,52 @@ def test_a_copy_of_a_process_that_was_killed_is_never_used(made, tmp_path):
     (left / "a.tar").write_bytes(b"half")
     copied = copy_of(source, tmp_path / "stage")
     assert items(copied) == items(source) and not left.exists()
+
+
+KILLED = """
+import os, signal, sys, time
+from engine import proto
+from engine.comm.world import world
+from engine.config import parse_net
+from engine.data import staging
+from engine.data.feeder import Feeder
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if {in_copy}:
+    staging._write_list = kill
+world = world()
+world.watch(60)
+message = parse_net({net!r}).message.layer[0]
+Feeder(parse_net({net!r}), proto.TRAIN, 1, world).shapes_of(message, "net")
+world.barrier()
+print("a copy", flush=True)
+if world.rank == world.size - 1:
+    kill()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("in_copy", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_ranks_that_are_killed_leave_no_copy(made, tmp_path, ranks, in_copy, keep):
+    """Unless it is to be kept."""
+    stage = tmp_path / "a stage"
+    fields = f'source: "{made("tar")}" batch_size: 2 stage: "{stage}" stage_keep: {str(keep).lower()}'
+    net = f'layer {{ name: "data" type: "Data" top: "x" top: "y" data_param {{ {fields} }} }}'
+    program = KILLED.format(in_copy=in_copy, net=net)
+    if ranks == 1:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+    else:
+        done = run_ranks(ranks, program)
+    assert done.returncode != 0 and in_copy == ("a copy" not in done.stdout), done.stderr
+    end = time.monotonic() + (1 if keep else 10)
+    while os.listdir(stage) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert bool(os.listdir(stage)) == keep
 
 
 def test_too_little_space_is_said_before(made, tmp_path, monkeypatch):

@@ -1,0 +1,45 @@
+"""Folders, as copies of data, that a rank would have removed at its end, and that are left where it is killed. Standard
+library only."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+
+SECONDS, PAUSE = 2.0, 0.05  # for the locks of a process that is just ending, and of other sentinels
+
+
+class Leftovers:
+    """`note()` while the rank runs, `remove()` when it has ended: well, too, for then there is nothing left."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, tuple[list[str], list[str]]] = {}
+
+    def note(self, text: str) -> None:
+        """text: JSON of the files whose locks say that a folder is in use, and of the folders."""
+        import json
+
+        self._noted[text] = json.loads(text)
+
+    def remove(self) -> None:
+        """All but what another process uses."""
+        until = time.monotonic() + SECONDS
+        for locks, folders in self._noted.values():
+            while any(map(os.path.lexists, folders)) and not _remove(locks, folders) and time.monotonic() < until:
+                time.sleep(PAUSE)
+
+
+def _remove(locks: list[str], folders: list[str]) -> bool:
+    """Returns whether the locks could be had."""
+    with contextlib.ExitStack() as stack:
+        for lock in filter(os.path.lexists, locks):
+            try:
+                descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    return True
