@@ -420,6 +420,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", metavar="FOLDER", help="where stories with a fault are kept")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the runs are to heed it, also those of a background job
     random.seed(options.seed)
     with tempfile.TemporaryDirectory() as root:
         options.shim = compile_shim(Path(root))
