@@ -347,9 +347,10 @@ done = {{"test": [], "snapshot": []}}
 def hung_up(name, method):
     def watched():
         done[name].append(solver.iteration)
-        method()
+        result = method()
         if (name, len(done[name])) in (("test", 1), ("snapshot", 2)):  # on all ranks, so that none takes a step before
             os.kill(os.getpid(), signal.SIGHUP)
+        return result
     return watched
 
 for name in done:
