@@ -3,8 +3,8 @@
 One process of a host copies, the others wait. What is in use is always whole: a copy is made under another name,
 compared with its source, gets a list of what it was made of, and is renamed last. It is used again while the sizes and
 times of its source are the same, and removed when the last process of the host that reads it ends, unless it is to be
-kept; of a process that is killed, its sentinel removes it. A source that has changed is copied beside it: another job may
-read the older copy, which goes once none does.
+kept; that of a process that is killed, its sentinel removes. A source that has changed is copied beside it: another
+job may read the older copy, which goes once none does.
 """
 
 from __future__ import annotations
