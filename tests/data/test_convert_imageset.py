@@ -231,9 +231,10 @@ def test_interruption_leaves_nothing(image_folder, tmp_path):
 
 
 ENDED = """
-import os, sys
+import os, signal, sys
 from {module} import {function}
 
+signal.signal({number}, signal.SIG_DFL)  # the tests may run under nohup
 def end(*_):
     for _ in range(2):  # as timeout sends it
         os.kill(os.getpid(), {number})
