@@ -111,7 +111,7 @@ class Solver:
         self._restored_at: int | None = None  # of a snapshot with this run's own name
         self._saved_at: int | None = None
         self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
-        self._testing = False
+        self._test_to_break_off = ""  # what is said of it, by another thread, which may be late
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
@@ -348,6 +348,7 @@ class Solver:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
+        self._test_to_break_off = ""
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         moved = True
         while not self._is_over(until, until_lost):
@@ -424,10 +425,9 @@ class Solver:
             observer.begin(run)
 
     def _say_stop(self, name: str) -> None:
-        saved = self._testing and self._saved_at == self.iteration
-        then = ", then a snapshot" if self.param.snapshot_after_train and not saved else ""
-        now = "breaking off the test" if self._testing else f"finishing iteration {self.iteration}"
-        log(f"{name}: {now}{then}; Ctrl-C ends it at once")
+        then = ", then a snapshot" if self.param.snapshot_after_train else ""
+        now = self._test_to_break_off or f"finishing iteration {self.iteration}{then}"
+        log(f"{name}: {now}; Ctrl-C ends it at once")
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
@@ -550,7 +550,9 @@ class Solver:
         self._begin_observing()
         self._settle()
         before = [evaluator.samples for evaluator in self.evaluators]
-        self._last_test, self._testing = (self.iteration, before), True
+        self._last_test = self.iteration, before
+        to_save = self.param.snapshot_after_train and self._saved_at != self.iteration
+        self._test_to_break_off = "breaking off the test" + (", then a snapshot" if to_save else "")
         try:
             records = self._records_of_test()
         except TestInterrupted:
@@ -558,8 +560,7 @@ class Solver:
             for evaluator, samples in zip(self.evaluators, before, strict=True):
                 evaluator.samples = samples
             return False
-        finally:
-            self._testing = False
+        self._test_to_break_off = ""
         if self.goals.judge(self.state.goals, self.iteration, records):
             self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
         return True
