@@ -95,6 +95,19 @@ def ranks_of(mark: str) -> list[int]:
     return [pid for pid in pids if mark.encode() in environment_of(str(pid))]
 
 
+def killed_at(words: str, command: list[str], environ: dict[str, str]) -> str:
+    """Kills a supervisor where its run says these words; returns what is said from then on."""
+    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+    try:
+        while words not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGKILL)
+        return process.stderr.read()  # until the last of them has ended
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [(1, []), (1, ["--watchdog", "0"]), pytest.param(2, ["--ranks", "2"], marks=pytest.mark.mpi)],
@@ -106,15 +119,7 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
     (tmp_path / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path))
     environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": mark}
     command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", "--max_restarts", "2", *options)
-    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
-    try:
-        while "Iteration 20," not in (line := process.stderr.readline()):
-            assert line
-        process.send_signal(signal.SIGKILL)
-        rest = process.stderr.read()  # until the last of them has ended
-    finally:
-        process.kill()
-        process.wait()
+    rest = killed_at("Iteration 20,", command, environ)
     assert rest.count("engine: the process that has started this run was killed: stopping it") == 1, rest
     assert "Optimization stopped early." in rest and "Snapshotting to" in rest, rest
     deadline = time.monotonic() + 10
@@ -195,15 +200,7 @@ def test_the_last_test_ends_with_the_supervisor(tmp_path):
     (tmp_path / "solver.prototxt").write_text(text)
     environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1"}
     command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", "--max_restarts", "2")
-    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
-    try:
-        while "Iteration 1, Testing net (#0)" not in (line := process.stderr.readline()):
-            assert line
-        process.send_signal(signal.SIGKILL)
-        rest = process.stderr.read()  # until the last of them has ended
-    finally:
-        process.kill()
-        process.wait()
+    rest = killed_at("Iteration 1, Testing net (#0)", command, environ)
     told = [line for line in rest.splitlines() if line.startswith("engine: ")]
     assert told == ["engine: the process that has started this run was killed: stopping it"]
     assert "Test interrupted." in rest and "Optimization stopped early." in rest, rest
