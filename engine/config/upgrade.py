@@ -44,6 +44,16 @@ _V1_TYPES = {
     "TANH": "TanH",
 }
 
+STRETCHES = (  # the fields of NVIDIA's that ask for a random size
+    "img_rand_resize_lower",
+    "img_rand_resize_upper",
+    "rand_resize_ratio_lower",
+    "rand_resize_ratio_upper",
+    "vertical_stretch_lower",
+    "vertical_stretch_upper",
+    "horizontal_stretch_lower",
+    "horizontal_stretch_upper",
+)
 _V0_PADDING = "padding"
 _V0_TYPES = {
     "accuracy": "Accuracy",
@@ -159,14 +169,7 @@ _NOT_OF_WINDOWS = (
     "multi_scale",
     "erase_ratio",
     "force_gray",
-    "img_rand_resize_lower",
-    "img_rand_resize_upper",
-    "rand_resize_ratio_lower",
-    "rand_resize_ratio_upper",
-    "vertical_stretch_lower",
-    "vertical_stretch_upper",
-    "horizontal_stretch_lower",
-    "horizontal_stretch_upper",
+    *STRETCHES,
 )
 
 # NVIDIA's warm-up -> ours.

@@ -170,16 +170,6 @@ def padded(pixels: np.ndarray, pad: int) -> np.ndarray:
     return result
 
 
-STRETCHES = (  # the fields of NVIDIA's that ask for a random size
-    "img_rand_resize_lower",
-    "img_rand_resize_upper",
-    "rand_resize_ratio_lower",
-    "rand_resize_ratio_upper",
-    "vertical_stretch_lower",
-    "vertical_stretch_upper",
-    "horizontal_stretch_lower",
-    "horizontal_stretch_upper",
-)
 _Transform = proto.TransformationParameter
 _ALGORITHMS = {
     _Transform.INTER_NEAREST: NEAREST,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine import proto
+from engine.config.upgrade import STRETCHES
 from engine.data.decode import AnyImage, ImageError
-from engine.data.geometry import STRETCHES
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, shape_text

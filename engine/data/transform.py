@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine import proto
+from engine.config.upgrade import STRETCHES
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, as_array, as_picture
 from engine.data.distort import make_distort
 from engine.data.erase import Erasure, make_erase
 from engine.data.geometry import (
-    STRETCHES,
     make_fixed_crops,
     make_random_aspect_ratio,
     make_random_resize,

@@ -11,9 +11,9 @@ import numpy as np
 
 from engine import proto
 from engine.config import NetConfig
+from engine.config.upgrade import STRETCHES
 from engine.data.convert_imageset import LABELS, labels_file
 from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open_image
-from engine.data.geometry import STRETCHES
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
