@@ -40,9 +40,10 @@ class DataSource:
 
     @property
     def skipped(self) -> dict[int, tuple[str, str]]:
-        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images; a copy."""
+        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images; a copy, in the items' order,
+        whichever thread met them first."""
         with self.reader.skipping:
-            return dict(self.reader.skipped)
+            return dict(sorted(self.reader.skipped.items()))
 
     @property
     def recoloured(self) -> int:
