@@ -81,7 +81,7 @@ private:
                 most = shared;
                 which = t;
             }
-            const bool right = most >= threshold_ && !claimed[which];
+            const bool right = most >= std::max(threshold_, 0.f) && !claimed[which];  // below 0: no box of its class
             if (right) claimed[which] = true;
             for (const float value : {float(found.labels[i]), found.scores[i], float(right), float(!right)})
                 *row++ = value;

@@ -38,7 +38,7 @@ def reference(x, truth, threshold, nms, score):
             shared, which = max(
                 ((overlap(box, b), -t) for t, (c, b) in enumerate(truths) if c == label), default=(-1, 0)
             )
-            right = shared >= threshold and which not in claimed
+            right = shared >= max(threshold, 0) and which not in claimed
             claimed |= {which} if right else set()
             if value >= 0.005:
                 rows += [label, value, right, not right]
@@ -48,13 +48,15 @@ def reference(x, truth, threshold, nms, score):
 
 @pytest.mark.parametrize("score", ["OBJ", "PROB", "MULTIPLY"])
 @pytest.mark.parametrize("nms", [-1, 0.3])
-def test_forward(nms, score):
+@pytest.mark.parametrize("threshold", [0.2, -1])  # image 1 has no truth that a detection could claim
+def test_forward(threshold, nms, score):
     generator = np.random.default_rng(6)  # its own, since the test asks for more than chance grants
     x = generator.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
     boxes = random_boxes(len(TRUTH), generator=generator)
     truth = truth_blob([(n, label, box, 0) for (n, label), box in zip(TRUTH, boxes)])
-    y = run(layer(f"threshold: 0.2 nms: {nms} score_type: {score}"), proto.TEST, x=x, truth=truth).blobs["y"].data
-    expected = reference(x, truth, 0.2, nms, score)
+    y = run(layer(f"threshold: {threshold} nms: {nms} score_type: {score}"), proto.TEST, x=x, truth=truth)
+    y = y.blobs["y"].data
+    expected = reference(x, truth, threshold, nms, score)
     assert expected[:, CLASSES + 2 :: 4].any()  # some are right
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
