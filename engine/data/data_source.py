@@ -40,8 +40,8 @@ class DataSource:
 
     @property
     def skipped(self) -> dict[int, tuple[str, str]]:
-        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images; a copy, in the items' order,
-        whichever thread met them first."""
+        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images; a copy, in the order of the
+        items, whichever thread met them first."""
         with self.reader.skipping:
             return dict(sorted(self.reader.skipped.items()))
 

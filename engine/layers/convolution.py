@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Blob, Layer, Parameter, Shape
-from engine.layers.kernels import PASSES
+from engine.layers.kernels import FORWARD, PASSES, WEIGHTS
 from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
@@ -170,27 +170,33 @@ class Convolution(Weighted):
         """Intel's conv_algorithm "direct" means it; not given, it is as "auto" and "winograd" are."""
         return self.param.HasField("conv_algorithm") and self.param.conv_algorithm == "direct"
 
-    def by_winograd(self, dtype: str) -> bool:
+    def winograd_passes(self, dtype: str) -> Sequence[str]:
         """The rule of thumb for Winograd's algorithm, which takes less time for 3 x 3 pixels of enough channels and
-        tiles; in bf16 of more of both, and never where there is AMX."""
+        tiles; in bf16 of more of both, most of all for the gradient of the input, and never where there is AMX."""
         from engine.host import _core
 
         param, window, n, channels = self.param, self.window, *self.seen[:2]
         if self.keeps_kernels or not self._is_direct:
-            return False
+            return ()
         ones, size = [1, 1], self.tops[0].shape[2:]
         fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
         fits = fits and window["pad"] in ([0, 0], [1, 1], [2, 2])
         lanes = _core.winograd_lanes(dtype)
         if not fits or not lanes or (dtype != "f32" and _core.has_amx()):
-            return False
-        if channels // param.group % lanes or param.num_output // param.group % lanes:
-            return False
-        pixels, fewest = (8, 32) if dtype == "f32" else (14, 64)  # of a tile's 16; channels
-        if dtype != "f32" and channels // param.group * param.num_output >= MANY_WEIGHTS:
-            pixels = 12
+            return ()
+        channels, outputs = channels // param.group, param.num_output // param.group
         tiles = math.prod((each + 3) // 4 for each in size)
-        return math.prod(size) >= pixels * tiles and n * tiles >= FEWEST_TILES and channels // param.group >= fewest
+        if channels % lanes or outputs % lanes or n * tiles < FEWEST_TILES:
+            return ()
+        pixels = math.prod(size) / tiles  # of a tile's 16
+        if dtype == "f32":
+            return PASSES if pixels >= 8 and channels >= 32 else ()
+        nearly_whole = pixels >= 14
+        if channels >= 64 and (nearly_whole or (pixels >= 12 and channels * param.num_output >= MANY_WEIGHTS)):
+            return PASSES
+        if pixels < 12 or min(channels, outputs) < 32:
+            return ()
+        return (FORWARD, WEIGHTS) if nearly_whole else (WEIGHTS,)
 
     def lower(self, builder: Builder) -> None:
         if self.part:
@@ -202,8 +208,7 @@ class Convolution(Weighted):
 
     def _lower_one(self, builder: Builder, inputs: list[Tensor], top: Blob) -> None:
         attributes, seen = self.attributes(), top.shape
-        if self.by_winograd(inputs[0].dtype):
-            attributes |= dict.fromkeys(PASSES, "winograd")
+        attributes |= dict.fromkeys(self.winograd_passes(inputs[0].dtype), "winograd")
         if not self._is_direct:
             spatial = (1,) if len(self.seen) == 2 else ()
             inputs = [builder.view(self, x, (*self.seen, *spatial)) for x in inputs]

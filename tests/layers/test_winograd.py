@@ -6,7 +6,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.host import _core
-from engine.layers import convolution
+from engine.layers import convolution, kernels
 from engine.net import PASSES, Net, NetOptions
 from tests.layers.harness import error_of, inputs, make_net, needs_bf16, net_text
 
@@ -64,17 +64,19 @@ def test_result_and_gradients(case):
         assert close(values, expected[what]), what
 
 
-RULE = [(8, 64, True), (8, 32, False), (7, 64, False), (14, 480, True), (14, 448, False), (7, 480, True)]
+RULE = [(8, 64, 3), (8, 32, 2), (8, 16, 0), (7, 64, 1), (6, 64, 0), (14, 480, 3), (14, 448, 1), (7, 480, 3)]
 
 
 @needs_bf16
-@pytest.mark.parametrize(("size", "channels", "is_fast"), RULE)
-def test_the_rule_in_bf16(size, channels, is_fast):
-    """By measurement on processors without AMX: whole tiles of many channels, or most of them of very many."""
+@pytest.mark.parametrize(("size", "channels", "passes"), RULE)
+def test_the_rule_in_bf16(size, channels, passes):
+    """By measurement on processors without AMX: all passes for whole tiles of many channels, or most of them of very
+    many; the gradient of weights for fewer, and forward where tiles are whole."""
     text = CONV.format(outputs=64, pad=1, group=1, bias="true", algorithm="auto")
     net = make_net(net_text(text, x=(2, channels, size, size)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
-    assert (set(op.choice.values()) == {"winograd"}) == (is_fast and not _core.has_amx())
+    expected = [(), (kernels.WEIGHTS,), (kernels.FORWARD, kernels.WEIGHTS), kernels.PASSES]
+    assert op.choice == dict.fromkeys(expected[0 if _core.has_amx() else passes], "winograd")
 
 
 def test_relu_without_bias():
