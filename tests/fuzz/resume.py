@@ -57,7 +57,7 @@ def snapshot_files() -> list[bytes]:
 
 @target(100, seeds=snapshot_files)
 def snapshot(folder: Path) -> Run:
-    good = train(folder)
+    good, settings = train(folder), config(folder)
 
     def run(data: bytes) -> None:
         kind, content = data[:1], data[1:]
@@ -67,7 +67,7 @@ def snapshot(folder: Path) -> Run:
         for each, written in {**{each: good[each] for each in (state, b"M")}, kind: content}.items():
             (folder / f"x_iter_2.{KINDS[each]}").write_bytes(written)
         try:
-            go_on(folder, folder / f"x_iter_2.{KINDS[state]}")
+            go_on(settings, folder / f"x_iter_2.{KINDS[state]}")
         finally:
             for path in folder.glob("x_iter_2.*"):
                 path.unlink()
@@ -75,13 +75,13 @@ def snapshot(folder: Path) -> Run:
     return run
 
 
-def go_on(folder: Path, state: Path) -> None:
+def go_on(settings: SolverConfig, state: Path) -> None:
     """As --resume auto and --snapshot do."""
     world = World()
-    found = newest(str(folder / "x"))
+    found = newest(settings.message.snapshot_prefix)
     assert found is not None, "the snapshot before is whole"
-    hold_global_batch(config(folder), world, found)
-    solver = Solver(config(folder), world)
+    hold_global_batch(settings, world, found)
+    solver = Solver(settings, world)
     try:
         solver.restore(str(state))
         solver.feeder.start(solver.state.samples_seen)
