@@ -42,6 +42,8 @@ class DummyData(Layer):
         for shape in shapes:
             if any(dim <= 0 for dim in shape):
                 raise self.error(f"expected dims above 0, got {shape}")
+            if param.per_sample and not shape:
+                raise self.error("per_sample: expected a first axis, of samples, got a shape without axes")
         return shapes[:count]
 
     def _for_each_top(self, name: str, values) -> list:

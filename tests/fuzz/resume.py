@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from copy import deepcopy
 from pathlib import Path
 
 from engine import proto, weights
@@ -21,6 +22,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "x" top: "z"
 layer { name: "l" type: "SoftmaxWithLoss" bottom: "z" bottom: "y" top: "l" }
 """
 SOLVER = "base_lr: 0.1 lr_policy: 'fixed' momentum: 0.9 max_iter: 2 average_loss: 3 snapshot_prefix: '%s/x'"
+MOST_STEPS = 100  # micro-batches of an iteration: a global batch of millions is allowed, and slow
 # An input's first letter tells which file it is.
 KINDS = {b"S": "solverstate", b"H": "solverstate.h5", b"M": "caffemodel"}
 
@@ -77,10 +79,12 @@ def snapshot(folder: Path) -> Run:
 
 def go_on(settings: SolverConfig, state: Path) -> None:
     """As --resume auto and --snapshot do."""
-    world = World()
+    settings, world = deepcopy(settings), World()
     found = newest(settings.message.snapshot_prefix)
     assert found is not None, "the snapshot before is whole"
     hold_global_batch(settings, world, found)
+    if settings.message.iter_size > MOST_STEPS:
+        raise EngineError("too much work to be run here")
     solver = Solver(settings, world)
     try:
         solver.restore(str(state))
