@@ -100,7 +100,7 @@ inline void add_rows(Rows rows, int64_t count, int64_t channels, double* sums) {
 }
 
 // Elements [begin, end) of the gradient in front of a ReLU.
-inline void pass_positive(const AmxGradient::Incoming& dy, int64_t begin, int64_t end) {
+inline void pass_positive(const ResultGradient& dy, int64_t begin, int64_t end) {
     const __m512i zero = _mm512_setzero_si512();  // bfloat16 are positive where whole numbers of their bits are
     for (int64_t i = begin; i < end; i += wide) {
         const __mmask32 inside = mask_of(end - i);
@@ -120,7 +120,7 @@ inline void write(__m512i values, __mmask16 which, bool add, float* to) {
 
 // One thread's share: what it does with a run of pixels at a time.
 struct AmxGradient::Worker {
-    Worker(const AmxGradient& job, int64_t thread, const bf16* x, const Incoming& dy, float* sums, char* room)
+    Worker(const AmxGradient& job, int64_t thread, const bf16* x, const ResultGradient& dy, float* sums, char* room)
         : job_(job), shape_(job.shape_), x_(x), dy_(dy), sums_(sums) {
         const Room sizes(job);
         left_ = reinterpret_cast<uint16_t*>(room);
@@ -260,7 +260,7 @@ private:
     const AmxGradient& job_;
     const ConvolutionShape& shape_;
     const bf16* x_;
-    const Incoming dy_;
+    const ResultGradient dy_;
     float* sums_;
     uint16_t *left_, *right_;
     const bf16 **x_rows_, **dy_rows_;
@@ -286,7 +286,7 @@ char* AmxGradient::room(char* scratch, int64_t thread) const {
     return reinterpret_cast<char*>(sums(scratch, parts_)) + thread * Room(*this).all();
 }
 
-void AmxGradient::work(int64_t thread, const bf16* x, const Incoming& dy, bool wants_bias, char* scratch) const {
+void AmxGradient::work(int64_t thread, const bf16* x, const ResultGradient& dy, bool wants_bias, char* scratch) const {
     const int64_t part = thread / sides_;
     if (part >= parts_) return;
     const TileConfig config;
@@ -347,11 +347,11 @@ void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradien
     }
 }
 
-void AmxGradient::run(const bf16* x, const Incoming& given, const Gradient& weights, const Gradient& bias,
+void AmxGradient::run(const bf16* x, const ResultGradient& given, const Gradient& weights, const Gradient& bias,
                       char* scratch) const {
     // Several threads that read the same pixels cannot each close the ReLU on their way.
     const bool first_closed = given.result && sides_ > 1;
-    const Incoming closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
+    const ResultGradient closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
 #pragma omp parallel num_threads(int(threads_))
     {
         const int64_t first = omp_get_thread_num(), step = omp_get_num_threads();
@@ -376,7 +376,7 @@ void AmxGradient::run(const bf16* x, const Incoming& given, const Gradient& weig
 namespace engine {
 
 bool AmxGradient::available() { return false; }
-void AmxGradient::run(const bf16*, const Incoming&, const Gradient&, const Gradient&, char*) const {}
+void AmxGradient::run(const bf16*, const ResultGradient&, const Gradient&, const Gradient&, char*) const {}
 
 }  // namespace engine
 #endif

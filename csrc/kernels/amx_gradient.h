@@ -4,19 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "kernels/bf16.h"
+#include "kernels/convolution_gradient.h"
 
 namespace engine {
 
-// Images are channels-last; sizes of two dimensions each are of rows and columns.
-struct ConvolutionShape {
-    int64_t images, channels, outputs;
-    int64_t in[2], out[2], kernel[2], stride[2], pad[2];
-    int64_t step[2];  // between pixels that the kernel sees: its dilation
-};
-
+// Images are channels-last.
 class AmxGradient {
 public:
     // Whether this processor and system have AMX.
@@ -39,15 +32,10 @@ public:
         float* values;
         bool add;  // to what is there
     };
-    // The gradient of the results. Where they went through a ReLU, `result` is what came out of it, and the gradient in
-    // front of it, which is what counts here, is left in `passed`; otherwise that is `values`, and `result` null.
-    struct Incoming {
-        const bf16 *values, *result;
-        bf16* passed;
-    };
     // weights (outputs, kernel rows, kernel columns, channels). bias (outputs): null where none is wanted. scratch:
     // aligned to a cache line.
-    void run(const bf16* x, const Incoming& dy, const Gradient& weights, const Gradient& bias, char* scratch) const;
+    void run(const bf16* x, const ResultGradient& dy, const Gradient& weights, const Gradient& bias,
+             char* scratch) const;
 
 private:
     struct Room;
@@ -64,7 +52,7 @@ private:
     int64_t block_floats() const;
     float* sums(char* scratch, int64_t part) const;
     char* room(char* scratch, int64_t thread) const;
-    void work(int64_t thread, const bf16* x, const Incoming& dy, bool wants_bias, char* scratch) const;
+    void work(int64_t thread, const bf16* x, const ResultGradient& dy, bool wants_bias, char* scratch) const;
     void collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const;
 
     ConvolutionShape shape_;

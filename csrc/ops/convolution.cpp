@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "kernels/amx_gradient.h"
+#include "kernels/isa.h"
+#include "kernels/pair_gradient.h"
 #include "ops/common/winograd_passes.h"
 
 namespace engine {
@@ -25,13 +27,17 @@ public:
 
         std::optional<forward_pd> forward;
         if (!by_winograd("forward")) forward = make_forward("forward");
-        const auto by_amx = forward && param_gradient(0) ? amx_shape(*forward) : std::nullopt;
-        if (weights_learn()) lay_out_weights(bool(by_amx));
+        const bool by_amx = forward && param_gradient(0) && amx_fits(*forward);
+        const bool by_pairs = !by_amx && param_gradient(0) && pairs_fit(forward);
+        if (weights_learn()) lay_out_weights(by_amx, by_pairs);
         forward ? add_forward<dnnl::convolution_forward>(*forward) : add_winograd_forward();
         if (by_amx && param(0)->layout == amx_layout() && (!bias_ || is_plain(param(1)->layout))) {
-            add_amx_gradient(*by_amx);
+            add_amx_gradient();
+        } else if (by_pairs) {
+            add_pair_gradient();
         } else {
-            if (kernel("weight_gradient") == "amx") without_kernel("weight_gradient");
+            if (kernel("weight_gradient") == "amx" || kernel("weight_gradient") == "pairs")
+                without_kernel("weight_gradient");
             close_activation();
             if (weights_learn()) add_weights_gradient();
         }
@@ -55,9 +61,11 @@ private:
     }
 
     // As the first kernel that reads or writes them wants them; in bf16 the forward kernel reads a copy in any case.
-    void lay_out_weights(bool by_amx) {
+    void lay_out_weights(bool by_amx, bool by_pairs) {
         if (by_amx)
             decide_weights(amx_layout());
+        else if (by_pairs)
+            decide_weights(pairs_layout());
         else if (by_winograd("weight_gradient"))
             decide_weights(winograd_weights_layout());
         else if (arithmetic("forward") != memory::data_type::f32 ||
@@ -103,28 +111,44 @@ private:
         return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
     }
 
-    // Nothing where AMX is not to take the gradient of the weights.
-    std::optional<ConvolutionShape> amx_shape(const forward_pd& pd) const {
-        const std::string asked = kernel("weight_gradient");
+    // Of two axes.
+    ConvolutionShape shape() const {
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
-        if ((!asked.empty() && asked != "amx") || in.size() != 4) return {};
-        if (input(0)->layout.get_data_type() == memory::data_type::f32) return {};
-        if (!channels_last(input(0)->layout) || pd.src_desc() != input(0)->layout || !channels_last(pd.dst_desc()))
-            return {};
-        const auto& attributes = spec_.attributes;
-        if (attributes.integer("group", 1) != 1 || !AmxGradient::available()) return {};
-        const Dims kernel = attributes.integers("kernel");
-        ConvolutionShape shape{in[0], in[1], out[1], {}, {}, {}, {}, {}, {}};
+        const Dims kernel = spec_.attributes.integers("kernel");
+        ConvolutionShape result{in[0], in[1], out[1], {}, {}, {}, {}, {}, {}};
         for (int axis : {0, 1}) {
-            shape.in[axis] = in[axis + 2];
-            shape.out[axis] = out[axis + 2];
-            shape.kernel[axis] = kernel[axis];
-            shape.stride[axis] = stride_[axis];
-            shape.pad[axis] = pads_[axis];
-            shape.step[axis] = dilation_[axis] + 1;
+            result.in[axis] = in[axis + 2];
+            result.out[axis] = out[axis + 2];
+            result.kernel[axis] = kernel[axis];
+            result.stride[axis] = stride_[axis];
+            result.pad[axis] = pads_[axis];
+            result.step[axis] = dilation_[axis] + 1;
         }
-        if (!AmxGradient::suits(shape)) return {};
-        return shape;
+        return result;
+    }
+
+    // Whether a kernel of our own is asked for, or could be, for the gradient of weights of this convolution.
+    bool may_be_own(const char* name) const {
+        const std::string asked = kernel("weight_gradient");
+        return (asked.empty() || asked == name) && input(0)->shape.size() == 4 &&
+               input(0)->layout.get_data_type() == memory::data_type::bf16 && spec_.attributes.integer("group", 1) == 1;
+    }
+
+    bool amx_fits(const forward_pd& pd) const {
+        return may_be_own("amx") && AmxGradient::available() && channels_last(input(0)->layout) &&
+               pd.src_desc() == input(0)->layout && channels_last(pd.dst_desc()) && AmxGradient::suits(shape());
+    }
+
+    // Where there is AMX, oneDNN uses it, and is faster.
+    bool pairs_fit(const std::optional<forward_pd>& forward) const {
+        if (!may_be_own("pairs") || !PairGradient::available()) return false;
+        if (kernel("weight_gradient").empty() && (may_use(Isa::amx) || !PairGradient::pays(shape()))) return false;
+        const Layout seen = input(0)->layout, result = forward ? forward->dst_desc() : blocks_of_16(seen);
+        return seen == blocks_of_16(seen) && result == blocks_of_16(result) && PairGradient::suits(shape());
+    }
+
+    static Layout blocks_of_16(const Layout& like) {
+        return Layout(like.get_dims(), like.get_data_type(), memory::format_tag::nChw16c);
     }
 
     static bool channels_last(const Layout& layout) {
@@ -134,34 +158,71 @@ private:
 
     // Of the weights: a row for every output, and in it the channels side by side.
     Layout amx_layout() const {
-        const Dims kernel = spec_.attributes.integers("kernel");
-        const Dims dims{spec_.output_shapes[0][1], input(0)->shape[1], kernel[0], kernel[1]};
-        if (count_of(kernel) == 1) return plain_layout(dims);
+        const Dims dims = weights_dims();
+        if (dims[2] * dims[3] == 1) return plain_layout(dims);
         return Layout(dims, memory::data_type::f32, memory::format_tag::ohwi);
     }
 
-    // Closes the activation, too: a ReLU on its way.
-    void add_amx_gradient(const ConvolutionShape& shape) {
+    Layout pairs_layout() const {
+        return Layout(weights_dims(), memory::data_type::f32, memory::format_tag::OIhw16i16o);
+    }
+
+    // Of two axes, without groups.
+    Dims weights_dims() const {
+        const Dims kernel = spec_.attributes.integers("kernel");
+        return {spec_.output_shapes[0][1], input(0)->shape[1], kernel[0], kernel[1]};
+    }
+
+    static bf16* numbers(const TensorPtr& tensor) { return static_cast<bf16*>(tensor->buffer->address()); }
+
+    // For a kernel that can close a ReLU on its way; other activations are closed before it.
+    std::function<ResultGradient()> closing() {
         const bool closes = leaves_activation() && activation_->is_relu();
         if (closes)
             make_passed();
         else
             close_activation();
-        const AmxGradient job(shape, omp_get_max_threads());
+        const TensorPtr dy = gradient(), given = closes ? outputs_[0]->diff : dy,
+                        result = closes ? outputs_[0] : nullptr;
+        return [=]() -> ResultGradient { return {numbers(given), result ? numbers(result) : nullptr, numbers(dy)}; };
+    }
+
+    void add_own_gradient(std::function<void()> run) {
+        Call call;
+        call.own = std::move(run);
+        backward_calls_.push_back(std::move(call));
+        touch(Pass::backward, {input(0), gradient()});
+    }
+
+    void add_amx_gradient() {
+        const auto dy = closing();
+        const AmxGradient job(shape(), omp_get_max_threads());
         fresh_scratch();
         const memory room = scratch(plain_layout({job.scratch_bytes()}, memory::data_type::u8));
-        const TensorPtr &x = input(0), &dy = gradient(), &weights = param(0)->diff;
-        const TensorPtr given = outputs_[0]->diff, result = closes ? outputs_[0] : nullptr;
+        const TensorPtr &x = input(0), &weights = param(0)->diff;
         const TensorPtr bias = bias_ && param_gradient(1) ? param(1)->diff : nullptr;
-        Call call;
-        call.own = [=] {
-            const auto at = [](const TensorPtr& tensor) { return static_cast<bf16*>(tensor->buffer->address()); };
-            job.run(at(x), {at(closes ? given : dy), closes ? at(result) : nullptr, at(dy)},
-                    {weights->data(), weights->accumulate}, {bias ? bias->data() : nullptr, bias && bias->accumulate},
+        add_own_gradient([=] {
+            job.run(numbers(x), dy(), {weights->data(), weights->accumulate},
+                    {bias ? bias->data() : nullptr, bias && bias->accumulate},
                     static_cast<char*>(room.get_data_handle()));
-        };
-        backward_calls_.push_back(std::move(call));
-        touch(Pass::backward, {x, dy});
+        });
+    }
+
+    void add_pair_gradient() {
+        const auto dy = closing();
+        const PairGradient job(shape(), omp_get_max_threads());
+        fresh_scratch();
+        const memory room = scratch(plain_layout({job.scratch_bytes()}, memory::data_type::u8));
+        const Target weights = writing_gradient(0, pairs_layout());
+        const Target bias = bias_ ? writing_gradient(1, plain_layout({spec_.output_shapes[0][1]})) : Target{};
+        const TensorPtr& x = input(0);
+        add_own_gradient([=] {
+            const auto floats = [](const memory& at) { return static_cast<float*>(at.get_data_handle()); };
+            job.run(numbers(x), dy(), floats(weights.memory), bias_ ? floats(bias.memory) : nullptr,
+                    static_cast<char*>(room.get_data_handle()));
+        });
+        finish(weights, backward_calls_);
+        finish(bias, backward_calls_);
     }
 
     Dims stride_, pads_, dilation_;

@@ -1,7 +1,7 @@
 """Which kernels compute the passes of convolutions and inner products: what there is to choose from, and who asks.
 
 A choice names a kernel for each pass of an op: "direct", oneDNN's in the precision of the blobs; "fp32", the same in
-float32, for blobs in bf16; "winograd"; "amx". What converts and reorders blobs for it is part of the op. Without a
+float32, for blobs in bf16; "winograd"; OWN, for the gradient of weights in bf16. What converts and reorders blobs for it is part of the op. Without a
 choice the rules of thumb hold, those of the layers and those of the ops.
 """
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from engine.host._core import Tensor
 
 FORWARD, DATA, WEIGHTS = PASSES = ("forward", "data_gradient", "weight_gradient")
+
+OWN = ("amx", "pairs")  # by the instructions that they are written for: see csrc/kernels/*_gradient.h
 
 Choice = Mapping[str, str]  # by pass, the kernel
 Choices = Mapping[str, Choice]  # by key
@@ -58,8 +60,8 @@ def candidates(type: str, dtype: str, attributes: Mapping[str, Attribute]) -> di
         found.append("fp32")
     if type == "Convolution" and attributes["kernel"] == [3, 3] and attributes["stride"] == [1, 1]:
         found.append("winograd")
-    more = ["amx"] if type == "Convolution" and dtype == "bf16" else []
-    return {FORWARD: found, DATA: found, WEIGHTS: found + more}
+    more = OWN if type == "Convolution" and dtype == "bf16" else ()
+    return {FORWARD: found, DATA: found, WEIGHTS: [*found, *more]}
 
 
 def key_of(

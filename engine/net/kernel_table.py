@@ -21,7 +21,7 @@ from engine.errors import EngineError
 from engine.files import atomic_write, cache_folder, read_text
 from engine.host.machine import processor
 from engine.host.ranks import Ranks, failing_alike, gather_everywhere
-from engine.layers.kernels import PASSES, Asked, Choice, Choices
+from engine.layers.kernels import OWN, PASSES, Asked, Choice, Choices
 from engine.net.measure import Measured, measure
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KEEP_SECONDS = 5.0  # of measuring, at most, are lost with a run that is ended meanwhile
-KERNELS = ("direct", "fp32", "winograd", "amx")
+KERNELS = ("direct", "fp32", "winograd", *OWN)
 SCHEMA = f"expected the JSON that --kernels measure keeps: a table of format {FORMAT}"
 
 Machine = Mapping[str, object]

@@ -1,0 +1,53 @@
+// The gradient of a convolution's weights in bfloat16 where AVX-512 multiplies pairs of numbers (vdpbf16ps): for every
+// pixel of the kernel a product of matrices, channels by pixels times pixels by outputs. Two pixels that follow each
+// other are a pair; they lie apart in memory, and are brought side by side once for a run of pixels, not once for every
+// block of results. Meanwhile memory is asked for the next run's.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/convolution_gradient.h"
+
+namespace engine {
+
+// Blobs are nChw16c, the gradient is OIhw16i16o.
+class PairGradient {
+public:
+    static bool available();
+    // False where blocks of 16 channels would not be full.
+    static bool suits(const ConvolutionShape& shape) { return shape.channels % 16 == 0 && shape.outputs % 16 == 0; }
+    // False where oneDNN's kernels are as fast, or faster: too few products want what is brought side by side.
+    static bool pays(const ConvolutionShape& shape) {
+        if (shape.kernel[0] * shape.kernel[1] > 1) return shape.outputs >= 64;
+        return shape.channels >= 32 && shape.outputs >= 32;
+    }
+
+    // threads: of the team that will run it.
+    PairGradient(const ConvolutionShape& shape, int64_t threads);
+
+    int64_t scratch_bytes() const;
+    // bias (outputs): null where none is wanted. scratch: aligned to a cache line.
+    void run(const bf16* x, const ResultGradient& dy, float* weights, float* bias, char* scratch) const;
+
+private:
+    struct Room;
+    struct Worker;
+
+    int64_t taps() const { return shape_.kernel[0] * shape_.kernel[1]; }
+    int64_t floats() const { return taps() * shape_.channels * shape_.outputs; }
+    int64_t images_of_run() const { return rows_ < shape_.out[0] ? 1 : rows_ / shape_.out[0]; }
+    int64_t runs_of_image() const { return (shape_.out[0] + rows_ - 1) / rows_; }
+    int64_t runs() const { return (shape_.images + images_of_run() - 1) / images_of_run() * runs_of_image(); }
+    int64_t pairs_of_run() const { return (rows_ * shape_.out[1] + 1) / 2; }
+    float* sums(char* scratch, int64_t part) const;
+    char* room(char* scratch, int64_t thread) const;
+    void collect(int64_t thread, float* weights, float* bias, char* scratch) const;
+
+    ConvolutionShape shape_;
+    int64_t threads_;        // of which each does
+    int64_t parts_, sides_;  // one part of the runs for one side of the channels
+    int64_t rows_;           // of results in a run: some of an image, or all of some images
+    int64_t slab_;           // outputs whose pixels are brought side by side at a time
+};
+
+}  // namespace engine
