@@ -34,9 +34,10 @@ reader refuses such texts, those of some forks do not.
 ## BatchNorms of Intel's
 
 Intel's own kernels keep scale and shift in the BatchNorm: five blobs. A net without a Scale behind its BatchNorms gets
-them where it says `engine: MKL2017` or `MKLDNN` (of the layer or of the net), `filler` or `use_weight_bias: true`, and
-not `use_weight_bias: false`, `engine: CAFFE`, or three `param`, as nets of BVLC's do. A note tells. Where a Scale
-follows, the net is BVLC's, and a file of Intel's is taken apart.
+them where its `engine` is `MKL2017` or `MKLDNN`, or where it says `filler` or `use_weight_bias: true`, and not
+`use_weight_bias: false`, `engine: CAFFE`, or three `param`, as nets of BVLC's do. `batch_norm_param.engine` counts
+unless it is `DEFAULT`, then the layer's `engine`, then the net's, up to a colon (`"MKLDNN:CPU"`). A note tells. Where a
+Scale follows, the net is BVLC's, and a file of Intel's is taken apart.
 
 ## Solvers of NVIDIA's
 

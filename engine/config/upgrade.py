@@ -437,7 +437,7 @@ def _upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | 
         param = layer.batch_norm_param
         if layer.type != "BatchNorm" or keeps_scale(param) or not param.use_weight_bias:
             continue
-        kernels = param.Engine.Name(param.engine) if param.HasField("engine") else message.engine.upper()
+        kernels = _kernels(message, layer)
         own = kernels in ("MKL2017", "MKLDNN") or param.HasField("filler") or param.HasField("use_weight_bias")
         of_bvlc = kernels == "CAFFE" or len(layer.param) == _BATCH_NORM_STATISTICS
         if not own or of_bvlc or scale_behind(message, index):
@@ -455,6 +455,15 @@ def _upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | 
         return []
     others = f" and {len(found) - 1} more" if found[1:] else ""
     return [f"scale and shift are BatchNorm's own, as in Intel's Caffe: {found[0]}{others}"]
+
+
+def _kernels(message: proto.NetParameter, layer: proto.LayerParameter) -> str:
+    """Those that Intel's Caffe computes a BatchNorm by, in capitals, without the sub-engines after a colon."""
+    param = layer.batch_norm_param
+    if param.engine != param.DEFAULT:
+        return param.Engine.Name(param.engine)
+    engine = os.fsdecode(layer.engine or message.engine)  # a string that is no UTF-8 comes as bytes
+    return engine.partition(":")[0].upper()
 
 
 def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
