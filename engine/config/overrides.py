@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from engine import proto
 from engine.config.dialects import Review, refusal
 from engine.config.numbers import position
+from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import fields_of, fill, scalar, scan
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, shortened
 
 _PART = re.compile(r"\s*(\w+)(?:\[([^\]]*)\])?\s*([.=])")
-PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
 # Paths without their brackets -> what is there once a file has been read.
 _OUTDATED = {
     "layers": "layer[NAME]",
@@ -164,7 +163,7 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int], may_add
         name, _, phase = key.rpartition("@")
         if phase in PHASES:
             used = PHASES[phase] in phases
-            return [entry for entry in entries if used and entry.name == name and _kept(entry, PHASES[phase])]
+            return [entry for entry in entries if used and entry.name == name and kept_in(entry, PHASES[phase])]
     index = position(key, len(entries))
     if index is None:
         return []
@@ -172,15 +171,6 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int], may_add
         return [entries[index]]
     is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
     return [entries.add()] if may_add and not is_layer else []
-
-
-def _kept(layer: proto.LayerParameter, phase: int) -> bool:
-    """Whether a layer's rules keep it in the phase, at some level and with some stages."""
-    if layer.include:
-        return any(not rule.HasField("phase") or rule.phase == phase for rule in layer.include)
-    return not any(
-        rule.phase == phase and len(rule.ListFields()) == 1 for rule in layer.exclude if rule.HasField("phase")
-    )
 
 
 def _assign_entries(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from google.protobuf.message import Message
 
 from engine import proto
+from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import Node
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
@@ -432,7 +433,7 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
 def _upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | None]) -> list[str]:
     """Gives scale and shift to the BatchNorms that have them in Intel's Caffe: those of its own kernels, unless a net
     says use_weight_bias: false, or has a Scale behind them, which Intel's takes into them."""
-    found = []
+    found, scaled = [], _with_scale_behind(message)
     for index, layer in enumerate(message.layer):
         param = layer.batch_norm_param
         if layer.type != "BatchNorm" or keeps_scale(param) or not param.use_weight_bias:
@@ -440,7 +441,7 @@ def _upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | 
         kernels = _kernels(message, layer)
         own = kernels in ("MKL2017", "MKLDNN") or param.HasField("filler") or param.HasField("use_weight_bias")
         of_bvlc = kernels == "CAFFE" or len(layer.param) == _BATCH_NORM_STATISTICS
-        if not own or of_bvlc or scale_behind(message, index):
+        if not own or of_bvlc or layer.name in scaled:
             continue
         if not param.bias_term:
             raise ConfigError(
@@ -455,6 +456,17 @@ def _upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | 
         return []
     others = f" and {len(found) - 1} more" if found[1:] else ""
     return [f"scale and shift are BatchNorm's own, as in Intel's Caffe: {found[0]}{others}"]
+
+
+def _with_scale_behind(message: proto.NetParameter) -> set[str]:
+    """The names of BatchNorms that have a Scale behind them in one phase: those of that name have the same blobs in the
+    other."""
+    found = set()
+    for phase in PHASES.values():
+        layers = [layer for layer in message.layer if kept_in(layer, phase)]
+        norms = [(index, layer.name) for index, layer in enumerate(layers) if layer.type == "BatchNorm"]
+        found.update(name for index, name in norms if scale_behind(layers, index))
+    return found
 
 
 def _kernels(message: proto.NetParameter, layer: proto.LayerParameter) -> str:

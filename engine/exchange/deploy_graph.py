@@ -223,7 +223,13 @@ def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph)
 def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Parameter, np.ndarray]:
     """The values of the parameters of a graph's layers, owners only. Raises WeightsError where the file lacks them or
     has others."""
-    blobs = intel.separated(config.message, read_caffemodel(path), path)
+    state = config.message.state
+    of_phase = [
+        layer
+        for index, layer in enumerate(config.message.layer)
+        if kept(layer, TEST, state.level, set(state.stage), config.where(index))
+    ]
+    blobs = intel.separated(of_phase, read_caffemodel(path), path)
     found: dict[Parameter, np.ndarray] = {}
     for layer in graph.layers:
         stored, shares = blobs.get(layer.name, ()), [parameter.owner is not None for parameter in layer.params]

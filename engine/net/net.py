@@ -284,7 +284,7 @@ class Net:
         """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose own
         parameters `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes
         differ, and where `blobs` has some of a layer's parameters only (see with_gaps())."""
-        blobs = intel.separated(self.message, blobs, source)
+        blobs = intel.separated([layer.message for layer in self.written], blobs, source)
         mine: dict[str, list[Parameter]] = {}
         for parameter in self.all_params():
             mine.setdefault(parameter.layer, []).append(parameter)
@@ -311,7 +311,7 @@ class Net:
     def lacking(self, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str) -> list[str]:
         """Returns the names of the layers whose own parameters load_weights() would not find. Raises WeightsError, see
         intel.separated()."""
-        blobs = intel.separated(self.message, blobs, source)
+        blobs = intel.separated([layer.message for layer in self.written], blobs, source)
         return [layer for layer in self.owning_layers() if layer not in blobs]
 
     # Running

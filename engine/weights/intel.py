@@ -20,30 +20,31 @@ def keeps_scale(param: proto.BatchNormParameter) -> bool:
     return param.scale_bias or param.HasField("scale_filler") or shift
 
 
-def scale_behind(net: proto.NetParameter, index: int) -> proto.LayerParameter | None:
-    """Returns the Scale with parameters of its own that is the next to read the first top of net.layer[index]."""
-    for top in net.layer[index].top[:1]:
-        reader = next((each for each in net.layer[index + 1 :] if top in each.bottom), None)
+def scale_behind(layers: Sequence[proto.LayerParameter], index: int) -> proto.LayerParameter | None:
+    """Returns the Scale with parameters of its own that is the next to read the first top of layers[index]. layers: of
+    one phase."""
+    for top in layers[index].top[:1]:
+        reader = next((each for each in layers[index + 1 :] if top in each.bottom), None)
         if reader is not None and reader.type == "Scale" and len(reader.bottom) == 1:
             return reader
     return None
 
 
 def separated(
-    net: proto.NetParameter, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str
+    layers: Sequence[proto.LayerParameter], blobs: Mapping[str, Sequence[np.ndarray | None]], source: str
 ) -> dict[str, Sequence[np.ndarray | None]]:
     """Blobs by layer name, with the scale and shift of merged layers given to the Scale that reads the BatchNorm.
 
-    Layers that the net does not have stay as they are. Raises WeightsError where there is no such Scale,
-    or where the file has one, too.
+    layers: of the net, in its phase. Blobs of layers that it does not have stay as they are. Raises WeightsError where
+    there is no such Scale, or where the file has one, too.
     """
     result = dict(blobs)
-    for index, layer in enumerate(net.layer):
+    for index, layer in enumerate(layers):
         if layer.type != "BatchNorm" or keeps_scale(layer.batch_norm_param):
             continue
         if len(blobs.get(layer.name, ())) != len(MERGED):
             continue
-        scale = scale_behind(net, index)
+        scale = scale_behind(layers, index)
         if scale is None:
             raise WeightsError(
                 f"layer '{layer.name}': the file has scale and shift in it, as Intel's Caffe does; expected a Scale "

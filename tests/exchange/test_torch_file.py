@@ -23,6 +23,7 @@ from engine.exchange.kinds import KERAS, ONNX, TORCH, kind_of
 from engine.exchange.torch_export import export_torch
 from engine.exchange.torch_file import read_state, write_state
 from engine.exchange.torch_import import import_torch
+from engine.weights import write_caffemodel
 from tests.exchange import harness
 from tests.mpi import REPO
 
@@ -403,6 +404,22 @@ def test_a_norm_with_a_scale_of_its_own(behind, tmp_path):
     first, second = (harness.engine_outputs(net.read_text(), path, inputs)["y"]
                      for path in (weights, str(tmp_path / "y.caffemodel")))  # fmt: skip
     harness.assert_close(second, first)
+
+
+def test_a_file_of_intels_whose_layers_are_of_one_phase(tmp_path):
+    """The Scale that takes the norm's last two blobs is found among the layers of TEST."""
+    bn = 'layer { name: "bn" type: "BatchNorm" bottom: "x" top: "x" include { phase: %s } }'
+    net = parse_net(
+        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }'
+        + bn % "TRAIN"
+        + bn % "TEST"
+        + 'layer { name: "scale" type: "Scale" bottom: "x" top: "x" scale_param { bias_term: true } }'
+    )
+    blobs = [np.full(size, value, np.float32) for value, size in enumerate((3, 3, 1, 3, 3), start=1)]
+    write_caffemodel(tmp_path / "x.caffemodel", net.message, {"bn": blobs})
+    export_torch(net, str(tmp_path / "x.caffemodel"), tmp_path / "x.pth")
+    state = read_state(tmp_path / "x.pth")
+    assert (np.ravel(state["bn.weight"]) == 4).all() and (np.ravel(state["bn.bias"]) == 5).all()
 
 
 @pytest.mark.parametrize("name", ["x.pth.tar", "x.ckpt", "weights", "x.safetensors", "x.onnx"])

@@ -96,6 +96,28 @@ def test_scale_and_shift_of_intels_norms(net, params, more, scale):
     assert not scale or (blobs[3] == scale).all()
 
 
+IN_PLACE = layer("BatchNorm", "include { phase: %s }", ["y"]).replace('"layer"', '"norm"')
+SILENCE = 'layer { name: "silence" type: "Silence" bottom: "y" include { phase: TEST } }'
+
+
+@pytest.mark.parametrize(
+    "between, blobs",
+    [
+        (IN_PLACE % "TRAIN" + IN_PLACE % "TEST" + SCALE, 3),
+        (layer("BatchNorm", "", ["y"]).replace('"layer"', '"norm"') + SILENCE + SCALE, 3),
+        (IN_PLACE % "TRAIN" + IN_PLACE % "TEST", 5),
+        (IN_PLACE % "TRAIN" + IN_PLACE % "TEST" + SCALE.replace('"z"', '"z" include { phase: TEST }'), 3),
+    ],
+)
+def test_intels_norms_look_for_a_scale_by_phase(between, blobs):
+    """As Intel's, which leaves out layers of the other phase first; but both phases have the same blobs."""
+    text = 'engine: "MKLDNN"' + net_text(CONVOLUTION.replace('"x2"', '"y"') + between, x=SHAPE)
+    train, test = (make_net(text, phase) for phase in (proto.TRAIN, proto.TEST))
+    assert len(train.params["norm"]) == len(test.params["norm"]) == blobs
+    saved = {name: [tensor.get() for tensor in tensors] for name, tensors in train.params.items()}
+    test.load_weights(saved, "file")
+
+
 def test_intels_norms_are_told_once_and_stay():
     norm = layer("BatchNorm", "batch_norm_param { engine: MKLDNN filler { value: 3 } }")
     config = parse_net(norm + norm.replace('"y"', '"z"').replace('"layer"', '"second"'))
@@ -127,7 +149,7 @@ def test_batch_norm_with_scale_is_folded_into_a_convolution():
 def test_files_of_five_blobs_stay_together(params):
     net = parse_net(f'layer {{ name: "norm" type: "BatchNorm" top: "y" batch_norm_param {{ {params} }} }}').message
     blobs = {"norm": [np.zeros(3)] * 5}
-    assert separated(net, blobs, "file") == blobs
+    assert separated(list(net.layer), blobs, "file") == blobs
 
 
 # SegNet's and R-FCN's Dropout

@@ -35,6 +35,17 @@ def test_five_blobs_become_two_layers():
     np.testing.assert_allclose(net.forward()["y"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("phase", [0, 1])
+def test_five_blobs_where_layers_are_of_one_phase(phase):
+    bn = 'layer { name: "bn" type: "BatchNorm" bottom: "y" top: "y" include { phase: %s } }'
+    silence = 'layer { name: "silence" type: "Silence" bottom: "y" include { phase: %s } }'
+    before = BATCH_NORM.replace('"bn"', '"first"') + bn % "TRAIN" + bn % "TEST"
+    text = before + silence % ("TEST", "TRAIN")[phase] + SCALE
+    net, blobs = Net(parse_net(text), phase), merged()
+    net.load_weights({"bn": blobs}, "file")
+    np.testing.assert_array_equal(net.params["scale"][1].get(), blobs[4])
+
+
 def test_three_blobs_are_left_alone():
     net, blobs = net_of(BATCH_NORM + SCALE), merged()
     assert net.load_weights({"bn": blobs[:3], "scale": blobs[3:]}, "file") == []
