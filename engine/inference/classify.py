@@ -17,6 +17,7 @@ from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
+from engine.data.registry import find_reader
 from engine.data.source_shapes import SourceShapes
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
@@ -56,7 +57,7 @@ class Classifier:
         transform = proto.TransformationParameter()
         self._size: tuple[int, int] | None = None  # (height, width) that ImageData resizes to before it transforms
         if source is not None:
-            transform.CopyFrom(source.transform_param)
+            transform = find_reader(source.type).transform_of(source, None)
             if preprocessing.images_dim is None and source.image_data_param.new_height:
                 self._size = source.image_data_param.new_height, source.image_data_param.new_width
         param = _transform_param(transform, preprocessing, self._shape, self._size)

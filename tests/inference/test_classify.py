@@ -80,6 +80,25 @@ def test_the_net_that_trains_treats_pictures_as_its_data(picture, weights):
     np.testing.assert_allclose(scores, expected(picture, blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
 
 
+def test_pictures_are_scaled_as_window_data_does(picture, tmp_path):
+    """By window_data_param.scale; the whole picture is the window."""
+    random = np.random.default_rng(2)
+    blobs = [random.normal(0, 0.1, (7, 48)).astype(np.float32), random.normal(0, 1, 7).astype(np.float32)]
+    write_caffemodel(tmp_path / "x.caffemodel", parse_net(DEPLOY).message, {"ip": blobs})
+    text = """layer { name: "data" type: "WindowData" top: "data" top: "label"
+      transform_param { crop_size: 4 mean_value: 100 } window_data_param { source: "not there" batch_size: 5 %s } }"""
+    rest = TRAIN[TRAIN.index('layer { name: "ip"') :]
+
+    def scores(scale, **asked):
+        classifier = Classifier(parse_net(text % scale + rest), [tmp_path / "x.caffemodel"], Preprocessing(**asked))
+        return classifier.scores(str(picture))
+
+    wanted = scores("", input_scale=0.02)
+    np.testing.assert_allclose(scores("scale: 0.02"), wanted, rtol=1e-6)
+    np.testing.assert_allclose(scores("scale: 0.1", input_scale=0.02), wanted, rtol=1e-6)
+    assert abs(scores("") - wanted).max() > 1e-3
+
+
 @pytest.mark.parametrize("mode", ["WARP", "FIT_LARGE_SIZE_AND_PAD"])
 def test_a_mean_image_of_the_size_that_resize_param_gives_stays_one(mode, picture, weights, tmp_path):
     path, blobs = weights
