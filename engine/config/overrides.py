@@ -42,6 +42,7 @@ _OUTDATED = {
         f"layer.{param}.{name}": f"transform_param.{name}"
         for param in ("data_param", "image_data_param", "window_data_param")
         for name in ("scale", "mean_file", "crop_size", "mirror")
+        if (param, name) != ("window_data_param", "scale")  # which WindowData reads
     },
     **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),
     **dict.fromkeys((f"layer.convolution_param.dilation_{axis}" for axis in "hw"), "dilation"),

@@ -455,6 +455,15 @@ def test_override_of_layers():
     assert config.where(1) == "<net>:7:1"
 
 
+def test_override_of_the_scale_of_windows():
+    """It is the one of its older fields that WindowData has kept."""
+    text = 'layer { name: "d" type: "WindowData" top: "d" }'
+    config = parse_net(text, overrides=["layer[d].window_data_param.scale=0.5"])
+    assert config.message.layer[0].window_data_param.scale == 0.5 and config.notes == []
+    with pytest.raises(ConfigError, match="'mirror' is upgraded when the file is read; say transform_param"):
+        parse_net(text, overrides=["layer[d].window_data_param.mirror=true"])
+
+
 def test_layers_that_an_override_removes_take_their_places_along():
     config = parse_net(NET, overrides=["layer[1]=", "layer[data].top[1]="])
     assert [(layer.name, list(layer.top)) for layer in config.message.layer] == [
